@@ -1,0 +1,102 @@
+"""selective_scan_ref: the sequential loop in plain PyTorch that every kernel is held to."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vim_mm.ops.discretization import discretize, get_method
+
+
+def _per_channel(M: Tensor, like: Tensor, complex_state: bool) -> Tensor:
+    """Bring any form of B or C to (B, D, L, N), in the precision of ``like`` (B, D, L)."""
+    if complex_state and not M.is_complex():
+        M = M.to(like.dtype)
+        M = torch.complex(M[..., ::2], M[..., 1::2])
+    M = M.to(like.dtype.to_complex() if complex_state else like.dtype)
+    batch, channels, length = like.shape
+    if M.dim() == 2:
+        return M[None, :, None].expand(batch, -1, length, -1)
+    if M.dim() == 3:
+        M = M.unsqueeze(1)
+    return M.repeat_interleave(channels // M.shape[1], dim=1).transpose(2, 3)
+
+
+def _scan(A_bar: Tensor, drive: Tensor, C: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
+    """x_t = A_bar_t x_{t-1} + drive_t and y_t = C_t . x_t; all (B, D, L, N) -> (B, D, L), x_last."""
+    x = drive[:, :, :0].sum(2)  # zero, and of the right shape, dtype and graph even when L = 0
+    y = [None] * drive.shape[2]
+    A_bar, inputs, C = A_bar.unbind(2), drive.unbind(2), C.unbind(2)
+    for t in reversed(range(len(y))) if reverse else range(len(y)):
+        x = A_bar[t] * x + inputs[t]
+        y[t] = (C[t] * x).sum(-1)
+    return torch.stack(y, dim=-1) if y else drive.sum(-1), x
+
+
+def selective_scan_ref(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    discretization_method: str = 'zoh',
+    reverse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Selective scan, step by step; differentiable any number of times.
+
+    With (A_bar, beta) from :func:`~vim_mm.ops.discretization.discretize` and t in scan order:
+
+        x_t = A_bar_t x_{t-1} + beta_t B_t u_t        x before the first step is 0
+        y_t = sum over n of C_t x_t                   complex A: twice the real part
+        out_t = (y_t + D u_t) * silu(z_t)
+
+    Memory is O(B D L N). Arguments are taken as valid: ``selective_scan_fn`` is the one that checks.
+
+    Args:
+        u, delta, z: (B, D, L), real. ``z`` is the gate, None for no gate.
+        A: (D, N), real or complex.
+        B, C: (D, N), (B, N, L) or (B, G, N, L) where channel d reads group d // (D / G); complex
+            where A is. With complex A also real with (re, im) interleaved along the last axis:
+            (B, N, 2L) or (B, G, N, 2L).
+        D, delta_bias: (D,), real, or None.
+        delta_softplus: Apply softplus to ``delta + delta_bias``.
+        return_last_state: Return the state after the last step in scan order as well.
+        discretization_method: A name in ``METHODS``. A non-causal method averages y over the scans
+            in both directions; its last state is that of the direction asked for.
+        reverse: Run t from L - 1 down to 0.
+
+    Returns:
+        out (B, D, L) in u's dtype, or (out, last_state) with last_state (B, D, N), complex where A
+        is. Computed, and the state returned, in float64 if any input is double, else in float32.
+    """
+    given = [t for t in (u, delta, A, B, C, D, z, delta_bias) if t is not None]
+    double = any(t.dtype in (torch.float64, torch.complex128) for t in given)
+    dtype = torch.float64 if double else torch.float32
+
+    steps = delta.to(dtype)
+    if delta_bias is not None:
+        steps = steps + delta_bias.to(dtype)[:, None]
+    if delta_softplus:
+        # The default threshold, 20, is off by 2e-9 there.
+        steps = F.softplus(steps, threshold=40)
+    signal = u.to(dtype)
+    state_dtype = dtype.to_complex() if A.is_complex() else dtype
+    A_bar, beta = discretize(steps[..., None], A.to(state_dtype)[:, None], discretization_method)
+    drive = beta * _per_channel(B, signal, A.is_complex()) * signal[..., None]
+    C = _per_channel(C, signal, A.is_complex())
+
+    y, last_state = _scan(A_bar, drive, C, reverse)
+    if not get_method(discretization_method).causal:
+        y = (y + _scan(A_bar, drive, C, not reverse)[0]) / 2
+    if A.is_complex():
+        y = 2 * y.real
+    if D is not None:
+        y = y + D.to(dtype)[:, None] * signal
+    if z is not None:
+        y = y * F.silu(z.to(dtype))
+    out = y.to(u.dtype)
+    return (out, last_state) if return_last_state else out
