@@ -23,13 +23,15 @@ def _per_channel(M: Tensor, like: Tensor, complex_state: bool) -> Tensor:
 
 def _scan(A_bar: Tensor, drive: Tensor, C: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
     """x_t = A_bar_t x_{t-1} + drive_t and y_t = C_t . x_t; all (B, D, L, N) -> (B, D, L), x_last."""
-    x = drive[:, :, :0].sum(2)  # zero, and of the right shape, dtype and graph even when L = 0
+    # Sums of nothing: zeros of the right shape and dtype, differentiable even when L = 0.
+    nothing = A_bar[:, :, :0] * drive[:, :, :0] * C[:, :, :0]
+    x = nothing.sum(2)
     y = [None] * drive.shape[2]
-    A_bar, inputs, C = A_bar.unbind(2), drive.unbind(2), C.unbind(2)
+    A_bar, drive, C = A_bar.unbind(2), drive.unbind(2), C.unbind(2)
     for t in reversed(range(len(y))) if reverse else range(len(y)):
-        x = A_bar[t] * x + inputs[t]
+        x = A_bar[t] * x + drive[t]
         y[t] = (C[t] * x).sum(-1)
-    return torch.stack(y, dim=-1) if y else drive.sum(-1), x
+    return torch.stack(y, dim=-1) if y else nothing.sum(-1), x
 
 
 def selective_scan_ref(

@@ -1,0 +1,12 @@
+"""Fixtures of the tests of vim_mm.ops."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def uninitialized_memory_is_nan():
+    """In deterministic mode PyTorch fills new memory with NaN: reading before writing then shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -1,0 +1,56 @@
+"""Reads tests/golden and holds any implementation of the scan to it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+FOLDER = Path(__file__).parents[1] / 'golden'
+METHODS = ('zoh', 'foh', 'bilinear', 'poly', 'highorder', 'rk4')
+SITUATIONS = ('bnl', 'bnl_reverse', 'const', 'grouped', 'complex', 'stiff')
+# Spelled out rather than globbed: a missing file is an error, not one test fewer.
+CASES = [f'{method}_{situation}' for method in METHODS for situation in SITUATIONS]
+# Largest error allowed, relative to the largest entry of the expected array.
+TOLERANCES = [
+    pytest.param(torch.float64, 1e-10, id='fp64'),
+    pytest.param(torch.float32, 1e-5, id='fp32'),
+]
+
+
+def load(case):
+    """The named vector: field -> array."""
+    with np.load(FOLDER / f'{case}.npz') as file:
+        return dict(file)
+
+
+def arguments(vector, dtype):
+    """Keyword arguments of ``selective_scan_fn``: tensors of ``dtype``, or its complex partner."""
+    tensors = {}
+    for field, array in vector.items():
+        if field.startswith('in_'):
+            target = dtype.to_complex() if np.iscomplexobj(array) else dtype
+            tensors[field[len('in_') :]] = torch.tensor(array, dtype=target, requires_grad=True)
+    return tensors | {
+        'discretization_method': str(vector['method']),
+        'delta_softplus': bool(vector['delta_softplus']),
+        'reverse': bool(vector['reverse']),
+    }
+
+
+def assert_reproduced(scan, case, dtype, tolerance):
+    """``scan``, called like ``selective_scan_fn``, gives the vector's results and gradients."""
+    vector = load(case)
+    given = arguments(vector, dtype)
+    out, last_state = scan(**given, return_last_state=True)
+    (out * torch.tensor(vector['weight'], dtype=dtype)).sum().backward()
+    results = {'out': out, 'last_state': last_state}
+    results |= {f'grad_{n}': t.grad for n, t in given.items() if isinstance(t, torch.Tensor)}
+
+    assert {'out', 'last_state', *(f for f in vector if f.startswith('grad_'))} == results.keys()
+    for field, result in results.items():
+        expected = vector[field]
+        assert result.shape == expected.shape, field
+        assert result.dtype == (dtype.to_complex() if np.iscomplexobj(expected) else dtype), field
+        error = np.abs(result.detach().numpy() - expected).max() / np.abs(expected).max()
+        assert error <= tolerance, f'{field} is off by {error:.1e}'
