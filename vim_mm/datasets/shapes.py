@@ -1,0 +1,301 @@
+"""Start of the demo: draws the shapes data set on disk, which the ``*_shapes.py`` configs read.
+
+One scene holds up to seven shapes on a textured background. Every shape has a random size,
+rotation, colour and texture, so only its outline tells its class, and shapes hide parts of each
+other. The same images are written in two layouts under one root::
+
+    images/{training,validation}/*.jpg          ADE20K
+    annotations/{training,validation}/*.png
+    {train,val}2017/*.jpg                       COCO
+    annotations/instances_{train,val}2017.json
+    manifest.json                               the parameters; written last
+
+Usage: ``python -m vim_mm.datasets.shapes --out data/shapes``
+"""
+
+import argparse
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+SHAPES = ('circle', 'square', 'triangle', 'star', 'ring', 'cross')
+SEG_CLASSES = ('background', *SHAPES)
+
+# Raise when the pictures or the files change, so that older data sets are made anew.
+_VERSION = 1
+_SPLITS = {'training': 'train2017', 'validation': 'val2017'}
+_MAX_SHAPES = 7
+_EMPTY_SCENES = 0.04
+_MIN_INSIDE = 0.6  # of a shape's area that lies inside the image
+_MIN_VISIBLE = 0.4  # of a shape's area that later shapes must leave uncovered
+_MIN_CONTRAST = 70.0  # Euclidean RGB distance of a shape to what lies under it
+
+
+@dataclass(frozen=True)
+class ShapesConfig:
+    """Parameters that determine a shapes data set, down to the pixel.
+
+    Attributes:
+        train (int): Number of training images.
+        val (int): Number of validation images.
+        size (int): Longer side of every image in pixels, at least 32.
+        seed (int): Seed, at least 0. Scene i of a split depends on the seed, the split, i and the
+            size only, so a larger data set extends a smaller one.
+    """
+
+    train: int = 800
+    val: int = 100
+    size: int = 128
+    seed: int = 0
+
+    def __post_init__(self):
+        for name, least in {'train': 1, 'val': 1, 'size': 32, 'seed': 0}.items():
+            value = getattr(self, name)
+            if value < least:
+                raise ValueError(f'{name} must be at least {least}, got {value}')
+
+
+@dataclass
+class Scene:
+    """One drawn image and what is on it.
+
+    Attributes:
+        image (np.ndarray): (H, W, 3) uint8, BGR.
+        masks (np.ndarray): (N, H, W) bool, the visible pixels of each shape, from back to front.
+            No two of them overlap and none is empty.
+        labels (np.ndarray): (N,) int64, indices into ``SHAPES``.
+    """
+
+    image: np.ndarray
+    masks: np.ndarray
+    labels: np.ndarray
+
+    @property
+    def seg_map(self) -> np.ndarray:
+        """(H, W) uint8: 0 is unlabelled as in ADE20K (no pixel is), 1 + index in SEG_CLASSES."""
+        seg_map = np.ones(self.image.shape[:2], np.uint8)
+        for mask, label in zip(self.masks, self.labels, strict=True):
+            seg_map[mask] = label + 2
+        return seg_map
+
+
+def draw_scene(rng: np.random.Generator, size: int) -> Scene:
+    """Draw one random scene whose longer side is ``size`` pixels."""
+    height, width = _random_shape(rng, size)
+    canvas = _texture(rng, height, width, _random_colour(rng), strength=35.0)
+    masks, areas, labels = [], [], []
+    count = 0 if rng.random() < _EMPTY_SCENES else rng.integers(1, _MAX_SHAPES + 1)
+    for _ in range(count):
+        label = int(rng.integers(len(SHAPES)))
+        outline, mask = _place(rng, SHAPES[label], height, width)
+        area = _polygon_area(outline)
+        remaining = [below & ~mask for below in masks]
+        inside = mask.sum() >= _MIN_INSIDE * area
+        if not inside or any(
+            left.sum() < _MIN_VISIBLE * whole for left, whole in zip(remaining, areas, strict=True)
+        ):
+            continue
+        colour = _contrasting_colour(rng, canvas[mask].mean(axis=0))
+        canvas[mask] = _texture(rng, height, width, colour, strength=20.0)[mask]
+        masks, areas, labels = [*remaining, mask], [*areas, area], [*labels, label]
+    # Blurring softens the hard outlines, noise added afterwards stays sharp, as in a photograph.
+    canvas = cv2.GaussianBlur(canvas, (3, 3), 0.6)
+    canvas += rng.normal(0, rng.uniform(2, 10), canvas.shape)
+    return Scene(
+        image=np.clip(np.rint(canvas), 0, 255).astype(np.uint8),
+        masks=np.array(masks, bool).reshape(-1, height, width),
+        labels=np.array(labels, np.int64),
+    )
+
+
+def write_dataset(out: str | Path, config: ShapesConfig) -> bool:
+    """Write the data set unless ``out`` already holds it.
+
+    It is made in a directory beside ``out`` and moved there when complete, so an interrupted run
+    leaves nothing that looks like a data set.
+
+    Args:
+        out (str | Path): Root of the data set.
+        config (ShapesConfig): What to make.
+
+    Returns:
+        bool: True if it was made, False if an identical one was there.
+
+    Raises:
+        FileExistsError: ``out`` holds something else than a shapes data set.
+    """
+    out = Path(out)
+    manifest = {'version': _VERSION, **asdict(config)}
+    if out.exists():
+        if not (out / 'manifest.json').is_file():
+            raise FileExistsError(f'{out} exists and holds no shapes data set: name another place')
+        if json.loads((out / 'manifest.json').read_text()) == manifest:
+            return False
+    partial = out.with_name(f'{out.name}.partial')
+    if partial.exists():
+        shutil.rmtree(partial)
+    for index, split in enumerate(_SPLITS):
+        count = config.train if split == 'training' else config.val
+        scenes = (
+            draw_scene(np.random.default_rng([config.seed, index, i]), config.size)
+            for i in range(count)
+        )
+        _write_split(partial, split, scenes)
+    (partial / 'manifest.json').write_text(json.dumps(manifest))
+    if out.exists():
+        shutil.rmtree(out)
+    partial.rename(out)
+    return True
+
+
+def _random_shape(rng, size):
+    """Height and width: half of the images are square, the others have a side of 5/8 to 7/8."""
+    if rng.random() < 0.5:
+        return size, size
+    shorter = round(size * rng.uniform(0.625, 0.875))
+    return (size, shorter) if rng.random() < 0.5 else (shorter, size)
+
+
+def _unit_outline(shape):
+    """Contours (list of (P, 2) arrays) of a shape in the unit circle; a second one is a hole."""
+
+    def on_circle(points, radius=1.0):
+        angle = np.arange(points) * 2 * np.pi / points
+        return radius * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+
+    if shape == 'circle':
+        return [on_circle(64)]
+    if shape == 'ring':
+        return [on_circle(64), on_circle(64, 0.55)]
+    if shape == 'square':
+        return [on_circle(4)]
+    if shape == 'triangle':
+        return [on_circle(3)]
+    if shape == 'star':
+        return [on_circle(10) * np.where(np.arange(10) % 2, 0.45, 1.0)[:, None]]
+    arm = 0.32
+    reach = np.sqrt(1 - arm**2)
+    quarter = np.array([[reach, -arm], [reach, arm], [arm, arm]])
+    turn = np.array([[0, 1], [-1, 0]])
+    return [np.concatenate([quarter @ np.linalg.matrix_power(turn, k) for k in range(4)])]
+
+
+def _place(rng, shape, height, width):
+    """A shape of random size, rotation and place: its contours in pixels and its (H, W) mask."""
+    radius = rng.uniform(0.12, 0.3) * max(height, width)
+    angle = rng.uniform(0, 2 * np.pi)
+    rotation = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    centre = rng.uniform((0, 0), (width, height))
+    outline = [contour @ rotation * radius + centre for contour in _unit_outline(shape)]
+    mask = np.zeros((height, width), np.uint8)
+    fixed_point = [np.rint(contour * 16).astype(np.int32) for contour in outline]
+    cv2.fillPoly(mask, fixed_point, 1, shift=4)
+    return outline, mask.astype(bool)
+
+
+def _polygon_area(outline):
+    """Area of an outline in square pixels: the first contour less the second, its hole."""
+    areas = [cv2.contourArea(contour.astype(np.float32)) for contour in outline]
+    return areas[0] - sum(areas[1:])
+
+
+def _random_colour(rng):
+    return rng.uniform(30, 225, 3)
+
+
+def _contrasting_colour(rng, below):
+    """A colour that is visible on the mean colour ``below``, and otherwise random."""
+    while True:
+        colour = _random_colour(rng)
+        if np.linalg.norm(colour - below) >= _MIN_CONTRAST:
+            return colour
+
+
+def _texture(rng, height, width, colour, strength):
+    """(H, W, 3) float32 around ``colour``: blotches of a random scale plus stripes."""
+    cells = int(rng.integers(2, 9))
+    blotches = rng.normal(0, 0.5, (cells, cells, 3)).astype(np.float32)
+    blotches = cv2.resize(blotches, (width, height), interpolation=cv2.INTER_CUBIC)
+    angle, period = rng.uniform(0, np.pi), rng.uniform(4, 24)
+    rows, columns = np.mgrid[:height, :width].astype(np.float32)
+    phase = (columns * np.cos(angle) + rows * np.sin(angle)) * (2 * np.pi / period)
+    stripes = rng.uniform(0, 0.6) * np.sin(phase + rng.uniform(0, 2 * np.pi))
+    return (colour + strength * (blotches + stripes[..., None])).astype(np.float32)
+
+
+def _write_split(root, split, scenes):
+    """Write scenes in both layouts under ``root``."""
+    coco_split = _SPLITS[split]
+    folders = [root / 'images' / split, root / 'annotations' / split, root / coco_split]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    image_folder, seg_folder, coco_folder = folders
+    images, annotations = [], []
+    for image_id, scene in enumerate(scenes, 1):
+        stem = f'{image_id:06d}'
+        jpeg = _encode('.jpg', scene.image, [cv2.IMWRITE_JPEG_QUALITY, 95])
+        (image_folder / f'{stem}.jpg').write_bytes(jpeg)
+        (coco_folder / f'{stem}.jpg').write_bytes(jpeg)
+        (seg_folder / f'{stem}.png').write_bytes(_encode('.png', scene.seg_map))
+        height, width = scene.image.shape[:2]
+        images.append(
+            {'id': image_id, 'file_name': f'{stem}.jpg', 'height': height, 'width': width}
+        )
+        for mask, label in zip(scene.masks, scene.labels, strict=True):
+            annotation_id = len(annotations) + 1
+            annotations.append(_coco_annotation(annotation_id, image_id, mask, int(label)))
+    categories = [{'id': index, 'name': name} for index, name in enumerate(SHAPES, 1)]
+    coco = {'images': images, 'annotations': annotations, 'categories': categories}
+    (root / 'annotations' / f'instances_{coco_split}.json').write_text(json.dumps(coco))
+
+
+def _encode(extension, image, options=()):
+    encoded, buffer = cv2.imencode(extension, image, list(options))
+    if not encoded:
+        raise RuntimeError(f'OpenCV could not encode a {extension} image')
+    return buffer.tobytes()
+
+
+def _coco_annotation(annotation_id, image_id, mask, label):
+    """COCO's entry for one shape. Its mask is run-length encoded: polygons cannot say holes."""
+    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    top, left = int(rows[0]), int(columns[0])
+    return {
+        'id': annotation_id,
+        'image_id': image_id,
+        'category_id': label + 1,
+        'bbox': [left, top, int(columns[-1]) + 1 - left, int(rows[-1]) + 1 - top],
+        'area': int(mask.sum()),
+        'iscrowd': 0,
+        'segmentation': {'size': list(mask.shape), 'counts': _run_lengths(mask)},
+    }
+
+
+def _run_lengths(mask):
+    """COCO's uncompressed run lengths of a mask: column by column, starting with zeros."""
+    pixels = np.concatenate([[False], mask.ravel(order='F'), [False]])
+    changes = np.flatnonzero(pixels[1:] != pixels[:-1])
+    lengths = np.diff(np.concatenate([[0], changes, [mask.size]]))
+    return lengths.tolist()
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Make the data set that the command line asks for, or say that it is there."""
+    parser = argparse.ArgumentParser(description='Make the built-in shapes data set.')
+    parser.add_argument('--out', default='data/shapes', help='root of the data set')
+    parser.add_argument('--train', type=int, default=ShapesConfig.train, help='training images')
+    parser.add_argument('--val', type=int, default=ShapesConfig.val, help='validation images')
+    parser.add_argument('--size', type=int, default=ShapesConfig.size, help='longer side, pixels')
+    parser.add_argument('--seed', type=int, default=ShapesConfig.seed)
+    args = parser.parse_args(argv)
+    config = ShapesConfig(args.train, args.val, args.size, args.seed)
+    made = write_dataset(args.out, config)
+    print(f'{"Made" if made else "Reusing"} the shapes data set in {args.out}: {config}')
+
+
+if __name__ == '__main__':
+    main()
