@@ -1,0 +1,7 @@
+"""Models of the plugin; importing this registers the backbone and the neck."""
+
+from vim_mm.models.mamba import Mamba
+from vim_mm.models.simple_fpn import SimpleFPN
+from vim_mm.models.vision_mamba import VisionMamba
+
+__all__ = ['Mamba', 'SimpleFPN', 'VisionMamba']

@@ -1,0 +1,85 @@
+"""What VisionMamba does when its weights are saved and loaded: grids differ, keys must not."""
+
+import math
+from collections.abc import MutableMapping
+
+from torch import Tensor, nn
+
+from vim_mm.models.tokens import CLS_TOKENS, insert_cls, resize_pos_embed, split_cls
+
+
+def note_layout(
+    module: nn.Module, state_dict: MutableMapping, prefix: str, local_metadata: dict
+) -> None:
+    """State-dict hook: note in the metadata what the shape of ``pos_embed`` does not tell."""
+    local_metadata.update(grid=module.grid, cls_token=module.placement)
+
+
+def adapt_checkpoint(
+    module: nn.Module, state_dict: MutableMapping, prefix: str, local_metadata: dict, *_
+) -> None:
+    """Pre-hook of loading: fit ``pos_embed`` to the backbone, then insist on complete weights.
+
+    A class token that the backbone lacks is taken out of ``pos_embed`` and the patches' part is
+    resized to the backbone's grid. Checkpoints from elsewhere hold no note of their layout: then
+    the class token is taken to stand where the backbone has its own, or if it has none in the
+    middle, as in Vim's released checkpoints; and the grid to be the backbone's if the number of
+    patches is, or else square.
+
+    Raises:
+        ValueError: ``pos_embed`` has an unknown, non-square grid.
+        RuntimeError: Weights are missing or of another shape. MMEngine loads with strict=False and
+            would train on with random ones. Only the norms ``norm{i}`` of taps may be missing.
+    """
+    key = prefix + 'pos_embed'
+    if module.pos_embed is not None and key in state_dict:
+        state_dict[key] = _fit_pos_embed(module, state_dict, prefix, local_metadata)
+
+    fresh = tuple(f'{prefix}{name}.' for name in module.norm_names.values() if name != 'norm_f')
+    own = {k: v for k, v in module.state_dict(prefix=prefix).items() if not k.startswith(fresh)}
+    missing = [k for k in own if k not in state_dict]
+    mismatched = [
+        f'{k} {tuple(state_dict[k].shape)} for {tuple(v.shape)}'
+        for k, v in own.items()
+        if k in state_dict and state_dict[k].shape != v.shape
+    ]
+    for problem, keys in (('lacks', missing), ('has the wrong shape of', mismatched)):
+        if keys:
+            raise RuntimeError(
+                f'the checkpoint {problem} {len(keys)} of {len(own)} weights of '
+                f'{type(module).__name__}: {", ".join(keys[:3])}{", ..." if keys[3:] else ""}'
+            )
+
+
+def _fit_pos_embed(
+    module: nn.Module, state_dict: MutableMapping, prefix: str, local_metadata: dict
+) -> Tensor:
+    if 'cls_token' in local_metadata:
+        placement = local_metadata['cls_token']
+    elif prefix + 'cls_token_head' in state_dict:
+        placement = 'double'
+    elif prefix + 'cls_token' in state_dict:
+        placement = module.placement if 'cls_token' in module.cls_names else 'middle'
+    else:
+        placement = 'none'
+    patches, cls = split_cls(state_dict[prefix + 'pos_embed'], placement)
+
+    if 'grid' in local_metadata:
+        grid = tuple(local_metadata['grid'])
+    else:
+        grid = _guess_grid(patches.shape[1], module.grid)
+    patches = resize_pos_embed(patches, grid, module.grid)
+    num_cls = len(CLS_TOKENS[module.placement](0))
+    return insert_cls(patches, cls[:, :num_cls], module.placement)
+
+
+def _guess_grid(num_patches: int, own: tuple[int, int]) -> tuple[int, int]:
+    if num_patches == math.prod(own):
+        return own
+    side = math.isqrt(num_patches)
+    if side * side != num_patches:
+        raise ValueError(
+            f'pos_embed of the checkpoint is for {num_patches} patches: not the {own[0]}x{own[1]} '
+            'of this backbone, nor a square, and the checkpoint does not tell its grid'
+        )
+    return side, side

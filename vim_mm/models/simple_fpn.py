@@ -1,0 +1,81 @@
+"""SimpleFPN, ViTDet's neck: from the backbone's one map to the pyramid that detectors expect."""
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from mmengine.model import BaseModule
+from mmengine.registry import MODELS
+from timm.layers import LayerNorm2d
+from torch import Tensor, nn
+
+
+def _lateral(in_channels: int, out_channels: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(in_channels, out_channels, 1, bias=False),
+        LayerNorm2d(out_channels),
+        nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False),
+        LayerNorm2d(out_channels),
+    )
+
+
+@MODELS.register_module()
+class SimpleFPN(BaseModule):
+    """The simple feature pyramid of ViTDet (Li et al., arXiv 2203.16527).
+
+    One map of stride 16 becomes maps of strides 4, 8, 16 and 32, by transposed convolutions and
+    max pooling; each further level halves the one before, as region proposal networks want it.
+
+    Args:
+        in_channels (int): Channels of the map.
+        out_channels (int): Channels of every level.
+        num_outs (int): Number of levels, at least 4.
+        init_cfg (dict, optional): MMEngine's initialization config.
+
+    Raises:
+        ValueError: ``num_outs`` is below 4, ``in_channels`` not divisible by 4, or forward gets
+            more than one map.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int = 256,
+        num_outs: int = 5,
+        init_cfg: dict | list[dict] | None = None,
+    ):
+        super().__init__(init_cfg)
+        if num_outs < 4:
+            raise ValueError(f'num_outs must be at least 4, got {num_outs}')
+        if in_channels % 4:
+            raise ValueError(f'in_channels must be divisible by 4, got {in_channels}')
+        self.num_outs = num_outs
+        half, quarter = in_channels // 2, in_channels // 4
+        self.rescale = nn.ModuleList(
+            [
+                nn.Sequential(
+                    nn.ConvTranspose2d(in_channels, half, 2, stride=2),
+                    LayerNorm2d(half),
+                    nn.GELU(),
+                    nn.ConvTranspose2d(half, quarter, 2, stride=2),
+                ),
+                nn.ConvTranspose2d(in_channels, half, 2, stride=2),
+                nn.Identity(),
+                nn.MaxPool2d(2),
+            ]
+        )
+        self.lateral = nn.ModuleList(
+            _lateral(channels, out_channels)
+            for channels in (quarter, half, in_channels, in_channels)
+        )
+
+    def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """One map (B, in_channels, H, W), in a sequence, to ``num_outs`` maps, finest first."""
+        if len(inputs) != 1:
+            raise ValueError(f'inputs must hold one map, got {len(inputs)}')
+        outs = [
+            lateral(rescale(inputs[0]))
+            for rescale, lateral in zip(self.rescale, self.lateral, strict=True)
+        ]
+        while len(outs) < self.num_outs:
+            outs.append(F.max_pool2d(outs[-1], 1, stride=2))
+        return tuple(outs)

@@ -1,0 +1,92 @@
+"""Where VisionMamba's tokens stand: class tokens in the sequence, position embedding, rotation."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Indices of the class tokens in the whole sequence, given the number of patches.
+CLS_TOKENS = {
+    'none': lambda num_patches: (),
+    'head': lambda num_patches: (0,),
+    'middle': lambda num_patches: (num_patches // 2,),
+    'tail': lambda num_patches: (num_patches,),
+    'double': lambda num_patches: (0, num_patches + 1),
+}
+
+
+def insert_cls(patches: Tensor, cls: Tensor, placement: str) -> Tensor:
+    """Put class tokens (B, n, C) among patch tokens (B, M, C): (B, M + n, C)."""
+    pieces, start = [], 0
+    for k, index in enumerate(CLS_TOKENS[placement](patches.shape[1])):
+        pieces += [patches[:, start : index - k], cls[:, k : k + 1]]
+        start = index - k
+    return torch.cat([*pieces, patches[:, start:]], dim=1) if pieces else patches
+
+
+def split_cls(tokens: Tensor, placement: str) -> tuple[Tensor, Tensor]:
+    """Undo :func:`insert_cls`: patch tokens (B, M, C) and class tokens (B, n, C)."""
+    num_cls = len(CLS_TOKENS[placement](0))
+    if num_cls == 0:
+        return tokens, tokens[:, :0]
+    indices = CLS_TOKENS[placement](tokens.shape[1] - num_cls)
+    starts = [0, *(i + 1 for i in indices)]
+    ends = [*indices, tokens.shape[1]]
+    patches = torch.cat([tokens[:, s:e] for s, e in zip(starts, ends, strict=True)], dim=1)
+    return patches, torch.stack([tokens[:, i] for i in indices], dim=1)
+
+
+def resize_pos_embed(
+    pos_embed: Tensor,
+    old_grid: tuple[int, int],
+    new_grid: tuple[int, int],
+    placement: str = 'none',
+) -> Tensor:
+    """Resize the patches' part of a position embedding, class tokens kept at their placement.
+
+    Args:
+        pos_embed: (1, H W + n, C) over the old grid.
+        old_grid: Its (H, W), in patches.
+        new_grid: (H', W') wanted.
+        placement: Where the n class tokens stand, a key of ``CLS_TOKENS``.
+
+    Returns:
+        (1, H' W' + n, C) in the same dtype, bicubic with antialiasing.
+    """
+    if tuple(old_grid) == tuple(new_grid):
+        return pos_embed
+    patches, cls = split_cls(pos_embed, placement)
+    # Not timm's resample_abs_pos_embed: it returns its input if the number of patches stays and
+    # the new grid is square, also where the old one was not.
+    image = patches.unflatten(1, old_grid).permute(0, 3, 1, 2).float()
+    image = F.interpolate(image, size=new_grid, mode='bicubic', antialias=True)
+    patches = image.flatten(2).transpose(1, 2).to(pos_embed.dtype)
+    return insert_cls(patches, cls, placement)
+
+
+def rotary_table(
+    grid: tuple[int, int], channels: int, base_grid: int, placement: str, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Cosine and sine, each (1, L, channels), of the 2-D rotary embedding as EVA-02 and Vim use it.
+
+    The first half of the channels turns with the row, the second with the column, both scaled such
+    that any grid spans ``base_grid`` positions. Class tokens do not turn.
+    """
+    half = channels // 2
+    frequency = 10000 ** (-torch.arange(0, half, 2, device=device) / half)
+    rows, columns = (
+        (torch.arange(n, device=device) * (base_grid / n))[:, None] * frequency for n in grid
+    )
+    rows = rows.repeat_interleave(2, dim=1)[:, None].expand(*grid, -1)
+    columns = columns.repeat_interleave(2, dim=1)[None].expand(*grid, -1)
+    angle = torch.cat([rows, columns], dim=2).flatten(0, 1)[None]
+    still = angle.new_zeros(1, len(CLS_TOKENS[placement](0)), channels)
+    angle = insert_cls(angle, still, placement)
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn each pair of neighbouring channels of x (B, L, C) by its token's angle."""
+    cos, sin = table
+    even, odd = x[..., ::2], x[..., 1::2]
+    quarter_turn = torch.stack([-odd, even], dim=-1).flatten(-2)
+    return (x * cos + quarter_turn * sin).to(x.dtype)

@@ -1,0 +1,335 @@
+"""VisionMamba, the backbone: what configs build, and what feeds tokens to the Mamba mixers."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from mmengine.model import BaseModule
+from mmengine.registry import MODELS
+from timm.layers import DropPath, lecun_normal_, to_2tuple, trunc_normal_
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vim_mm.models.checkpoint import adapt_checkpoint, note_layout
+from vim_mm.models.mamba import Mamba
+from vim_mm.models.tokens import (
+    CLS_TOKENS,
+    insert_cls,
+    resize_pos_embed,
+    rotary_table,
+    rotate,
+    split_cls,
+)
+
+ARCHS = {
+    'tiny': dict(embed_dims=192, num_layers=24),
+    'small': dict(embed_dims=384, num_layers=24),
+    'base': dict(embed_dims=768, num_layers=24),
+}
+OUT_TYPES = ('featmap', 'cls_token', 'avg_featmap', 'raw')
+OUT_FEATURES = ('mixer', 'residual', 'norm')
+
+
+def _check_choice(name: str, value: str, choices) -> None:
+    if value not in choices:
+        raise ValueError(f'{name} must be one of {[*choices]}, got {value!r}')
+
+
+class PatchEmbed(nn.Module):
+    """Image (B, C, H, W), zero-padded at the right and bottom, to a map of patch embeddings."""
+
+    def __init__(self, in_channels: int, embed_dims: int, patch_size: int, stride: int):
+        super().__init__()
+        self.patch_size = patch_size
+        self.stride = stride
+        self.proj = nn.Conv2d(in_channels, embed_dims, patch_size, stride)
+
+    def padding(self, size: int) -> int:
+        """Pixels missing until patches cover ``size`` pixels exactly."""
+        missing = self.patch_size - size
+        return max(missing, missing % self.stride)
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Number of patches along (H, W) of an image of that size."""
+        return tuple((s + self.padding(s) - self.patch_size) // self.stride + 1 for s in size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        return self.proj(F.pad(x, (0, self.padding(width), 0, self.padding(height))))
+
+
+class Block(nn.Module):
+    """One layer: mixer(norm(stream)). The caller adds ``drop_path`` of that to the stream."""
+
+    def __init__(self, embed_dims: int, drop_path: float, mixer_cfg: dict):
+        super().__init__()
+        self.norm = nn.RMSNorm(embed_dims, eps=1e-5)
+        self.mixer = Mamba(embed_dims, **mixer_cfg)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, residual: Tensor) -> Tensor:
+        return self.mixer(self.norm(residual.to(self.norm.weight.dtype)))
+
+
+@MODELS.register_module()
+class VisionMamba(BaseModule):
+    """Vision Mamba (Vim, arXiv 2401.09417) as a backbone for images of any size.
+
+    Parameters of the v2 model at 224x224 with the class token in the middle and ``out_feature``
+    'norm', and in brackets with Vim's head of 1000 classes: tiny 6,955,008 (7,148,008), small
+    25,411,584 (25,796,584), base 96,829,440 (97,598,440).
+
+    Args:
+        arch (str | dict): 'tiny', 'small', 'base', or a dict of embed_dims and num_layers.
+        img_size (int | tuple): (H, W) in pixels that ``pos_embed`` is made for. Other sizes have it
+            resized at every forward.
+        patch_size (int): Side of a patch in pixels. Images are padded at the right and bottom
+            until patches cover them.
+        stride (int, optional): Distance of patches in pixels; None is ``patch_size``.
+        in_channels (int): Channels of the image.
+        out_indices (int | Sequence[int]): Layers whose output is returned, in ascending order;
+            negative ones count from the end. Layers after the last one are not made.
+        out_type (str): 'featmap', maps (B, C, H, W); 'cls_token', (B, C), the mean if there are
+            two; 'avg_featmap', (B, C), the mean over patches; 'raw', all tokens (B, L, C).
+        out_feature (str): What of a layer is returned: 'mixer', the mixer's output before it is
+            added to the residual stream (Vim's released segmentation); 'residual', the stream
+            after that; 'norm', the stream after that, normalized: by ``norm_f`` at the last layer,
+            by ``norm{i}`` at layer i.
+        cls_token (str): 'none', 'head', 'middle', 'tail', or 'double' (head and tail).
+        bimamba_type (str): 'none', 'v1' or 'v2', see :class:`Mamba`.
+        if_divide_out (bool): See :class:`Mamba`.
+        discretization_method (str): Of all layers, a name in ``vim_mm.ops.METHODS``.
+        ssm_cfg (dict, optional): Further arguments of :class:`Mamba`.
+        if_abs_pos_embed (bool): Whether to add a learned position embedding.
+        if_rope (bool): Whether to rotate the input of every layer by its position.
+        rope_grid (int): Positions that any grid spans under ``if_rope``: the side in patches of the
+            grid in pre-training.
+        residual_in_fp32 (bool): Keep the residual stream in at least float32.
+        drop_path_rate (float): Stochastic depth of the last layer, growing linearly from 0.
+        frozen_stages (int): -1 freezes nothing, 0 the embeddings, n also the first n layers.
+        with_cp (bool): Recompute layers in backward to save memory.
+        init_cfg (dict, optional): MMEngine's initialization config.
+
+    Raises:
+        ValueError, TypeError: A bad argument, by name, with what was expected.
+    """
+
+    def __init__(
+        self,
+        arch: str | dict = 'tiny',
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int = 16,
+        stride: int | None = None,
+        in_channels: int = 3,
+        out_indices: int | Sequence[int] = -1,
+        out_type: str = 'featmap',
+        out_feature: str = 'mixer',
+        cls_token: str = 'none',
+        bimamba_type: str = 'v2',
+        if_divide_out: bool = True,
+        discretization_method: str = 'zoh',
+        ssm_cfg: dict | None = None,
+        if_abs_pos_embed: bool = True,
+        if_rope: bool = False,
+        rope_grid: int = 14,
+        residual_in_fp32: bool = True,
+        drop_path_rate: float = 0.0,
+        frozen_stages: int = -1,
+        with_cp: bool = False,
+        init_cfg: dict | list[dict] | None = None,
+    ):
+        super().__init__(init_cfg)
+        _check_choice('out_type', out_type, OUT_TYPES)
+        _check_choice('out_feature', out_feature, OUT_FEATURES)
+        _check_choice('cls_token', cls_token, CLS_TOKENS)
+        if out_type == 'cls_token' and cls_token == 'none':
+            raise ValueError("out_type 'cls_token' needs a cls_token, got cls_token 'none'")
+        self.embed_dims, depth = self._parse_arch(arch)
+        if if_rope and self.embed_dims % 4:
+            raise ValueError(f'if_rope needs embed_dims divisible by 4, got {self.embed_dims}')
+        self.out_indices = self._parse_out_indices(out_indices, depth)
+        self.out_type = out_type
+        self.out_feature = out_feature
+        self.placement = cls_token
+        self.if_rope = if_rope
+        self.rope_grid = rope_grid
+        self.residual_in_fp32 = residual_in_fp32
+        self.frozen_stages = frozen_stages
+        self.with_cp = with_cp
+
+        self.patch_embed = PatchEmbed(
+            in_channels, self.embed_dims, patch_size, patch_size if stride is None else stride
+        )
+        self.grid = self.patch_embed.grid(to_2tuple(img_size))
+        self._make_embeddings(if_abs_pos_embed)
+        mixer_cfg = dict(
+            bimamba_type=bimamba_type,
+            if_divide_out=if_divide_out,
+            discretization_method=discretization_method,
+            **(ssm_cfg or {}),
+        )
+        drop_rates = torch.linspace(0, drop_path_rate, depth).tolist()
+        self.layers = nn.ModuleList(
+            Block(self.embed_dims, rate, mixer_cfg)
+            for rate in drop_rates[: self.out_indices[-1] + 1]
+        )
+        self.norm_names = {}
+        if out_feature == 'norm':
+            self.norm_names = {
+                i: 'norm_f' if i == depth - 1 else f'norm{i}' for i in self.out_indices
+            }
+        for name in self.norm_names.values():
+            self.add_module(name, nn.RMSNorm(self.embed_dims, eps=1e-5))
+
+        if not -1 <= frozen_stages <= len(self.layers):
+            raise ValueError(
+                f'frozen_stages must lie in [-1, {len(self.layers)}], got {frozen_stages}'
+            )
+        self.register_load_state_dict_pre_hook(adapt_checkpoint)
+        self.register_state_dict_post_hook(note_layout)
+        self.reset_parameters()
+        self._freeze()
+
+    @staticmethod
+    def _parse_arch(arch: str | dict) -> tuple[int, int]:
+        if isinstance(arch, str):
+            _check_choice('arch', arch, ARCHS)
+            arch = ARCHS[arch]
+        if not isinstance(arch, dict) or set(arch) != {'embed_dims', 'num_layers'}:
+            raise ValueError(
+                f'arch must be one of {[*ARCHS]} or a dict of embed_dims and num_layers, '
+                f'got {arch!r}'
+            )
+        return arch['embed_dims'], arch['num_layers']
+
+    @staticmethod
+    def _parse_out_indices(out_indices: int | Sequence[int], depth: int) -> tuple[int, ...]:
+        given = [out_indices] if isinstance(out_indices, int) else list(out_indices)
+        indices = [i + depth if i < 0 else i for i in given]
+        ascending = indices == sorted(set(indices))
+        if not indices or not ascending or indices[0] < 0 or indices[-1] >= depth:
+            raise ValueError(
+                f'out_indices must name layers in [-{depth}, {depth}) in ascending order, '
+                f'got {out_indices}'
+            )
+        return tuple(indices)
+
+    def _make_embeddings(self, if_abs_pos_embed: bool) -> None:
+        num_patches = math.prod(self.grid)
+        num_cls = len(CLS_TOKENS[self.placement](num_patches))
+        self.cls_names = ((), ('cls_token',), ('cls_token_head', 'cls_token_tail'))[num_cls]
+        for name in self.cls_names:
+            self.register_parameter(name, nn.Parameter(torch.empty(1, 1, self.embed_dims)))
+        pos_embed = torch.empty(1, num_patches + num_cls, self.embed_dims)
+        self.pos_embed = nn.Parameter(pos_embed) if if_abs_pos_embed else None
+        for param in self._embeddings():
+            param._no_weight_decay = True
+
+    def _embeddings(self) -> list[nn.Parameter]:
+        """The class tokens and the position embedding, those that there are."""
+        params = [getattr(self, name) for name in self.cls_names]
+        return params if self.pos_embed is None else [*params, self.pos_embed]
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Initialize everything as Vim does for classification."""
+        lecun_normal_(self.patch_embed.proj.weight)
+        nn.init.zeros_(self.patch_embed.proj.bias)
+        for param in self._embeddings():
+            trunc_normal_(param, std=0.02)
+        for layer in self.layers:
+            layer.norm.reset_parameters()
+            layer.mixer.reset_parameters()
+            # As in GPT-2: the residual stream sums this many mixers.
+            layer.mixer.out_proj.weight /= math.sqrt(len(self.layers))
+        for name in self.norm_names.values():
+            getattr(self, name).reset_parameters()
+
+    def init_weights(self) -> None:
+        """Initialize as :meth:`reset_parameters`, then as ``init_cfg`` says."""
+        if not self.is_init:
+            self.reset_parameters()
+        super().init_weights()
+
+    def _freeze(self) -> None:
+        if self.frozen_stages < 0:
+            return
+        frozen = [self.patch_embed, *self.layers[: self.frozen_stages]]
+        for module in frozen:
+            module.eval()
+            module.requires_grad_(False)
+        for param in self._embeddings():
+            param.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> 'VisionMamba':
+        """As ``nn.Module.train``, frozen stages stay in evaluation mode."""
+        super().train(mode)
+        self._freeze()
+        return self
+
+    def get_layer_depth(self, param_name: str, prefix: str = 'backbone.') -> tuple[int, int]:
+        """Depth of a parameter for layer-wise learning rates, as mmpretrain's backbones tell it.
+
+        Args:
+            param_name (str): Name of the parameter in the whole model.
+            prefix (str): Name of this backbone in the model, with a dot.
+
+        Returns:
+            tuple[int, int]: The depth and the number of depths: 0 for the embeddings, i + 1 for
+            layer i, the greatest for norms of the output and everything outside of the backbone.
+        """
+        num_depths = len(self.layers) + 2
+        name = param_name.removeprefix(prefix)
+        if not param_name.startswith(prefix):
+            return num_depths - 1, num_depths
+        if name.startswith('layers.'):
+            return int(name.split('.')[1]) + 1, num_depths
+        if name.startswith('norm'):
+            return num_depths - 1, num_depths
+        return 0, num_depths
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Images (B, in_channels, H, W) to one output per entry of ``out_indices``."""
+        x = self.patch_embed(x)
+        grid = tuple(x.shape[-2:])
+        x = self._embed(x.flatten(2).transpose(1, 2), grid)
+        if self.residual_in_fp32:
+            x = x.to(torch.promote_types(x.dtype, torch.float32))
+        table = None
+        if self.if_rope:
+            table = rotary_table(grid, self.embed_dims, self.rope_grid, self.placement, x.device)
+            x = rotate(x, table)
+
+        outputs = []
+        for i, layer in enumerate(self.layers):
+            recompute = self.with_cp and x.requires_grad
+            mixed = checkpoint(layer, x, use_reentrant=False) if recompute else layer(x)
+            update = layer.drop_path(mixed)
+            if i in self.out_indices:
+                feature = mixed if self.out_feature == 'mixer' else x + update
+                if self.out_feature == 'norm':
+                    feature = getattr(self, self.norm_names[i])(feature)
+                outputs.append(self._format(feature, grid))
+            x = x + (rotate(update, table) if self.if_rope else update)
+        return tuple(outputs)
+
+    def _embed(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Add class tokens and position embedding to patch tokens (B, M, C): (B, L, C)."""
+        tokens = patches
+        if self.cls_names:
+            cls = torch.cat([getattr(self, name) for name in self.cls_names], dim=1)
+            tokens = insert_cls(patches, cls.expand(len(patches), -1, -1), self.placement)
+        if self.pos_embed is None:
+            return tokens
+        return tokens + resize_pos_embed(self.pos_embed, self.grid, grid, self.placement)
+
+    def _format(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
+        if self.out_type == 'raw':
+            return tokens
+        patches, cls = split_cls(tokens, self.placement)
+        if self.out_type == 'cls_token':
+            return cls.mean(1)
+        if self.out_type == 'avg_featmap':
+            return patches.mean(1)
+        return patches.transpose(1, 2).unflatten(2, grid).contiguous()

@@ -1,0 +1,48 @@
+"""The short depthwise convolution that stands in front of the scan in each direction of a block."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    reverse: bool = False,
+    activation: str | None = None,
+) -> Tensor:
+    """Depthwise convolution that sees the past only, or with ``reverse`` the future only.
+
+    out_t = act(bias + sum over w of weight_w x_{t-(W-1)+w}), zeros before the start. ``reverse``
+    equals flipping x along L, convolving, and flipping the output back, without flipping anything
+    but the kernel.
+
+    Args:
+        x: (B, D, L), floating point, any strides.
+        weight: (D, W), in x's dtype (under autocast any).
+        bias: (D,) or None.
+        reverse: Whether t runs backwards.
+        activation: 'silu' or None.
+
+    Returns:
+        (B, D, L) in x's dtype, under autocast in autocast's.
+
+    Raises:
+        ValueError: A shape or the activation is not as above.
+    """
+    if activation not in (None, 'silu'):
+        raise ValueError(f"activation must be None or 'silu', got {activation!r}")
+    if x.dim() != 3:
+        raise ValueError(f'x must be (B, D, L), got shape {tuple(x.shape)}')
+    channels, length = x.shape[1:]
+    if weight.dim() != 2 or weight.shape[0] != channels:
+        raise ValueError(f'weight must be ({channels}, W), got shape {tuple(weight.shape)}')
+    if bias is not None and bias.shape != (channels,):
+        raise ValueError(f'bias must be ({channels},), got shape {tuple(bias.shape)}')
+
+    margin = weight.shape[1] - 1
+    kernel = (weight.flip(1) if reverse else weight).unsqueeze(1)
+    # Padding inside of conv1d and cutting afterwards copies nothing, unlike F.pad on one side.
+    out = F.conv1d(x, kernel, bias, padding=margin, groups=channels)
+    out = out.narrow(2, margin if reverse else 0, length)
+    return F.silu(out) if activation else out
