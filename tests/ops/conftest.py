@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def uninitialized_memory_is_nan():
-    """In deterministic mode PyTorch fills new memory with NaN: reading before writing then shows."""
+    """In deterministic mode PyTorch fills new memory with NaN, so reading before writing shows."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

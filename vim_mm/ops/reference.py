@@ -22,7 +22,7 @@ def _per_channel(M: Tensor, like: Tensor, complex_state: bool) -> Tensor:
 
 
 def _scan(A_bar: Tensor, drive: Tensor, C: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
-    """x_t = A_bar_t x_{t-1} + drive_t and y_t = C_t . x_t; all (B, D, L, N) -> (B, D, L), x_last."""
+    """x_t = A_bar_t x_{t-1} + drive_t, y_t = C_t . x_t: three (B, D, L, N) -> y (B, D, L), last x."""
     # Sums of nothing: zeros of the right shape and dtype, differentiable even when L = 0.
     nothing = A_bar[:, :, :0] * drive[:, :, :0] * C[:, :, :0]
     x = nothing.sum(2)
@@ -56,7 +56,7 @@ def selective_scan_ref(
         y_t = sum over n of C_t x_t                   complex A: twice the real part
         out_t = (y_t + D u_t) * silu(z_t)
 
-    Memory is O(B D L N). Arguments are taken as valid: ``selective_scan_fn`` is the one that checks.
+    Memory is O(B D L N). Arguments are taken as valid: ``selective_scan_fn`` checks.
 
     Args:
         u, delta, z: (B, D, L), real. ``z`` is the gate, None for no gate.
