@@ -1,0 +1,1 @@
+"""Training around the model: the runner and the checkpoint loader. Importing this registers them."""
