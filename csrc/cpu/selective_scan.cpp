@@ -1,0 +1,486 @@
+// The selective scan on CPU tensors: forward, backward, and the elementwise discretization.
+// Shapes and letters as in ops.cpp.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "../discretization.h"
+#include "kernels.h"
+#include "rows.h"
+
+namespace vim_mm {
+namespace {
+
+using torch::stable::empty_like;
+using torch::stable::new_empty;
+using torch::stable::parallel_for;
+
+struct Inputs {
+  const Tensor &u, &delta, &A, &B, &C;
+  const std::optional<Tensor>&D, &z, &delta_bias;
+  bool delta_softplus;
+  int64_t method;
+  const std::vector<int64_t>& reverse;
+};
+
+struct Sizes {
+  int64_t batch, groups, channels, steps, states;  // B, G, H, L, N
+
+  explicit Sizes(const Inputs& in) {
+    STD_TORCH_CHECK(in.u.dim() == 4 && in.A.dim() == 3, "vim_mm: expected u [B, G, H, L] and A [G, H, N]");
+    batch = in.u.size(0), groups = in.u.size(1), channels = in.u.size(2), steps = in.u.size(3);
+    states = in.A.size(2);
+    const std::vector<int64_t> bghl{batch, groups, channels, steps}, gh{groups, channels};
+    expect(in.delta, "delta", bghl);
+    expect(in.A, "A", {groups, channels, states});
+    for (const auto& [name, t] : {std::pair("B", &in.B), std::pair("C", &in.C)}) {
+      if (t->dim() == 3) expect(*t, name, {groups, channels, states});
+      else expect(*t, name, {batch, groups, states, steps});
+    }
+    if (in.D) expect(*in.D, "D", gh);
+    if (in.z) expect(*in.z, "z", bghl);
+    if (in.delta_bias) expect(*in.delta_bias, "delta_bias", gh);
+    STD_TORCH_CHECK(int64_t(in.reverse.size()) == groups, "vim_mm: expected one reverse flag per group");
+    STD_TORCH_CHECK(in.method >= 0 && in.method < kMethods, "vim_mm: unknown discretization number ", in.method);
+  }
+
+  static void expect(const Tensor& t, const char* name, const std::vector<int64_t>& sizes) {
+    const auto given = t.sizes();
+    STD_TORCH_CHECK(given.size() == sizes.size() && std::equal(sizes.begin(), sizes.end(), given.begin()),
+                    "vim_mm: wrong shape of ", name);
+    STD_TORCH_CHECK(t.is_cpu(), "vim_mm: expected ", name, " on the CPU");
+  }
+
+  int64_t rows() const { return batch * groups * channels; }
+};
+
+int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+bool is_complex(const Tensor& t) {
+  return t.scalar_type() == ScalarType::ComplexFloat || t.scalar_type() == ScalarType::ComplexDouble;
+}
+
+// B or C as the row kernel reads it: [B, G, L, padded N], or [G, H, padded N] where constant.
+template <class E>
+class StateMatrix {
+ public:
+  StateMatrix(const Tensor& t, const Sizes& sizes, int64_t padded)
+      : constant_(t.dim() == 3), sizes_(sizes), padded_(padded), data_(elements()) {
+    const RowView view(t);
+    data_.zero();
+    if (constant_) {
+      for (int64_t row = 0; row < view.rows(); ++row) view.read(row, data_.data() + row * padded);
+      return;
+    }
+    parallel_for(0, sizes.batch * sizes.groups, 1, [&](int64_t begin, int64_t end) {
+      Buffer<E> row(sizes.steps);
+      for (int64_t bg = begin; bg < end; ++bg)
+        for (int64_t n = 0; n < sizes.states; ++n) {
+          view.read(bg * sizes.states + n, row.data());
+          E* to = data_.data() + bg * sizes.steps * padded + n;
+          for (int64_t t = 0; t < sizes.steps; ++t) to[t * padded] = row.data()[t];
+        }
+    });
+  }
+
+  const E* at(int64_t bg, int64_t gh) const {
+    return data_.data() + (constant_ ? gh * padded_ : bg * sizes_.steps * padded_);
+  }
+  int64_t step() const { return constant_ ? 0 : padded_; }
+
+ private:
+  int64_t elements() const {
+    return padded_ * (constant_ ? sizes_.groups * sizes_.channels
+                                : sizes_.batch * sizes_.groups * sizes_.steps);
+  }
+  bool constant_;
+  Sizes sizes_;
+  int64_t padded_;
+  Buffer<E> data_;
+};
+
+// The gradient of B or C. Channels of a group share it, so they are summed in slabs: a slab is the
+// work of one thread at a time, and slabs are added in their order, whatever the thread count.
+template <class E>
+class StateMatrixGradient {
+ public:
+  StateMatrixGradient(const Tensor& like, const Sizes& sizes, int64_t padded, int64_t slabs)
+      : tensor_(empty_like(like)), constant_(like.dim() == 3), sizes_(sizes), padded_(padded),
+        slabs_(slabs), data_(elements()) {
+    data_.zero();
+  }
+
+  // [L, padded N] of a slab, or [padded N] of a batch entry and channel where constant.
+  E* at(int64_t bg, int64_t slab, int64_t row) const {
+    return data_.data() +
+           (constant_ ? row * padded_ : (bg * slabs_ + slab) * sizes_.steps * padded_);
+  }
+
+  Tensor reduce() const {
+    const RowView view(tensor_);
+    if (constant_) {
+      const int64_t gh = sizes_.groups * sizes_.channels;
+      for (int64_t row = 0; row < gh; ++row) {
+        E* total = data_.data() + row * padded_;
+        for (int64_t b = 1; b < sizes_.batch; ++b)
+          for (int64_t n = 0; n < sizes_.states; ++n)
+            total[n] = total[n] + data_.data()[(b * gh + row) * padded_ + n];
+        view.write(row, total);
+      }
+      return tensor_;
+    }
+    parallel_for(0, sizes_.batch * sizes_.groups, 1, [&](int64_t begin, int64_t end) {
+      Buffer<E> row(sizes_.steps);
+      for (int64_t bg = begin; bg < end; ++bg) {
+        E* total = at(bg, 0, 0);
+        for (int64_t slab = 1; slab < slabs_; ++slab)
+          for (int64_t i = 0; i < sizes_.steps * padded_; ++i)
+            total[i] = total[i] + at(bg, slab, 0)[i];
+        for (int64_t n = 0; n < sizes_.states; ++n) {
+          for (int64_t t = 0; t < sizes_.steps; ++t) row.data()[t] = total[t * padded_ + n];
+          view.write(bg * sizes_.states + n, row.data());
+        }
+      }
+    });
+    return tensor_;
+  }
+
+ private:
+  int64_t elements() const {
+    return padded_ * (constant_ ? sizes_.rows() : sizes_.batch * sizes_.groups * slabs_ * sizes_.steps);
+  }
+  Tensor tensor_;
+  bool constant_;
+  Sizes sizes_;
+  int64_t padded_, slabs_;
+  Buffer<E> data_;
+};
+
+// A parameter of shape [G, H, ...] in the compute type, its last dimension padded with zeros.
+template <class E>
+Buffer<E> read_parameter(const Tensor& t, int64_t padded) {
+  const RowView view(t);
+  Buffer<E> data(view.rows() * padded);
+  data.zero();
+  for (int64_t row = 0; row < view.rows(); ++row) view.read(row, data.data() + row * padded);
+  return data;
+}
+
+// The gradient of a parameter [G, H(, N)] from one value per batch entry [B, G, H(, padded N)].
+template <class E>
+Tensor reduce_parameter(const Tensor& like, const Buffer<E>& per_batch, int64_t batch, int64_t padded) {
+  const Tensor out = empty_like(like);
+  const RowView view(out);
+  Buffer<E> total(view.rows() * padded);
+  total.zero();
+  for (int64_t b = 0; b < batch; ++b)
+    for (int64_t i = 0; i < view.rows() * padded; ++i)
+      total.data()[i] = total.data()[i] + per_batch.data()[b * view.rows() * padded + i];
+  for (int64_t row = 0; row < view.rows(); ++row) view.write(row, total.data() + row * padded);
+  return out;
+}
+
+// The operands of all rows, converted; a thread's RowWork points into them.
+template <class S, class E>
+struct Problem {
+  const Inputs& in;
+  const Sizes sizes;
+  const ScanKernels<S, E>& kernels = scan_kernels_of<S, E>();
+  const ElementwiseKernels<S>& elementwise = elementwise_kernels_of<S>();
+  const int64_t padded = round_up(sizes.states, kernels.lanes);
+  const int64_t padded_steps = round_up(sizes.steps, kRowPadding);
+  const Buffer<E> A = read_parameter<E>(in.A, padded);
+  const StateMatrix<E> B{in.B, sizes, padded};
+  const StateMatrix<E> C{in.C, sizes, padded};
+  const Buffer<S> D = read_channels(in.D);
+  const Buffer<S> delta_bias = read_channels(in.delta_bias);
+  const RowView u{in.u}, delta{in.delta}, z{in.z ? *in.z : in.u};
+
+  Problem(const Inputs& inputs) : in(inputs), sizes(inputs) {}
+
+ private:
+  Buffer<S> read_channels(const std::optional<Tensor>& t) const {
+    Buffer<S> values(sizes.groups * sizes.channels);
+    values.zero();
+    if (t) {
+      const RowView view(*t);
+      for (int64_t g = 0; g < view.rows(); ++g) view.read(g, values.data() + g * view.length());
+    }
+    return values;
+  }
+};
+
+// One row at a time, with the scratch of one thread.
+template <class S, class E>
+class RowWork {
+ public:
+  explicit RowWork(const Problem<S, E>& problem)
+      : p_(problem),
+        arrays_(10 * problem.padded_steps),
+        scratch_(problem.kernels.scratch_bytes(problem.sizes.steps, problem.padded)) {
+    // The elementwise kernels run over the padding too: it must hold numbers.
+    arrays_.zero();
+    S* next = arrays_.data();
+    for (S** array : {&u, &raw_delta, &dt, &z, &gate_sigmoid, &y, &grad_gated, &grad_y, &grad_u,
+                      &grad_dt}) {
+      *array = next;
+      next += problem.padded_steps;
+    }
+  }
+
+  // Reads the inputs of a row (row = (b * G + g) * H + h).
+  ScanRow<S, E> load(int64_t row) {
+    const Sizes& sizes = p_.sizes;
+    const int64_t bg = row / sizes.channels, g = bg % sizes.groups;
+    gh = g * sizes.channels + row % sizes.channels;
+    p_.u.read(row, u);
+    p_.delta.read(row, raw_delta);
+    for (int64_t t = 0; t < sizes.steps; ++t) raw_delta[t] += p_.delta_bias.data()[gh];
+    if (p_.in.delta_softplus) p_.elementwise.softplus(p_.padded_steps, raw_delta, dt);
+    else std::copy(raw_delta, raw_delta + sizes.steps, dt);
+    if (p_.in.z) {
+      p_.z.read(row, z);
+      p_.elementwise.sigmoid(p_.padded_steps, z, gate_sigmoid);
+    }
+    return {sizes.steps,
+            p_.padded,
+            static_cast<int>(p_.in.method),
+            p_.in.reverse[g] != 0,
+            dt,
+            u,
+            p_.A.data() + gh * p_.padded,
+            p_.B.at(bg, gh),
+            p_.C.at(bg, gh),
+            p_.B.step(),
+            p_.C.step()};
+  }
+
+  void forward(int64_t row, const RowView& out, const RowView& last_state) {
+    const ScanRow<S, E> scan = load(row);
+    Buffer<E> last(p_.padded);
+    p_.kernels.forward(scan, {y, last.data()}, scratch_.data());
+    const S D = p_.D.data()[gh];
+    for (int64_t t = 0; t < p_.sizes.steps; ++t) {
+      y[t] += D * u[t];
+      if (p_.in.z) y[t] *= z[t] * gate_sigmoid[t];
+    }
+    out.write(row, y);
+    last_state.write(row, last.data());
+  }
+
+  struct Outputs {
+    const RowView *u, *delta, *z;
+    E *A, *B, *C, *last_state;
+    S *D, *delta_bias;
+  };
+
+  void backward(int64_t row, const RowView* grad_out, const Outputs& out) {
+    const ScanRow<S, E> scan = load(row);
+    const int64_t steps = p_.sizes.steps;
+    const bool gated = p_.in.z.has_value();
+    if (grad_out) grad_out->read(row, grad_gated);
+    else std::fill(grad_gated, grad_gated + steps, S(0));
+    for (int64_t t = 0; t < steps; ++t)
+      grad_y[t] = gated ? grad_gated[t] * (z[t] * gate_sigmoid[t]) : grad_gated[t];
+    std::fill(grad_u, grad_u + steps, S(0));
+    std::fill(grad_dt, grad_dt + steps, S(0));
+
+    p_.kernels.backward(scan,
+                        {grad_y, out.last_state, gated ? y : nullptr, grad_dt, grad_u, out.A, out.B, out.C},
+                        scratch_.data());
+
+    const S D = p_.D.data()[gh];
+    S grad_D = 0, grad_bias = 0;
+    for (int64_t t = 0; t < steps; ++t) {
+      grad_D += grad_y[t] * u[t];
+      if (gated) {
+        const S ungated = y[t] + D * u[t], s = gate_sigmoid[t];
+        y[t] = grad_gated[t] * ungated * (s * (S(1) + z[t] * (S(1) - s)));
+      }
+      grad_u[t] += D * grad_y[t];
+    }
+    if (p_.in.delta_softplus) {
+      p_.elementwise.sigmoid(p_.padded_steps, raw_delta, dt);
+      for (int64_t t = 0; t < steps; ++t) grad_dt[t] *= dt[t];
+    }
+    for (int64_t t = 0; t < steps; ++t) grad_bias += grad_dt[t];
+    out.u->write(row, grad_u);
+    out.delta->write(row, grad_dt);
+    if (gated) out.z->write(row, y);
+    *out.D = grad_D;
+    *out.delta_bias = grad_bias;
+  }
+
+ private:
+  const Problem<S, E>& p_;
+  Buffer<S> arrays_;
+  Buffer<char> scratch_;
+  int64_t gh = 0;
+  S *u, *raw_delta, *dt, *z, *gate_sigmoid, *y;     // [padded L]
+  S *grad_gated, *grad_y, *grad_u, *grad_dt;        // of out, and of y before D and the gate
+};
+
+template <class S, class E>
+std::tuple<Tensor, Tensor> forward_rows(const Inputs& in, ScalarType state_type) {
+  const Problem<S, E> problem(in);
+  const Sizes& sizes = problem.sizes;
+  Tensor out = empty_like(in.u);
+  Tensor last_state = new_empty(
+      in.u, {sizes.batch, sizes.groups, sizes.channels, sizes.states}, state_type);
+  const RowView out_view(out), last_view(last_state);
+  parallel_for(0, sizes.rows(), 1, [&](int64_t begin, int64_t end) {
+    RowWork<S, E> work(problem);
+    for (int64_t row = begin; row < end; ++row) work.forward(row, out_view, last_view);
+  });
+  return {out, last_state};
+}
+
+// How many slabs the channels of a group are cut into: enough work for many cores, but the slabs'
+// gradients of B and C together no larger than u. It depends on the sizes only, so that results do
+// not depend on the machine.
+int64_t count_slabs(const Sizes& sizes, int64_t padded) {
+  const int64_t wanted = 64 / std::max<int64_t>(1, sizes.batch * sizes.groups);
+  return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, sizes.channels / (2 * padded)));
+}
+
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+template <class S, class E>
+Gradients backward_rows(const std::optional<Tensor>& grad_out,
+                        const std::optional<Tensor>& grad_last_state, const Inputs& in) {
+  const Problem<S, E> problem(in);
+  const Sizes& sizes = problem.sizes;
+  const int64_t padded = problem.padded, slabs = count_slabs(sizes, padded);
+  const int64_t slab_channels = (sizes.channels + slabs - 1) / slabs;
+
+  const Tensor none = new_empty(in.u, {0});
+  const Tensor grad_u = empty_like(in.u), grad_delta = empty_like(in.delta);
+  const Tensor grad_z = in.z ? empty_like(*in.z) : none;
+  const RowView u_view(grad_u), delta_view(grad_delta), z_view(grad_z);
+  const std::optional<RowView> out_view =
+      grad_out ? std::optional<RowView>(*grad_out) : std::nullopt;
+  StateMatrixGradient<E> grad_B(in.B, sizes, padded, slabs), grad_C(in.C, sizes, padded, slabs);
+  Buffer<E> grad_A(sizes.rows() * padded), last(sizes.rows() * padded);
+  Buffer<S> grad_D(sizes.rows()), grad_bias(sizes.rows());
+  grad_A.zero();
+  last.zero();
+  if (grad_last_state) {
+    const RowView view(*grad_last_state);
+    for (int64_t row = 0; row < sizes.rows(); ++row) view.read(row, last.data() + row * padded);
+  }
+
+  parallel_for(0, sizes.batch * sizes.groups * slabs, 1, [&](int64_t begin, int64_t end) {
+    RowWork<S, E> work(problem);
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t bg = task / slabs, slab = task % slabs;
+      const int64_t stop = std::min(sizes.channels, (slab + 1) * slab_channels);
+      for (int64_t h = slab * slab_channels; h < stop; ++h) {
+        const int64_t row = bg * sizes.channels + h;
+        work.backward(row, out_view ? &*out_view : nullptr,
+                      {&u_view, &delta_view, &z_view, grad_A.data() + row * padded,
+                       grad_B.at(bg, slab, row), grad_C.at(bg, slab, row),
+                       grad_last_state ? last.data() + row * padded : nullptr,
+                       grad_D.data() + row, grad_bias.data() + row});
+      }
+    }
+  });
+
+  // D and delta_bias are [G, H] in one row each: their last dimension is H.
+  const auto reduce_channels = [&](const std::optional<Tensor>& like, const Buffer<S>& values) {
+    return like ? reduce_parameter(*like, values, sizes.batch, sizes.channels) : none;
+  };
+  return {grad_u,
+          grad_delta,
+          reduce_parameter(in.A, grad_A, sizes.batch, padded),
+          grad_B.reduce(),
+          grad_C.reduce(),
+          reduce_channels(in.D, grad_D),
+          grad_z,
+          reduce_channels(in.delta_bias, grad_bias)};
+}
+
+// Calls f with (real scalar, state element, state dtype) for the precision of u and the kind of A.
+template <class F>
+auto dispatch_compute_type(const Tensor& u, const Tensor& A, const F& f) {
+  const bool wide = u.scalar_type() == ScalarType::Double;
+  if (is_complex(A))
+    return wide ? f(double(), Complex<double>(), ScalarType::ComplexDouble)
+                : f(float(), Complex<float>(), ScalarType::ComplexFloat);
+  return wide ? f(double(), double(), ScalarType::Double) : f(float(), float(), ScalarType::Float);
+}
+
+std::tuple<Tensor, Tensor> selective_scan_fwd_cpu(
+    const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
+    const std::optional<Tensor>& D, const std::optional<Tensor>& z,
+    const std::optional<Tensor>& delta_bias, bool delta_softplus, int64_t method,
+    const std::vector<int64_t>& reverse) {
+  const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
+  return dispatch_compute_type(u, A, [&](auto s, auto e, ScalarType state_type) {
+    return forward_rows<decltype(s), decltype(e)>(in, state_type);
+  });
+}
+
+Gradients selective_scan_bwd_cpu(
+    const std::optional<Tensor>& grad_out, const std::optional<Tensor>& grad_last_state,
+    const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
+    const std::optional<Tensor>& D, const std::optional<Tensor>& z,
+    const std::optional<Tensor>& delta_bias, bool delta_softplus, int64_t method,
+    const std::vector<int64_t>& reverse) {
+  const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
+  return dispatch_compute_type(u, A, [&](auto s, auto e, ScalarType) {
+    return backward_rows<decltype(s), decltype(e)>(grad_out, grad_last_state, in);
+  });
+}
+
+Tensor discretize_cpu(const Tensor& delta, const Tensor& A, int64_t method) {
+  STD_TORCH_CHECK(delta.is_contiguous() && A.is_contiguous() && delta.numel() == A.numel(),
+                  "vim_mm: expected contiguous delta and A of one shape");
+  STD_TORCH_CHECK(method >= 0 && method < kMethods, "vim_mm: unknown discretization number ", method);
+  std::vector<int64_t> sizes{6};
+  for (const int64_t size : A.sizes()) sizes.push_back(size);
+  const Tensor result = new_empty(A, {sizes.data(), sizes.size()});
+  dispatch_compute_type(delta, A, [&](auto s, auto e, ScalarType type) {
+    using S = decltype(s);
+    using E = decltype(e);
+    STD_TORCH_CHECK(delta.element_size() == sizeof(S) && A.scalar_type() == type,
+                    "vim_mm: expected delta and A of one precision, float32 or float64");
+    const ScanKernels<S, E>& kernels = scan_kernels_of<S, E>();
+    const int64_t n = A.numel(), padded = round_up(n, kernels.lanes);
+    Buffer<S> dt(padded);
+    Buffer<E> a(padded), values(6 * padded);
+    dt.zero();
+    a.zero();
+    std::memcpy(dt.data(), delta.const_data_ptr(), n * sizeof(S));
+    std::memcpy(static_cast<void*>(a.data()), A.const_data_ptr(), n * sizeof(E));
+    E* out[6];
+    for (int k = 0; k < 6; ++k) out[k] = values.data() + k * padded;
+    kernels.discretize(padded, static_cast<int>(method), dt.data(), a.data(), out);
+    for (int k = 0; k < 6; ++k)
+      std::memcpy(static_cast<E*>(result.mutable_data_ptr()) + k * n, out[k], n * sizeof(E));
+    return 0;
+  });
+  return result;
+}
+
+std::string cpu_capability_name() { return cpu_capability(); }
+
+}  // namespace
+}  // namespace vim_mm
+
+STABLE_TORCH_LIBRARY_IMPL(vim_mm, CPU, m) {
+  m.impl("selective_scan_fwd", TORCH_BOX(&vim_mm::selective_scan_fwd_cpu));
+  m.impl("selective_scan_bwd", TORCH_BOX(&vim_mm::selective_scan_bwd_cpu));
+  m.impl("discretize", TORCH_BOX(&vim_mm::discretize_cpu));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(vim_mm, CompositeExplicitAutograd, m) {
+  m.impl("cpu_capability", TORCH_BOX(&vim_mm::cpu_capability_name));
+}

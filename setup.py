@@ -1,0 +1,69 @@
+"""Builds the one extension, vim_mm._C; everything else about the package is in pyproject.toml.
+
+C++ always; CUDA when there are CUDA sources and a toolkit, which VIM_MM_BUILD_CUDA=0/1 overrides.
+A live GPU is never asked for: TORCH_CUDA_ARCH_LIST names the architectures.
+The extension uses only LibTorch's stable ABI and Python's limited API, so that one binary serves
+every Python from 3.10 and every torch from 2.10.
+"""
+
+import os
+from pathlib import Path
+
+from setuptools import setup
+from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CppExtension, CUDAExtension
+
+CPP_SOURCES = [
+    'csrc/ops.cpp',
+    'csrc/cpu/kernels.cpp',
+    'csrc/cpu/scan_row_avx2.cpp',
+    'csrc/cpu/scan_row_avx512.cpp',
+    'csrc/cpu/scan_row_portable.cpp',
+    'csrc/cpu/selective_scan.cpp',
+]
+CUDA_SOURCES: list[str] = []
+# Compute capability 8.0 to 12.0; the newest as PTX too, for what comes after.
+CUDA_ARCHITECTURES = '8.0;8.6;8.9;9.0;10.0;12.0+PTX'
+
+DEFINITIONS = [
+    '-DTORCH_TARGET_VERSION=0x020a000000000000',  # the oldest torch that the binary must load in
+]
+CXX_FLAGS = [
+    '-std=c++17',
+    '-O3',
+    '-fvisibility=hidden',
+    # No result depends on errno or on floating point traps, and selects vectorize without them.
+    '-fno-math-errno',
+    '-fno-trapping-math',
+]
+
+
+def build_cuda() -> bool:
+    """Whether to build the CUDA sources; VIM_MM_BUILD_CUDA decides, else what is there."""
+    wish = os.environ.get('VIM_MM_BUILD_CUDA', '')
+    if wish not in ('', '0', '1'):
+        raise SystemExit(f'VIM_MM_BUILD_CUDA is {wish!r}, expected 0, 1 or nothing')
+    if wish == '1' and CUDA_HOME is None:
+        raise SystemExit('VIM_MM_BUILD_CUDA=1, but no CUDA toolkit was found: set CUDA_HOME')
+    return bool(CUDA_SOURCES) and wish != '0' and CUDA_HOME is not None
+
+
+def extension():
+    """The extension vim_mm._C."""
+    cuda = build_cuda()
+    if cuda:
+        os.environ.setdefault('TORCH_CUDA_ARCH_LIST', CUDA_ARCHITECTURES)
+    make = CUDAExtension if cuda else CppExtension
+    return make(
+        'vim_mm._C',
+        sources=CPP_SOURCES + (CUDA_SOURCES if cuda else []),
+        depends=[str(path) for path in sorted(Path('csrc').rglob('*.h'))],
+        extra_compile_args={'cxx': DEFINITIONS + CXX_FLAGS, 'nvcc': [*DEFINITIONS, '-O3']},
+        py_limited_api=True,
+    )
+
+
+setup(
+    ext_modules=[extension()],
+    cmdclass={'build_ext': BuildExtension},
+    options={'bdist_wheel': {'py_limited_api': 'cp310'}},
+)

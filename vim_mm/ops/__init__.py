@@ -1,0 +1,15 @@
+"""The selective scan and its discretizations: plain PyTorch, no OpenMMLab library."""
+
+from vim_mm.ops.causal_conv1d import causal_conv1d
+from vim_mm.ops.discretization import METHODS, discretize
+from vim_mm.ops.reference import selective_scan_ref
+from vim_mm.ops.selective_scan import selective_scan_fn, selective_scan_grouped_fn
+
+__all__ = [
+    'METHODS',
+    'causal_conv1d',
+    'discretize',
+    'selective_scan_fn',
+    'selective_scan_grouped_fn',
+    'selective_scan_ref',
+]

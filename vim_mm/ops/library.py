@@ -1,0 +1,86 @@
+"""The native operators as torch sees them: loads `vim_mm._C` once, gives fake kernels and autograd.
+
+Shapes and letters of the operators stand with their schemas in csrc/ops.cpp.
+"""
+
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Why `vim_mm._C` is missing, for the messages of those who need it; None when it is loaded.
+MISSING: str | None = None
+if importlib.util.find_spec('vim_mm._C') is None:
+    MISSING = 'vim_mm._C is not built (build it with `pip install -e . --no-build-isolation`)'
+else:
+    try:
+        importlib.import_module('vim_mm._C')
+    except ImportError as error:
+        MISSING = f'vim_mm._C is built but does not load: {error}'
+
+
+def has_kernel(device_type: str) -> bool:
+    """Whether the compiled scan exists for tensors of a device type such as 'cpu' or 'cuda'."""
+    if MISSING is not None:
+        return False
+    key = {'cpu': 'CPU', 'cuda': 'CUDA'}.get(device_type)
+    return key is not None and torch._C._dispatch_has_kernel_for_dispatch_key(
+        'vim_mm::selective_scan_fwd', key
+    )
+
+
+def state_dtype(u: Tensor, A: Tensor) -> torch.dtype:
+    """dtype of the last state: the precision of the computation, real or complex as A."""
+    wide = u.dtype == torch.float64
+    if A.is_complex():
+        return torch.complex128 if wide else torch.complex64
+    return torch.float64 if wide else torch.float32
+
+
+def _forward_fake(
+    u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse
+) -> tuple[Tensor, Tensor]:
+    state_shape = (*u.shape[:3], A.shape[-1])
+    return torch.empty_like(u), u.new_empty(state_shape, dtype=state_dtype(u, A))
+
+
+def _backward_fake(
+    grad_out, grad_last_state, u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse
+) -> tuple[Tensor, ...]:
+    inputs = (u, delta, A, B, C, D, z, delta_bias)
+    return tuple(u.new_empty(0) if x is None else torch.empty_like(x) for x in inputs)
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+    *tensors, ctx.delta_softplus, ctx.method, ctx.reverse = inputs
+    ctx.save_for_backward(*tensors)
+    # An output that nobody used costs no tensor of zeros.
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grad_out: Tensor | None, grad_last_state: Tensor | None) -> tuple:
+    inputs = ctx.saved_tensors
+    rest = (None, None, None)
+    if grad_out is None and grad_last_state is None:
+        return (*(None for _ in inputs), *rest)
+    grads = torch.ops.vim_mm.selective_scan_bwd(
+        grad_out, grad_last_state, *inputs, ctx.delta_softplus, ctx.method, ctx.reverse
+    )
+    return (*(None if x is None else g for x, g in zip(inputs, grads, strict=True)), *rest)
+
+
+def _no_double_backward(ctx: Any, *grads: Tensor | None) -> tuple:
+    raise RuntimeError(
+        'the compiled selective scan has no second derivative; '
+        'use_cuda_kernel=False takes the PyTorch reference, which has'
+    )
+
+
+if MISSING is None:
+    torch.library.register_fake('vim_mm::selective_scan_fwd')(_forward_fake)
+    torch.library.register_fake('vim_mm::selective_scan_bwd')(_backward_fake)
+    torch.library.register_autograd(
+        'vim_mm::selective_scan_fwd', _backward, setup_context=_setup_context
+    )
+    torch.library.register_autograd('vim_mm::selective_scan_bwd', _no_double_backward)

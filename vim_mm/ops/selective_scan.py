@@ -1,0 +1,353 @@
+"""selective_scan_fn: the public op. Checks its arguments, chooses the backend, calls it."""
+
+import logging
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from vim_mm.ops import library
+from vim_mm.ops.discretization import method_id
+from vim_mm.ops.reference import selective_scan_ref
+
+MAX_STATES = 256
+_REAL = (torch.float32, torch.float16, torch.bfloat16)
+_logger = logging.getLogger(__name__)
+
+
+def selective_scan_fn(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    discretization_method: str = 'zoh',
+    use_cuda_kernel: bool | None = None,
+    reverse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Selective scan: x_t = A_bar_t x_{t-1} + beta_t B_t u_t, out_t = (C_t x_t + D u_t) silu(z_t).
+
+    Letters: B batch, D channels, L steps, N states, G groups of channels. All tensors may have any
+    strides and any L >= 0, B >= 0. Every tensor argument receives a gradient of its own dtype; the
+    compiled kernels have no second derivative, the reference has.
+
+    Args:
+        u, delta, z: (B, D, L), float32, float16 or bfloat16 in any mix, or all float64.
+            ``delta`` is the step size before ``delta_bias`` and softplus, ``z`` the gate.
+        A: (D, N), float or complex (conjugate pairs: the output is then twice the real part);
+            1 <= N <= 256.
+        B, C: (D, N), (B, N, L) or (B, G, N, L), dtypes as ``u``, or complex if A is; with complex
+            A also interleaved reals (B, N, 2L) or (B, G, N, 2L). Channel d reads group
+            d // (D / G).
+        D, delta_bias: (D,), any float.
+        delta_softplus: Apply softplus to ``delta + delta_bias``.
+        return_last_state: Also return the state after the last step in scan order.
+        discretization_method: 'zoh', 'foh', 'bilinear', 'poly', 'highorder' or 'rk4'. 'poly'
+            averages the scans in both directions; its last state is that of the direction asked
+            for.
+        use_cuda_kernel: True for the compiled CUDA kernel or an error, False for the PyTorch
+            reference. None leaves it to the environment variable VIM_USE_CUDA_KERNEL (1, 0 or
+            empty), and without that to the tensors' device: its compiled kernel where there is
+            one, else the reference. The variable is read at each eager call and frozen into a
+            compiled graph.
+        reverse: Scan from the last step to the first.
+
+    Returns:
+        out (B, D, L) in u's dtype; with ``return_last_state`` also the state (B, D, N), float32
+        (float64 for float64 inputs), complex if A is.
+
+    Raises:
+        TypeError: An argument has a wrong type or dtype.
+        ValueError: An argument has a wrong shape, device or value, or the method is unknown.
+        RuntimeError: The compiled CUDA kernel was demanded and is not available.
+
+    Source: S6 of Gu & Dao, Mamba, arXiv 2312.00752; discretizations in vim_mm.ops.discretization.
+    """
+    tensors = dict(u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias)
+    _check_tensors(tensors)
+    _check_rank('u', u, 3, '(B, D, L)')
+    _check_rank('A', A, 2, '(D, N)')
+    batch, channels, length = u.shape
+    _check_shape('delta', delta, (batch, channels, length), '(B, D, L)')
+    _check_shape('A', A, (channels, A.shape[1]), '(D, N)')
+    _check_shape('z', z, (batch, channels, length), '(B, D, L)')
+    _check_shape('D', D, (channels,), '(D,)')
+    _check_shape('delta_bias', delta_bias, (channels,), '(D,)')
+    _check_states(A)
+    B, C = (_deinterleave(name, M, u, A) for name, M in (('B', B), ('C', C)))
+    groups = _check_state_matrices(B, C, u, A)
+    _check_bool('reverse', reverse)
+    method = method_id(discretization_method)
+
+    if not _use_compiled(use_cuda_kernel, u.device.type, u.dtype):
+        return selective_scan_ref(
+            u, delta, A, B, C, D, z, delta_bias, delta_softplus, return_last_state,
+            discretization_method, reverse,
+        )  # fmt: skip
+
+    def split(x: Tensor | None, dim: int) -> Tensor | None:
+        return None if x is None else x.unflatten(dim, (groups, channels // groups))
+
+    def split_state_matrix(M: Tensor) -> Tensor:
+        if M.dim() == 2:
+            return split(M, 0)
+        return (M if M.dim() == 4 else M.unsqueeze(1)).expand(-1, groups, -1, -1)
+
+    out, last_state = torch.ops.vim_mm.selective_scan_fwd(
+        split(u, 1),
+        split(delta, 1),
+        split(A, 0),
+        split_state_matrix(B),
+        split_state_matrix(C),
+        split(D, 0),
+        split(z, 1),
+        split(delta_bias, 0),
+        delta_softplus,
+        method,
+        [int(reverse)] * groups,
+    )
+    out = out.flatten(1, 2)
+    return (out, last_state.flatten(1, 2)) if return_last_state else out
+
+
+def selective_scan_grouped_fn(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    discretization_method: str = 'zoh',
+    use_cuda_kernel: bool | None = None,
+    reverse: Sequence[bool] = (False, True),
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Selective scans of K groups, each in its own direction, in one call of the native op.
+
+    Equals :func:`selective_scan_fn` on each group. A tensor that groups share is passed with
+    stride 0 (``x.unsqueeze(1).expand(-1, K, -1, -1)``): nothing is copied, and its gradient is the
+    sum over the groups.
+
+    Args:
+        u, delta, z: (B, K, D, L).
+        A: (K, D, N).
+        B, C: (B, K, N, L) or (K, D, N); complex if A is.
+        D, delta_bias: (K, D).
+        reverse: K bools, True for a group that is scanned from the last step to the first.
+        delta_softplus, return_last_state, discretization_method, use_cuda_kernel: As in
+            :func:`selective_scan_fn`, and so are the dtypes and the errors.
+
+    Returns:
+        out (B, K, D, L); with ``return_last_state`` also the state (B, K, D, N).
+    """
+    tensors = dict(u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias)
+    _check_tensors(tensors)
+    _check_rank('u', u, 4, '(B, K, D, L)')
+    _check_rank('A', A, 3, '(K, D, N)')
+    batch, groups, channels, length = u.shape
+    states = A.shape[2]
+    _check_shape('delta', delta, tuple(u.shape), '(B, K, D, L)')
+    _check_shape('A', A, (groups, channels, states), '(K, D, N)')
+    _check_shape('z', z, tuple(u.shape), '(B, K, D, L)')
+    _check_shape('D', D, (groups, channels), '(K, D)')
+    _check_shape('delta_bias', delta_bias, (groups, channels), '(K, D)')
+    _check_states(A)
+    for name, M in (('B', B), ('C', C)):
+        _check_state_dtype(name, M, u, A)
+        if M.dim() == 3:
+            _check_shape(name, M, (groups, channels, states), '(K, D, N)')
+        else:
+            _check_shape(name, M, (batch, groups, states, length), '(B, K, N, L)')
+    if len(reverse) != groups:
+        raise ValueError(f'reverse: expected {groups} flags, one per group, got {len(reverse)}')
+    for flag in reverse:
+        _check_bool('reverse', flag)
+    method = method_id(discretization_method)
+
+    if _use_compiled(use_cuda_kernel, u.device.type, u.dtype):
+        out, last_state = torch.ops.vim_mm.selective_scan_fwd(
+            u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, [*map(int, reverse)]
+        )
+    else:
+
+        def group(x: Tensor | None, k: int, dim: int) -> Tensor | None:
+            return None if x is None else x.select(dim, k)
+
+        results = [
+            selective_scan_ref(
+                group(u, k, 1),
+                group(delta, k, 1),
+                A[k],
+                group(B, k, B.dim() - 3),
+                group(C, k, C.dim() - 3),
+                group(D, k, 0),
+                group(z, k, 1),
+                group(delta_bias, k, 0),
+                delta_softplus,
+                True,
+                discretization_method,
+                flag,
+            )  # fmt: skip
+            for k, flag in enumerate(reverse)
+        ]
+        out, last_state = (torch.stack(x, dim=1) for x in zip(*results, strict=True))
+    return (out, last_state) if return_last_state else out
+
+
+def _check_tensors(tensors: dict[str, Tensor | None]) -> None:
+    """Types, dtypes and device of everything but the state matrices B and C."""
+    for name, x in tensors.items():
+        if x is None and name in ('D', 'z', 'delta_bias'):
+            continue
+        if not isinstance(x, Tensor):
+            raise TypeError(f'{name}: expected a tensor, got {type(x).__name__}')
+    u = tensors['u']
+    if u.dtype not in (*_REAL, torch.float64):
+        raise TypeError(f'u: expected float32, float16, bfloat16 or float64, got {u.dtype}')
+    for name, x in tensors.items():
+        if x is None:
+            continue
+        if x.device != u.device:
+            raise ValueError(f'{name}: expected on {u.device}, where u is, got {x.device}')
+        if name in ('delta', 'z'):
+            _check_real_dtype(name, x, u)
+        elif name in ('D', 'delta_bias') and not x.is_floating_point():
+            raise TypeError(f'{name}: expected a floating point dtype, got {x.dtype}')
+        elif name == 'A' and not (x.is_floating_point() or x.is_complex()):
+            raise TypeError(f'A: expected a floating point or complex dtype, got {x.dtype}')
+
+
+def _check_real_dtype(name: str, x: Tensor, u: Tensor) -> None:
+    if u.dtype == torch.float64 and x.dtype != torch.float64:
+        raise TypeError(f'{name}: expected float64, as u is, got {x.dtype}')
+    if u.dtype != torch.float64 and x.dtype not in _REAL:
+        raise TypeError(f'{name}: expected float32, float16 or bfloat16, got {x.dtype}')
+
+
+def _check_state_dtype(name: str, M: Tensor, u: Tensor, A: Tensor) -> None:
+    if not A.is_complex():
+        if M.is_complex():
+            raise TypeError(f'{name}: expected a real dtype, as A is real, got {M.dtype}')
+        return _check_real_dtype(name, M, u)
+    expected = torch.complex128 if u.dtype == torch.float64 else torch.complex64
+    if M.dtype != expected:
+        raise TypeError(f'{name}: expected {expected}, as A is complex, got {M.dtype}')
+
+
+def _check_rank(name: str, x: Tensor, rank: int, letters: str) -> None:
+    if x.dim() != rank:
+        raise ValueError(f'{name}: expected {rank} dimensions {letters}, got shape {(*x.shape,)}')
+
+
+def _check_shape(name: str, x: Tensor | None, shape: tuple[int, ...], letters: str) -> None:
+    if x is not None and tuple(x.shape) != shape:
+        raise ValueError(f'{name}: expected shape {letters} = {shape}, got {(*x.shape,)}')
+
+
+def _check_states(A: Tensor) -> None:
+    if not 1 <= A.shape[-1] <= MAX_STATES:
+        raise ValueError(f'A: expected 1 to {MAX_STATES} states N, got {A.shape[-1]}')
+
+
+def _check_bool(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f'{name}: expected a bool, got {value!r}')
+
+
+def _deinterleave(name: str, M: Tensor, u: Tensor, A: Tensor) -> Tensor:
+    """B or C with complex A and real dtype holds (re, im) pairs along its last axis."""
+    if not A.is_complex() or M.is_complex() or M.dim() not in (3, 4):
+        return M
+    _check_real_dtype(name, M, u)
+    if M.shape[-1] != 2 * u.shape[-1]:
+        raise ValueError(
+            f'{name}: expected 2 L = {2 * u.shape[-1]} interleaved steps with complex A, '
+            f'got shape {(*M.shape,)}'
+        )
+    pairs = M.to(torch.float64 if u.dtype == torch.float64 else torch.float32)
+    return torch.view_as_complex(pairs.unflatten(-1, (-1, 2)).contiguous())
+
+
+def _check_state_matrices(B: Tensor, C: Tensor, u: Tensor, A: Tensor) -> int:
+    """Dtype and shape of B and C in selective_scan_fn; returns the number of groups G."""
+    batch, channels, length = u.shape
+    states = A.shape[1]
+    groups = 1
+    for name, M in (('B', B), ('C', C)):
+        _check_state_dtype(name, M, u, A)
+        if M.dim() == 2:
+            _check_shape(name, M, (channels, states), '(D, N)')
+        elif M.dim() == 3:
+            _check_shape(name, M, (batch, states, length), '(B, N, L)')
+        elif M.dim() == 4:
+            _check_shape(name, M, (batch, M.shape[1], states, length), '(B, G, N, L)')
+            if M.shape[1] == 0 or channels % M.shape[1]:
+                raise ValueError(
+                    f'{name}: expected a number of groups G that divides D = {channels}, '
+                    f'got {M.shape[1]}'
+                )
+            if 1 not in (groups, M.shape[1]) and groups != M.shape[1]:
+                raise ValueError(
+                    f'C: expected as many groups as B, {groups}, or one, got {M.shape[1]}'
+                )
+            groups = max(groups, M.shape[1])
+        else:
+            raise ValueError(
+                f'{name}: expected shape (D, N), (B, N, L) or (B, G, N, L), got {(*M.shape,)}'
+            )
+    return groups
+
+
+def _requested_kernel(use_cuda_kernel: bool | None) -> bool | None:
+    """The argument, or where it is None what VIM_USE_CUDA_KERNEL says."""
+    if use_cuda_kernel is not None:
+        _check_bool('use_cuda_kernel', use_cuda_kernel)
+        return use_cuda_kernel
+    variable = os.environ.get('VIM_USE_CUDA_KERNEL', '')
+    if variable not in ('', '0', '1'):
+        raise ValueError(f'VIM_USE_CUDA_KERNEL: expected 1, 0 or empty, got {variable!r}')
+    return None if variable == '' else variable == '1'
+
+
+@torch.compiler.assume_constant_result
+def _use_compiled(use_cuda_kernel: bool | None, device_type: str, dtype: torch.dtype) -> bool:
+    """Whether to call the compiled kernel; the one place where a backend is chosen."""
+    wish = _requested_kernel(use_cuda_kernel)
+    if wish is False:
+        return False
+    obstacle = _obstacle(device_type, dtype)
+    if wish is True:
+        if device_type != 'cuda':
+            obstacle = f'the tensors are on {device_type}'
+        if obstacle:
+            raise RuntimeError(f'the compiled CUDA scan was demanded, but {obstacle}')
+        return True
+    if obstacle:
+        _say_once(f'selective scan on {device_type}: PyTorch reference, because {obstacle}')
+    return obstacle is None
+
+
+def _obstacle(device_type: str, dtype: torch.dtype) -> str | None:
+    """Why there is no compiled kernel for tensors of that device and dtype, or None."""
+    if library.MISSING is not None:
+        return library.MISSING
+    if not library.has_kernel(device_type):
+        return f'vim_mm._C has no scan for {device_type}'
+    if device_type == 'cuda' and dtype == torch.float64:
+        return 'the CUDA scan has no float64'
+    return None
+
+
+@lru_cache(maxsize=None)
+def _say_once(message: str) -> None:
+    _logger.warning(message)
