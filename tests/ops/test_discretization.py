@@ -8,6 +8,7 @@ import pytest
 import torch
 from mpmath import mp
 
+from vim_mm.ops import library
 from vim_mm.ops.discretization import METHODS, discretize, method_id, phi
 
 each_method = pytest.mark.parametrize('method', METHODS)
@@ -119,7 +120,15 @@ def python_table(delta, A, method):
     return [*values, *derivatives]
 
 
-IMPLEMENTATIONS = [pytest.param(python_table, id='python')]
+def native_op(delta, A, method):
+    assert library.MISSING is None, library.MISSING
+    return torch.ops.vim_mm.discretize(delta, A, method_id(method))
+
+
+IMPLEMENTATIONS = [
+    pytest.param(python_table, id='python'),
+    pytest.param(native_op, id='native'),
+]
 
 
 # The points: dt in [0, 10]; real a in [-1e4, 2]; complex z with Re z <= 1 and |Im z| <= 50.

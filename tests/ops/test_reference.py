@@ -196,6 +196,16 @@ def test_empty_inputs_give_empty_results_and_zero_gradients(method, form, empty)
         assert not tensor.grad.any(), name
 
 
+@real_and_complex
+def test_compiles_without_graph_break(is_complex):
+    inputs = detach(make_inputs(is_complex))
+    options = {'discretization_method': 'highorder', 'delta_softplus': True}
+    compiled = torch.compile(selective_scan_ref, fullgraph=True, backend='aot_eager')
+    torch.testing.assert_close(
+        compiled(**inputs, **options), selective_scan_ref(**inputs, **options), rtol=0, atol=1e-12
+    )
+
+
 def test_unknown_method_raises():
     with pytest.raises(ValueError, match=r"'tustin'.*zoh.*foh.*bilinear.*poly.*highorder.*rk4"):
         selective_scan_ref(**make_inputs(), discretization_method='tustin')

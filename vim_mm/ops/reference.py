@@ -7,12 +7,12 @@ from torch import Tensor
 from vim_mm.ops.discretization import discretize, get_method
 
 
-def _per_channel(M: Tensor, like: Tensor, complex_state: bool) -> Tensor:
-    """Bring any form of B or C to (B, D, L, N), in the precision of ``like`` (B, D, L)."""
-    if complex_state and not M.is_complex():
+def _per_channel(M: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bring any form of B or C to (B, D, L, N) and the state's dtype, for ``like`` (B, D, L)."""
+    if dtype.is_complex and not M.is_complex():
         M = M.to(like.dtype)
         M = torch.complex(M[..., ::2], M[..., 1::2])
-    M = M.to(like.dtype.to_complex() if complex_state else like.dtype)
+    M = M.to(dtype)
     batch, channels, length = like.shape
     if M.dim() == 2:
         return M[None, :, None].expand(batch, -1, length, -1)
@@ -22,7 +22,7 @@ def _per_channel(M: Tensor, like: Tensor, complex_state: bool) -> Tensor:
 
 
 def _scan(A_bar: Tensor, drive: Tensor, C: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
-    """x_t = A_bar_t x_{t-1} + drive_t, y_t = C_t . x_t: three (B, D, L, N) -> y (B, D, L), last x."""
+    """x_t = A_bar_t x_{t-1} + drive_t, y_t = C_t . x_t: three (B, D, L, N) -> y (B, D, L), x."""
     # Sums of nothing: zeros of the right shape and dtype, differentiable even when L = 0.
     nothing = A_bar[:, :, :0] * drive[:, :, :0] * C[:, :, :0]
     x = nothing.sum(2)
@@ -78,6 +78,8 @@ def selective_scan_ref(
     given = [t for t in (u, delta, A, B, C, D, z, delta_bias) if t is not None]
     double = any(t.dtype in (torch.float64, torch.complex128) for t in given)
     dtype = torch.float64 if double else torch.float32
+    complex_dtype = torch.complex128 if double else torch.complex64
+    state_dtype = complex_dtype if A.is_complex() else dtype
 
     steps = delta.to(dtype)
     if delta_bias is not None:
@@ -86,10 +88,9 @@ def selective_scan_ref(
         # The default threshold, 20, is off by 2e-9 there.
         steps = F.softplus(steps, threshold=40)
     signal = u.to(dtype)
-    state_dtype = dtype.to_complex() if A.is_complex() else dtype
     A_bar, beta = discretize(steps[..., None], A.to(state_dtype)[:, None], discretization_method)
-    drive = beta * _per_channel(B, signal, A.is_complex()) * signal[..., None]
-    C = _per_channel(C, signal, A.is_complex())
+    drive = beta * _per_channel(B, signal, state_dtype) * signal[..., None]
+    C = _per_channel(C, signal, state_dtype)
 
     y, last_state = _scan(A_bar, drive, C, reverse)
     if not get_method(discretization_method).causal:
