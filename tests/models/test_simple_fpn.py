@@ -1,0 +1,51 @@
+import pytest
+import torch
+from mmengine.registry import MODELS
+
+from vim_mm.models import SimpleFPN
+
+
+def test_levels_and_gradients():
+    neck = MODELS.build(dict(type='SimpleFPN', in_channels=16, out_channels=8, num_outs=5))
+    assert isinstance(neck, SimpleFPN)
+    outs = neck((torch.randn(2, 16, 4, 6),))
+    assert [tuple(o.shape) for o in outs] == [
+        (2, 8, 16, 24),
+        (2, 8, 8, 12),
+        (2, 8, 4, 6),
+        (2, 8, 2, 3),
+        (2, 8, 1, 2),
+    ]
+    sum(o.square().sum() for o in outs).backward()
+    assert all(p.grad is not None and p.grad.any() for p in neck.parameters())
+
+
+def test_levels_are_normalized_over_channels():
+    outs = SimpleFPN(16, 32)((torch.randn(1, 16, 4, 4),))
+    for out in outs:
+        torch.testing.assert_close(out.mean(1), torch.zeros_like(out[:, 0]), atol=1e-5, rtol=0)
+        variance = out.var(1, unbiased=False)
+        torch.testing.assert_close(variance, torch.ones_like(variance), atol=1e-2, rtol=0)
+
+
+def test_extra_level_subsamples():
+    outs = SimpleFPN(16, 8, num_outs=6)((torch.randn(1, 16, 8, 8),))
+    assert torch.equal(outs[4], outs[3][..., ::2, ::2])
+    assert torch.equal(outs[5], outs[4][..., ::2, ::2])
+
+
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        pytest.param(dict(in_channels=16, num_outs=3), 'num_outs.* 3', id='num_outs'),
+        pytest.param(dict(in_channels=18), 'in_channels.* 18', id='in_channels'),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        SimpleFPN(**arguments)
+
+
+def test_more_than_one_map():
+    with pytest.raises(ValueError, match='one map, got 2'):
+        SimpleFPN(16)((torch.zeros(1, 16, 4, 4),) * 2)

@@ -1,0 +1,417 @@
+import math
+
+import pytest
+import torch
+from mmengine.registry import MODELS
+from torch import nn
+
+from tests.models import vim_equations
+from tests.models.small import DEPTH, small_backbone
+from vim_mm.models import VisionMamba
+from vim_mm.models.vision_mamba import ARCHS, OUT_FEATURES, OUT_TYPES
+
+
+def images(height=32, width=32, batch=2):
+    return torch.randn(batch, 3, height, width)
+
+
+def total(outputs):
+    """A scalar that depends on every entry of every output, with no symmetry to cancel in."""
+    return sum((o.float() * torch.linspace(-1, 2, o.numel()).view(o.shape)).sum() for o in outputs)
+
+
+def compute_gradients(model, x):
+    model.zero_grad()
+    total(model(x)).backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize('out_feature', OUT_FEATURES)
+@pytest.mark.parametrize('bimamba_type', ['v1', 'v2'])
+def test_zoh_equals_vims_equations(bimamba_type, out_feature):
+    model = small_backbone(
+        bimamba_type=bimamba_type, out_feature=out_feature, out_indices=range(DEPTH)
+    )
+    x = images()
+    weights = {k: v.double() for k, v in model.state_dict().items()}
+    expected = vim_equations.vim(x.double(), weights, bimamba_type, out_feature, DEPTH)
+    for out, tokens in zip(model(x), expected, strict=True):
+        tokens = vim_equations.as_map(tokens)
+        torch.testing.assert_close(out.double(), tokens, rtol=1e-5, atol=1e-5)
+
+
+def test_classification_features_equal_vims_equations():
+    """Vim's classifier reads the normalized class token, which stands in the middle."""
+    model = small_backbone(cls_token='middle', out_type='cls_token', out_feature='norm')
+    x = images()
+    weights = {k: v.double() for k, v in model.state_dict().items()}
+    tokens = vim_equations.vim(x.double(), weights, 'v2', 'norm', DEPTH, middle_cls=True)[-1]
+    torch.testing.assert_close(model(x)[0].double(), tokens[:, 8], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    'arch, backbone, with_head',
+    [
+        ('tiny', 6_955_008, 7_148_008),
+        ('small', 25_411_584, 25_796_584),
+        ('base', 96_829_440, 97_598_440),
+    ],
+)
+def test_parameter_counts_are_the_published_ones(arch, backbone, with_head):
+    model = VisionMamba(arch, cls_token='middle', out_type='cls_token', out_feature='norm')
+    count = sum(p.numel() for p in model.parameters())
+    assert count == backbone
+    assert count + 1000 * (model.embed_dims + 1) == with_head
+    assert f'{backbone:,}' in VisionMamba.__doc__ and f'{with_head:,}' in VisionMamba.__doc__
+    assert len(model.layers) == 24
+
+
+def test_parameter_names_are_vims():
+    model = small_backbone(cls_token='middle', out_feature='norm', ssm_cfg=dict(d_state=4))
+    outside_of_mixers = {k for k in model.state_dict() if '.mixer.' not in k}
+    assert outside_of_mixers == {
+        'cls_token',
+        'pos_embed',
+        'patch_embed.proj.weight',
+        'patch_embed.proj.bias',
+        'layers.0.norm.weight',
+        'layers.1.norm.weight',
+        'norm_f.weight',
+    }
+    double = small_backbone(cls_token='double')
+    assert {'cls_token_head', 'cls_token_tail'} < set(double.state_dict())
+
+
+@pytest.mark.parametrize('out_feature', OUT_FEATURES)
+@pytest.mark.parametrize('cls_token', ['none', 'head', 'middle', 'tail', 'double'])
+@pytest.mark.parametrize('out_type', OUT_TYPES)
+def test_every_parameter_gets_a_gradient(out_type, cls_token, out_feature):
+    if out_type == 'cls_token' and cls_token == 'none':
+        with pytest.raises(ValueError, match="needs a cls_token, got cls_token 'none'"):
+            small_backbone(out_type=out_type, cls_token=cls_token)
+        return
+    model = small_backbone(out_type=out_type, cls_token=cls_token, out_feature=out_feature)
+    gradients = compute_gradients(model, images())
+    untouched = [n for n, _ in model.named_parameters() if n not in gradients]
+    assert untouched == []
+    # A token that a direction starts at has no state to decay yet.
+    start = {'head': ['layers.1.mixer.A_log'], 'tail': ['layers.1.mixer.A_b_log']}
+    expected = start.get(cls_token, []) if out_type == 'cls_token' else []
+    assert [n for n, g in gradients.items() if not g.any()] == expected
+
+
+@pytest.mark.parametrize('out_indices', [0, (0,), (0, 1), -2, (-2, -1)])
+def test_every_parameter_gets_a_gradient_for_each_choice_of_layers(out_indices):
+    model = small_backbone(out_indices=out_indices, out_feature='norm')
+    gradients = compute_gradients(model, images())
+    assert gradients.keys() == dict(model.named_parameters()).keys()
+
+
+@pytest.mark.parametrize(
+    'out_type, cls_token, shape',
+    [
+        ('featmap', 'none', (2, 16, 4, 6)),
+        ('featmap', 'double', (2, 16, 4, 6)),
+        ('cls_token', 'middle', (2, 16)),
+        ('cls_token', 'double', (2, 16)),
+        ('avg_featmap', 'tail', (2, 16)),
+        ('raw', 'none', (2, 24, 16)),
+        ('raw', 'head', (2, 25, 16)),
+        ('raw', 'double', (2, 26, 16)),
+    ],
+)
+def test_shapes_of_each_out_type(out_type, cls_token, shape):
+    (out,) = small_backbone(out_type=out_type, cls_token=cls_token)(images(32, 48))
+    assert out.shape == shape
+
+
+@pytest.mark.parametrize(
+    'cls_token, indices', [('head', [0]), ('middle', [8]), ('double', [0, 17])]
+)
+def test_out_types_are_views_of_the_same_tokens(cls_token, indices):
+    raw = small_backbone(cls_token=cls_token, out_type='raw')
+    x = images()
+    tokens = raw(x)[0]
+    patches = tokens[:, [i for i in range(tokens.shape[1]) if i not in indices]]
+    expected = {
+        'cls_token': tokens[:, indices].mean(1),
+        'avg_featmap': patches.mean(1),
+        'featmap': patches.transpose(1, 2).reshape(2, 16, 4, 4),
+    }
+    for out_type, value in expected.items():
+        other = small_backbone(cls_token=cls_token, out_type=out_type)
+        other.load_state_dict(raw.state_dict())
+        torch.testing.assert_close(other(x)[0], value)
+
+
+@pytest.mark.parametrize('if_rope', [False, True])
+@pytest.mark.parametrize('cls_token', ['none', 'middle'])
+@pytest.mark.parametrize(
+    'size, grid',
+    [
+        pytest.param((32, 32), (4, 4), id='as-built'),
+        pytest.param((64, 16), (8, 2), id='non-square-same-count'),
+        pytest.param((40, 24), (5, 3), id='odd-grid'),
+        pytest.param((72, 80), (9, 10), id='larger'),
+        pytest.param((8, 8), (1, 1), id='one-patch'),
+        pytest.param((33, 31), (5, 4), id='odd-pixels'),
+        pytest.param((3, 50), (1, 7), id='below-a-patch'),
+    ],
+)
+def test_any_size(size, grid, cls_token, if_rope):
+    model = small_backbone(cls_token=cls_token, if_rope=if_rope)
+    (out,) = model(images(*size))
+    assert out.shape == (2, 16, *grid)
+    assert out.isfinite().all()
+
+
+def test_padding_is_zeros_at_the_right_and_bottom():
+    model = small_backbone()
+    x = images(27, 37)
+    padded = torch.zeros(2, 3, 32, 40)
+    padded[..., :27, :37] = x
+    torch.testing.assert_close(model(x), model(padded))
+
+
+def test_overlapping_patches():
+    model = small_backbone(stride=4)
+    assert model.grid == (7, 7)
+    assert model(images())[0].shape == (2, 16, 7, 7)
+    # 35 = 8 + 6.75 * 4: one more patch covers the rest.
+    assert model(images(35, 32))[0].shape == (2, 16, 8, 7)
+
+
+def test_non_square_img_size_makes_a_non_square_grid():
+    model = small_backbone(img_size=(16, 48))
+    assert model.pos_embed.shape == (1, 12, 16)
+    assert model(images(16, 48))[0].shape == (2, 16, 2, 6)
+
+
+def test_image_is_read_in_row_major_order():
+    """With one direction only, a patch changes itself and what comes after it, row by row."""
+    model = small_backbone(bimamba_type='none').eval()
+    x = images(batch=1)
+    changed = x.clone()
+    changed[..., 8:16, 16:24] += 1  # patch (1, 2) of 4x4
+    difference = (model(changed)[0] - model(x)[0]).abs().amax(1).flatten()
+    assert (difference[:6] == 0).all() and (difference[6:] > 0).all()
+
+
+def test_position_embedding_is_optional():
+    model = small_backbone(if_abs_pos_embed=False)
+    assert 'pos_embed' not in model.state_dict()
+    assert model(images(40, 24))[0].shape == (2, 16, 5, 3)
+
+
+def test_rope_matters_and_keeps_parameters():
+    plain, rope = small_backbone(), small_backbone(if_rope=True)
+    rope.load_state_dict(plain.state_dict())
+    x = images()
+    assert not torch.allclose(plain(x)[0], rope(x)[0])
+
+
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        pytest.param(dict(arch='huge'), "arch.*tiny.*'huge'", id='arch-name'),
+        pytest.param(dict(arch=dict(embed_dims=8)), 'arch.*num_layers', id='arch-dict'),
+        pytest.param(dict(arch=7), 'arch.* 7', id='arch-type'),
+        pytest.param(dict(out_indices=(0, 2)), r'out_indices.*\[-2, 2\).*\(0, 2\)', id='too-large'),
+        pytest.param(dict(out_indices=-3), 'out_indices.* -3', id='too-small'),
+        pytest.param(dict(out_indices=(1, 0)), 'ascending', id='order'),
+        pytest.param(dict(out_indices=()), 'out_indices', id='empty'),
+        pytest.param(dict(out_type='map'), "out_type.*'map'", id='out_type'),
+        pytest.param(dict(out_feature='hidden'), "out_feature.*'hidden'", id='out_feature'),
+        pytest.param(dict(cls_token='end'), "cls_token.*'end'", id='cls_token'),
+        pytest.param(dict(frozen_stages=3), r'frozen_stages.*\[-1, 2\], got 3', id='frozen_stages'),
+        pytest.param(
+            dict(arch=dict(embed_dims=18, num_layers=2), if_rope=True), 'embed_dims.* 18', id='rope'
+        ),
+        pytest.param(dict(discretization_method='euler'), "'euler'.*zoh", id='method'),
+        pytest.param(dict(bimamba_type='v3'), "bimamba_type.*'v3'", id='bimamba_type'),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        small_backbone(**arguments)
+
+
+def test_method_and_ssm_cfg_reach_every_mixer():
+    model = small_backbone(discretization_method='foh', ssm_cfg=dict(d_state=3, expand=1))
+    for layer in model.layers:
+        assert layer.mixer.discretization_method == 'foh'
+        assert layer.mixer.A_b_log.shape == (16, 3)
+
+
+def test_the_method_changes_the_output():
+    zoh, bilinear = small_backbone(), small_backbone(discretization_method='bilinear')
+    bilinear.load_state_dict(zoh.state_dict())
+    x = images()
+    assert not torch.allclose(zoh(x)[0], bilinear(x)[0])
+
+
+def test_native_and_reference_backend_agree():
+    default = small_backbone(out_indices=(0, 1))
+    reference = small_backbone(out_indices=(0, 1), ssm_cfg=dict(d_state=4, use_cuda_kernel=False))
+    reference.load_state_dict(default.state_dict())
+    x = images(40, 24)
+    torch.testing.assert_close(default(x), reference(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        compute_gradients(default, x), compute_gradients(reference, x), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize('frozen_stages', [-1, 0, 1, 2])
+def test_frozen_stages(frozen_stages):
+    model = small_backbone(
+        frozen_stages=frozen_stages, cls_token='middle', out_feature='residual', drop_path_rate=0.1
+    )
+    model.train()
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    expected = set()
+    if frozen_stages >= 0:
+        expected = {n for n, _ in model.named_parameters() if not n.startswith('layers.')}
+    for i in range(max(frozen_stages, 0)):
+        expected |= {n for n, _ in model.named_parameters() if n.startswith(f'layers.{i}.')}
+    assert frozen == expected
+    assert [layer.training for layer in model.layers] == [i >= frozen_stages for i in range(DEPTH)]
+    if frozen_stages < DEPTH:
+        gradients = compute_gradients(model, images())
+        assert gradients.keys() == dict(model.named_parameters()).keys() - frozen
+
+
+@pytest.mark.parametrize('if_rope', [False, True])
+def test_with_cp_changes_nothing_but_memory(if_rope):
+    config = dict(out_indices=(0, 1), drop_path_rate=0.3, if_rope=if_rope)
+    plain = small_backbone(**config)
+    saving = small_backbone(**config, with_cp=True)
+    saving.load_state_dict(plain.state_dict())
+    x = images(40, 24)
+    torch.manual_seed(1)
+    expected, gradients = plain(x), compute_gradients(plain, x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(saving(x), expected)
+    torch.testing.assert_close(compute_gradients(saving, x), gradients)
+
+
+def test_with_cp_recomputes(monkeypatch):
+    model = small_backbone(with_cp=True)
+    calls = []
+    model.layers[0].register_forward_pre_hook(lambda *_: calls.append('forward'))
+    total(model(images())).backward()
+    assert len(calls) == 2
+
+
+def test_stochastic_depth_grows_linearly():
+    model = small_backbone(arch=dict(embed_dims=16, num_layers=5), drop_path_rate=0.4)
+    rates = [layer.drop_path.drop_prob for layer in model.layers]
+    assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+
+
+def test_stochastic_depth_drops_whole_samples_in_training_only():
+    model = small_backbone(drop_path_rate=0.5, out_feature='residual', out_indices=(0, 1))
+    x = images(batch=1).expand(16, -1, -1, -1)
+    model.train()
+    before, after = model(x)
+    unchanged = (before == after).flatten(1).all(1)
+    assert 0 < unchanged.sum() < 16
+    kept = after[~unchanged]
+    torch.testing.assert_close(kept, kept[:1].expand_as(kept))
+    model.eval()
+    assert not (torch.eq(*model(x))).flatten(1).all(1).any()
+
+
+def test_init_weights_gives_the_same_distribution_as_the_constructor():
+    model = VisionMamba(arch=dict(embed_dims=64, num_layers=4), cls_token='middle')
+    for stage in ('constructor', 'init_weights'):
+        assert model.pos_embed.std().item() == pytest.approx(0.02, rel=0.1), stage
+        assert model.cls_token.std().item() == pytest.approx(0.02, rel=0.3), stage
+        assert (model.patch_embed.proj.bias == 0).all(), stage
+        fan_in = 3 * 16 * 16
+        std = model.patch_embed.proj.weight.std().item()
+        assert std == pytest.approx(fan_in**-0.5, rel=0.05), stage
+        # Uniform in +-fan_in^-0.5, over the square root of the number of layers.
+        for layer in model.layers:
+            bound = 128**-0.5 / math.sqrt(4)
+            assert 0.99 * bound < layer.mixer.out_proj.weight.abs().max() <= bound, stage
+        nn.init.constant_(model.pos_embed, 7.0)
+        nn.init.constant_(model.cls_token, 7.0)
+        nn.init.constant_(model.layers[0].mixer.out_proj.weight, 7.0)
+        nn.init.constant_(model.patch_embed.proj.weight, 7.0)
+        model.init_weights()
+
+
+def test_init_cfg_has_the_last_word():
+    init_cfg = dict(type='Constant', val=0.5, bias=0.25, layer='Conv2d')
+    model = small_backbone(init_cfg=init_cfg)
+    model.init_weights()
+    assert (model.patch_embed.proj.weight == 0.5).all()
+    assert (model.patch_embed.proj.bias == 0.25).all()
+    assert model.pos_embed.std().item() == pytest.approx(0.02, rel=0.3)
+
+
+def test_get_layer_depth():
+    model = small_backbone(cls_token='middle', out_feature='norm', out_indices=(0, 1))
+    depths = {
+        name: model.get_layer_depth(f'backbone.{name}')[0] for name, _ in model.named_parameters()
+    }
+    for name, depth in depths.items():
+        if name.startswith('layers.'):
+            assert depth == int(name.split('.')[1]) + 1
+    others = {name: d for name, d in depths.items() if not name.startswith('layers.')}
+    assert others == {
+        'cls_token': 0,
+        'pos_embed': 0,
+        'patch_embed.proj.weight': 0,
+        'patch_embed.proj.bias': 0,
+        'norm0.weight': 3,
+        'norm_f.weight': 3,
+    }
+    assert model.get_layer_depth('decode_head.conv_seg.weight') == (3, 4)
+    assert model.get_layer_depth('layers.1.norm.weight', prefix='') == (2, 4)
+
+
+def test_no_weight_decay_marks_of_the_embeddings():
+    model = small_backbone(cls_token='double')
+    marked = {n for n, p in model.named_parameters() if getattr(p, '_no_weight_decay', False)}
+    assert {n for n in marked if '.mixer.' not in n} == {
+        'pos_embed',
+        'cls_token_head',
+        'cls_token_tail',
+    }
+
+
+def test_autocast_keeps_the_residual_stream_in_fp32():
+    for residual_in_fp32, pos_embed, dtype in (
+        (True, True, torch.float32),
+        (True, False, torch.float32),
+        (False, False, torch.bfloat16),
+    ):
+        model = small_backbone(
+            out_feature='residual',
+            residual_in_fp32=residual_in_fp32,
+            if_abs_pos_embed=pos_embed,
+        )
+        with torch.autocast('cpu', torch.bfloat16):
+            (out,) = model(images())
+        assert out.dtype == dtype
+
+
+def test_autocast_is_close_to_fp32_and_trains():
+    model = small_backbone(out_indices=(0, 1))
+    x = images()
+    expected = model(x)
+    with torch.autocast('cpu', torch.bfloat16):
+        out = model(x)
+        loss = total(out)
+    for o, e in zip(out, expected, strict=True):
+        assert (o.float() - e).norm() / e.norm() < 0.03
+    loss.backward()
+    assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_registered_in_the_root_registry():
+    model = MODELS.build(dict(type='VisionMamba', arch=dict(embed_dims=16, num_layers=1)))
+    assert isinstance(model, VisionMamba)
+    assert set(ARCHS) == {'tiny', 'small', 'base'}
