@@ -1,0 +1,58 @@
+"""Layer-wise learning rates: turns a backbone's layer depths into groups of the optimizer."""
+
+from mmengine.optim import DefaultOptimWrapperConstructor
+from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from torch import nn
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
+    """Learning rates that shrink towards the input, as in BEiT (arXiv 2106.08254) and Vim.
+
+    The learning rate of depth d out of n is multiplied by ``layer_decay_rate ** (n - 1 - d)``,
+    where ``model.backbone.get_layer_depth(name)`` tells (d, n): heads and necks keep the full one.
+    Weights of one dimension (unless ``flat_decay_mult`` says otherwise) and those that carry
+    ``_no_weight_decay`` are not decayed.
+
+    Args:
+        optim_wrapper_cfg (dict): As in MMEngine; the optimizer needs a ``lr``.
+        paramwise_cfg (dict, optional): ``layer_decay_rate`` (float, 1.0 by default), and whatever
+            MMEngine's constructor takes; multipliers of the learning rate multiply.
+
+    Raises:
+        TypeError: The model has no ``backbone`` with ``get_layer_depth``.
+        ValueError: The optimizer has no ``lr``, or the rate is not in (0, 1].
+    """
+
+    def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None):
+        paramwise_cfg = dict(paramwise_cfg or {})
+        self.rate = paramwise_cfg.pop('layer_decay_rate', 1.0)
+        paramwise_cfg.setdefault('flat_decay_mult', 0.0)
+        super().__init__(optim_wrapper_cfg, paramwise_cfg)
+        if self.base_lr is None:
+            raise ValueError("optim_wrapper_cfg['optimizer'] must have a 'lr'")
+        if not 0 < self.rate <= 1:
+            raise ValueError(f'layer_decay_rate must lie in (0, 1], got {self.rate}')
+
+    def add_params(self, params: list[dict], module: nn.Module, prefix: str = '', **kwargs) -> None:
+        """Fill ``params`` with the groups of ``module``; MMEngine recurses through here."""
+        super().add_params(params, module, prefix, **kwargs)
+        if prefix:
+            return
+        backbone = getattr(module, 'backbone', None)
+        if not hasattr(backbone, 'get_layer_depth'):
+            raise TypeError(
+                f'{type(module).__name__}.backbone must have get_layer_depth(), '
+                f'got {type(backbone).__name__}'
+            )
+        names = {param: name for name, param in module.named_parameters()}
+        merged = {}
+        for group in params:
+            (param,) = group.pop('params')
+            depth, num_depths = backbone.get_layer_depth(names[param])
+            group['lr'] = group.get('lr', self.base_lr) * self.rate ** (num_depths - 1 - depth)
+            if self.base_wd is not None and getattr(param, '_no_weight_decay', False):
+                group['weight_decay'] = 0.0
+            same = merged.setdefault(tuple(sorted(group.items())), dict(params=[], **group))
+            same['params'].append(param)
+        params[:] = merged.values()
