@@ -1,0 +1,49 @@
+# The built-in shapes (python -m vim_mm.datasets.shapes) in ADE20K's layout.
+_base_ = './ade20k_512x512.py'
+
+data_root = 'data/shapes'
+metainfo = dict(
+    classes=('background', 'circle', 'square', 'triangle', 'star', 'ring', 'cross'),
+    palette=[
+        [60, 60, 60],
+        [230, 159, 0],
+        [86, 180, 233],
+        [0, 158, 115],
+        [240, 228, 66],
+        [204, 121, 167],
+        [213, 94, 0],
+    ],
+)
+train_dataloader = dict(
+    batch_size=8,
+    num_workers=1,
+    dataset=dict(
+        # ADE20KDataset insists on ADE20K's 150 classes.
+        type='BaseSegDataset',
+        data_root=data_root,
+        metainfo=metainfo,
+        reduce_zero_label=True,
+        pipeline=[
+            dict(type='LoadImageFromFile'),
+            dict(type='LoadAnnotations'),
+            dict(type='RandomFlip', prob=0.5),
+            dict(type='RandomFlip', prob=0.5, direction='vertical'),
+            dict(type='PackSegInputs'),
+        ],
+    ),
+)
+val_dataloader = dict(
+    num_workers=1,
+    dataset=dict(
+        type='BaseSegDataset',
+        data_root=data_root,
+        metainfo=metainfo,
+        reduce_zero_label=True,
+        pipeline=[
+            dict(type='LoadImageFromFile'),
+            dict(type='LoadAnnotations'),
+            dict(type='PackSegInputs'),
+        ],
+    ),
+)
+test_dataloader = val_dataloader

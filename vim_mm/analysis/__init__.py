@@ -1,0 +1,1 @@
+"""What the tools under ``tools/`` share: pictures of runs and predictions."""

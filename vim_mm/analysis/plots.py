@@ -1,0 +1,157 @@
+"""Pictures of a run for ``tools/``: training curves, and predictions beside the ground truth."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+_PANEL_INCHES = 1.9
+_DPI = 120
+_OPACITY = 0.55
+_SHORT_SIDE = 256  # pixels that a panel has at least, so that outlines stay thin
+
+
+@dataclass
+class Region:
+    """A part of an image that has a class.
+
+    Attributes:
+        mask (np.ndarray): (H, W) bool.
+        label (int): Index of the class.
+        box (Sequence[float], optional): Left, top, right, bottom in pixels, of detections.
+        score (float, optional): Confidence in [0, 1], of predicted detections.
+    """
+
+    mask: np.ndarray
+    label: int
+    box: Sequence[float] | None = None
+    score: float | None = None
+
+
+@dataclass
+class Sample:
+    """An image, (H, W, 3) uint8 RGB, with what is on it and what the model finds on it."""
+
+    image: np.ndarray
+    truth: list[Region]
+    prediction: list[Region]
+
+
+def plot_curves(
+    losses: Sequence[tuple[int, float]],
+    metrics: dict[str, Sequence[tuple[int, float]]],
+    path: str | Path,
+) -> None:
+    """Draw training loss and validation metrics over the iterations.
+
+    Args:
+        losses (Sequence[tuple[int, float]]): Iteration and training loss.
+        metrics (dict): By name, iteration and metric in percent.
+        path (str | Path): Picture to write.
+    """
+    figure = Figure(figsize=(9, 3.4), dpi=_DPI, layout='constrained')
+    left, right = figure.subplots(1, 2)
+    left.plot(*_columns(losses), color='tab:blue', linewidth=1.2)
+    left.set(title='Training', ylabel='loss')
+    for name, points in metrics.items():
+        steps, values = _columns(points)
+        right.plot(
+            steps, values, marker='o', markersize=3.5, label=f'{name}, last {values[-1]:.1f}'
+        )
+    right.set(title='Held-out images', ylabel='percent', ylim=(0, 100))
+    right.legend(loc='lower right')
+    last = max(step for points in (losses, *metrics.values()) for step, _ in points)
+    for axes in (left, right):
+        axes.set(xlabel='iteration', xlim=(0, last * 1.02))
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        axes.spines[['top', 'right']].set_visible(False)
+    figure.savefig(path)
+
+
+def plot_predictions(
+    samples: Sequence[Sample],
+    classes: Sequence[str],
+    palette: Sequence[Sequence[int]],
+    path: str | Path,
+    samples_per_row: int = 2,
+) -> None:
+    """Draw image, ground truth and prediction of every sample side by side, with a legend.
+
+    Args:
+        samples (Sequence[Sample]): What to draw, at least one.
+        classes (Sequence[str]): Names of the classes; the legend has those that occur.
+        palette (Sequence[Sequence[int]]): RGB in 0 to 255 for every class.
+        path (str | Path): Picture to write.
+        samples_per_row (int): Samples, of three panels each, in a row.
+    """
+    across = min(samples_per_row, len(samples))
+    down = -(-len(samples) // across)
+    columns = 3 * across
+    size = (_PANEL_INCHES * columns, _PANEL_INCHES * down + 0.55)
+    figure = Figure(figsize=size, dpi=_DPI, layout='constrained')
+    grid = figure.subplots(down, columns, squeeze=False)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for column in range(columns):
+        grid[0, column].set_title(('image', 'ground truth', 'prediction')[column % 3], fontsize=10)
+    for panels, sample in zip(grid.reshape(-1, 3), samples, strict=False):
+        panels[0].imshow(_enlarge(sample.image, cv2.INTER_LINEAR))
+        _draw_regions(panels[1], sample.image, sample.truth, palette)
+        _draw_regions(panels[2], sample.image, sample.prediction, palette)
+    labels = {region.label for sample in samples for region in (*sample.truth, *sample.prediction)}
+    handles = [
+        Patch(color=np.divide(palette[label], 255), label=classes[label])
+        for label in sorted(labels)
+    ]
+    figure.legend(handles=handles, loc='outside lower center', ncols=10, frameon=False)
+    figure.savefig(path)
+
+
+def _columns(points):
+    steps, values = zip(*points, strict=True)
+    return steps, values
+
+
+def _enlarge(image, interpolation):
+    factor = max(1, -(-_SHORT_SIDE // min(image.shape[:2])))
+    return cv2.resize(image, None, fx=factor, fy=factor, interpolation=interpolation)
+
+
+def _draw_regions(axes, image, regions, palette):
+    """Show the image under tinted, outlined regions; detections also get box and score."""
+    canvas = _enlarge(image, cv2.INTER_LINEAR)
+    for region in regions:
+        colour = np.array(palette[region.label], np.uint8)
+        mask = _enlarge(region.mask.astype(np.uint8), cv2.INTER_NEAREST)
+        inside = mask.astype(bool)
+        canvas[inside] = ((1 - _OPACITY) * canvas[inside] + _OPACITY * colour).astype(np.uint8)
+        contours, _ = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
+        cv2.drawContours(canvas, contours, -1, colour.tolist(), 2)
+    axes.imshow(canvas)
+    scale = canvas.shape[0] / image.shape[0]
+    for region in regions:
+        if region.box is not None:
+            _draw_box(axes, np.multiply(region.box, scale), region.score, palette[region.label])
+
+
+def _draw_box(axes, box, score, colour):
+    left, top, right, bottom = box
+    edge = np.divide(colour, 255)
+    axes.add_patch(
+        Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=edge, linewidth=1)
+    )
+    if score is not None:
+        axes.text(
+            left,
+            top,
+            f'{score:.2f}',
+            fontsize=6,
+            va='top',
+            color='white',
+            bbox={'facecolor': 'black', 'alpha': 0.6, 'pad': 0.6, 'linewidth': 0},
+        )

@@ -1,0 +1,129 @@
+"""What a training run left in its working directory, read for pictures and tables."""
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
+from mmengine.registry import DATASETS, MODELS, init_default_scope
+from mmengine.runner import load_checkpoint
+
+from vim_mm.analysis.plots import Region, Sample
+
+# Metrics by their name in the log: how to call them, and what makes them percent.
+_METRICS = {
+    'mIoU': ('mIoU', 1),
+    'coco/bbox_mAP': ('box AP', 100),
+    'coco/segm_mAP': ('mask AP', 100),
+}
+
+
+def find_config(work_dir: str | Path) -> Path:
+    """The config that the runner dumped into a working directory.
+
+    Raises:
+        FileNotFoundError: There is none, or there are several.
+    """
+    configs = sorted(Path(work_dir).glob('*.py'))
+    if len(configs) != 1:
+        raise FileNotFoundError(f'{work_dir} must hold one config of a run, found {len(configs)}')
+    return configs[0]
+
+
+def find_checkpoint(work_dir: str | Path) -> Path:
+    """The last checkpoint in a working directory.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    pointer = Path(work_dir) / 'last_checkpoint'
+    if not pointer.is_file():
+        raise FileNotFoundError(f'{work_dir} holds no checkpoint')
+    # The pointer holds an absolute path; the directory may have moved since.
+    return Path(work_dir) / Path(pointer.read_text().strip()).name
+
+
+def read_history(
+    work_dir: str | Path,
+) -> tuple[list[tuple[int, float]], dict[str, list[tuple[int, float]]]]:
+    """Losses and metrics of a run by iterations, over all times it was resumed.
+
+    Args:
+        work_dir (str | Path): Working directory of an iteration-based run.
+
+    Returns:
+        tuple: (iteration, training loss) in order, and by name of the metric
+        (iteration, percent) in order.
+
+    Raises:
+        FileNotFoundError: The run has logged no loss or no metric.
+    """
+    losses, metrics = {}, {}
+    for log in sorted(Path(work_dir).glob('*/vis_data/scalars.json')):
+        for record in map(json.loads, log.read_text().splitlines()):
+            if 'loss' in record:
+                losses[record['step']] = record['loss']
+            for key, (name, factor) in _METRICS.items():
+                if key in record:
+                    metrics.setdefault(name, {})[record['step']] = factor * record[key]
+    if not losses or not metrics:
+        raise FileNotFoundError(f'{work_dir} holds no log of both training and validation')
+    return sorted(losses.items()), {name: sorted(each.items()) for name, each in metrics.items()}
+
+
+def predict_samples(
+    cfg: Config, checkpoint: str | Path, count: int, score_threshold: float = 0.5
+) -> tuple[list[Sample], tuple[str, ...], list[tuple[int, int, int]]]:
+    """Run a trained model on images spread evenly over the test set.
+
+    Args:
+        cfg (Config): Config of a segmentation or detection run.
+        checkpoint (str | Path): Weights; all of the model's and no others.
+        count (int): Number of images.
+        score_threshold (float): Least score of a detection.
+
+    Returns:
+        tuple: The samples, and names and RGB colours of the classes.
+    """
+    init_default_scope(cfg.default_scope)
+    model = MODELS.build(cfg.model)
+    load_checkpoint(model, str(checkpoint), map_location='cpu', strict=True)
+    model.eval()
+    dataset = DATASETS.build(cfg.test_dataloader.dataset)
+    samples = []
+    for index in np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int):
+        with torch.no_grad():
+            result = model.test_step(pseudo_collate([dataset[index]]))[0]
+        image = cv2.cvtColor(cv2.imread(result.img_path), cv2.COLOR_BGR2RGB)
+        if 'pred_sem_seg' in result:
+            truth = _segments(result.gt_sem_seg.data[0])
+            prediction = _segments(result.pred_sem_seg.data[0])
+        else:
+            found = result.pred_instances
+            truth = _instances(result.gt_instances)
+            prediction = _instances(found[found.scores >= score_threshold])
+        samples.append(Sample(image, truth, prediction))
+    return samples, dataset.metainfo['classes'], dataset.metainfo['palette']
+
+
+def _segments(seg_map):
+    """Regions of a map (H, W) of class indices."""
+    seg_map = seg_map.cpu().numpy()
+    return [Region(seg_map == label, int(label)) for label in np.unique(seg_map) if label != 255]
+
+
+def _instances(instances):
+    """Regions of mmdet's InstanceData; ground truth has no scores."""
+    count = len(instances)
+    masks = instances.masks.masks if hasattr(instances.masks, 'masks') else instances.masks
+    scores = instances.scores.tolist() if 'scores' in instances else [None] * count
+    boxes = instances.bboxes.tensor if hasattr(instances.bboxes, 'tensor') else instances.bboxes
+    return [
+        Region(np.asarray(mask, bool), int(label), box, score)
+        for mask, label, box, score in zip(
+            masks, instances.labels, boxes.tolist(), scores, strict=True
+        )
+    ]
