@@ -50,15 +50,15 @@ def resize_pos_embed(
         placement: Where the n class tokens stand, a key of ``CLS_TOKENS``.
 
     Returns:
-        (1, H' W' + n, C) in the same dtype, bicubic with antialiasing.
+        (1, H' W' + n, C) in the same dtype; bicubic, as DeiT and Vim do it.
     """
     if tuple(old_grid) == tuple(new_grid):
         return pos_embed
     patches, cls = split_cls(pos_embed, placement)
-    # Not timm's resample_abs_pos_embed: it returns its input if the number of patches stays and
-    # the new grid is square, also where the old one was not.
+    # Not timm's resample_abs_pos_embed: it does nothing where another grid becomes a square of as
+    # many patches, and its antialiasing has no backward for dynamic shapes in torch.compile.
     image = patches.unflatten(1, old_grid).permute(0, 3, 1, 2).float()
-    image = F.interpolate(image, size=new_grid, mode='bicubic', antialias=True)
+    image = F.interpolate(image, size=new_grid, mode='bicubic')
     patches = image.flatten(2).transpose(1, 2).to(pos_embed.dtype)
     return insert_cls(patches, cls, placement)
 

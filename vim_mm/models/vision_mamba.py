@@ -45,18 +45,17 @@ class PatchEmbed(nn.Module):
         self.stride = stride
         self.proj = nn.Conv2d(in_channels, embed_dims, patch_size, stride)
 
-    def padding(self, size: int) -> int:
-        """Pixels missing until patches cover ``size`` pixels exactly."""
-        missing = self.patch_size - size
-        return max(missing, missing % self.stride)
-
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Number of patches along (H, W) of an image of that size."""
-        return tuple((s + self.padding(s) - self.patch_size) // self.stride + 1 for s in size)
+        """Number of patches that cover an image of (H, W) pixels, along each axis."""
+        # Rounded up by floor division: torch.compile traces no ceil and no modulo of sizes.
+        return tuple(max(-((self.patch_size - s) // self.stride), 0) + 1 for s in size)
 
     def forward(self, x: Tensor) -> Tensor:
-        height, width = x.shape[-2:]
-        return self.proj(F.pad(x, (0, self.padding(width), 0, self.padding(height))))
+        bottom, right = (
+            (n - 1) * self.stride + self.patch_size - s
+            for n, s in zip(self.grid(x.shape[-2:]), x.shape[-2:])
+        )
+        return self.proj(F.pad(x, (0, right, 0, bottom)))
 
 
 class Block(nn.Module):
