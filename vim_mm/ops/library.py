@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vim_mm.ops.reference import state_dtype
+
 # Why `vim_mm._C` is missing, for the messages of those who need it; None when it is loaded.
 MISSING: str | None = None
 if importlib.util.find_spec('vim_mm._C') is None:
@@ -28,14 +30,6 @@ def has_kernel(device_type: str) -> bool:
     return key is not None and torch._C._dispatch_has_kernel_for_dispatch_key(
         'vim_mm::selective_scan_fwd', key
     )
-
-
-def state_dtype(u: Tensor, A: Tensor) -> torch.dtype:
-    """dtype of the last state: the precision of the computation, real or complex as A."""
-    wide = u.dtype == torch.float64
-    if A.is_complex():
-        return torch.complex128 if wide else torch.complex64
-    return torch.float64 if wide else torch.float32
 
 
 def _forward_fake(

@@ -7,6 +7,14 @@ from torch import Tensor
 from vim_mm.ops.discretization import discretize, get_method
 
 
+def state_dtype(u: Tensor, A: Tensor) -> torch.dtype:
+    """dtype of the state: the precision of the computation, float64 if u's, and complex if A is."""
+    wide = u.dtype == torch.float64
+    if A.is_complex():
+        return torch.complex128 if wide else torch.complex64
+    return torch.float64 if wide else torch.float32
+
+
 def _per_channel(M: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
     """Bring any form of B or C to (B, D, L, N) and the state's dtype, for ``like`` (B, D, L)."""
     if dtype.is_complex and not M.is_complex():
@@ -73,13 +81,10 @@ def selective_scan_ref(
 
     Returns:
         out (B, D, L) in u's dtype, or (out, last_state) with last_state (B, D, N), complex where A
-        is. Computed, and the state returned, in float64 if any input is double, else in float32.
+        is. Computed, and the state returned, in float64 if u is, else in float32.
     """
-    given = [t for t in (u, delta, A, B, C, D, z, delta_bias) if t is not None]
-    double = any(t.dtype in (torch.float64, torch.complex128) for t in given)
-    dtype = torch.float64 if double else torch.float32
-    complex_dtype = torch.complex128 if double else torch.complex64
-    state_dtype = complex_dtype if A.is_complex() else dtype
+    state = state_dtype(u, A)
+    dtype = torch.float64 if u.dtype == torch.float64 else torch.float32
 
     steps = delta.to(dtype)
     if delta_bias is not None:
@@ -88,9 +93,9 @@ def selective_scan_ref(
         # The default threshold, 20, is off by 2e-9 there.
         steps = F.softplus(steps, threshold=40)
     signal = u.to(dtype)
-    A_bar, beta = discretize(steps[..., None], A.to(state_dtype)[:, None], discretization_method)
-    drive = beta * _per_channel(B, signal, state_dtype) * signal[..., None]
-    C = _per_channel(C, signal, state_dtype)
+    A_bar, beta = discretize(steps[..., None], A.to(state)[:, None], discretization_method)
+    drive = beta * _per_channel(B, signal, state) * signal[..., None]
+    C = _per_channel(C, signal, state)
 
     y, last_state = _scan(A_bar, drive, C, reverse)
     if not get_method(discretization_method).causal:

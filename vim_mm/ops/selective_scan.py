@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -197,7 +197,7 @@ def selective_scan_grouped_fn(
                 True,
                 discretization_method,
                 flag,
-            )  # fmt: skip
+            )
             for k, flag in enumerate(reverse)
         ]
         out, last_state = (torch.stack(x, dim=1) for x in zip(*results, strict=True))
@@ -348,6 +348,6 @@ def _obstacle(device_type: str, dtype: torch.dtype) -> str | None:
     return None
 
 
-@lru_cache(maxsize=None)
+@cache
 def _say_once(message: str) -> None:
     _logger.warning(message)

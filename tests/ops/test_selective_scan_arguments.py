@@ -1,0 +1,230 @@
+"""What selective_scan_fn refuses, and which backend it takes."""
+
+import logging
+
+import pytest
+import torch
+
+from tests.ops.inputs import grouped_inputs, make_inputs
+from vim_mm.ops import library, selective_scan, selective_scan_fn, selective_scan_grouped_fn
+from vim_mm.ops.discretization import METHODS
+
+B, D, L, N = 2, 4, 6, 3
+f32, f64, c64 = torch.float32, torch.float64, torch.complex64
+
+
+def zeros(*shape, dtype=f32, device='cpu'):
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+BAD_INPUTS = [
+    # argument, value, error, what the message says
+    ('u', [1.0], TypeError, 'u: expected a tensor, got list'),
+    ('A', None, TypeError, 'A: expected a tensor, got NoneType'),
+    ('D', 1.0, TypeError, 'D: expected a tensor, got float'),
+    ('u', zeros(B, D, L, dtype=torch.int64), TypeError, 'u: .* got torch.int64'),
+    ('u', zeros(B, D, L, dtype=f64), TypeError, 'delta: expected float64, as u is, got .*float32'),
+    ('delta', zeros(B, D, L, dtype=f64), TypeError, 'delta: .* got torch.float64'),
+    ('z', zeros(B, D, L, dtype=c64), TypeError, 'z: .* got torch.complex64'),
+    ('A', zeros(D, N, dtype=torch.int32), TypeError, 'A: .* got torch.int32'),
+    ('B', zeros(B, N, L, dtype=c64), TypeError, 'B: expected a real dtype, as A is real'),
+    ('C', zeros(B, N, L, dtype=f64), TypeError, 'C: .* got torch.float64'),
+    ('D', zeros(D, dtype=torch.bool), TypeError, 'D: .* got torch.bool'),
+    ('delta_bias', zeros(D, dtype=c64), TypeError, 'delta_bias: .* got torch.complex64'),
+    ('u', zeros(D, L), ValueError, r'u: expected 3 dimensions \(B, D, L\), got shape \(4, 6\)'),
+    ('delta', zeros(B, D, L + 1), ValueError, r'delta: .* = \(2, 4, 6\), got \(2, 4, 7\)'),
+    ('z', zeros(B, D + 1, L), ValueError, r'z: .* = \(2, 4, 6\), got \(2, 5, 6\)'),
+    ('A', zeros(D), ValueError, r'A: expected 2 dimensions \(D, N\), got shape \(4,\)'),
+    ('A', zeros(D + 1, N), ValueError, r'A: .* = \(4, 3\), got \(5, 3\)'),
+    ('A', zeros(D, 257), ValueError, 'A: expected 1 to 256 states N, got 257'),
+    ('A', zeros(D, 0), ValueError, 'A: expected 1 to 256 states N, got 0'),
+    ('B', zeros(N), ValueError, r'B: expected shape \(D, N\), \(B, N, L\) or \(B, G, N, L\)'),
+    ('B', zeros(D, N + 1), ValueError, r'B: .*\(D, N\) = \(4, 3\), got \(4, 4\)'),
+    ('C', zeros(B, N, L - 1), ValueError, r'C: .*\(B, N, L\) = \(2, 3, 6\), got \(2, 3, 5\)'),
+    ('C', zeros(B, 2, N + 1, L), ValueError, r'C: .*= \(2, 2, 3, 6\), got \(2, 2, 4, 6\)'),
+    ('B', zeros(B, 3, N, L), ValueError, 'B: expected a number of groups G that divides D = 4'),
+    ('B', zeros(B, 0, N, L), ValueError, 'B: expected a number of groups G that divides D = 4'),
+    ('D', zeros(D + 1), ValueError, r'D: .* = \(4,\), got \(5,\)'),
+    ('delta_bias', zeros(D, 1), ValueError, r'delta_bias: .* = \(4,\), got \(4, 1\)'),
+    ('B', zeros(B, N, L, device='meta'), ValueError, 'B: expected on cpu, where u is, got meta'),
+    ('D', zeros(D, device='meta'), ValueError, 'D: expected on cpu, where u is, got meta'),
+    ('reverse', 1, TypeError, 'reverse: expected a bool, got 1'),
+    ('use_cuda_kernel', 1, TypeError, 'use_cuda_kernel: expected a bool, got 1'),
+    ('discretization_method', 'euler', ValueError, "'euler'.*zoh.*rk4"),
+    ('discretization_method', 0, ValueError, 'unknown discretization method 0'),
+]
+
+
+@pytest.mark.parametrize(
+    ('name', 'value', 'error', 'message'),
+    [pytest.param(*case, id=f'{case[0]}-{i}') for i, case in enumerate(BAD_INPUTS)],
+)
+@pytest.mark.parametrize('use_cuda_kernel', [None, False], ids=['kernel', 'reference'])
+def test_bad_input(name, value, error, message, use_cuda_kernel):
+    arguments = {'use_cuda_kernel': use_cuda_kernel, **make_inputs(dtype=f32), name: value}
+    with pytest.raises(error, match=message):
+        selective_scan_fn(**arguments)
+
+
+def test_groups_of_B_and_C_must_agree():
+    inputs = make_inputs(dtype=f32) | {'B': zeros(B, 2, N, L), 'C': zeros(B, 4, N, L)}
+    with pytest.raises(ValueError, match='C: expected as many groups as B, 2, or one, got 4'):
+        selective_scan_fn(**inputs)
+
+
+def test_bad_input_with_complex_A():
+    inputs = make_inputs(dtype=f32, is_complex=True)
+    with pytest.raises(ValueError, match='B: expected 2 L = 12 interleaved steps with complex A'):
+        selective_scan_fn(**inputs | {'B': zeros(B, N, L)})
+    with pytest.raises(TypeError, match=r'C: expected torch.complex64.* got torch.complex128'):
+        selective_scan_fn(**inputs | {'C': zeros(B, N, L, dtype=torch.complex128)})
+    with pytest.raises(TypeError, match=r'B: expected torch.complex64.* got torch.float32'):
+        selective_scan_fn(**inputs | {'B': zeros(D, N)})
+
+
+BAD_GROUPED_INPUTS = [
+    ('u', zeros(B, 2, L), ValueError, r'u: expected 4 dimensions \(B, K, D, L\)'),
+    ('delta', zeros(B, 3, D, L), ValueError, r'delta: .* = \(2, 2, 4, 6\), got \(2, 3, 4, 6\)'),
+    ('A', zeros(D, N), ValueError, r'A: expected 3 dimensions \(K, D, N\)'),
+    ('B', zeros(B, N, L), ValueError, r'B: .*\(K, D, N\) = \(2, 4, 3\)'),
+    ('C', zeros(B, 1, N, L), ValueError, r'C: .*\(B, K, N, L\) = \(2, 2, 3, 6\)'),
+    ('D', zeros(D), ValueError, r'D: .* = \(2, 4\), got \(4,\)'),
+    ('reverse', (True,), ValueError, 'reverse: expected 2 flags, one per group, got 1'),
+    ('reverse', (0, 1), TypeError, 'reverse: expected a bool, got 0'),
+    ('discretization_method', 'ZOH', ValueError, "unknown discretization method 'ZOH'"),
+]
+
+
+@pytest.mark.parametrize(
+    ('name', 'value', 'error', 'message'),
+    [pytest.param(*case, id=f'{case[0]}-{i}') for i, case in enumerate(BAD_GROUPED_INPUTS)],
+)
+def test_bad_grouped_input(name, value, error, message):
+    inputs = grouped_inputs(groups=2, dtype=f32)
+    with pytest.raises(error, match=message):
+        selective_scan_grouped_fn(**inputs | {name: value})
+
+
+@pytest.fixture
+def backends(monkeypatch):
+    """Records which backend runs, in order; the log of 'said once' starts empty."""
+    taken = []
+    reference, kernel = selective_scan.selective_scan_ref, torch.ops.vim_mm.selective_scan_fwd
+
+    def record(name, function):
+        def recorder(*args, **kwargs):
+            taken.append(name)
+            return function(*args, **kwargs)
+
+        return recorder
+
+    monkeypatch.setattr(selective_scan, 'selective_scan_ref', record('reference', reference))
+    monkeypatch.setattr(torch.ops.vim_mm, 'selective_scan_fwd', record('kernel', kernel))
+    monkeypatch.delenv('VIM_USE_CUDA_KERNEL', raising=False)
+    selective_scan._say_once.cache_clear()
+    return taken
+
+
+@pytest.mark.parametrize(
+    ('argument', 'variable', 'backend'),
+    [
+        (None, None, 'kernel'),
+        (None, '', 'kernel'),
+        (None, '0', 'reference'),
+        (False, None, 'reference'),
+        (False, '1', 'reference'),
+    ],
+)
+def test_backend_on_the_cpu(backends, monkeypatch, argument, variable, backend):
+    if variable is not None:
+        monkeypatch.setenv('VIM_USE_CUDA_KERNEL', variable)
+    selective_scan_fn(**make_inputs(), use_cuda_kernel=argument)
+    selective_scan_grouped_fn(**grouped_inputs(groups=1), reverse=(True,), use_cuda_kernel=argument)
+    assert backends == [backend, backend]
+
+
+@pytest.mark.parametrize(('argument', 'variable'), [(True, None), (True, '0'), (None, '1')])
+def test_cuda_kernel_demanded_on_the_cpu(backends, monkeypatch, argument, variable):
+    if variable is not None:
+        monkeypatch.setenv('VIM_USE_CUDA_KERNEL', variable)
+    with pytest.raises(RuntimeError, match='demanded, but the tensors are on cpu'):
+        selective_scan_fn(**make_inputs(), use_cuda_kernel=argument)
+    assert backends == []
+
+
+def test_unknown_value_of_the_variable(backends, monkeypatch):
+    monkeypatch.setenv('VIM_USE_CUDA_KERNEL', 'yes')
+    with pytest.raises(ValueError, match="VIM_USE_CUDA_KERNEL: expected 1, 0 or empty, got 'yes'"):
+        selective_scan_fn(**make_inputs())
+    assert backends == []
+
+
+def test_the_variable_is_frozen_into_a_compiled_graph(monkeypatch):
+    graphs = []
+
+    def backend(module, example_inputs):
+        graphs.append([str(node.target) for node in module.graph.nodes])
+        return module.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(selective_scan_fn, fullgraph=True, backend=backend)
+    inputs = make_inputs()
+    for variable in ('0', '', '1'):
+        monkeypatch.setenv('VIM_USE_CUDA_KERNEL', variable)
+        compiled(**inputs)
+    assert len(graphs) == 1
+    assert not any('vim_mm' in node for node in graphs[0])
+
+
+def test_the_variable_is_read_at_each_eager_call(backends, monkeypatch):
+    for variable in ('0', '', '0'):
+        monkeypatch.setenv('VIM_USE_CUDA_KERNEL', variable)
+        selective_scan_fn(**make_inputs())
+    assert backends == ['reference', 'kernel', 'reference']
+
+
+def test_without_the_extension(backends, monkeypatch, caplog):
+    """The reference takes over, says so once, and why."""
+    monkeypatch.setattr(library, 'MISSING', 'vim_mm._C is not built')
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            selective_scan_fn(**make_inputs())
+    assert backends == ['reference'] * 3
+    assert [record.getMessage() for record in caplog.records] == [
+        'selective scan on cpu: PyTorch reference, because vim_mm._C is not built'
+    ]
+
+
+@pytest.mark.parametrize(
+    ('has_kernel', 'dtype', 'wish', 'outcome'),
+    [
+        (True, f32, None, True),
+        (True, f32, True, True),
+        (True, f32, False, False),
+        (True, f64, None, False),
+        (True, f64, True, 'the CUDA scan has no float64'),
+        (False, f32, None, False),
+        (False, f32, True, 'vim_mm._C has no scan for cuda'),
+    ],
+)
+def test_backend_on_cuda(backends, monkeypatch, has_kernel, dtype, wish, outcome):
+    """The choice for CUDA tensors depends on device type and dtype only: no GPU is needed."""
+    monkeypatch.setattr(library, 'has_kernel', lambda device_type: has_kernel)
+    if isinstance(outcome, str):
+        with pytest.raises(RuntimeError, match=outcome):
+            selective_scan._use_compiled(wish, 'cuda', dtype)
+    else:
+        assert selective_scan._use_compiled(wish, 'cuda', dtype) is outcome
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_a_failing_kernel_fails(backends, monkeypatch, method):
+    """Its error reaches the caller; no other method, no other path takes over."""
+
+    def broken(*args):
+        raise RuntimeError('the kernel failed')
+
+    monkeypatch.setattr(torch.ops.vim_mm, 'selective_scan_fwd', broken)
+    with pytest.raises(RuntimeError, match='the kernel failed'):
+        selective_scan_fn(**make_inputs(), discretization_method=method)
+    assert backends == []
