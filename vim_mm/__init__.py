@@ -1,7 +1,7 @@
 """Vision Mamba for MMDetection and MMSegmentation: importing this registers everything.
 
-The operators need PyTorch alone. Where MMEngine is installed, its registries learn the backbone, the
-necks, the data sets and the tools of training, and checkpoints are from then on read by the loader in
+The operators need PyTorch alone. Where MMEngine is installed, its registries learn the backbone and
+the neck, its configs the bases ``vim_mm::...``, and every checkpoint is from then on read by
 :mod:`vim_mm.engine.checkpoint`, which never runs code from a file.
 """
 
@@ -14,5 +14,6 @@ __all__ = ['ops']
 
 if find_spec('mmengine') is not None:
     from vim_mm import datasets, engine, models
+    from vim_mm.config import config_names, config_path
 
-    __all__ += ['datasets', 'engine', 'models']
+    __all__ += ['config_names', 'config_path', 'datasets', 'engine', 'models']

@@ -1,0 +1,8 @@
+_base_ = './default_runtime.py'
+
+default_scope = 'mmseg'
+default_hooks = dict(visualization=dict(type='SegVisualizationHook'))
+env_cfg = dict(cudnn_benchmark=True)
+visualizer = dict(
+    type='SegLocalVisualizer', name='visualizer', vis_backends=[dict(type='LocalVisBackend')]
+)

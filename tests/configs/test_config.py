@@ -1,0 +1,146 @@
+"""Finding shipped configs by name, and merging command-line options into them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mmengine.config import Config
+
+from vim_mm.config import config_names, config_path, merge_options
+
+ROOT = Path(__file__).parents[2]
+SEG = 'seg/upernet_vim_t_bilinear.py'
+DET = 'det/cascade_mask_rcnn_vim_t_bilinear.py'
+
+
+def test_config_names_are_the_files_in_configs():
+    expected = [
+        f'{task}/{p.name}' for task in ('seg', 'det') for p in (ROOT / 'configs' / task).glob('*')
+    ]
+    assert config_names() == sorted(expected)
+
+
+@pytest.mark.parametrize('name', [SEG, '_base_/models/upernet_vim_t.py'])
+def test_config_path(name):
+    path = config_path(name)
+    assert Path(path).is_absolute()
+    assert Path(path).read_text() == (ROOT / 'configs' / name).read_text()
+
+
+def test_config_path_names_similar_configs():
+    with pytest.raises(
+        FileNotFoundError, match=f"'seg/upernet_vim_bilinear.py': did you mean.*{SEG}"
+    ):
+        config_path('seg/upernet_vim_bilinear.py')
+
+
+def test_config_path_without_similar_configs():
+    with pytest.raises(FileNotFoundError, match=r'see vim_mm\.config_names\(\)'):
+        config_path('xyz')
+
+
+@pytest.mark.parametrize('name', [SEG, DET])
+def test_shipped_bases_resolve_in_a_fresh_process_elsewhere(name, tmp_path):
+    (tmp_path / 'mine.py').write_text(
+        f"_base_ = 'vim_mm::{name}'\nmodel = dict(backbone=dict(with_cp=True))\n"
+    )
+    script = (
+        'import vim_mm\n'
+        'from mmengine.config import Config\n'
+        'from mmengine.registry import MODELS, init_default_scope\n'
+        "cfg = Config.fromfile('mine.py')\n"
+        'init_default_scope(cfg.default_scope)\n'
+        'model = MODELS.build(cfg.model)\n'
+        "print(type(model).__name__, model.backbone.with_cp, cfg.model.get('_scope_'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', script],
+        cwd=tmp_path,
+        env={'PATH': '', 'PYTHONPATH': str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    model = {SEG: 'EncoderDecoder True None', DET: 'CascadeRCNN True mmdet'}[name]
+    assert done.stdout.splitlines()[-1] == model
+    assert 'Failed to search registry' not in done.stdout + done.stderr
+
+
+def test_unknown_shipped_base(tmp_path):
+    (tmp_path / 'mine.py').write_text("_base_ = 'vim_mm::seg/upernet_vim_t_bilineer.py'\n")
+    with pytest.raises(FileNotFoundError, match=SEG):
+        Config.fromfile(tmp_path / 'mine.py')
+
+
+def test_bases_of_other_packages_still_resolve(tmp_path):
+    (tmp_path / 'mine.py').write_text("_base_ = 'mmdet::_base_/default_runtime.py'\n")
+    assert Config.fromfile(tmp_path / 'mine.py').default_scope == 'mmdet'
+
+
+def strings(value):
+    if isinstance(value, dict):
+        value = value.values()
+    if isinstance(value, str):
+        yield value
+    elif not isinstance(value, int | float | None):
+        for item in value:
+            yield from strings(item)
+
+
+@pytest.mark.parametrize('name', [SEG, DET])
+def test_data_root_moves_all_paths(name):
+    cfg = Config.fromfile(config_path(name))
+    old = cfg.data_root
+    before = [*strings(cfg.to_dict())]
+    merge_options(cfg, {'data_root': '/elsewhere', 'train_dataloader.batch_size': 3})
+    after = [*strings(cfg.to_dict())]
+    assert cfg.train_dataloader.dataset.data_root == '/elsewhere'
+    assert [s for s in after if s.startswith('/elsewhere/annotations')] == [
+        s.replace(old, '/elsewhere') for s in before if s.startswith(f'{old}/annotations')
+    ]
+    assert not any(s.startswith(old) for s in after)
+    assert cfg.train_dataloader.batch_size == 3
+    # Nothing else moved, and sequences kept their types.
+    assert [s.replace('/elsewhere', old) for s in after] == before
+    assert (
+        cfg.model.backbone.out_indices
+        == Config.fromfile(config_path(name)).model.backbone.out_indices
+    )
+
+
+def test_an_explicit_path_wins_over_data_root():
+    cfg = Config.fromfile(config_path(SEG))
+    merge_options(cfg, {'data_root': '/a', 'val_dataloader.dataset.data_root': '/b'})
+    roots = [cfg[f'{split}_dataloader'].dataset.data_root for split in ('train', 'val', 'test')]
+    assert roots == ['/a', '/b', '/a']
+
+
+def test_options_reach_into_lists():
+    cfg = Config.fromfile(config_path(SEG))
+    merge_options(cfg, {'param_scheduler.0.end': 5, 'train_cfg.max_iters': 10})
+    assert cfg.param_scheduler[0].end == 5
+    assert cfg.param_scheduler[1].type == 'PolyLR'
+    assert cfg.train_cfg.max_iters == 10
+
+
+@pytest.mark.parametrize(
+    'option, hint',
+    [
+        pytest.param('train_dataloder.batch_size', "did you mean 'train_dataloader'?", id='typo'),
+        pytest.param('crop_size', "nothing reads 'crop_size'", id='unknown'),
+    ],
+)
+def test_an_option_that_nothing_reads_is_an_error(option, hint):
+    cfg = Config.fromfile(config_path(SEG))
+    with pytest.raises(ValueError, match=f'--cfg-options {option}: .*') as error:
+        merge_options(cfg, {option: 1})
+    assert hint in str(error.value)
+
+
+@pytest.mark.parametrize('option', ['custom_hooks', 'experiment_name', 'work_dir'])
+def test_options_of_the_runner_need_not_stand_in_the_config(option):
+    cfg = Config.fromfile(config_path(SEG))
+    assert option not in cfg
+    merge_options(cfg, {option: 'value'})
+    assert cfg[option] == 'value'

@@ -1,0 +1,105 @@
+"""Between the command line and MMEngine's Runner: finds shipped configs, merges options into them.
+
+Importing this makes ``_base_ = 'vim_mm::seg/upernet_vim_t_bilinear.py'`` resolve in any config.
+"""
+
+import difflib
+import inspect
+from pathlib import Path
+
+from mmengine.config import Config
+from mmengine.runner import Runner
+
+# A link to configs/ in a checkout, a directory in an installed package.
+_CONFIGS = Path(__file__).parent / '.mim' / 'configs'
+_SCHEME = 'vim_mm::'
+# What MMEngine reads from a config besides the arguments of its Runner.
+_OTHER_TOP_LEVEL = {'compile', 'custom_imports', 'tta_model', 'tta_pipeline'}
+
+
+def config_names() -> list[str]:
+    """Names of the configs that come with the package, such as ``seg/upernet_vim_t_bilinear.py``.
+
+    Returns:
+        list[str]: Sorted; without those under ``_base_``, which are parts of the others.
+    """
+    names = (path.relative_to(_CONFIGS).as_posix() for path in _CONFIGS.glob('*/*.py'))
+    return sorted(name for name in names if not name.startswith('_base_/'))
+
+
+def config_path(name: str) -> str:
+    """Absolute path of a config that comes with the package.
+
+    Args:
+        name (str): One of :func:`config_names`, or a part such as
+            ``_base_/models/upernet_vim_t.py``.
+
+    Raises:
+        FileNotFoundError: There is no such config; the message holds similar names.
+
+    Example:
+        >>> cfg = Config.fromfile(config_path('seg/upernet_vim_t_bilinear.py'))
+    """
+    path = _CONFIGS / name
+    if not path.is_file():
+        similar = difflib.get_close_matches(name, config_names(), n=3)
+        hint = f'did you mean {" or ".join(similar)}?' if similar else 'see vim_mm.config_names()'
+        raise FileNotFoundError(f'vim_mm has no config {name!r}: {hint}')
+    return str(path.resolve())
+
+
+def merge_options(cfg: Config, options: dict) -> None:
+    """Merge ``--cfg-options`` into a config so that none of them is without effect.
+
+    As ``cfg.merge_from_dict``, with two differences. ``data_root`` moves every path that lies in
+    the config's ``data_root``: datasets and evaluators hold copies of it. And a top-level name
+    that neither the config nor MMEngine knows is an error, where MMEngine would ignore it.
+
+    Args:
+        cfg (Config): Changed in place.
+        options (dict): Values by dotted name, as MMEngine's ``DictAction`` parses them.
+
+    Raises:
+        ValueError: An option that nothing would read.
+    """
+    known = {*cfg, *inspect.signature(Runner.__init__).parameters, *_OTHER_TOP_LEVEL}
+    for name in options:
+        top_level = name.split('.')[0]
+        if top_level not in known:
+            similar = difflib.get_close_matches(top_level, known, n=1)
+            hint = f'; did you mean {similar[0]!r}?' if similar else ''
+            raise ValueError(f'--cfg-options {name}: nothing reads {top_level!r}{hint}')
+    if 'data_root' in options:
+        moved = _moved(cfg.to_dict(), cfg.data_root.rstrip('/'), options['data_root'].rstrip('/'))
+        cfg.merge_from_dict(moved)
+    cfg.merge_from_dict(options)
+
+
+def _moved(value, old: str, new: str):
+    """Copy of nested lists and dicts in which paths at or below ``old`` are at or below ``new``."""
+    if isinstance(value, dict):
+        return {key: _moved(item, old, new) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_moved(item, old, new) for item in value)
+    if isinstance(value, str) and (value == old or value.startswith(f'{old}/')):
+        return new + value[len(old) :]
+    return value
+
+
+def _resolve_shipped_bases() -> None:
+    """Teach MMEngine's Config the scheme ``vim_mm::``.
+
+    Its own way for packages would mark what it finds with the scope ``vim_mm``, in which MMEngine
+    then looks for EncoderDecoder and MaskRCNN. Shipped configs name their scope themselves.
+    """
+    resolve = Config._get_cfg_path
+
+    def get_cfg_path(cfg_path: str, filename: str) -> tuple[str, str | None]:
+        if cfg_path.startswith(_SCHEME):
+            return config_path(cfg_path.removeprefix(_SCHEME)), None
+        return resolve(cfg_path, filename)
+
+    Config._get_cfg_path = staticmethod(get_cfg_path)
+
+
+_resolve_shipped_bases()
