@@ -1,1 +1,12 @@
-"""Training around the model: the runner and the checkpoint loader. Importing this registers them."""
+"""Training: the runner, its optimizers and the checkpoint loader; importing this registers them."""
+
+from vim_mm.engine.checkpoint import UnsafeCheckpointError
+from vim_mm.engine.layer_decay import LayerDecayOptimWrapperConstructor
+from vim_mm.engine.runner import BFloat16OptimWrapper, VimRunner
+
+__all__ = [
+    'BFloat16OptimWrapper',
+    'LayerDecayOptimWrapperConstructor',
+    'UnsafeCheckpointError',
+    'VimRunner',
+]

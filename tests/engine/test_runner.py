@@ -1,0 +1,92 @@
+"""VimRunner in this process; runs of several processes are tested by way of the tools."""
+
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.fileio import LocalBackend
+from torch import distributed, nn
+
+from tests.engine.toy import ToyModel, make_runner
+from vim_mm.engine.runner import init_process_group
+
+
+@pytest.fixture(params=['pytorch', 'slurm'])
+def launcher(request, monkeypatch):
+    """The environment of the only process of that launcher's job."""
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        monkeypatch.setenv('MASTER_PORT', str(probe.getsockname()[1]))
+    monkeypatch.setenv('MASTER_ADDR', '127.0.0.1')
+    names = {
+        'pytorch': ('RANK', 'LOCAL_RANK', 'WORLD_SIZE'),
+        'slurm': ('SLURM_PROCID', 'SLURM_LOCALID', 'SLURM_NTASKS'),
+    }
+    for name in names['pytorch']:
+        # So that monkeypatch removes what is set for slurm.
+        monkeypatch.setenv(name, '')
+    for name, value in zip(names[request.param], '001'):
+        monkeypatch.setenv(name, value)
+    yield request.param
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+class NormModel(ToyModel):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Sequential(self.head, nn.SyncBatchNorm(3))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='without CUDA things differ')
+@pytest.mark.parametrize('wrapper', [None, dict(find_unused_parameters=True)])
+def test_distributed_training_needs_no_cuda(launcher, wrapper, tmp_path):
+    runner = make_runner(
+        tmp_path,
+        NormModel(),
+        launcher=launcher,
+        cfg=dict(model_wrapper_cfg=wrapper, sync_bn='torch'),
+    )
+    runner.train()
+    assert distributed.get_backend() == 'gloo'
+    assert isinstance(runner.model, nn.parallel.DistributedDataParallel)
+    assert runner.model.find_unused_parameters == (wrapper is not None)
+    assert not any(isinstance(m, nn.SyncBatchNorm) for m in runner.model.modules())
+    assert runner.iter == 2
+
+
+def test_unknown_launcher_is_refused():
+    with pytest.raises(ValueError, match="'none', 'pytorch' or 'slurm', got 'mpi'"):
+        init_process_group('mpi')
+
+
+def test_amp_computes_in_bfloat16_and_keeps_float32(tmp_path):
+    model = ToyModel()
+    seen = []
+    model.head.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+    before = model.head.weight.clone()
+    optim_wrapper = dict(type='BFloat16OptimWrapper', optimizer=dict(type='AdamW', lr=0.1))
+    make_runner(tmp_path, model, optim_wrapper=optim_wrapper).train()
+    assert seen[:2] == [torch.bfloat16] * 2
+    assert model.head.weight.dtype == torch.float32
+    assert not torch.equal(model.head.weight, before)
+
+
+def test_interrupted_saving_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch):
+    runner = make_runner(tmp_path)
+    runner.train()
+    last = tmp_path / 'iter_2.pth'
+    before = last.read_bytes()
+
+    def break_off(self, data, path):
+        Path(path).write_bytes(data[: len(data) // 2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalBackend, 'put', break_off)
+    with pytest.raises(KeyboardInterrupt):
+        runner.save_checkpoint(str(tmp_path), 'iter_2.pth', by_epoch=False)
+    assert last.read_bytes() == before
+    monkeypatch.undo()
+    runner.save_checkpoint(str(tmp_path), 'iter_2.pth', by_epoch=False)
+    assert sorted(p.suffix for p in tmp_path.glob('iter_2*')) == ['.pth']

@@ -1,0 +1,132 @@
+"""The one way in for checkpoint files: load_from, resume and Pretrained read them here, as data.
+
+MMEngine asks :class:`CheckpointLoader` for a reader by the scheme of the path; the readers of this
+module replace all of its own, which repeat a refused load without protection. A file is read with
+``torch.load(weights_only=True)`` and the plain data types that MMEngine's runner writes; nothing in
+it is ever called, imported or evaluated.
+"""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from mmengine.dist import get_dist_info
+from mmengine.logging import HistoryBuffer
+from mmengine.runner.checkpoint import (
+    CheckpointLoader,
+    get_external_models,
+    get_torchvision_models,
+)
+
+HISTORY_STATISTICS = ('min', 'max', 'current', 'mean')
+
+
+class UnsafeCheckpointError(RuntimeError):
+    """A checkpoint holds something other than tensors and plain data; nothing of it was run."""
+
+
+def _history_statistic(owner: type, name: str) -> Callable:
+    """Stands in for ``getattr``, by which a pickled HistoryBuffer names its own four methods.
+
+    The real one would reach any object from there.
+    """
+    if owner is not HistoryBuffer or name not in HISTORY_STATISTICS:
+        raise pickle.UnpicklingError(f'Unsupported getattr({owner!r}, {name!r})')
+    return getattr(owner, name)
+
+
+# What MMEngine's runner writes besides tensors: log histories, and scores as numpy scalars. The
+# second spelling of numpy's module is that of files written under numpy 1.
+_NUMPY_DTYPES = [type(np.dtype(code)) for code in '?bBhHiIlLqQefd']
+_NUMPY_BUILDERS = {
+    '_reconstruct': np.empty(0).__reduce__()[0],
+    'scalar': np.int64().__reduce__()[0],
+}
+_PLAIN_DATA = [
+    HistoryBuffer,
+    (_history_statistic, 'builtins.getattr'),
+    np.ndarray,
+    np.dtype,
+    *_NUMPY_DTYPES,
+    *(
+        (builder, f'{module}.multiarray.{name}')
+        for module in ('numpy._core', 'numpy.core')
+        for name, builder in _NUMPY_BUILDERS.items()
+    ),
+]
+
+
+def _read(name: str, load: Callable[[], dict]) -> dict:
+    """Call ``load``, a torch.load with weights_only=True of the file ``name``, under our rules."""
+    try:
+        with torch.serialization.safe_globals(_PLAIN_DATA):
+            checkpoint = load()
+    except pickle.UnpicklingError as error:
+        # Torch's text is a page that advises weights_only=False; its reason is the last line.
+        text = str(error).partition('\n\nCheck the documentation')[0]
+        reason = text.rpartition('\n')[2].strip().removeprefix('WeightsUnpickler error: ')
+        reason = reason.partition('. Please use')[0]
+        raise UnsafeCheckpointError(
+            f'{name} was not loaded, because it holds more than tensors and plain data and reading '
+            f'that could run code: {reason}'
+        ) from None
+    # Runner.resume evaluates this text as a Python config (to compare two lists of GPU ids that
+    # MMEngine has not written for years): code again, by another door.
+    if isinstance(checkpoint, dict) and isinstance(checkpoint.get('meta'), dict):
+        checkpoint['meta'].pop('config', None)
+    return checkpoint
+
+
+@CheckpointLoader.register_scheme(prefixes='', force=True)
+def load_from_local(filename: str, map_location: str | None = None) -> dict:
+    """Read a checkpoint file.
+
+    Args:
+        filename (str): Path, with ``~`` for the home directory.
+        map_location: Where tensors go, as in :func:`torch.load`.
+
+    Returns:
+        dict: What the file holds: a runner's checkpoint or a state dict.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        UnsafeCheckpointError: The file holds more than tensors and plain data.
+    """
+    path = Path(filename).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f'There is no checkpoint {filename}.')
+    return _read(str(path), lambda: torch.load(path, map_location=map_location, weights_only=True))
+
+
+@CheckpointLoader.register_scheme(prefixes=('http://', 'https://'), force=True)
+def load_from_http(filename: str, map_location: str | None = None) -> dict:
+    """As :func:`load_from_local`, for a URL; downloads are kept in torch.hub's directory."""
+    progress = get_dist_info()[0] == 0
+    return _read(
+        filename,
+        lambda: torch.hub.load_state_dict_from_url(
+            filename, map_location=map_location, progress=progress, weights_only=True
+        ),
+    )
+
+
+@CheckpointLoader.register_scheme(
+    prefixes=('torchvision://', 'modelzoo://', 'open-mmlab://', 'openmmlab://'), force=True
+)
+def load_from_zoo(filename: str, map_location: str | None = None) -> dict:
+    """As :func:`load_from_http`, for a name in the lists of weights that MMEngine ships."""
+    scheme, _, name = filename.partition('://')
+    urls = get_external_models() if 'mmlab' in scheme else get_torchvision_models()
+    if name not in urls:
+        raise ValueError(f'{filename} is not among the {len(urls)} weights that MMEngine knows.')
+    return load_from_http(urls[name], map_location)
+
+
+@CheckpointLoader.register_scheme(
+    prefixes=('mmcls://', 'pavi://', r'(\S+\:)?s3://', r'(\S+\:)?petrel://'), force=True
+)
+def load_from_unsupported(filename: str, map_location: str | None = None) -> dict:
+    """Refuse the schemes whose readers in MMEngine unpickle without protection."""
+    raise ValueError(f'Cannot load {filename}: download the file and give its path or URL.')

@@ -1,0 +1,160 @@
+"""Drives training and testing for the tools: MMEngine's runner, made to work without CUDA as well.
+
+This is the one place that knows what differs on a machine without a GPU: the backend of the process
+group, the devices of DistributedDataParallel, and SyncBN.
+"""
+
+import os
+import subprocess
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from mmengine.dist import broadcast, is_distributed, master_only
+from mmengine.hooks import Hook
+from mmengine.model import revert_sync_batchnorm
+from mmengine.optim import OptimWrapper
+from mmengine.registry import OPTIM_WRAPPERS, RUNNERS
+from mmengine.runner import Runner
+from mmengine.runner.amp import autocast
+from torch import distributed, nn
+
+
+def init_process_group(launcher: str, backend: str = 'nccl', timeout: float | None = None) -> None:
+    """Join the processes of a run, on GPUs by ``backend`` and without any by gloo.
+
+    Args:
+        launcher (str): 'pytorch' (torchrun set the environment) or 'slurm' (srun did; the first
+            host of the job and port 29500 are the meeting point, unless MASTER_ADDR and
+            MASTER_PORT are set).
+        backend (str): Of torch.distributed, where CUDA is available.
+        timeout (float, optional): Of collective operations, in seconds; None is torch's default.
+
+    Raises:
+        ValueError: Unknown launcher.
+        RuntimeError: This host has fewer GPUs than processes.
+    """
+    if launcher == 'slurm':
+        _translate_slurm_environment()
+    elif launcher != 'pytorch':
+        raise ValueError(f"launcher must be 'none', 'pytorch' or 'slurm', got {launcher!r}")
+    if torch.cuda.is_available():
+        local_rank, gpus = int(os.environ['LOCAL_RANK']), torch.cuda.device_count()
+        if local_rank >= gpus:
+            raise RuntimeError(f'Process {local_rank + 1} of this host has no GPU: it has {gpus}.')
+        torch.cuda.set_device(local_rank)
+    else:
+        backend = 'gloo'
+    distributed.init_process_group(
+        backend, timeout=None if timeout is None else timedelta(seconds=timeout)
+    )
+
+
+def _translate_slurm_environment() -> None:
+    """Give srun's variables the names that torch.distributed reads."""
+    env = os.environ
+    for name, slurm_name in (
+        ('RANK', 'SLURM_PROCID'),
+        ('LOCAL_RANK', 'SLURM_LOCALID'),
+        ('WORLD_SIZE', 'SLURM_NTASKS'),
+    ):
+        env[name] = env[slurm_name]
+    if 'MASTER_ADDR' not in env:
+        hosts = subprocess.check_output(['scontrol', 'show', 'hostnames', env['SLURM_NODELIST']])
+        env['MASTER_ADDR'] = hosts.decode().split()[0]
+    env.setdefault('MASTER_PORT', '29500')
+
+
+@OPTIM_WRAPPERS.register_module()
+class BFloat16OptimWrapper(OptimWrapper):
+    """Mixed precision by bfloat16 autocast, on the CPU and on CUDA alike.
+
+    bfloat16 has float32's range, so that there is no loss to scale. MMEngine's AmpOptimWrapper
+    always makes a loss scaler, and is for accelerators only.
+    """
+
+    @contextmanager
+    def optim_context(self, model: nn.Module):
+        """As in :class:`OptimWrapper`, under autocast."""
+        with super().optim_context(model), autocast(dtype=torch.bfloat16):
+            yield
+
+
+class SameBuffersHook(Hook):
+    """Validates all processes with the buffers that a checkpoint would hold: those of process 0.
+
+    Without SyncBN each process has running statistics of its own.
+    """
+
+    def before_val(self, runner: Runner) -> None:
+        """Copy the buffers of process 0 to all."""
+        for buffer in runner.model.buffers():
+            broadcast(buffer)
+
+
+@RUNNERS.register_module()
+class VimRunner(Runner):
+    """MMEngine's Runner, with five differences.
+
+    - Distributed runs work without CUDA, see :func:`init_process_group`. There, batch statistics
+      are those of each process: SyncBN needs CUDA, and is replaced by BN.
+    - Distributed validation sees the model that a checkpoint would hold, see
+      :class:`SameBuffersHook`.
+    - Resuming and testing insist that the checkpoint fits the whole model. Only a training that
+      starts from other weights (``load_from``) may lack or add some, as the head for other classes
+      does; the backbone sees to its own.
+    - A checkpoint file appears whole or not at all, whenever the process is killed.
+    - ``launcher`` is 'none', 'pytorch' or 'slurm'; MMEngine's 'mpi' is not supported.
+    """
+
+    _testing = False
+
+    def setup_env(self, env_cfg: dict) -> None:
+        """Join the process group before MMEngine, which would ask for CUDA, gets to it."""
+        if self.distributed and not is_distributed():
+            init_process_group(self.launcher, **env_cfg.get('dist_cfg', {}))
+        super().setup_env(env_cfg)
+
+    def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
+        """Move the model to its device and wrap it for distributed training."""
+        if self.distributed and not torch.cuda.is_available():
+            self.logger.info(
+                'SyncBN needs CUDA: such layers, if any, become BN, and each process normalizes by '
+                'its own part of the batch.'
+            )
+            self.cfg.pop('sync_bn', None)
+            model = revert_sync_batchnorm(model)
+            model_wrapper_cfg = {
+                'broadcast_buffers': False,
+                'find_unused_parameters': self.cfg.get('find_unused_parameters', False),
+                **(model_wrapper_cfg or {}),
+                'device_ids': None,
+            }
+        return super().wrap_model(model_wrapper_cfg, model)
+
+    def register_hooks(self, *args, **kwargs) -> None:
+        """As in Runner, and :class:`SameBuffersHook` where there are several processes."""
+        super().register_hooks(*args, **kwargs)
+        if self.distributed:
+            self.register_hook(SameBuffersHook())
+
+    def test(self) -> dict:
+        """Test the model; its checkpoint must fit."""
+        self._testing = True
+        return super().test()
+
+    def load_checkpoint(
+        self, filename: str, map_location='cpu', strict: bool | None = None, **kwargs
+    ) -> dict:
+        """As in Runner; ``strict`` None is True when resuming or testing."""
+        if strict is None:
+            strict = self._resume or self._testing
+        return super().load_checkpoint(filename, map_location, strict, **kwargs)
+
+    @master_only
+    def save_checkpoint(self, out_dir: str, filename: str, *args, **kwargs) -> None:
+        """As in Runner, into a local directory, by way of a temporary file."""
+        part = filename + '.part'
+        super().save_checkpoint(out_dir, part, *args, **kwargs)
+        (Path(out_dir) / part).replace(Path(out_dir) / filename)
