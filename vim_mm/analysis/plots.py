@@ -11,7 +11,7 @@ from matplotlib.patches import Patch, Rectangle
 
 _PANEL_INCHES = 1.9
 _DPI = 120
-_OPACITY = 0.55
+_OPACITY = 0.6
 _SHORT_SIDE = 256  # pixels that a panel has at least, so that outlines stay thin
 
 
@@ -97,12 +97,16 @@ def plot_predictions(
     grid = figure.subplots(down, columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
+        axes.set_box_aspect(1)
     for column in range(columns):
         grid[0, column].set_title(('image', 'ground truth', 'prediction')[column % 3], fontsize=10)
     for panels, sample in zip(grid.reshape(-1, 3), samples, strict=False):
         panels[0].imshow(_enlarge(sample.image, cv2.INTER_LINEAR))
         _draw_regions(panels[1], sample.image, sample.truth, palette)
         _draw_regions(panels[2], sample.image, sample.prediction, palette)
+        for axes in panels:
+            # Panels stay square and in line, whatever the shape of the image.
+            axes.set_aspect('equal', adjustable='datalim')
     labels = {region.label for sample in samples for region in (*sample.truth, *sample.prediction)}
     handles = [
         Patch(color=np.divide(palette[label], 255), label=classes[label])
@@ -123,8 +127,10 @@ def _enlarge(image, interpolation):
 
 
 def _draw_regions(axes, image, regions, palette):
-    """Show the image under tinted, outlined regions; detections also get box and score."""
-    canvas = _enlarge(image, cv2.INTER_LINEAR)
+    """Show tinted, outlined regions on the grey image; detections also get box and score."""
+    # Grey, so that every colour in the panel is that of a class.
+    grey = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+    canvas = _enlarge(grey, cv2.INTER_LINEAR)
     for region in regions:
         colour = np.array(palette[region.label], np.uint8)
         mask = _enlarge(region.mask.astype(np.uint8), cv2.INTER_NEAREST)

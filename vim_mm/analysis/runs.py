@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
+from mmengine.device import get_device
 from mmengine.registry import DATASETS, MODELS, init_default_scope
 from mmengine.runner import load_checkpoint
 
@@ -91,7 +92,7 @@ def predict_samples(
     init_default_scope(cfg.default_scope)
     model = MODELS.build(cfg.model)
     load_checkpoint(model, str(checkpoint), map_location='cpu', strict=True)
-    model.eval()
+    model = model.to(get_device()).eval()
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     samples = []
     for index in np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int):
@@ -102,7 +103,7 @@ def predict_samples(
             truth = _segments(result.gt_sem_seg.data[0])
             prediction = _segments(result.pred_sem_seg.data[0])
         else:
-            found = result.pred_instances
+            found = result.pred_instances.cpu()
             truth = _instances(result.gt_instances)
             prediction = _instances(found[found.scores >= score_threshold])
         samples.append(Sample(image, truth, prediction))
