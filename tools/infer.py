@@ -1,0 +1,90 @@
+"""Draws predictions over pictures: ``python tools/infer.py CONFIG CHECKPOINT INPUT``."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+import mmcv
+import torch
+from mmengine.config import Config
+from mmengine.dataset import Compose, pseudo_collate
+from mmengine.device import get_device
+from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import DATASETS, MODELS, VISUALIZERS, init_default_scope
+from mmengine.runner import load_checkpoint
+from mmengine.visualization import Visualizer
+from torch import nn
+
+from vim_mm.engine.cli import add_arguments, read_config
+
+PICTURES = {'.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp'}
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(description='Draw predictions over a picture, or all in a folder.')
+    add_arguments(parser, launcher=False)
+    parser.add_argument('checkpoint', help='path or URL of the weights')
+    parser.add_argument('input', type=Path, help='a picture, or a folder of pictures')
+    parser.add_argument(
+        '--out', type=Path, default=Path('work_dirs/infer'), metavar='DIR', help='for the overlays'
+    )
+    return parser.parse_args()
+
+
+def find_pictures(path: Path) -> list[Path]:
+    """The picture, or those in the folder, sorted by name."""
+    if not path.exists():
+        raise SystemExit(f'There is no {path}.')
+    candidates = sorted(path.iterdir()) if path.is_dir() else [path]
+    pictures = [p for p in candidates if p.suffix.lower() in PICTURES]
+    if not pictures:
+        raise SystemExit(f'{path} holds no picture ({", ".join(sorted(PICTURES))}).')
+    return pictures
+
+
+def build_model(cfg: Config, checkpoint: str) -> nn.Module:
+    """The model with the checkpoint's weights, all of which must fit, ready for prediction."""
+    model = revert_sync_batchnorm(MODELS.build(cfg.model))
+    load_checkpoint(model, checkpoint, map_location='cpu', strict=True)
+    return model.to(get_device()).eval()
+
+
+def build_pipeline(cfg: Config) -> Compose:
+    """The transforms of testing, without those that look for annotations."""
+    transforms = cfg.test_dataloader.dataset.pipeline
+    return Compose([t for t in transforms if 'LoadAnnotations' not in t.type])
+
+
+def build_visualizer(cfg: Config) -> Visualizer:
+    """The config's visualizer, with names and colours of the test set's classes."""
+    dataset = cfg.test_dataloader.dataset
+    with DATASETS.switch_scope_and_registry(cfg.default_scope) as registry:
+        class_names = registry.get(dataset.type).METAINFO
+    visualizer = VISUALIZERS.build({**cfg.visualizer, 'vis_backends': []})
+    visualizer.dataset_meta = {**class_names, **dataset.get('metainfo', {})}
+    return visualizer
+
+
+@torch.no_grad()
+def main() -> None:
+    args = parse_args()
+    cfg = read_config(args)
+    pictures = find_pictures(args.input)
+    init_default_scope(cfg.default_scope)
+    model = build_model(cfg, args.checkpoint)
+    pipeline, visualizer = build_pipeline(cfg), build_visualizer(cfg)
+    for picture in pictures:
+        data = pipeline(dict(img_path=str(picture), img_id=0))
+        (prediction,) = model.test_step(pseudo_collate([data]))
+        overlay = args.out / f'{picture.stem}.png'
+        visualizer.add_datasample(
+            picture.stem,
+            mmcv.imread(picture, channel_order='rgb'),
+            prediction,
+            draw_gt=False,
+            out_file=str(overlay),
+        )
+        print(overlay)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,47 @@
+"""Tests a checkpoint and prints the metrics: ``python tools/test.py CONFIG CHECKPOINT``."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from mmengine.config import Config
+
+from vim_mm.engine import VimRunner
+from vim_mm.engine.cli import add_arguments, read_config
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(description='Test a checkpoint of a segmentor or a detector.')
+    add_arguments(parser)
+    parser.add_argument('checkpoint', help='path or URL of the weights')
+    parser.add_argument(
+        '--out',
+        metavar='DIR',
+        help='save the predictions: a PNG of labels for each image, or for detection one file in '
+        "COCO's result format for boxes and one for masks",
+    )
+    return parser.parse_args()
+
+
+def save_predictions(cfg: Config, out_dir: str) -> None:
+    """Let the metric, which formats predictions anyway, write them."""
+    if cfg.default_scope == 'mmdet':
+        option = dict(outfile_prefix=str(Path(out_dir) / 'predictions'))
+    else:
+        option = dict(output_dir=out_dir)
+    Path(out_dir).mkdir(parents=True, exist_ok=True)
+    metrics = cfg.test_evaluator
+    for metric in metrics if isinstance(metrics, list) else [metrics]:
+        metric.update(option)
+
+
+def main() -> None:
+    args = parse_args()
+    cfg = read_config(args)
+    cfg.load_from, cfg.resume = args.checkpoint, False
+    if args.out is not None:
+        save_predictions(cfg, args.out)
+    VimRunner.from_cfg(cfg).test()
+
+
+if __name__ == '__main__':
+    main()

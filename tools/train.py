@@ -1,0 +1,43 @@
+"""Trains a segmentor or a detector: ``python tools/train.py CONFIG``."""
+
+from argparse import ArgumentParser, Namespace
+
+from mmengine.runner import find_latest_checkpoint
+
+from vim_mm.engine import VimRunner
+from vim_mm.engine.cli import add_arguments, read_config
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(description='Train a segmentor or a detector.')
+    add_arguments(parser)
+    parser.add_argument(
+        '--resume',
+        nargs='?',
+        const='auto',
+        metavar='CHECKPOINT',
+        help='continue from this checkpoint, or from the last one in the work directory if there '
+        'is any',
+    )
+    parser.add_argument(
+        '--amp',
+        action='store_true',
+        help='mixed precision in bfloat16, on any device; for float16 with loss scaling on CUDA '
+        'give --cfg-options optim_wrapper.type=AmpOptimWrapper',
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    cfg = read_config(args)
+    if args.amp:
+        cfg.optim_wrapper.type = 'BFloat16OptimWrapper'
+    checkpoint = find_latest_checkpoint(cfg.work_dir) if args.resume == 'auto' else args.resume
+    if checkpoint is not None:
+        cfg.load_from, cfg.resume = checkpoint, True
+    VimRunner.from_cfg(cfg).train()
+
+
+if __name__ == '__main__':
+    main()

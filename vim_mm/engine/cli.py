@@ -1,0 +1,81 @@
+"""What the command lines in tools/ share: from arguments to a config that VimRunner takes."""
+
+import os
+from argparse import ArgumentParser, Namespace
+from importlib import import_module
+from pathlib import Path
+
+from mmengine.config import Config, DictAction
+
+from vim_mm.config import merge_options
+
+TASK_LIBRARIES = {'mmseg': 'onedl-mmsegmentation', 'mmdet': 'onedl-mmdetection'}
+
+
+def add_arguments(parser: ArgumentParser, launcher: bool = True) -> None:
+    """Add the arguments that :func:`read_config` reads, named as in MMDetection's tools.
+
+    Args:
+        parser (ArgumentParser): Gets them.
+        launcher (bool): Whether the tool can run in several processes.
+    """
+    parser.add_argument('config', help='path of a config')
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=DictAction,
+        default={},
+        metavar='KEY=VALUE',
+        help='override entries of the config: a.b=1 c="[1,2]"; data_root=DIR moves all paths in it',
+    )
+    if launcher:
+        parser.add_argument(
+            '--work-dir', help='where logs and weights go (default: work_dirs/<name of the config>)'
+        )
+        parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm'], default='none')
+        # torch.distributed.launch passes this; torchrun sets the variable.
+        parser.add_argument('--local-rank', '--local_rank', type=int, default=0)
+
+
+def read_config(args: Namespace) -> Config:
+    """Read the config that the arguments name, with their changes, and import the task's library.
+
+    Raises:
+        SystemExit: The config is of neither task, or the task's library is missing.
+    """
+    cfg = Config.fromfile(args.config)
+    merge_options(cfg, args.cfg_options)
+    if 'launcher' in args:
+        os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+        cfg.launcher = args.launcher
+        if args.work_dir is not None:
+            cfg.work_dir = args.work_dir
+        elif cfg.get('work_dir') is None:
+            cfg.work_dir = str(Path('work_dirs') / Path(args.config).stem)
+    import_task_library(cfg)
+    return cfg
+
+
+def import_task_library(cfg: Config) -> str:
+    """Import the library of the config's task, and no other.
+
+    Returns:
+        str: ``default_scope`` of the config: 'mmseg' for segmentation, 'mmdet' for detection.
+
+    Raises:
+        SystemExit: ``default_scope`` is neither, or its library cannot be imported.
+    """
+    scope = cfg.get('default_scope')
+    if scope not in TASK_LIBRARIES:
+        raise SystemExit(
+            f'{cfg.filename}: default_scope must be one of {[*TASK_LIBRARIES]}, got {scope!r}.'
+        )
+    try:
+        import_module(f'{scope}.models')
+    except ImportError as error:
+        needs = ' and mmcv with compiled operators' if scope == 'mmdet' else ''
+        raise SystemExit(
+            f'{cfg.filename} needs {TASK_LIBRARIES[scope]}{needs}, which cannot be imported: '
+            f'{error}.'
+        ) from error
+    return scope
