@@ -1,0 +1,84 @@
+# The two commands of a newcomer, `make demo` and `make test`, and the habits of a developer; `make`
+# lists all. Stamp files in .venv note what is installed: a second run starts where the first ended.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+IN_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
+PIP := $(IN_VENV) $(BIN)/python -m pip --disable-pip-version-check
+PIP_INSTALL := $(PIP) install --quiet --constraint requirements/lock.txt
+REQUIREMENTS := build runtime mm tests dev
+PYTEST_ARGS ?=
+
+# A toolkit without a GPU must not cost a demo an hour: no CUDA build where no GPU is visible, and
+# only that GPU's architecture where one is. Both can be set from outside.
+GPU_ARCHITECTURES := $(shell tools/dev/gpu_architectures.sh)
+ifeq ($(GPU_ARCHITECTURES),)
+export VIM_MM_BUILD_CUDA ?= 0
+else
+export TORCH_CUDA_ARCH_LIST ?= $(GPU_ARCHITECTURES)
+endif
+
+NATIVE_SOURCES := setup.py $(shell find csrc -type f)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo demo-det test lint format lock clean distclean
+.DELETE_ON_ERROR:
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMPS)/extension $(STAMPS)/mmcv ## Make .venv with everything that segmentation needs
+
+test: $(STAMPS)/extension $(STAMPS)/mmcv-with-ops $(STAMPS)/tests ## Run the whole suite (PYTEST_ARGS="-k scan")
+	$(IN_VENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMPS)/dev ## Check style, Python and native
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	git ls-files 'csrc/*' | xargs $(BIN)/clang-format --dry-run --Werror
+
+format: $(STAMPS)/dev ## Repair style, Python and native
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	git ls-files 'csrc/*' | xargs $(BIN)/clang-format -i
+
+lock: $(STAMPS)/dev ## Choose the versions in requirements/lock.txt anew
+	cd requirements && ../$(BIN)/uv pip compile --quiet --universal --python-version 3.10 \
+	    --no-python-downloads --fork-strategy fewest --no-annotate --no-header --upgrade \
+	    $(REQUIREMENTS:%=%.txt) --output-file lock.txt
+
+clean: ## Remove what was built, but not .venv, data and runs
+	rm -rf build dist ./*.egg-info vim_mm/_C*.so $(STAMPS)/extension .pytest_cache .ruff_cache
+
+distclean: clean ## Remove .venv as well
+	rm -rf $(VENV)
+
+$(STAMPS)/venv:
+	tools/dev/preflight.sh $(PYTHON) python
+	$(PYTHON) -m venv $(VENV)
+	mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/runtime: $(addprefix requirements/,build.txt runtime.txt mm.txt mm-no-deps.txt lock.txt) | $(STAMPS)/venv
+	tools/dev/preflight.sh $(BIN)/python compiler $(if $(wildcard $@),,disk)
+	$(PIP_INSTALL) -r requirements/build.txt -r requirements/runtime.txt -r requirements/mm.txt
+	$(PIP) install --quiet --no-deps -r requirements/mm-no-deps.txt
+	touch $@
+
+$(STAMPS)/mmcv: requirements/mmcv.txt $(STAMPS)/runtime
+	$(BIN)/python tools/dev/install_mmcv.py
+	touch $@
+
+$(STAMPS)/mmcv-with-ops: requirements/mmcv.txt $(STAMPS)/runtime
+	$(BIN)/python tools/dev/install_mmcv.py --with-ops
+	touch $@ $(STAMPS)/mmcv
+
+$(STAMPS)/extension: $(NATIVE_SOURCES) $(STAMPS)/runtime
+	tools/dev/preflight.sh $(BIN)/python compiler
+	$(PIP) install --quiet --no-build-isolation --no-deps --editable .
+	touch $@
+
+$(STAMPS)/tests $(STAMPS)/dev: $(STAMPS)/%: requirements/%.txt requirements/lock.txt | $(STAMPS)/venv
+	$(PIP_INSTALL) -r $<
+	touch $@

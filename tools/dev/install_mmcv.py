@@ -1,0 +1,111 @@
+"""Step of `make`: installs the pinned mmcv into the environment of the Python that runs this.
+
+mmcv compiles its operators if and only if torch can be imported while mmcv is built, and both kinds
+of build have one name and version. pip's own cache cannot tell them apart, so it stays out of this,
+and wheels with operators (15 minutes on 2 cores) are kept in a cache of ours, keyed by what they
+were built for: the second clone on a machine installs them in seconds.
+
+Usage: ``python tools/dev/install_mmcv.py [--with-ops]``. Segmentation needs no operators, detection
+does. An mmcv with operators is never replaced by one without.
+"""
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
+from pathlib import Path
+
+REQUIREMENT = (Path(__file__).parents[2] / 'requirements/mmcv.txt').read_text().strip()
+NAME, VERSION = REQUIREMENT.split('==')
+
+
+def pip(command: str, *arguments: str, **environment: str) -> None:
+    """Runs pip without its cache, for the reason that the module's docstring gives."""
+    subprocess.run(
+        [sys.executable, '-m', 'pip', command, '--no-deps', '--no-cache-dir', *arguments],
+        check=True,
+        env={**os.environ, **environment},
+    )
+
+
+def device() -> str:
+    """What the operators are compiled for: 'cpu', or 'cuda' and the architectures."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return 'cpu'
+
+    from torch.utils.cpp_extension import CUDA_HOME  # warns where there is no GPU
+
+    if CUDA_HOME is None:
+        return 'cpu'
+    return 'cuda' + os.environ.get('TORCH_CUDA_ARCH_LIST', '').replace(';', '_')
+
+
+def cache_folder() -> Path:
+    """The folder of the one wheel with operators that fits this environment."""
+    root = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
+    tag = f'cp{sysconfig.get_config_var("py_version_nodot")}'
+    key = f'{NAME}-{VERSION}-torch{version("torch")}-{tag}-{platform.machine()}-{device()}'
+    return root / 'vim_mm' / key
+
+
+def installed() -> Distribution | None:
+    """The installed mmcv, if it has the pinned version."""
+    try:
+        found = distribution(NAME)
+    except PackageNotFoundError:
+        return None
+    return found if found.version == VERSION else None
+
+
+def is_wheel(found: Distribution | None, wheel: Path | None) -> bool:
+    """Whether the installed mmcv came from this wheel; pip notes the origin of local files."""
+    if found is None or wheel is None:
+        return False
+    return wheel.as_uri() in (found.read_text('direct_url.json') or '')
+
+
+def build_with_ops(folder: Path) -> Path:
+    """Builds the wheel with operators; it enters the cache only when it is complete."""
+    print(f'Building {REQUIREMENT} with operators: 15 minutes on 2 cores, once', flush=True)
+    environment = {
+        'MAX_JOBS': os.environ.get('MAX_JOBS') or str(len(os.sched_getaffinity(0))),
+        # torch starts ninja by its name.
+        'PATH': f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}',
+    }
+    if device() == 'cpu':
+        # mmcv compiles CUDA code wherever torch sees a GPU, even if there is no toolkit.
+        environment['CUDA_VISIBLE_DEVICES'] = ''
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        options = ['--no-build-isolation', f'--no-binary={NAME}', f'--wheel-dir={work}']
+        pip('wheel', *options, REQUIREMENT, **environment)
+        (built,) = Path(work).glob('*.whl')
+        return built.replace(folder / built.name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description='Install the pinned mmcv.')
+    parser.add_argument('--with-ops', action='store_true', help='with compiled operators')
+    with_ops = parser.parse_args().with_ops
+
+    folder = cache_folder()
+    wheel = next(iter(folder.glob('*.whl')), None)
+    found = installed()
+    if is_wheel(found, wheel) or (found is not None and not with_ops):
+        return
+    if with_ops and wheel is None:
+        wheel = build_with_ops(folder)
+    if wheel is not None:
+        pip('install', '--force-reinstall', str(wheel))
+    else:
+        pip('install', f'--no-binary={NAME}', REQUIREMENT)
+
+
+if __name__ == '__main__':
+    main()
