@@ -31,7 +31,19 @@ help: ## List the targets
 
 install: $(STAMPS)/extension $(STAMPS)/mmcv ## Make .venv with everything that segmentation needs
 
-test: $(STAMPS)/extension $(STAMPS)/mmcv-with-ops $(STAMPS)/tests ## Run the whole suite (PYTEST_ARGS="-k scan")
+demo: install ## Train a small segmentor on drawn shapes; pictures in work_dirs/upernet_vim_shapes
+	$(call run_demo,configs/seg/upernet_vim_shapes.py)
+
+demo-det: $(STAMPS)/extension $(STAMPS)/mmcv-with-ops ## The same with a detector, in mask_rcnn_vim_shapes
+	$(call run_demo,configs/det/mask_rcnn_vim_shapes.py)
+
+define run_demo
+$(IN_VENV) python -m vim_mm.datasets.shapes --out data/shapes
+$(IN_VENV) python tools/train.py $(1) --resume
+$(IN_VENV) python tools/demo_report.py work_dirs/$(basename $(notdir $(1)))
+endef
+
+test: $(STAMPS)/extension $(STAMPS)/mmcv-with-ops $(STAMPS)/tests ## Run the suite, or a part of it (PYTEST_ARGS="-k scan")
 	$(IN_VENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(STAMPS)/dev ## Check style, Python and native
