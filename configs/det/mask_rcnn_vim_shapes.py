@@ -8,6 +8,7 @@ _base_ = [
 ]
 
 model = dict(
+    data_preprocessor=dict(pad_size_divisor=32),
     backbone=dict(
         arch=dict(_delete_=True, embed_dims=96, num_layers=4),
         img_size=128,

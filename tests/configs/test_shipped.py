@@ -51,6 +51,7 @@ def make_cheap(cfg: Config) -> None:
     if cfg.default_scope == 'mmseg':
         cfg.model.data_preprocessor.size = SIZE
         return
+    cfg.model.data_preprocessor.pad_size_divisor = 32
     train, test = cfg.model.train_cfg, cfg.model.test_cfg
     stages = train.rcnn if isinstance(train.rcnn, list) else [train.rcnn]
     for sampled in (train.rpn, *stages):
@@ -73,7 +74,10 @@ def test_builds_trains_a_step_and_predicts(name):
     model = revert_sync_batchnorm(MODELS.build(cfg.model)).train()
     optim_wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
     segmentation = cfg.default_scope == 'mmseg'
-    batch = segmentation_batch(model.num_classes) if segmentation else detection_batch(80)
+    if segmentation:
+        batch = segmentation_batch(model.num_classes)
+    else:
+        batch = detection_batch(cfg.model.roi_head.mask_head.num_classes)
     mixer = model.backbone.layers[-1].mixer
     before = mixer.A_log.detach().clone()
 

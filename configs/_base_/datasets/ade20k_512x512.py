@@ -4,7 +4,6 @@ train_dataloader = dict(
     # 8 GPUs x 2 images = the paper's 16.
     batch_size=2,
     num_workers=4,
-    persistent_workers=True,
     sampler=dict(type='InfiniteSampler', shuffle=True),
     dataset=dict(
         type='ADE20KDataset',
@@ -24,7 +23,6 @@ train_dataloader = dict(
 val_dataloader = dict(
     batch_size=1,
     num_workers=4,
-    persistent_workers=True,
     sampler=dict(type='DefaultSampler', shuffle=False),
     dataset=dict(
         type='ADE20KDataset',

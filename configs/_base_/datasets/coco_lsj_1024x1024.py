@@ -4,7 +4,6 @@ train_dataloader = dict(
     # 8 GPUs x 8 images = the paper's 64.
     batch_size=8,
     num_workers=8,
-    persistent_workers=True,
     sampler=dict(type='InfiniteSampler', shuffle=True),
     dataset=dict(
         type='CocoDataset',
@@ -25,7 +24,6 @@ train_dataloader = dict(
                 allow_negative_crop=True,
             ),
             dict(type='FilterAnnotations', min_gt_bbox_wh=(1e-2, 1e-2)),
-            dict(type='Pad', size=(1024, 1024), pad_val=dict(img=(114, 114, 114))),
             dict(type='PackDetInputs'),
         ],
     ),
@@ -33,7 +31,6 @@ train_dataloader = dict(
 val_dataloader = dict(
     batch_size=1,
     num_workers=4,
-    persistent_workers=True,
     sampler=dict(type='DefaultSampler', shuffle=False),
     dataset=dict(
         type='CocoDataset',
@@ -44,8 +41,6 @@ val_dataloader = dict(
         pipeline=[
             dict(type='LoadImageFromFile'),
             dict(type='Resize', scale=(1024, 1024), keep_ratio=True),
-            # Padding takes part in the scan, so that of training is kept.
-            dict(type='Pad', size=(1024, 1024), pad_val=dict(img=(114, 114, 114))),
             dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
             dict(
                 type='PackDetInputs',
