@@ -2,6 +2,8 @@
 # lists all. Stamp files in .venv note what is installed: a second run starts where the first ended.
 
 PYTHON ?= python3
+# It makes .venv, no more: tools/torchrun.sh reads a variable of that name too.
+unexport PYTHON
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
