@@ -1,3 +1,5 @@
+import copy
+import gc
 from collections import OrderedDict
 
 import pytest
@@ -36,10 +38,10 @@ def assert_same_weights(model, other, but=()):
 def test_pretrained_round_trip(tmp_path):
     model = small_backbone(cls_token='middle', out_feature='norm')
     save_checkpoint(dict(state_dict=model.state_dict()), str(tmp_path / 'model.pth'))
-    copy = pretrained(tmp_path / 'model.pth', cls_token='middle', out_feature='norm')
-    assert_same_weights(copy, model)
+    loaded = pretrained(tmp_path / 'model.pth', cls_token='middle', out_feature='norm')
+    assert_same_weights(loaded, model)
     x = torch.randn(1, 3, 40, 32)
-    assert torch.equal(copy(x)[0], model(x)[0])
+    assert torch.equal(loaded(x)[0], model(x)[0])
 
 
 def test_pretrained_from_a_part_of_a_whole_model(tmp_path):
@@ -56,9 +58,9 @@ def test_pretrained_from_a_part_of_a_whole_model(tmp_path):
     init_cfg = dict(
         type='Pretrained', checkpoint=str(tmp_path / 'segmentor.pth'), prefix='backbone.'
     )
-    copy = small_backbone(init_cfg=init_cfg)
-    copy.init_weights()
-    assert_same_weights(copy, model.backbone)
+    loaded = small_backbone(init_cfg=init_cfg)
+    loaded.init_weights()
+    assert_same_weights(loaded, model.backbone)
 
     whole = Segmentor(small_backbone(img_size=48))
     load_checkpoint(whole, str(tmp_path / 'segmentor.pth'))
@@ -68,9 +70,9 @@ def test_pretrained_from_a_part_of_a_whole_model(tmp_path):
 
 def test_second_init_weights_does_not_undo_pretraining(tmp_path):
     model = small_backbone()
-    copy = pretrained(save(model, tmp_path / 'model.pth'))
-    copy.init_weights()
-    assert_same_weights(copy, model)
+    loaded = pretrained(save(model, tmp_path / 'model.pth'))
+    loaded.init_weights()
+    assert_same_weights(loaded, model)
 
 
 @pytest.mark.parametrize('note', [False, True])
@@ -78,10 +80,10 @@ def test_second_init_weights_does_not_undo_pretraining(tmp_path):
 def test_another_grid_is_resized_and_class_tokens_are_kept(tmp_path, cls_token, note):
     model = small_backbone(cls_token=cls_token)
     path = save(model, tmp_path / 'model.pth', note)
-    copy = pretrained(path, cls_token=cls_token, img_size=(40, 24))
-    assert_same_weights(copy, model, but=['pos_embed'])
+    loaded = pretrained(path, cls_token=cls_token, img_size=(40, 24))
+    assert_same_weights(loaded, model, but=['pos_embed'])
     expected = resize_pos_embed(model.pos_embed, (4, 4), (5, 3), cls_token)
-    assert torch.equal(copy.pos_embed, expected)
+    assert torch.equal(loaded.pos_embed, expected)
 
 
 @pytest.mark.parametrize('img_size', [224, 512])
@@ -91,31 +93,31 @@ def test_middle_class_token_of_vims_checkpoints_is_taken_out_first(tmp_path, img
     with torch.no_grad():
         released.pos_embed[:, 98] = 1e6
     path = save(released, tmp_path / 'vim.pth', note=False)
-    copy = pretrained(path, img_size=img_size, patch_size=16)
-    assert copy.pos_embed.abs().max() < 10
+    loaded = pretrained(path, img_size=img_size, patch_size=16)
+    assert loaded.pos_embed.abs().max() < 10
     patches = torch.cat([released.pos_embed[:, :98], released.pos_embed[:, 99:]], dim=1)
     grid = (img_size // 16, img_size // 16)
-    assert torch.equal(copy.pos_embed, resize_pos_embed(patches, (14, 14), grid))
+    assert torch.equal(loaded.pos_embed, resize_pos_embed(patches, (14, 14), grid))
 
 
 def test_a_noted_class_token_is_taken_out_where_it_stands(tmp_path):
     model = small_backbone(cls_token='tail')
-    copy = pretrained(save(model, tmp_path / 'model.pth'))
-    assert torch.equal(copy.pos_embed, model.pos_embed[:, :-1])
+    loaded = pretrained(save(model, tmp_path / 'model.pth'))
+    assert torch.equal(loaded.pos_embed, model.pos_embed[:, :-1])
 
 
 def test_a_noted_class_token_moves_with_its_position(tmp_path):
     model = small_backbone(cls_token='head')
-    copy = pretrained(save(model, tmp_path / 'model.pth'), cls_token='tail')
+    loaded = pretrained(save(model, tmp_path / 'model.pth'), cls_token='tail')
     expected = torch.cat([model.pos_embed[:, 1:], model.pos_embed[:, :1]], dim=1)
-    assert torch.equal(copy.pos_embed, expected)
+    assert torch.equal(loaded.pos_embed, expected)
 
 
 def test_a_noted_non_square_grid_is_resized(tmp_path):
     model = small_backbone(img_size=(16, 64))
     for img_size, grid in ((32, (4, 4)), ((24, 40), (3, 5))):
-        copy = pretrained(save(model, tmp_path / 'model.pth'), img_size=img_size)
-        assert torch.equal(copy.pos_embed, resize_pos_embed(model.pos_embed, (2, 8), grid))
+        loaded = pretrained(save(model, tmp_path / 'model.pth'), img_size=img_size)
+        assert torch.equal(loaded.pos_embed, resize_pos_embed(model.pos_embed, (2, 8), grid))
 
 
 def test_the_note_survives_loading_without_pickled_code(tmp_path):
@@ -173,9 +175,9 @@ def test_norms_of_new_taps_may_be_missing_but_not_the_final_one(tmp_path):
     model = small_backbone(out_feature='norm')
     path = save(model, tmp_path / 'model.pth')
     config = dict(out_feature='norm', out_indices=(0, 1))
-    copy = pretrained(path, **config)
-    assert_same_weights(copy, model, but=['norm0.weight'])
-    assert (copy.norm0.weight == 1).all()
+    loaded = pretrained(path, **config)
+    assert_same_weights(loaded, model, but=['norm0.weight'])
+    assert (loaded.norm0.weight == 1).all()
 
     path = save(small_backbone(out_feature='mixer'), tmp_path / 'model.pth')
     with pytest.raises(RuntimeError, match=r'lacks 1 .*norm_f.weight'):
@@ -186,6 +188,17 @@ def test_unneeded_weights_are_ignored(tmp_path):
     model = small_backbone(cls_token='middle', out_feature='norm')
     weights = OrderedDict(model.state_dict(), **{'head.weight': torch.zeros(2, 16)})
     torch.save(dict(model=weights, state_dict=weights), tmp_path / 'model.pth')
-    copy = pretrained(tmp_path / 'model.pth', out_indices=0)
-    assert_same_weights(copy, model, but=['pos_embed'])
-    assert len(copy.layers) == 1
+    loaded = pretrained(tmp_path / 'model.pth', out_indices=0)
+    assert_same_weights(loaded, model, but=['pos_embed'])
+    assert len(loaded.layers) == 1
+
+
+def test_a_deep_copy_outlives_its_original():
+    """As in MMEngine's exponential moving average."""
+    model = small_backbone()
+    twin = copy.deepcopy(model)
+    weights = small_backbone(img_size=48).state_dict()
+    del model
+    gc.collect()
+    twin.load_state_dict(weights)
+    assert twin.pos_embed.shape == (1, 16, 16)

@@ -415,3 +415,20 @@ def test_registered_in_the_root_registry():
     model = MODELS.build(dict(type='VisionMamba', arch=dict(embed_dims=16, num_layers=1)))
     assert isinstance(model, VisionMamba)
     assert set(ARCHS) == {'tiny', 'small', 'base'}
+
+
+def test_weights_in_bf16():
+    model = small_backbone()
+    x = images()
+    expected = model(x)[0]
+    out = model.bfloat16()(x.bfloat16())[0]
+    assert out.dtype == torch.bfloat16
+    assert (out.float() - expected).norm() / expected.norm() < 0.05
+
+
+def test_everything_happens_on_the_device_of_the_weights():
+    """The meta device stands in for an accelerator: it refuses to be mixed with the CPU."""
+    with torch.device('meta'):
+        model = small_backbone(cls_token='double', if_rope=True, drop_path_rate=0.1)
+    (out,) = model(images(40, 24).to('meta'))
+    assert (out.device.type, out.shape) == ('meta', (2, 16, 5, 3))

@@ -1,6 +1,7 @@
 """Mamba, the mixer: projections, short convolutions and the selective scan of one block."""
 
 import math
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -10,9 +11,10 @@ from vim_mm.ops import causal_conv1d, selective_scan_grouped_fn
 from vim_mm.ops.discretization import get_method
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    """ValueError if the argument called ``name`` is not one of the words ``choices``."""
     if value not in choices:
-        raise ValueError(f'{name} must be one of {choices}, got {value!r}')
+        raise ValueError(f'{name} must be one of {[*choices]}, got {value!r}')
 
 
 class Mamba(nn.Module):
@@ -72,9 +74,9 @@ class Mamba(nn.Module):
         dt_init_b: str = 'both',
     ):
         super().__init__()
-        _check_choice('dt_init', dt_init, ('random', 'constant'))
-        _check_choice('bimamba_type', bimamba_type, ('none', 'v1', 'v2'))
-        _check_choice('dt_init_b', dt_init_b, ('both', 'vim'))
+        check_choice('dt_init', dt_init, ('random', 'constant'))
+        check_choice('bimamba_type', bimamba_type, ('none', 'v1', 'v2'))
+        check_choice('dt_init_b', dt_init_b, ('both', 'vim'))
         get_method(discretization_method)
         self.d_model = d_model
         self.d_state = d_state
@@ -91,19 +93,12 @@ class Mamba(nn.Module):
 
         self.reverse = (False,) if bimamba_type == 'none' else (False, True)
         self.A_names = ('A_log', 'A_b_log')[: len(self.reverse)]
-        # What else a direction may own carries one of these endings.
+        # Endings of the names of what a direction owns besides A.
         self.endings = ('', '_b') if bimamba_type == 'v2' else ('',)
 
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=bias)
         for end in self.endings:
-            self.add_module(
-                f'conv1d{end}',
-                nn.Conv1d(self.d_inner, self.d_inner, d_conv, groups=self.d_inner, bias=conv_bias),
-            )
-            x_proj = nn.Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)
-            self.add_module(f'x_proj{end}', x_proj)
-            self.add_module(f'dt_proj{end}', nn.Linear(self.dt_rank, self.d_inner))
-            self.register_parameter(f'D{end}', nn.Parameter(torch.empty(self.d_inner)))
+            self._add_parameters(end, d_conv, conv_bias)
         for name in self.A_names:
             self.register_parameter(name, nn.Parameter(torch.empty(self.d_inner, d_state)))
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias)
@@ -111,6 +106,16 @@ class Mamba(nn.Module):
         for param in (*self._each('D'), *self._each('dt_proj', 'bias'), *self._all_A_log()):
             param._no_weight_decay = True
         self.reset_parameters()
+
+    def _add_parameters(self, end: str, d_conv: int, conv_bias: bool) -> None:
+        """Add what a direction owns besides A, its names ending in ``end``."""
+        channels = self.d_inner
+        conv1d = nn.Conv1d(channels, channels, d_conv, groups=channels, bias=conv_bias)
+        x_proj = nn.Linear(channels, self.dt_rank + 2 * self.d_state, bias=False)
+        self.add_module(f'conv1d{end}', conv1d)
+        self.add_module(f'x_proj{end}', x_proj)
+        self.add_module(f'dt_proj{end}', nn.Linear(self.dt_rank, channels))
+        self.register_parameter(f'D{end}', nn.Parameter(torch.empty(channels)))
 
     def _each(self, name: str, attribute: str | None = None) -> list:
         """What is called ``name`` in each set of parameters, or that attribute of it."""
@@ -167,7 +172,7 @@ class Mamba(nn.Module):
 
         convolved = [
             causal_conv1d(x, conv.weight.squeeze(1), conv.bias, reverse, activation='silu')
-            for conv, reverse in zip(self._each('conv1d'), self.reverse, strict=False)
+            for conv, reverse in zip(self._each('conv1d'), self.reverse)
         ]
         u = torch.stack([c.transpose(0, 1) for c in convolved]).flatten(2)  # (1 or K, D, B L)
         dt_B_C = torch.bmm(torch.stack(self._each('x_proj', 'weight')), u)

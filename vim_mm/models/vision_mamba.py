@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vim_mm.models.checkpoint import adapt_checkpoint, note_layout
-from vim_mm.models.mamba import Mamba
+from vim_mm.models.mamba import Mamba, check_choice
 from vim_mm.models.tokens import (
     CLS_TOKENS,
     insert_cls,
@@ -29,11 +29,6 @@ ARCHS = {
 }
 OUT_TYPES = ('featmap', 'cls_token', 'avg_featmap', 'raw')
 OUT_FEATURES = ('mixer', 'residual', 'norm')
-
-
-def _check_choice(name: str, value: str, choices) -> None:
-    if value not in choices:
-        raise ValueError(f'{name} must be one of {[*choices]}, got {value!r}')
 
 
 class PatchEmbed(nn.Module):
@@ -111,7 +106,7 @@ class VisionMamba(BaseModule):
         init_cfg (dict, optional): MMEngine's initialization config.
 
     Raises:
-        ValueError, TypeError: A bad argument, by name, with what was expected.
+        ValueError: An argument is not as above.
     """
 
     def __init__(
@@ -139,9 +134,9 @@ class VisionMamba(BaseModule):
         init_cfg: dict | list[dict] | None = None,
     ):
         super().__init__(init_cfg)
-        _check_choice('out_type', out_type, OUT_TYPES)
-        _check_choice('out_feature', out_feature, OUT_FEATURES)
-        _check_choice('cls_token', cls_token, CLS_TOKENS)
+        check_choice('out_type', out_type, OUT_TYPES)
+        check_choice('out_feature', out_feature, OUT_FEATURES)
+        check_choice('cls_token', cls_token, CLS_TOKENS)
         if out_type == 'cls_token' and cls_token == 'none':
             raise ValueError("out_type 'cls_token' needs a cls_token, got cls_token 'none'")
         self.embed_dims, depth = self._parse_arch(arch)
@@ -168,19 +163,7 @@ class VisionMamba(BaseModule):
             discretization_method=discretization_method,
             **(ssm_cfg or {}),
         )
-        drop_rates = torch.linspace(0, drop_path_rate, depth).tolist()
-        self.layers = nn.ModuleList(
-            Block(self.embed_dims, rate, mixer_cfg)
-            for rate in drop_rates[: self.out_indices[-1] + 1]
-        )
-        self.norm_names = {}
-        if out_feature == 'norm':
-            self.norm_names = {
-                i: 'norm_f' if i == depth - 1 else f'norm{i}' for i in self.out_indices
-            }
-        for name in self.norm_names.values():
-            self.add_module(name, nn.RMSNorm(self.embed_dims, eps=1e-5))
-
+        self._make_layers(depth, drop_path_rate, mixer_cfg)
         if not -1 <= frozen_stages <= len(self.layers):
             raise ValueError(
                 f'frozen_stages must lie in [-1, {len(self.layers)}], got {frozen_stages}'
@@ -193,7 +176,7 @@ class VisionMamba(BaseModule):
     @staticmethod
     def _parse_arch(arch: str | dict) -> tuple[int, int]:
         if isinstance(arch, str):
-            _check_choice('arch', arch, ARCHS)
+            check_choice('arch', arch, ARCHS)
             arch = ARCHS[arch]
         if not isinstance(arch, dict) or set(arch) != {'embed_dims', 'num_layers'}:
             raise ValueError(
@@ -224,6 +207,19 @@ class VisionMamba(BaseModule):
         self.pos_embed = nn.Parameter(pos_embed) if if_abs_pos_embed else None
         for param in self._embeddings():
             param._no_weight_decay = True
+
+    def _make_layers(self, depth: int, drop_path_rate: float, mixer_cfg: dict) -> None:
+        self.layers = nn.ModuleList(
+            Block(self.embed_dims, drop_path_rate * i / max(depth - 1, 1), mixer_cfg)
+            for i in range(self.out_indices[-1] + 1)
+        )
+        self.norm_names = {}
+        if self.out_feature == 'norm':
+            self.norm_names = {
+                i: 'norm_f' if i == depth - 1 else f'norm{i}' for i in self.out_indices
+            }
+        for name in self.norm_names.values():
+            self.add_module(name, nn.RMSNorm(self.embed_dims, eps=1e-5))
 
     def _embeddings(self) -> list[nn.Parameter]:
         """The class tokens and the position embedding, those that there are."""
