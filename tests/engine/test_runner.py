@@ -69,7 +69,9 @@ def test_amp_computes_in_bfloat16_and_keeps_float32(tmp_path):
     optim_wrapper = dict(type='BFloat16OptimWrapper', optimizer=dict(type='AdamW', lr=0.1))
     make_runner(tmp_path, model, optim_wrapper=optim_wrapper).train()
     assert seen[:2] == [torch.bfloat16] * 2
-    assert model.head.weight.dtype == torch.float32
+    with torch.autocast('cpu', torch.bfloat16):
+        handed_over = model.head(torch.ones(1, 8, 2, 2))
+    assert handed_over.dtype == model.head.weight.dtype == torch.float32
     assert not torch.equal(model.head.weight, before)
 
 

@@ -2,7 +2,8 @@
 
 from vim_mm.engine.checkpoint import UnsafeCheckpointError
 from vim_mm.engine.layer_decay import LayerDecayOptimWrapperConstructor
-from vim_mm.engine.runner import BFloat16OptimWrapper, VimRunner
+from vim_mm.engine.mixed_precision import BFloat16OptimWrapper
+from vim_mm.engine.runner import VimRunner
 
 __all__ = [
     'BFloat16OptimWrapper',

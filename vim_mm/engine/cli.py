@@ -43,7 +43,11 @@ def read_config(args: Namespace) -> Config:
     Raises:
         SystemExit: The config is of neither task, or the task's library is missing.
     """
-    cfg = Config.fromfile(args.config)
+    try:
+        cfg = Config.fromfile(args.config)
+    except ModuleNotFoundError as error:
+        # A base such as mmdet::_base_/..., which lies in a library.
+        raise SystemExit(f'{args.config} needs a library that is missing: {error}.') from error
     merge_options(cfg, args.cfg_options)
     if 'launcher' in args:
         os.environ.setdefault('LOCAL_RANK', str(args.local_rank))

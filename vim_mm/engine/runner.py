@@ -6,7 +6,6 @@ group, the devices of DistributedDataParallel, and SyncBN.
 
 import os
 import subprocess
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,10 +13,8 @@ import torch
 from mmengine.dist import broadcast, is_distributed, master_only
 from mmengine.hooks import Hook
 from mmengine.model import revert_sync_batchnorm
-from mmengine.optim import OptimWrapper
-from mmengine.registry import OPTIM_WRAPPERS, RUNNERS
+from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
-from mmengine.runner.amp import autocast
 from torch import distributed, nn
 
 
@@ -64,21 +61,6 @@ def _translate_slurm_environment() -> None:
         hosts = subprocess.check_output(['scontrol', 'show', 'hostnames', env['SLURM_NODELIST']])
         env['MASTER_ADDR'] = hosts.decode().split()[0]
     env.setdefault('MASTER_PORT', '29500')
-
-
-@OPTIM_WRAPPERS.register_module()
-class BFloat16OptimWrapper(OptimWrapper):
-    """Mixed precision by bfloat16 autocast, on the CPU and on CUDA alike.
-
-    bfloat16 has float32's range, so that there is no loss to scale. MMEngine's AmpOptimWrapper
-    always makes a loss scaler, and is for accelerators only.
-    """
-
-    @contextmanager
-    def optim_context(self, model: nn.Module):
-        """As in :class:`OptimWrapper`, under autocast."""
-        with super().optim_context(model), autocast(dtype=torch.bfloat16):
-            yield
 
 
 class SameBuffersHook(Hook):

@@ -1,0 +1,73 @@
+"""The tools in processes of their own, on models and images so small that they take seconds."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vim_mm.datasets.shapes import ShapesConfig, write_dataset
+
+TOOLS = Path(__file__).resolve().parents[2] / 'tools'
+# What users of a shipped config write: here one line to inherit it, and some to shrink it.
+SHRUNK = """
+model = dict(backbone=dict(arch=dict(_delete_=True, embed_dims=8, num_layers=4)), {model})
+train_dataloader = dict(batch_size=2, num_workers=0, persistent_workers=False)
+val_dataloader = dict(num_workers=0, persistent_workers=False)
+test_dataloader = val_dataloader
+train_cfg = dict(max_iters=4, val_interval=4)
+default_hooks = dict(logger=dict(interval=1), checkpoint=dict(interval=2))
+"""
+CONFIGS = {
+    'seg': (
+        'vim_mm::seg/upernet_vim_shapes.py',
+        'neck=dict(embed_dim=8), decode_head=dict(in_channels=[8] * 4, channels=8), '
+        'auxiliary_head=dict(in_channels=8, channels=8)',
+    ),
+    'det': ('vim_mm::det/mask_rcnn_vim_shapes.py', 'neck=dict(in_channels=8)'),
+}
+
+
+def command(tool: str, *args) -> list[str]:
+    """The command line of a Python or shell script in tools/."""
+    return [sys.executable if tool.endswith('.py') else 'bash', str(TOOLS / tool), *map(str, args)]
+
+
+def environment(**variables) -> dict[str, str]:
+    """Of a machine without a GPU, whose cores the tests do not claim."""
+    ours = {'CUDA_VISIBLE_DEVICES': '', 'OMP_NUM_THREADS': '1', 'PYTHON': sys.executable}
+    return {**os.environ, **ours, **variables}
+
+
+def run_tool(tool: str, *args, cwd: Path, fails: bool = False, **variables) -> str:
+    """Run a script in tools/ from the directory ``cwd``; returns all that it printed."""
+    done = subprocess.run(
+        command(tool, *args),
+        cwd=cwd,
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+    )
+    assert (done.returncode != 0) == fails, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope='session')
+def configs(tmp_path_factory) -> dict[str, Path]:
+    """A config of four iterations for each task, and eight images."""
+    folder = tmp_path_factory.mktemp('configs')
+    write_dataset(folder / 'shapes', ShapesConfig(train=4, val=4, size=64))
+    paths = {}
+    for task, (base, model) in CONFIGS.items():
+        paths[task] = folder / f'tiny_{task}.py'
+        paths[task].write_text(f'_base_ = {base!r}\n' + SHRUNK.replace('{model}', model))
+    return paths
+
+
+@pytest.fixture(scope='session')
+def data_root(configs) -> Path:
+    """Of the eight images."""
+    return configs['seg'].parent / 'shapes'

@@ -1,0 +1,102 @@
+"""The shell scripts: several processes on a machine without a GPU, on one node and on two."""
+
+import re
+import socket
+import subprocess
+
+import pytest
+
+from tests.tools.conftest import command, environment, run_tool
+from tests.tools.test_tools import iterations, metrics
+
+
+@pytest.fixture
+def options(configs, data_root):
+    """Arguments after the config for two iterations in ``run``."""
+    return (
+        '--work-dir', 'run',
+        '--cfg-options', f'data_root={data_root}',
+        'train_cfg.max_iters=2', 'train_cfg.val_interval=2',
+    )  # fmt: skip
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        return str(probe.getsockname()[1])
+
+
+def test_one_node(configs, data_root, options, tmp_path):
+    config = configs['seg']
+    # A port that is set for something else must not matter, nor must one in use.
+    log = run_tool('dist_train.sh', config, 2, *options, cwd=tmp_path, MASTER_PORT='1')
+    assert 'Distributed training: True' in log and 'GPU number: 2' in log
+    assert iterations(log) == [1, 2]
+    assert 'Iter(val) [2/2]' in log, 'each process should have had two of the four images'
+
+    # Only if both processes have validated with the weights and statistics that were saved:
+    tested = run_tool('dist_test.sh', config, 'run/iter_2.pth', 2, *options, cwd=tmp_path)
+    assert metrics(tested, 'test') == metrics(log, 'val')
+
+
+def test_two_nodes(configs, options, tmp_path):
+    variables = dict(NNODES='2', MASTER_ADDR='127.0.0.1', PORT=free_port())
+    processes = [
+        subprocess.Popen(
+            command('dist_train.sh', configs['seg'], 1, *options),
+            cwd=tmp_path,
+            env=environment(NODE_RANK=str(rank), **variables),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        logs = [process.communicate(timeout=200)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], logs
+    assert 'GPU number: 2' in logs[0]
+    assert iterations(logs[0]) == [1, 2]
+    assert iterations(logs[1]) == [], 'only the first process should report'
+
+
+SRUN = """#!/bin/bash
+# Stands in for srun: prints its options, and runs the command as two tasks on this host.
+while [[ $1 == --* ]]; do echo "srun $1"; shift; done
+export SLURM_NTASKS=2 SLURM_NODELIST=host
+for task in 1 0; do
+    SLURM_PROCID=$task SLURM_LOCALID=$task "$@" & tasks+=($!)
+done
+for task in "${tasks[@]}"; do wait "$task" || exit 1; done
+"""
+
+
+def test_slurm(configs, options, tmp_path):
+    for name, script in {'srun': SRUN, 'scontrol': '#!/bin/bash\necho 127.0.0.1\n'}.items():
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    variables = dict(PATH=f'{tmp_path}:{environment()["PATH"]}', GPUS='2', SRUN_ARGS='--exclusive')
+    log = run_tool(
+        'slurm_train.sh', 'gpu', 'job', configs['seg'], *options, cwd=tmp_path, **variables
+    )
+    asked = re.findall(r'^srun (.*)', log, re.MULTILINE)
+    assert {'--partition=gpu', '--job-name=job', '--ntasks=2', '--exclusive'} <= set(asked)
+    assert 'Distributed launcher: slurm' in log and 'GPU number: 2' in log
+    assert iterations(log) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ('script', 'arguments', 'variables', 'message'),
+    [
+        ('dist_train.sh', ['config.py'], {}, 'usage: .*CONFIG GPUS'),
+        ('dist_test.sh', ['config.py', '2'], {}, 'usage: .*CONFIG CHECKPOINT GPUS'),
+        ('slurm_train.sh', ['gpu', 'job'], {}, 'usage: .*PARTITION JOB_NAME CONFIG'),
+        ('dist_train.sh', ['config.py', '2'], {'NNODES': '2'}, 'NODE_RANK: the number'),
+    ],
+)
+def test_a_wrong_command_line_is_explained(script, arguments, variables, message, tmp_path):
+    log = run_tool(script, *arguments, cwd=tmp_path, fails=True, **variables)
+    assert re.search(message, log)

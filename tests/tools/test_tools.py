@@ -1,0 +1,156 @@
+"""train.py, test.py and infer.py as a user runs them, from a directory of no importance."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from mmengine.config import Config
+from PIL import Image
+
+from tests.tools.conftest import command, environment, run_tool
+from vim_mm.engine.cli import import_task_library
+
+FIRST_METRIC = {'seg': 'mIoU', 'det': 'coco/bbox_mAP'}
+
+
+def iterations(log: str) -> list[int]:
+    """Numbers of the iterations of training that a log reports."""
+    return [int(i) for i in re.findall(r'Iter\(train\) \[ *(\d+)/', log)]
+
+
+def metrics(log: str, stage: str) -> str:
+    """The last line of metrics of a stage, 'val' or 'test', without times."""
+    line = re.findall(rf'Iter\({stage}\) \[\d+/\d+\]    (\S+: .*?)  data_time', log)[-1]
+    return line.replace('nan', '-')
+
+
+@pytest.fixture(scope='module', params=['seg', 'det'])
+def trained(request, configs, data_root, tmp_path_factory):
+    """Config, work directory and log of a finished training of either task in mixed precision."""
+    if request.param == 'det':
+        pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
+    config = configs[request.param]
+    cwd = tmp_path_factory.mktemp('elsewhere')
+    options = ('--amp', '--cfg-options', f'data_root={data_root}')
+    log = run_tool('train.py', config, *options, cwd=cwd)
+    return request.param, config, cwd / 'work_dirs' / config.stem, log
+
+
+def test_train_reports_and_saves(trained):
+    task, _, work_dir, log = trained
+    assert iterations(log) == [1, 2, 3, 4]
+    assert "type='BFloat16OptimWrapper'" in log
+    assert re.search(r'eta: \d+:\d\d:\d\d', log)
+    assert FIRST_METRIC[task] in metrics(log, 'val')
+    assert {p.name for p in work_dir.glob('*.pth')} == {'iter_2.pth', 'iter_4.pth'}
+
+
+def test_test_repeats_the_metrics_and_saves_predictions(trained, data_root, tmp_path):
+    task, config, work_dir, trained_log = trained
+    log = run_tool(
+        'test.py', config, work_dir / 'iter_4.pth', '--out', 'out',
+        '--cfg-options', f'data_root={data_root}', cwd=tmp_path,
+    )  # fmt: skip
+    assert metrics(log, 'test') == metrics(trained_log, 'val')
+    images = sorted((data_root / 'images' / 'validation').iterdir())
+    if task == 'seg':
+        for image in images:
+            labels = Image.open(tmp_path / 'out' / f'{image.stem}.png')
+            assert labels.size == Image.open(image).size
+            assert set(np.unique(labels)) <= set(range(1, 8))
+    else:
+        for kind in ('bbox', 'segm'):
+            results = json.loads((tmp_path / 'out' / f'predictions.{kind}.json').read_text())
+            assert {result['image_id'] for result in results} <= set(range(len(images) + 1))
+            assert all(kind.replace('segm', 'segmentation') in result for result in results)
+
+
+def test_infer_draws_over_every_picture(trained, data_root, tmp_path):
+    _, config, work_dir, _ = trained
+    folder = tmp_path / 'pictures'
+    folder.mkdir()
+    (folder / 'notes.txt').write_text('not a picture')
+    sizes = {'wide': (96, 40), 'tall': (64, 80)}
+    rng = np.random.default_rng(0)
+    for name, (width, height) in sizes.items():
+        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f'{name}.jpg')
+    run_tool(
+        'infer.py', config, work_dir / 'iter_4.pth', 'pictures', '--out', 'overlays', cwd=tmp_path
+    )
+    assert {p.name for p in (tmp_path / 'overlays').iterdir()} == {'wide.png', 'tall.png'}
+    for name, size in sizes.items():
+        assert Image.open(tmp_path / 'overlays' / f'{name}.png').size == size
+
+
+def test_resume_with_other_options(configs, data_root, tmp_path):
+    """TensorBoard and other entries, in a first run, which finds nothing to resume, and after."""
+    options = (
+        configs['seg'], '--work-dir', 'run', '--resume', '--cfg-options',
+        f'data_root={data_root}', 'visualizer.vis_backends.0.type=TensorboardVisBackend',
+    )  # fmt: skip
+    log = run_tool('train.py', *options, 'train_cfg.max_iters=2', cwd=tmp_path)
+    assert iterations(log) == [1, 2]
+    log = run_tool('train.py', *options, 'train_cfg.max_iters=3', cwd=tmp_path)
+    assert iterations(log) == [3]
+    assert len(list(tmp_path.glob('run/*/vis_data/events.out.tfevents.*'))) == 2
+
+
+def test_a_killed_training_goes_on_from_its_last_checkpoint(configs, data_root, tmp_path):
+    options = (
+        configs['seg'], '--work-dir', 'run', '--resume',
+        '--cfg-options', f'data_root={data_root}', 'train_cfg.val_interval=10000',
+    )  # fmt: skip
+    pointer = tmp_path / 'run' / 'last_checkpoint'
+    with subprocess.Popen(
+        command('train.py', *options, 'train_cfg.max_iters=9999'),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not (pointer.is_file() and pointer.read_text()):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    done = int(re.search(r'iter_(\d+)\.pth', pointer.read_text())[1])
+    log = run_tool('train.py', *options, f'train_cfg.max_iters={done + 2}', cwd=tmp_path)
+    assert iterations(log) == [done + 1, done + 2]
+
+
+ABSENT = """
+import sys
+
+class Absent:
+    def find_spec(name, path=None, target=None):
+        if name.partition('.')[0] in ('mmdet', 'mmseg'):
+            raise ModuleNotFoundError(f'No module named {name!r}')
+
+sys.meta_path.insert(0, Absent)
+"""
+
+
+@pytest.mark.parametrize(
+    ('task', 'message'),
+    [
+        ('seg', "needs onedl-mmsegmentation, which cannot be imported: No module named 'mmseg"),
+        ('det', "needs a library that is missing: No module named 'mmdet'"),
+    ],
+)
+def test_a_missing_library_is_named_in_one_sentence(task, message, configs, tmp_path):
+    (tmp_path / 'sitecustomize.py').write_text(ABSENT)
+    path = ':'.join([str(tmp_path), os.environ.get('PYTHONPATH', '')])
+    log = run_tool('train.py', configs[task], cwd=tmp_path, fails=True, PYTHONPATH=path)
+    assert message in log.splitlines()[-1]
+    assert 'Traceback' not in log
+
+
+def test_a_config_of_neither_task_is_refused():
+    with pytest.raises(SystemExit, match=r"must be one of \['mmseg', 'mmdet'\], got 'mmpose'"):
+        import_task_library(Config({'default_scope': 'mmpose'}))
