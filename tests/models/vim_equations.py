@@ -78,7 +78,23 @@ def patch_tokens(image, weight, bias):
     return patches @ weight.flatten(1).T + bias
 
 
-def vim(image, w, bimamba_type, tap, depth, middle_cls=False):
+def turn(tokens, side, pretrained_side=14):
+    """Rotary embedding over a square grid: channel pairs as complex numbers times e^(i angle).
+
+    The first half of the pairs turns with the row, the second with the column.
+    """
+    pairs = torch.view_as_complex(tokens.unflatten(-1, (-1, 2)).clone())
+    count = pairs.shape[-1] // 2
+    for index in range(tokens.shape[1]):
+        for k in range(count):
+            frequency = 10000 ** (-k / count)
+            for offset, position in ((0, index // side), (count, index % side)):
+                angle = torch.tensor(position / side * pretrained_side * frequency)
+                pairs[:, index, offset + k] *= torch.polar(torch.tensor(1.0), angle)
+    return torch.view_as_real(pairs).flatten(-2)
+
+
+def vim(image, w, bimamba_type, tap, depth, middle_cls=False, rope=False):
     """The tokens after each layer: the mixer's output, the stream, or the stream normalized."""
     tokens = patch_tokens(image, w['patch_embed.proj.weight'], w['patch_embed.proj.bias'])
     if middle_cls:
@@ -86,15 +102,19 @@ def vim(image, w, bimamba_type, tap, depth, middle_cls=False):
         cls = w['cls_token'].expand(len(tokens), 1, -1)
         tokens = torch.cat([tokens[:, :middle], cls, tokens[:, middle:]], dim=1)
     stream = tokens + w['pos_embed']
+    side = math.isqrt(tokens.shape[1])
+    if rope:
+        stream = turn(stream, side)
     taps = []
     for i in range(depth):
         normed = rms_norm(stream, w[f'layers.{i}.norm.weight'])
         mixed = mixer(normed, under(f'layers.{i}.mixer.', w), bimamba_type)
-        stream = stream + mixed
+        after = stream + mixed
+        stream = stream + turn(mixed, side) if rope else after
         norm = w.get('norm_f.weight' if i == depth - 1 else f'norm{i}.weight')
-        outputs = {'mixer': mixed, 'residual': stream}
+        outputs = {'mixer': mixed, 'residual': after}
         if norm is not None:
-            outputs['norm'] = rms_norm(stream, norm)
+            outputs['norm'] = rms_norm(after, norm)
         taps.append(outputs.get(tap))
     return taps
 
