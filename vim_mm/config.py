@@ -14,7 +14,17 @@ from mmengine.runner import Runner
 _CONFIGS = Path(__file__).parent / '.mim' / 'configs'
 _SCHEME = 'vim_mm::'
 # What MMEngine reads from a config besides the arguments of its Runner.
-_OTHER_TOP_LEVEL = {'compile', 'custom_imports', 'tta_model', 'tta_pipeline'}
+_OTHER_TOP_LEVEL = {
+    'activation_checkpointing',
+    'compile',
+    'custom_imports',
+    'efficient_conv_bn_eval',
+    'find_unused_parameters',
+    'model_wrapper_cfg',
+    'sync_bn',
+    'tta_model',
+    'tta_pipeline',
+}
 
 
 def config_names() -> list[str]:

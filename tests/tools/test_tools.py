@@ -88,17 +88,20 @@ def test_infer_draws_over_every_picture(trained, data_root, tmp_path):
         assert Image.open(tmp_path / 'overlays' / f'{name}.png').size == size
 
 
-def test_resume_with_other_options(configs, data_root, tmp_path):
-    """TensorBoard and other entries, in a first run, which finds nothing to resume, and after."""
-    options = (
-        configs['seg'], '--work-dir', 'run', '--resume', '--cfg-options',
-        f'data_root={data_root}', 'visualizer.vis_backends.0.type=TensorboardVisBackend',
-    )  # fmt: skip
+def test_resume_finds_the_last_checkpoint_or_starts(configs, data_root, tmp_path):
+    """Twice the same command, but for the number of iterations; and TensorBoard by one line."""
+    config = tmp_path / 'board.py'
+    backends = "[dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]"
+    config.write_text(
+        f'_base_ = {str(configs["seg"])!r}\nvisualizer = dict(vis_backends={backends})\n'
+    )
+    options = (config, '--work-dir', 'run', '--resume', '--cfg-options', f'data_root={data_root}')
     log = run_tool('train.py', *options, 'train_cfg.max_iters=2', cwd=tmp_path)
     assert iterations(log) == [1, 2]
     log = run_tool('train.py', *options, 'train_cfg.max_iters=3', cwd=tmp_path)
     assert iterations(log) == [3]
-    assert len(list(tmp_path.glob('run/*/vis_data/events.out.tfevents.*'))) == 2
+    for name in ('scalars.json', 'events.out.tfevents.*'):
+        assert len(list(tmp_path.glob(f'run/*/vis_data/{name}'))) == 2
 
 
 def test_a_killed_training_goes_on_from_its_last_checkpoint(configs, data_root, tmp_path):
