@@ -11,7 +11,7 @@ import pytest
 from vim_mm.datasets import shapes
 from vim_mm.datasets.shapes import SEG_CLASSES, SHAPES, ShapesConfig, draw_scene, write_dataset
 
-CONFIG = ShapesConfig(train=60, val=12, size=96, seed=3)
+CONFIG = ShapesConfig(train=60, val=12, size=96, seed=5)
 
 
 @pytest.fixture(scope='module')
@@ -46,7 +46,7 @@ def test_same_seed_same_bytes(root, tmp_path):
 
 
 def test_seed_split_and_index_change_the_scene(root, tmp_path):
-    write_dataset(tmp_path / 'other', ShapesConfig(train=2, val=2, size=96, seed=4))
+    write_dataset(tmp_path / 'other', ShapesConfig(train=2, val=2, size=96, seed=40))
     images = [
         root / 'images/training/000001.jpg',
         root / 'images/training/000002.jpg',
@@ -57,7 +57,7 @@ def test_seed_split_and_index_change_the_scene(root, tmp_path):
 
 
 def test_larger_data_set_extends_smaller_one(root, tmp_path):
-    write_dataset(tmp_path / 'fewer', ShapesConfig(train=5, val=2, size=96, seed=3))
+    write_dataset(tmp_path / 'fewer', ShapesConfig(train=5, val=2, size=96, seed=5))
     all_files = _files(root)
     for path, content in _files(tmp_path / 'fewer').items():
         if path.suffix != '.json':

@@ -1,8 +1,8 @@
 """Start of the demo: draws the shapes data set on disk, which the ``*_shapes.py`` configs read.
 
-One scene holds up to seven shapes on a textured background. Every shape has a random size,
-rotation, colour and texture, so only its outline tells its class, and shapes hide parts of each
-other. The same images are written in two layouts under one root::
+One scene holds up to seven vivid shapes on a dull, textured background. Every shape has a random
+size, rotation, colour and texture, so only its outline tells its class, and shapes hide parts of
+each other. The same images are written in two layouts under one root::
 
     images/{training,validation}/*.jpg          ADE20K
     annotations/{training,validation}/*.png
@@ -30,9 +30,11 @@ _VERSION = 1
 _SPLITS = {'training': 'train2017', 'validation': 'val2017'}
 _MAX_SHAPES = 7
 _EMPTY_SCENES = 0.04
-_MIN_INSIDE = 0.6  # of a shape's area that lies inside the image
-_MIN_VISIBLE = 0.4  # of a shape's area that later shapes must leave uncovered
-_MIN_CONTRAST = 70.0  # Euclidean RGB distance of a shape to what lies under it
+_ATTEMPTS = 6  # to find a place for a shape; it is left out if there is none
+_MIN_INSIDE = 0.7  # of a shape's area that lies inside the image
+_MIN_VISIBLE = 0.5  # of a shape's area that later shapes must leave uncovered
+_MIN_SATURATION = 130.0  # greatest less least of a shape's RGB
+_MIN_CONTRAST = 80.0  # Euclidean RGB distance of a shape to what lies under it
 
 
 @dataclass(frozen=True)
@@ -86,25 +88,24 @@ class Scene:
 def draw_scene(rng: np.random.Generator, size: int) -> Scene:
     """Draw one random scene whose longer side is ``size`` pixels."""
     height, width = _random_shape(rng, size)
-    canvas = _texture(rng, height, width, _random_colour(rng), strength=35.0)
+    canvas = _texture(rng, height, width, _dull_colour(rng), strength=30.0)
     masks, areas, labels = [], [], []
     count = 0 if rng.random() < _EMPTY_SCENES else rng.integers(1, _MAX_SHAPES + 1)
-    for _ in range(count):
-        label = int(rng.integers(len(SHAPES)))
-        outline, mask = _place(rng, SHAPES[label], height, width)
-        area = _polygon_area(outline)
-        remaining = [below & ~mask for below in masks]
-        inside = mask.sum() >= _MIN_INSIDE * area
-        if not inside or any(
-            left.sum() < _MIN_VISIBLE * whole for left, whole in zip(remaining, areas, strict=True)
-        ):
-            continue
-        colour = _contrasting_colour(rng, canvas[mask].mean(axis=0))
-        canvas[mask] = _texture(rng, height, width, colour, strength=20.0)[mask]
-        masks, areas, labels = [*remaining, mask], [*areas, area], [*labels, label]
+    for label in rng.integers(len(SHAPES), size=count):
+        for _ in range(_ATTEMPTS):
+            mask, area = _place(rng, SHAPES[label], height, width)
+            remaining = [below & ~mask for below in masks]
+            if mask.sum() >= _MIN_INSIDE * area and all(
+                left.sum() >= _MIN_VISIBLE * whole for left, whole in zip(remaining, areas)
+            ):
+                colour = _vivid_colour(rng, canvas[mask].mean(axis=0))
+                canvas[mask] = _texture(rng, height, width, colour, strength=15.0)[mask]
+                masks, areas = [*remaining, mask], [*areas, area]
+                labels.append(label)
+                break
     # Blurring softens the hard outlines, noise added afterwards stays sharp, as in a photograph.
     canvas = cv2.GaussianBlur(canvas, (3, 3), 0.6)
-    canvas += rng.normal(0, rng.uniform(2, 10), canvas.shape)
+    canvas += rng.uniform(2, 8) * rng.standard_normal(canvas.shape, np.float32)
     return Scene(
         image=np.clip(np.rint(canvas), 0, 255).astype(np.uint8),
         masks=np.array(masks, bool).reshape(-1, height, width),
@@ -185,33 +186,30 @@ def _unit_outline(shape):
 
 
 def _place(rng, shape, height, width):
-    """A shape of random size, rotation and place: its contours in pixels and its (H, W) mask."""
-    radius = rng.uniform(0.12, 0.3) * max(height, width)
+    """A shape of random size, rotation and place: its (H, W) mask, and its area if uncut."""
+    radius = rng.uniform(0.14, 0.32) * max(height, width)
     angle = rng.uniform(0, 2 * np.pi)
     rotation = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
     centre = rng.uniform((0, 0), (width, height))
-    outline = [contour @ rotation * radius + centre for contour in _unit_outline(shape)]
+    contours = [contour @ rotation * radius + centre for contour in _unit_outline(shape)]
     mask = np.zeros((height, width), np.uint8)
-    fixed_point = [np.rint(contour * 16).astype(np.int32) for contour in outline]
-    cv2.fillPoly(mask, fixed_point, 1, shift=4)
-    return outline, mask.astype(bool)
+    # Coordinates in sixteenths of a pixel; a second contour is a hole.
+    cv2.fillPoly(mask, [np.rint(c * 16).astype(np.int32) for c in contours], 1, shift=4)
+    areas = [cv2.contourArea(contour.astype(np.float32)) for contour in contours]
+    return mask.astype(bool), areas[0] - sum(areas[1:])
 
 
-def _polygon_area(outline):
-    """Area of an outline in square pixels: the first contour less the second, its hole."""
-    areas = [cv2.contourArea(contour.astype(np.float32)) for contour in outline]
-    return areas[0] - sum(areas[1:])
+def _dull_colour(rng):
+    """A grey with a cast."""
+    return rng.uniform(60, 190) + rng.uniform(-20, 20, 3)
 
 
-def _random_colour(rng):
-    return rng.uniform(30, 225, 3)
-
-
-def _contrasting_colour(rng, below):
-    """A colour that is visible on the mean colour ``below``, and otherwise random."""
+def _vivid_colour(rng, below):
+    """A saturated colour that is visible on the mean colour ``below``, and otherwise random."""
     while True:
-        colour = _random_colour(rng)
-        if np.linalg.norm(colour - below) >= _MIN_CONTRAST:
+        colour = rng.uniform(0, 255, 3)
+        vivid = np.ptp(colour) >= _MIN_SATURATION
+        if vivid and np.linalg.norm(colour - below) >= _MIN_CONTRAST:
             return colour
 
 
