@@ -9,7 +9,8 @@ import pytest
 
 from vim_mm.datasets.shapes import ShapesConfig, write_dataset
 
-TOOLS = Path(__file__).resolve().parents[2] / 'tools'
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ROOT / 'tools'
 # What users of a shipped config write: here one line to inherit it, and some to shrink it.
 SHRUNK = """
 model = dict(backbone=dict(arch=dict(_delete_=True, embed_dims=8, num_layers=4)), {model})
@@ -35,8 +36,14 @@ def command(tool: str, *args) -> list[str]:
 
 
 def environment(**variables) -> dict[str, str]:
-    """Of a machine without a GPU, whose cores the tests do not claim."""
-    ours = {'CUDA_VISIBLE_DEVICES': '', 'OMP_NUM_THREADS': '1', 'PYTHON': sys.executable}
+    """Of a machine without a GPU, whose cores the tests do not claim, and with this vim_mm."""
+    path = filter(None, [str(ROOT), os.environ.get('PYTHONPATH')])
+    ours = {
+        'CUDA_VISIBLE_DEVICES': '',
+        'OMP_NUM_THREADS': '1',
+        'PYTHON': sys.executable,
+        'PYTHONPATH': os.pathsep.join(path),
+    }
     return {**os.environ, **ours, **variables}
 
 

@@ -60,14 +60,12 @@ def read_config(args: Namespace) -> Config:
     return cfg
 
 
-def import_task_library(cfg: Config) -> str:
-    """Import the library of the config's task, and no other.
-
-    Returns:
-        str: ``default_scope`` of the config: 'mmseg' for segmentation, 'mmdet' for detection.
+def import_task_library(cfg: Config) -> None:
+    """Import the library that ``default_scope`` of the config names, and no other.
 
     Raises:
-        SystemExit: ``default_scope`` is neither, or its library cannot be imported.
+        SystemExit: ``default_scope`` is neither 'mmseg' (segmentation) nor 'mmdet' (detection), or
+            the library cannot be imported.
     """
     scope = cfg.get('default_scope')
     if scope not in TASK_LIBRARIES:
@@ -82,4 +80,3 @@ def import_task_library(cfg: Config) -> str:
             f'{cfg.filename} needs {TASK_LIBRARIES[scope]}{needs}, which cannot be imported: '
             f'{error}.'
         ) from error
-    return scope
