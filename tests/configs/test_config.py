@@ -5,9 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
 
 from vim_mm.config import config_names, config_path, merge_options
+from vim_mm.models import VisionMamba
 
 ROOT = Path(__file__).parents[2]
 SEG = 'seg/upernet_vim_t_bilinear.py'
@@ -122,6 +125,20 @@ def test_options_reach_into_lists():
     assert cfg.param_scheduler[0].end == 5
     assert cfg.param_scheduler[1].type == 'PolyLR'
     assert cfg.train_cfg.max_iters == 10
+
+
+def test_weights_of_vim_by_options(tmp_path):
+    pretrained = VisionMamba('tiny', img_size=224, cls_token='middle', out_feature='norm')
+    torch.save(pretrained.state_dict(), tmp_path / 'vim_t.pth')
+    cfg = Config.fromfile(config_path(SEG))
+    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'vim_t.pth'))
+    merge_options(cfg, {f'model.backbone.init_cfg.{key}': init_cfg[key] for key in init_cfg})
+    init_default_scope(cfg.default_scope)
+    backbone = MODELS.build(cfg.model.backbone)
+    backbone.init_weights()
+    for name, weight in backbone.layers.named_parameters():
+        assert torch.equal(weight, pretrained.layers.get_parameter(name))
+    assert backbone.pos_embed.shape == (1, 32 * 32, 192)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ model = dict(
         out_indices=(23,),
         out_feature='residual',
         drop_path_rate=0.1,
-        init_cfg=None,
     ),
     neck=dict(_delete_=True, type='SimpleFPN', in_channels=192, out_channels=256, num_outs=5),
     rpn_head=dict(num_convs=2),

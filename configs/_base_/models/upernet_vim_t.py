@@ -19,7 +19,6 @@ model = dict(
         out_indices=(5, 11, 17, 23),
         out_feature='mixer',
         drop_path_rate=0.1,
-        init_cfg=None,
     ),
     neck=dict(type='Feature2Pyramid', embed_dim=192, rescales=[4, 2, 1, 0.5]),
     decode_head=dict(
