@@ -2,9 +2,9 @@
 # Trains the same config with each discretization, one after another, and prints their metrics.
 # Usually started by seg/run_all_methods.sh or det/run_all_methods.sh.
 #
-#     CONFIG=configs/seg/upernet_vim_t_METHOD.py tools/run_all_methods.sh [arguments of train.py]
+#     CONFIG=configs/seg/upernet_vim_t_{method}.py tools/run_all_methods.sh [arguments of train.py]
 #
-# CONFIG    the config; METHOD in it stands for the name of the method, which is set either way
+# CONFIG    the config; {method} in it stands for the name of the method, which is set either way
 # METHODS   the methods (default: all)
 # GPUS      train by dist_train.sh in this many processes (default: one process, without it)
 # WORK_DIR  gets a directory for each run (default: work_dirs)
@@ -21,7 +21,7 @@ METHODS=${METHODS:-$("$PYTHON" -c 'from vim_mm.ops import METHODS; print(*METHOD
 runs=()
 for method in $METHODS; do
     config=${CONFIG:?the config to train}
-    config=${config//METHOD/$method}
+    config=${config//"{method}"/$method}
     run=$(basename "$config" .py)
     [[ $run == *_"$method" ]] || run+=_$method
     run=$WORK_DIR/$run

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from mmengine.config import Config
 
 from tests.configs.data_on_disk import write_ade20k
+from vim_mm.ops import METHODS
 
 ROOT = Path(__file__).parents[2]
 SMALL = """
@@ -53,6 +55,35 @@ def run_all_methods(cwd: Path, *options: str) -> subprocess.CompletedProcess:
         text=True,
         timeout=300,
     )
+
+
+@pytest.mark.parametrize('gpus', [None, '2'])
+@pytest.mark.parametrize('task', ['seg', 'det'])
+def test_trains_the_shipped_config_of_each_method(task, gpus, tmp_path):
+    echo = tmp_path / 'echo.sh'
+    echo.write_text('#!/bin/sh\necho "$@"\n')
+    echo.chmod(0o755)
+    done = subprocess.run(
+        ['bash', ROOT / task / 'run_all_methods.sh', '--amp'],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            'METHODS': ' '.join(METHODS),
+            'PYTHON': str(echo),
+            **({'GPUS': gpus} if gpus else {}),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    *commands, compare = done.stdout.splitlines()
+    for command, method in zip(commands, METHODS, strict=True):
+        config = re.search(r'train\.py (\S+)', command)[1]
+        assert Config.fromfile(config).model.backbone.discretization_method == method
+        assert f'--amp --resume --work-dir work_dirs/{Path(config).stem} ' in command
+        assert f'backbone.discretization_method={method}' in command
+        assert ('--nproc-per-node 2' in command) == (gpus is not None)
+        assert f'work_dirs/{Path(config).stem}' in compare.split()
 
 
 def logged(work_dir: Path, key: str) -> list:
