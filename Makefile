@@ -25,18 +25,20 @@ endif
 NATIVE_SOURCES := setup.py $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-det test lint format lock clean distclean
+.PHONY: help install install-det demo demo-det test lint format lock clean distclean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMPS)/extension $(STAMPS)/mmcv ## Make .venv with everything that segmentation needs
+
+install-det: $(STAMPS)/extension $(STAMPS)/mmcv-with-ops ## The same, and the operators of mmcv that detection needs
 
 demo: install ## Train a small segmentor on drawn shapes; pictures in work_dirs/upernet_vim_shapes
 	$(call run_demo,configs/seg/upernet_vim_shapes.py)
 
-demo-det: $(STAMPS)/extension $(STAMPS)/mmcv-with-ops ## The same with a detector, in mask_rcnn_vim_shapes
+demo-det: install-det ## The same with a detector, in mask_rcnn_vim_shapes
 	$(call run_demo,configs/det/mask_rcnn_vim_shapes.py)
 
 define run_demo
@@ -45,7 +47,7 @@ $(IN_VENV) python tools/train.py $(1) --resume
 $(IN_VENV) python tools/demo_report.py work_dirs/$(basename $(notdir $(1)))
 endef
 
-test: $(STAMPS)/extension $(STAMPS)/mmcv-with-ops $(STAMPS)/tests ## Run the suite, or a part of it (PYTEST_ARGS="-k scan")
+test: install-det $(STAMPS)/tests ## Run the suite, or a part of it (PYTEST_ARGS="-k scan")
 	$(IN_VENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(STAMPS)/dev ## Check style, Python and native
