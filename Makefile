@@ -27,6 +27,8 @@ NATIVE_SOURCES := setup.py $(shell find csrc -type f)
 .DEFAULT_GOAL := help
 .PHONY: help install install-det demo demo-det test lint format lock clean distclean
 .DELETE_ON_ERROR:
+# pip must not run twice at once in one environment.
+.NOTPARALLEL:
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
