@@ -11,13 +11,13 @@ model = dict(
     data_preprocessor=dict(pad_size_divisor=32),
     backbone=dict(
         arch=dict(_delete_=True, embed_dims=96, num_layers=4),
-        img_size=128,
+        img_size=64,
         patch_size=8,
         out_indices=(3,),
         drop_path_rate=0.0,
         discretization_method='bilinear',
     ),
-    # Patches of 8 pixels: strides 2, 4, 8 and 16, for shapes of 30 to 80 pixels.
+    # Patches of 8 pixels: strides 2, 4, 8 and 16, for shapes of 20 to 45 pixels.
     neck=dict(in_channels=96, out_channels=48, num_outs=4),
     rpn_head=dict(
         in_channels=48,

