@@ -7,7 +7,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from mmengine.config import Config
 
+from vim_mm.config import config_path
 from vim_mm.datasets import shapes
 from vim_mm.datasets.shapes import SEG_CLASSES, SHAPES, ShapesConfig, draw_scene, write_dataset
 
@@ -209,3 +211,10 @@ def test_mmdet_reads_it(root, coco_json):
             np.testing.assert_array_equal(box, [left, top, left + width, top + height])
             boxes += 1
     assert boxes == len(coco_json['annotations'])
+
+
+def test_configs_name_its_classes():
+    seg = Config.fromfile(config_path('_base_/datasets/shapes_seg.py')).metainfo
+    det = Config.fromfile(config_path('_base_/datasets/shapes_det.py')).metainfo
+    assert (seg.classes, det.classes) == (SEG_CLASSES, SHAPES)
+    assert [tuple(colour) for colour in seg.palette[1:]] == det.palette

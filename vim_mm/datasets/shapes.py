@@ -1,8 +1,8 @@
 """Start of the demo: draws the shapes data set on disk, which the ``*_shapes.py`` configs read.
 
 One scene holds up to three bright shapes on a dark, textured background. Every shape has a random
-size, rotation, colour and texture, so only its outline tells its class, and shapes hide parts of
-each other. The same images are written in two layouts under one root::
+size, tilt, colour and texture, so only its outline tells its class, and shapes hide parts of each
+other. The same images are written in two layouts under one root::
 
     images/{training,validation}/*.jpg          ADE20K
     annotations/{training,validation}/*.png
@@ -29,6 +29,7 @@ SEG_CLASSES = ('background', *SHAPES)
 _VERSION = 1
 _SPLITS = {'training': 'train2017', 'validation': 'val2017'}
 _MAX_SHAPES = 3
+_RADIUS = (0.2, 0.36)  # of the circle around a shape, by the longer side of the image
 _MAX_TILT = 10.0  # degrees
 _EMPTY_SCENES = 0.04
 _ATTEMPTS = 6  # to find a place for a shape; it is left out if there is none
@@ -188,8 +189,8 @@ def _unit_outline(shape):
 
 
 def _place(rng, shape, height, width):
-    """A shape of random size, rotation and place: its (H, W) mask, and its area if uncut."""
-    radius = rng.uniform(0.2, 0.36) * max(height, width)
+    """A shape of random size, tilt and place: its (H, W) mask, and its area if uncut."""
+    radius = rng.uniform(*_RADIUS) * max(height, width)
     angle = np.deg2rad(rng.uniform(-_MAX_TILT, _MAX_TILT))
     rotation = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
     centre = rng.uniform((0, 0), (width, height))
