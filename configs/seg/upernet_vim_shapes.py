@@ -8,7 +8,8 @@ _base_ = [
 ]
 
 model = dict(
-    data_preprocessor=dict(size=(64, 64)),
+    # Tested at the size of training: padding takes part in the scan, and is cut off the result.
+    data_preprocessor=dict(size=(64, 64), test_cfg=dict(size=(64, 64))),
     backbone=dict(
         arch=dict(_delete_=True, embed_dims=96, num_layers=4),
         img_size=64,
