@@ -49,9 +49,9 @@ template <class S>
 struct Precision;
 template <>
 struct Precision<float> {
-  static constexpr int exp_degree = 7;       // Taylor, |r| <= ln(2)/2: 5e-9
-  static constexpr int log1p_terms = 8;      // atanh series, s^2 <= 1/9
-  static constexpr int phi_terms = 14;       // Taylor of phi_k, |z| <= 2
+  static constexpr int exp_degree = 7;   // Taylor, |r| <= ln(2)/2: 5e-9
+  static constexpr int log1p_terms = 8;  // atanh series, s^2 <= 1/9
+  static constexpr int phi_terms = 14;   // Taylor of phi_k, |z| <= 2
   static constexpr float exp_underflow = -104.0f, exp_overflow = 89.0f;
   static constexpr float round_magic = 12582912.0f;  // 1.5 * 2^23
   static constexpr float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
@@ -142,7 +142,8 @@ VIM_MM_INLINE V softplus(V x) {
   const V s2 = s * s;
   V series = V(S(0));
 #pragma GCC unroll 32
-  for (int j = Precision<S>::log1p_terms; j >= 0; --j) series = series * s2 + V(S(2) / S(2 * j + 1));
+  for (int j = Precision<S>::log1p_terms; j >= 0; --j)
+    series = series * s2 + V(S(2) / S(2 * j + 1));
   return select(x > V(S(0)), x, V(S(0))) + s * series;
 }
 

@@ -15,7 +15,6 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <Python.h>
-
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(vim_mm, m) {
@@ -37,7 +36,7 @@ STABLE_TORCH_LIBRARY(vim_mm, m) {
 
 // Importing the module is loading the library; it has nothing of its own.
 PyMODINIT_FUNC PyInit__C() {
-  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr,
-                               nullptr,               nullptr, nullptr, nullptr};
+  static PyModuleDef module = {
+      PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
   return PyModule_Create(&module);
 }

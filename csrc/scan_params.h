@@ -15,12 +15,12 @@ struct ScanRow {
   int64_t steps;   // L
   int64_t states;  // N, padded
   int method;
-  bool reverse;    // scan from the last step to the first
-  const S* dt;     // [L], after bias and softplus
-  const S* u;      // [L]
-  const E* a;      // [N]
-  const E* B;      // [L, N], or [N] with step_B = 0
-  const E* C;      // likewise
+  bool reverse;  // scan from the last step to the first
+  const S* dt;   // [L], after bias and softplus
+  const S* u;    // [L]
+  const E* a;    // [N]
+  const E* B;    // [L, N], or [N] with step_B = 0
+  const E* C;    // likewise
   int64_t step_B, step_C;
 };
 
@@ -46,7 +46,7 @@ struct ScanRowGradient {
 // The kernels of one instruction set for one element type.
 template <class S, class E>
 struct ScanKernels {
-  int lanes;                                // states are padded to a multiple of this
+  int lanes;  // states are padded to a multiple of this
   int64_t (*scratch_bytes)(int64_t steps, int64_t states);
   void (*forward)(const ScanRow<S, E>&, const ScanRowOutput<S, E>&, void* scratch);
   void (*backward)(const ScanRow<S, E>&, const ScanRowGradient<S, E>&, void* scratch);

@@ -48,10 +48,10 @@ struct NumberTraits<Lanes<S, W>> {
   using Real = Lanes<S, W>;
 };
 
-#define VIM_MM_LANES_OPERATOR(op)                                               \
-  template <class S, int W>                                                     \
-  VIM_MM_INLINE Lanes<S, W> operator op(Lanes<S, W> a, Lanes<S, W> b) {         \
-    return Lanes<S, W>(a.v op b.v);                                             \
+#define VIM_MM_LANES_OPERATOR(op)                                       \
+  template <class S, int W>                                             \
+  VIM_MM_INLINE Lanes<S, W> operator op(Lanes<S, W> a, Lanes<S, W> b) { \
+    return Lanes<S, W>(a.v op b.v);                                     \
   }
 VIM_MM_LANES_OPERATOR(+)
 VIM_MM_LANES_OPERATOR(-)
@@ -59,10 +59,10 @@ VIM_MM_LANES_OPERATOR(*)
 VIM_MM_LANES_OPERATOR(/)
 #undef VIM_MM_LANES_OPERATOR
 
-#define VIM_MM_LANES_COMPARISON(op)                                                       \
-  template <class S, int W>                                                               \
-  VIM_MM_INLINE typename Lanes<S, W>::Mask operator op(Lanes<S, W> a, Lanes<S, W> b) {    \
-    return a.v op b.v;                                                                    \
+#define VIM_MM_LANES_COMPARISON(op)                                                    \
+  template <class S, int W>                                                            \
+  VIM_MM_INLINE typename Lanes<S, W>::Mask operator op(Lanes<S, W> a, Lanes<S, W> b) { \
+    return a.v op b.v;                                                                 \
   }
 VIM_MM_LANES_COMPARISON(<)
 VIM_MM_LANES_COMPARISON(>)

@@ -105,10 +105,8 @@ void write_row(const Complex<S>* from, int64_t n, void* to, ScalarType type, int
 class RowView {
  public:
   explicit RowView(const Tensor& t)
-      : data_(static_cast<char*>(t.data_ptr())),
-        type_(t.scalar_type()),
-        dims_(static_cast<int>(t.dim())),
-        item_(static_cast<int64_t>(t.element_size())) {
+      : data_(static_cast<char*>(t.data_ptr())), type_(t.scalar_type()),
+        dims_(static_cast<int>(t.dim())), item_(static_cast<int64_t>(t.element_size())) {
     STD_TORCH_CHECK(dims_ >= 1 && dims_ <= 4, "vim_mm: expected 1 to 4 dimensions");
     for (int i = 0; i < dims_; ++i) {
       sizes_[i] = t.size(i);

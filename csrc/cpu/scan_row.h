@@ -51,8 +51,7 @@ class RowScan {
     });
   }
 
-  static void backward(const ScanRow<S, E>& row, const ScanRowGradient<S, E>& grad,
-                       void* scratch) {
+  static void backward(const ScanRow<S, E>& row, const ScanRowGradient<S, E>& grad, void* scratch) {
     if (grad.recomputed_y)
       for (int64_t t = 0; t < row.steps; ++t) grad.recomputed_y[t] = S(0);
     dispatch_method(row.method, [&](auto method) {
@@ -86,11 +85,8 @@ class RowScan {
   }
 
   RowScan(const ScanRow<S, E>& row, bool reverse, S weight, void* scratch)
-      : row_(row),
-        reverse_(reverse),
-        weight_(weight * S(OutputWeight<V>::value)),
-        chunk_(chunk_steps(row.states)),
-        chunks_((row.steps + chunk_ - 1) / chunk_) {
+      : row_(row), reverse_(reverse), weight_(weight * S(OutputWeight<V>::value)),
+        chunk_(chunk_steps(row.states)), chunks_((row.steps + chunk_ - 1) / chunk_) {
     reduced_ = static_cast<R*>(scratch);
     reduced_too_ = reduced_ + chunk_;
     a_bar_ = reinterpret_cast<E*>(reduced_too_ + chunk_);
@@ -181,8 +177,7 @@ class RowScan {
         const int64_t t = time(first + i), at = i * states + n;
         const R grad_y = R(weight_ * grad.y[t]), u = R(row_.u[t]);
         const V x = load<V>(x_ + at), beta = load<V>(beta_ + at);
-        const V before = i > 0 ? load<V>(x_ + at - states)
-                               : load<V>(starts_ + chunk * states + n);
+        const V before = i > 0 ? load<V>(x_ + at - states) : load<V>(starts_ + chunk * states + n);
         const V B = load<V>(row_.B + t * row_.step_B + n);
         const V C = load<V>(row_.C + t * row_.step_C + n);
 

@@ -35,7 +35,8 @@ struct Sizes {
   int64_t batch, groups, channels, steps, states;  // B, G, H, L, N
 
   explicit Sizes(const Inputs& in) {
-    STD_TORCH_CHECK(in.u.dim() == 4 && in.A.dim() == 3, "vim_mm: expected u [B, G, H, L] and A [G, H, N]");
+    STD_TORCH_CHECK(in.u.dim() == 4 && in.A.dim() == 3,
+                    "vim_mm: expected u [B, G, H, L] and A [G, H, N]");
     batch = in.u.size(0), groups = in.u.size(1), channels = in.u.size(2), steps = in.u.size(3);
     states = in.A.size(2);
     const std::vector<int64_t> bghl{batch, groups, channels, steps}, gh{groups, channels};
@@ -48,14 +49,17 @@ struct Sizes {
     if (in.D) expect(*in.D, "D", gh);
     if (in.z) expect(*in.z, "z", bghl);
     if (in.delta_bias) expect(*in.delta_bias, "delta_bias", gh);
-    STD_TORCH_CHECK(int64_t(in.reverse.size()) == groups, "vim_mm: expected one reverse flag per group");
-    STD_TORCH_CHECK(in.method >= 0 && in.method < kMethods, "vim_mm: unknown discretization number ", in.method);
+    STD_TORCH_CHECK(int64_t(in.reverse.size()) == groups,
+                    "vim_mm: expected one reverse flag per group");
+    STD_TORCH_CHECK(in.method >= 0 && in.method < kMethods,
+                    "vim_mm: unknown discretization number ", in.method);
   }
 
   static void expect(const Tensor& t, const char* name, const std::vector<int64_t>& sizes) {
     const auto given = t.sizes();
-    STD_TORCH_CHECK(given.size() == sizes.size() && std::equal(sizes.begin(), sizes.end(), given.begin()),
-                    "vim_mm: wrong shape of ", name);
+    STD_TORCH_CHECK(
+        given.size() == sizes.size() && std::equal(sizes.begin(), sizes.end(), given.begin()),
+        "vim_mm: wrong shape of ", name);
     STD_TORCH_CHECK(t.is_cpu(), "vim_mm: expected ", name, " on the CPU");
   }
 
@@ -65,7 +69,8 @@ struct Sizes {
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 bool is_complex(const Tensor& t) {
-  return t.scalar_type() == ScalarType::ComplexFloat || t.scalar_type() == ScalarType::ComplexDouble;
+  return t.scalar_type() == ScalarType::ComplexFloat ||
+         t.scalar_type() == ScalarType::ComplexDouble;
 }
 
 // B or C as the row kernel reads it: [B, G, L, padded N], or [G, H, padded N] where constant.
@@ -155,7 +160,8 @@ class StateMatrixGradient {
 
  private:
   int64_t elements() const {
-    return padded_ * (constant_ ? sizes_.rows() : sizes_.batch * sizes_.groups * slabs_ * sizes_.steps);
+    return padded_ *
+           (constant_ ? sizes_.rows() : sizes_.batch * sizes_.groups * slabs_ * sizes_.steps);
   }
   Tensor tensor_;
   bool constant_;
@@ -176,7 +182,8 @@ Buffer<E> read_parameter(const Tensor& t, int64_t padded) {
 
 // The gradient of a parameter [G, H(, N)] from one value per batch entry [B, G, H(, padded N)].
 template <class E>
-Tensor reduce_parameter(const Tensor& like, const Buffer<E>& per_batch, int64_t batch, int64_t padded) {
+Tensor reduce_parameter(const Tensor& like, const Buffer<E>& per_batch, int64_t batch,
+                        int64_t padded) {
   const Tensor out = empty_like(like);
   const RowView view(out);
   Buffer<E> total(view.rows() * padded);
@@ -223,14 +230,13 @@ template <class S, class E>
 class RowWork {
  public:
   explicit RowWork(const Problem<S, E>& problem)
-      : p_(problem),
-        arrays_(10 * problem.padded_steps),
+      : p_(problem), arrays_(10 * problem.padded_steps),
         scratch_(problem.kernels.scratch_bytes(problem.sizes.steps, problem.padded)) {
     // The elementwise kernels run over the padding too: it must hold numbers.
     arrays_.zero();
     S* next = arrays_.data();
-    for (S** array : {&u, &raw_delta, &dt, &z, &gate_sigmoid, &y, &grad_gated, &grad_y, &grad_u,
-                      &grad_dt}) {
+    for (S** array :
+         {&u, &raw_delta, &dt, &z, &gate_sigmoid, &y, &grad_gated, &grad_y, &grad_u, &grad_dt}) {
       *array = next;
       next += problem.padded_steps;
     }
@@ -293,9 +299,9 @@ class RowWork {
     std::fill(grad_u, grad_u + steps, S(0));
     std::fill(grad_dt, grad_dt + steps, S(0));
 
-    p_.kernels.backward(scan,
-                        {grad_y, out.last_state, gated ? y : nullptr, grad_dt, grad_u, out.A, out.B, out.C},
-                        scratch_.data());
+    p_.kernels.backward(
+        scan, {grad_y, out.last_state, gated ? y : nullptr, grad_dt, grad_u, out.A, out.B, out.C},
+        scratch_.data());
 
     const S D = p_.D.data()[gh];
     S grad_D = 0, grad_bias = 0;
@@ -324,8 +330,8 @@ class RowWork {
   Buffer<S> arrays_;
   Buffer<char> scratch_;
   int64_t gh = 0;
-  S *u, *raw_delta, *dt, *z, *gate_sigmoid, *y;     // [padded L]
-  S *grad_gated, *grad_y, *grad_u, *grad_dt;        // of out, and of y before D and the gate
+  S *u, *raw_delta, *dt, *z, *gate_sigmoid, *y;  // [padded L]
+  S *grad_gated, *grad_y, *grad_u, *grad_dt;     // of out, and of y before D and the gate
 };
 
 template <class S, class E>
@@ -333,8 +339,8 @@ std::tuple<Tensor, Tensor> forward_rows(const Inputs& in, ScalarType state_type)
   const Problem<S, E> problem(in);
   const Sizes& sizes = problem.sizes;
   Tensor out = empty_like(in.u);
-  Tensor last_state = new_empty(
-      in.u, {sizes.batch, sizes.groups, sizes.channels, sizes.states}, state_type);
+  Tensor last_state =
+      new_empty(in.u, {sizes.batch, sizes.groups, sizes.channels, sizes.states}, state_type);
   const RowView out_view(out), last_view(last_state);
   parallel_for(0, sizes.rows(), 1, [&](int64_t begin, int64_t end) {
     RowWork<S, E> work(problem);
@@ -384,11 +390,11 @@ Gradients backward_rows(const std::optional<Tensor>& grad_out,
       const int64_t stop = std::min(sizes.channels, (slab + 1) * slab_channels);
       for (int64_t h = slab * slab_channels; h < stop; ++h) {
         const int64_t row = bg * sizes.channels + h;
-        work.backward(row, out_view ? &*out_view : nullptr,
-                      {&u_view, &delta_view, &z_view, grad_A.data() + row * padded,
-                       grad_B.at(bg, slab, row), grad_C.at(bg, slab, row),
-                       grad_last_state ? last.data() + row * padded : nullptr,
-                       grad_D.data() + row, grad_bias.data() + row});
+        work.backward(
+            row, out_view ? &*out_view : nullptr,
+            {&u_view, &delta_view, &z_view, grad_A.data() + row * padded, grad_B.at(bg, slab, row),
+             grad_C.at(bg, slab, row), grad_last_state ? last.data() + row * padded : nullptr,
+             grad_D.data() + row, grad_bias.data() + row});
       }
     }
   });
@@ -417,23 +423,26 @@ auto dispatch_compute_type(const Tensor& u, const Tensor& A, const F& f) {
   return wide ? f(double(), double(), ScalarType::Double) : f(float(), float(), ScalarType::Float);
 }
 
-std::tuple<Tensor, Tensor> selective_scan_fwd_cpu(
-    const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
-    const std::optional<Tensor>& D, const std::optional<Tensor>& z,
-    const std::optional<Tensor>& delta_bias, bool delta_softplus, int64_t method,
-    const std::vector<int64_t>& reverse) {
+std::tuple<Tensor, Tensor> selective_scan_fwd_cpu(const Tensor& u, const Tensor& delta,
+                                                  const Tensor& A, const Tensor& B, const Tensor& C,
+                                                  const std::optional<Tensor>& D,
+                                                  const std::optional<Tensor>& z,
+                                                  const std::optional<Tensor>& delta_bias,
+                                                  bool delta_softplus, int64_t method,
+                                                  const std::vector<int64_t>& reverse) {
   const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
   return dispatch_compute_type(u, A, [&](auto s, auto e, ScalarType state_type) {
     return forward_rows<decltype(s), decltype(e)>(in, state_type);
   });
 }
 
-Gradients selective_scan_bwd_cpu(
-    const std::optional<Tensor>& grad_out, const std::optional<Tensor>& grad_last_state,
-    const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
-    const std::optional<Tensor>& D, const std::optional<Tensor>& z,
-    const std::optional<Tensor>& delta_bias, bool delta_softplus, int64_t method,
-    const std::vector<int64_t>& reverse) {
+Gradients selective_scan_bwd_cpu(const std::optional<Tensor>& grad_out,
+                                 const std::optional<Tensor>& grad_last_state, const Tensor& u,
+                                 const Tensor& delta, const Tensor& A, const Tensor& B,
+                                 const Tensor& C, const std::optional<Tensor>& D,
+                                 const std::optional<Tensor>& z,
+                                 const std::optional<Tensor>& delta_bias, bool delta_softplus,
+                                 int64_t method, const std::vector<int64_t>& reverse) {
   const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
   return dispatch_compute_type(u, A, [&](auto s, auto e, ScalarType) {
     return backward_rows<decltype(s), decltype(e)>(grad_out, grad_last_state, in);
@@ -443,7 +452,8 @@ Gradients selective_scan_bwd_cpu(
 Tensor discretize_cpu(const Tensor& delta, const Tensor& A, int64_t method) {
   STD_TORCH_CHECK(delta.is_contiguous() && A.is_contiguous() && delta.numel() == A.numel(),
                   "vim_mm: expected contiguous delta and A of one shape");
-  STD_TORCH_CHECK(method >= 0 && method < kMethods, "vim_mm: unknown discretization number ", method);
+  STD_TORCH_CHECK(method >= 0 && method < kMethods, "vim_mm: unknown discretization number ",
+                  method);
   std::vector<int64_t> sizes{6};
   for (const int64_t size : A.sizes()) sizes.push_back(size);
   const Tensor result = new_empty(A, {sizes.data(), sizes.size()});
