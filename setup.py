@@ -44,6 +44,8 @@ def build_cuda() -> bool:
         raise SystemExit(f'VIM_MM_BUILD_CUDA is {wish!r}, expected 0, 1 or nothing')
     if wish == '1' and CUDA_HOME is None:
         raise SystemExit('VIM_MM_BUILD_CUDA=1, but no CUDA toolkit was found: set CUDA_HOME')
+    if wish == '1' and not CUDA_SOURCES:
+        raise SystemExit('VIM_MM_BUILD_CUDA=1, but this version has no CUDA sources')
     return bool(CUDA_SOURCES) and wish != '0' and CUDA_HOME is not None
 
 
