@@ -20,7 +20,16 @@ CPP_SOURCES = [
     'csrc/cpu/scan_row_portable.cpp',
     'csrc/cpu/selective_scan.cpp',
 ]
-CUDA_SOURCES: list[str] = []
+CUDA_SOURCES = [
+    'csrc/cuda/kernels.cu',
+    'csrc/cuda/scan_bilinear.cu',
+    'csrc/cuda/scan_foh.cu',
+    'csrc/cuda/scan_highorder.cu',
+    'csrc/cuda/scan_poly.cu',
+    'csrc/cuda/scan_rk4.cu',
+    'csrc/cuda/scan_zoh.cu',
+    'csrc/cuda/selective_scan.cpp',
+]
 # Compute capability 8.0 to 12.0; the newest as PTX too, for what comes after.
 CUDA_ARCHITECTURES = '8.0;8.6;8.9;9.0;10.0;12.0+PTX'
 
@@ -34,6 +43,11 @@ CXX_FLAGS = [
     # No result depends on errno or on floating point traps, and selects vectorize without them.
     '-fno-math-errno',
     '-fno-trapping-math',
+]
+NVCC_FLAGS = [
+    '-std=c++17',
+    '-O3',
+    '-prec-div=false',  # division to 2 ulp instead of half of one, at a third of the instructions
 ]
 
 
@@ -56,8 +70,8 @@ def extension():
     return make(
         'vim_mm._C',
         sources=CPP_SOURCES + (CUDA_SOURCES if cuda else []),
-        depends=[str(path) for path in sorted(Path('csrc').rglob('*.h'))],
-        extra_compile_args={'cxx': DEFINITIONS + CXX_FLAGS, 'nvcc': [*DEFINITIONS, '-O3']},
+        depends=[str(path) for path in sorted(Path('csrc').rglob('*.*h'))],
+        extra_compile_args={'cxx': DEFINITIONS + CXX_FLAGS, 'nvcc': DEFINITIONS + NVCC_FLAGS},
         py_limited_api=True,
     )
 

@@ -1,6 +1,6 @@
 // The native home of the mathematics: A_bar and beta of every discretization, and their
 // derivatives, for host and device, float and double, real and complex. Included by the CPU
-// kernels (and by nothing that knows tensors). The Python home is vim_mm/ops/discretization.py;
+// and the CUDA kernels alike. The Python home is vim_mm/ops/discretization.py;
 // tests hold both to the same 60-digit values.
 //
 // With z = dt a and phi_k(z) = sum over j of z^j / (j + k)!:
@@ -191,6 +191,12 @@ inline bool dispatch_method(int64_t method, const F& f) {
     case 5: f(Rk4()); return true;
     default: return false;
   }
+}
+
+inline bool is_causal(int64_t method) {
+  bool causal = true;
+  dispatch_method(method, [&](auto m) { causal = decltype(m)::causal; });
+  return causal;
 }
 
 }  // namespace VIM_MM_ISA

@@ -1,0 +1,133 @@
+// The forward scan of one block of channels.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "tile.cuh"
+
+namespace vim_mm {
+inline namespace VIM_MM_ISA {
+
+template <class E, class Shape>
+struct ForwardShared {
+  float dt[Shape::channels][kRowStride];
+  float u[Shape::channels][kRowStride];
+  typename StateMatrix<E, Shape, true>::Tile B, C;
+  LaneSums<Shape> y;
+};
+
+// A tile of steps for the states of one thread: advances x, leaves the thread's part of y.
+template <class Method, class E, class Shape, class Matrix>
+__device__ __forceinline__ void advance(ForwardShared<E, Shape>& shared, const Matrix& B,
+                                        const Matrix& C, const E (&a)[Shape::states],
+                                        E (&x)[Shape::states]) {
+  const int c = threadIdx.x / Shape::lanes;
+#pragma unroll(Matrix::unroll_quads)
+  for (int first = 0; first < kSteps; first += kQuad) {
+    float dt[kQuad], u[kQuad], y[kQuad] = {};
+    load_quad(&shared.dt[c][first], dt);
+    load_quad(&shared.u[c][first], u);
+#pragma unroll(Matrix::unroll_states)
+    for (int r = 0; r < Shape::states; ++r) {
+      E b[kQuad], out[kQuad];
+      B.quad(shared.B, r, first, b);
+      C.quad(shared.C, r, first, out);
+#pragma unroll
+      for (int i = 0; i < kQuad; ++i) {
+        const Coefficients<E> k = Method::coefficients(dt[i], a[r]);
+        x[r] = k.a_bar * x[r] + (u[i] * k.beta) * b[i];
+        y[i] += real(out[i] * x[r]);
+      }
+    }
+    shared.y.put(first, y);
+  }
+}
+
+template <class Method, class E, class Shape, bool Tiled>
+__global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
+    forward_kernel(const __grid_constant__ ForwardArguments p) {
+  extern __shared__ float4 memory[];
+  auto& shared = *reinterpret_cast<ForwardShared<E, Shape>*>(memory);
+  const ScanArguments& scan = p.scan;
+  const int64_t blocks = (scan.channels + Shape::channels - 1) / Shape::channels;
+  Work<Shape> work(scan, blockIdx.x / blocks, blockIdx.x % blocks * Shape::channels);
+  const Slots<Shape> slots(scan.u);
+  const ChannelValues<Shape> D(scan.D, slots, work), bias(scan.delta_bias, slots, work);
+  const int c = threadIdx.x / Shape::lanes;
+  E a[Shape::states];
+  load_A(scan, work, a);
+  StateMatrix<E, Shape, Tiled> B(scan.B, scan.constant_B, scan.states, work);
+  StateMatrix<E, Shape, Tiled> C(scan.C, scan.constant_C, scan.states, work);
+  constexpr float weight = output_weight<E>() * (Method::causal ? 1.0f : 0.5f);
+
+#pragma unroll 1
+  for (int pass = 0; pass < (Method::causal ? 1 : 2); ++pass) {
+    const bool last_pass = Method::causal || pass == 1;
+    if (pass == 1) work.reverse = !work.reverse;
+    E x[Shape::states];
+#pragma unroll
+    for (int r = 0; r < Shape::states; ++r) x[r] = E(0.0f);
+
+    RowTile<Shape> u, delta, z;
+    const auto load = [&](int64_t tile) {
+      u.load(scan.u, slots, work, tile);
+      delta.load(scan.delta, slots, work, tile);
+      if (last_pass) z.load(scan.z, slots, work, tile);
+      B.load(work, tile);
+      C.load(work, tile);
+    };
+    load(0);
+#pragma unroll 1
+    for (int64_t tile = 0; tile < work.tiles; ++tile) {
+      float u_now[Slots<Shape>::count], z_now[Slots<Shape>::count];
+#pragma unroll
+      for (int k = 0; k < Slots<Shape>::count; ++k) {
+        u_now[k] = decode(u.raw[k], scan.u.storage);
+        z_now[k] = decode(z.raw[k], scan.z.storage);
+        if (Slots<Shape>::entries % Shape::threads != 0 && slots.index(k) >= Slots<Shape>::entries)
+          continue;
+        const float x_k = decode(delta.raw[k], scan.delta.storage);
+        const float dt = step_size(x_k, bias.value[k], scan.delta_softplus);
+        shared.u[slots.channel(k)][slots.step(k)] = u_now[k];
+        shared.dt[slots.channel(k)][slots.step(k)] = slots.used(k, work, tile) ? dt : 0.0f;
+      }
+      B.commit(work, tile, shared.B);
+      C.commit(work, tile, shared.C);
+      __syncthreads();
+      load(tile + 1);
+      advance<Method, E, Shape>(shared, B, C, a, x);
+      __syncthreads();
+#pragma unroll
+      for (int k = 0; k < Slots<Shape>::count; ++k) {
+        if (!slots.used(k, work, tile)) continue;
+        float y = weight * shared.y.get(slots.channel(k), slots.step(k));
+        if (!Method::causal) {
+          const int64_t t = work.time(tile * kSteps + slots.step(k));
+          float& other = p.one_way[work.row(scan, slots.channel(k)) * work.steps + t];
+          if (!last_pass) {
+            other = y;
+            continue;
+          }
+          y += other;
+        }
+        y += D.value[k] * u_now[k];
+        if (scan.z.data) y *= z_now[k] * sigmoid(z_now[k]);
+        store_entry(p.out, slots, work, tile, k, y);
+      }
+    }
+
+    if (pass == 0 && c < work.channels) {
+      E* last = static_cast<E*>(p.last_state) + work.row(scan, c) * scan.states;
+#pragma unroll
+      for (int r = 0; r < Shape::states; ++r) {
+        const int n = r * Shape::lanes + threadIdx.x % Shape::lanes;
+        if (n < scan.states) last[n] = x[r];
+      }
+    }
+    // What this pass wrote to one_way, the next one reads in other threads.
+    if (!Method::causal) __syncthreads();
+  }
+}
+
+}  // namespace VIM_MM_ISA
+}  // namespace vim_mm
