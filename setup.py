@@ -44,11 +44,7 @@ CXX_FLAGS = [
     '-fno-math-errno',
     '-fno-trapping-math',
 ]
-NVCC_FLAGS = [
-    '-std=c++17',
-    '-O3',
-    '-prec-div=false',  # division to 2 ulp instead of half of one, at a third of the instructions
-]
+NVCC_FLAGS = ['-std=c++17', '-O3']
 
 
 def build_cuda() -> bool:

@@ -84,7 +84,7 @@ class BackwardBlock {
         scan_(p.scan),
         shared_(shared),
         work_(p.scan, bg, first_channel),
-        slots_(p.scan.u),
+        slots_(p.scan.u, work_),
         D_(p.scan.D, slots_, work_),
         bias_(p.scan.delta_bias, slots_, work_),
         B_(p.scan.B, p.scan.constant_B, p.scan.states, work_),
@@ -126,38 +126,38 @@ class BackwardBlock {
     return starts_ + (tile * states + r) * Shape::threads;
   }
 
-  __device__ __forceinline__ void commit_rows(int64_t tile) {
+  __device__ __forceinline__ void commit_rows(int steps) {
 #pragma unroll
     for (int k = 0; k < entries; ++k) {
-      if (Slots<Shape>::entries % Shape::threads != 0 && slots_.index(k) >= Slots<Shape>::entries)
-        continue;
-      const float x = decode(delta_.raw[k], scan_.delta.storage);
-      const float dt = step_size(x, bias_.value[k], scan_.delta_softplus);
-      const int c = slots_.channel(k), i = slots_.step(k);
-      shared_.u[c][i] = decode(u_.raw[k], scan_.u.storage);
-      shared_.dt[c][i] = slots_.used(k, work_, tile) ? dt : 0.0f;
+      if (!slots_.exists(k)) continue;
+      const float dt = step_size(delta_.value(k), bias_.value[k], scan_.delta_softplus);
+      slots_.in(shared_.u, k) = u_.value(k);
+      slots_.in(shared_.dt, k) = slots_.step[k] < steps ? dt : 0.0f;
     }
   }
 
   __device__ __forceinline__ void keep_starts() {
     E x[states];
     clear(x);
-    const auto load = [&](int64_t tile) {
-      u_.load(scan_.u, slots_, work_, tile);
-      delta_.load(scan_.delta, slots_, work_, tile);
-      B_.load(work_, tile);
+    u_.begin(scan_.u, slots_, work_, 0, true);
+    delta_.begin(scan_.delta, slots_, work_, 0, true);
+    B_.begin(work_, 0, true);
+    const auto load = [&] {  // all of these tiles but the last, which is not needed, are full
+      u_.load(slots_, kSteps);
+      delta_.load(slots_, kSteps);
+      B_.load(kSteps);
     };
-    load(0);
+    if (work_.tiles > 1) load();
 #pragma unroll 1
     for (int64_t tile = 0; tile < work_.tiles; ++tile) {
 #pragma unroll
       for (int r = 0; r < states; ++r) *start(tile, r) = x[r];
       if (tile + 1 == work_.tiles) return;  // the adjoint sweep recomputes it in any case
       __syncthreads();
-      commit_rows(tile);
-      B_.commit(work_, tile, shared_.B);
+      commit_rows(kSteps);
+      B_.commit(shared_.B);
       __syncthreads();
-      load(tile + 1);
+      if (tile + 2 < work_.tiles) load();
 #pragma unroll(Matrix::unroll_quads)
       for (int first = 0; first < kSteps; first += kQuad) {
         float dt[kQuad], u[kQuad];
@@ -189,13 +189,25 @@ class BackwardBlock {
           grad_x[r] = load_element<E>(work_.at(v) + c_ * v.row + n * v.last, v.storage);
       }
     }
-    load_adjoint(work_.tiles - 1);
+    const int64_t last = work_.tiles - 1;
+    u_.begin(scan_.u, slots_, work_, last, false);
+    delta_.begin(scan_.delta, slots_, work_, last, false);
+    z_.begin(scan_.z, slots_, work_, last, false);
+    grad_out_.begin(p_.grad_out, slots_, work_, last, false);
+    B_.begin(work_, last, false);
+    C_.begin(work_, last, false);
+    grad_u_.begin(p_.grad_u, slots_, work_, last, false);
+    grad_delta_.begin(p_.grad_delta, slots_, work_, last, false);
+    grad_z_.begin(p_.grad_z, slots_, work_, last, false);
+    begin_slab(last);
+    load_adjoint(steps_of(work_, last));
 #pragma unroll 1
-    for (int64_t tile = work_.tiles - 1; tile >= 0; --tile) {
+    for (int64_t tile = last; tile >= 0; --tile) {
+      const int steps = steps_of(work_, tile);
       __syncthreads();  // the sums of the tile before are read
-      commit_adjoint(tile);
+      commit_adjoint(steps);
       __syncthreads();
-      if (tile > 0) load_adjoint(tile - 1);
+      if (tile > 0) load_adjoint(kSteps);
       // before[i]: the state before step i
       E before[kSteps + 1][states];
       recompute(tile, before);
@@ -203,40 +215,37 @@ class BackwardBlock {
       __syncthreads();
       sweep(before, grad_x);
       __syncthreads();
-      finish_rows(tile);
-      finish_matrices(tile);
+      finish_rows(tile, steps);
+      finish_matrices(steps);
     }
   }
 
-  __device__ __forceinline__ void load_adjoint(int64_t tile) {
-    u_.load(scan_.u, slots_, work_, tile);
-    delta_.load(scan_.delta, slots_, work_, tile);
-    z_.load(scan_.z, slots_, work_, tile);
-    grad_out_.load(p_.grad_out, slots_, work_, tile);
-    B_.load(work_, tile);
-    C_.load(work_, tile);
+  __device__ __forceinline__ void load_adjoint(int steps) {
+    u_.load(slots_, steps);
+    delta_.load(slots_, steps);
+    z_.load(slots_, steps);
+    grad_out_.load(slots_, steps);
+    B_.load(steps);
+    C_.load(steps);
   }
 
-  __device__ __forceinline__ void commit_adjoint(int64_t tile) {
+  __device__ __forceinline__ void commit_adjoint(int steps) {
     constexpr float weight = output_weight<E>() * (Method::causal ? 1.0f : 0.5f);
-    commit_rows(tile);
-    B_.commit(work_, tile, shared_.B);
-    C_.commit(work_, tile, shared_.C);
-    u_now_ = u_, delta_now_ = delta_, z_now_ = z_, grad_out_now_ = grad_out_;
+    commit_rows(steps);
+    B_.commit(shared_.B);
+    C_.commit(shared_.C);
 #pragma unroll
     for (int k = 0; k < entries; ++k) {
-      if (Slots<Shape>::entries % Shape::threads != 0 && slots_.index(k) >= Slots<Shape>::entries)
-        continue;
-      shared_.grad_y[slots_.channel(k)][slots_.step(k)] = weight * grad_y(k);
+      const float z = z_.value(k), s = sigmoid(z), x = delta_.value(k) + bias_.value[k];
+      const float grad_out = grad_out_.value(k);
+      const bool gated = scan_.z.data;
+      now_[k].u = u_.value(k);
+      now_[k].grad_y = gated ? grad_out * (z * s) : grad_out;
+      now_[k].gate_slope = grad_out * (s * (1.0f + z * (1.0f - s)));
+      if (!slots_.exists(k)) continue;
+      now_[k].dt_slope = scan_.delta_softplus ? softplus_slope(x, slots_.in(shared_.dt, k)) : 1.0f;
+      slots_.in(shared_.grad_y, k) = weight * now_[k].grad_y;
     }
-  }
-
-  // The gradient of y + D u, in front of the gate.
-  __device__ __forceinline__ float grad_y(int k) const {
-    const float grad = decode(grad_out_now_.raw[k], p_.grad_out.storage);
-    if (!scan_.z.data) return grad;
-    const float z = decode(z_now_.raw[k], scan_.z.storage);
-    return grad * (z * sigmoid(z));
   }
 
   __device__ __forceinline__ void recompute(int64_t tile, E (&before)[kSteps + 1][states]) {
@@ -322,55 +331,65 @@ class BackwardBlock {
     }
   }
 
-  __device__ __forceinline__ void finish_rows(int64_t tile) {
+  __device__ __forceinline__ void finish_rows(int64_t tile, int steps) {
 #pragma unroll
     for (int k = 0; k < entries; ++k) {
-      if (!slots_.used(k, work_, tile)) continue;
-      const int c = slots_.channel(k), i = slots_.step(k);
+      if (slots_.step[k] >= steps) continue;
+      const Entry& entry = now_[k];
       const bool gated = scan_.z.data;
       constexpr float weight = output_weight<E>() * (Method::causal ? 1.0f : 0.5f);
-      float y = gated ? weight * shared_.y.get(c, i) : 0.0f;
-      float grad_u = shared_.grad_u.get(c, i), grad_dt = shared_.grad_dt.get(c, i);
+      float y = gated ? weight * shared_.y.get(slots_, k) : 0.0f;
+      float grad_u = shared_.grad_u.get(slots_, k), grad_dt = shared_.grad_dt.get(slots_, k);
       if (!Method::causal) {
-        const int64_t rows = scan_.batch * scan_.groups * scan_.channels * work_.steps;
-        float* other = p_.one_way + work_.row(scan_, c) * work_.steps + work_.time(tile * kSteps + i);
+        const int64_t all = scan_.batch * scan_.groups * scan_.channels * work_.steps;
+        const int64_t t = work_.time(tile * kSteps + slots_.step[k]);
+        float* other = p_.one_way + work_.row(scan_, slots_.channel[k]) * work_.steps + t;
         if (!last_pass_) {
-          other[0] = y, other[rows] = grad_u, other[2 * rows] = grad_dt;
+          other[0] = y, other[all] = grad_u, other[2 * all] = grad_dt;
           continue;
         }
-        y += other[0], grad_u += other[rows], grad_dt += other[2 * rows];
+        y += other[0], grad_u += other[all], grad_dt += other[2 * all];
       }
-      const float u = decode(u_now_.raw[k], scan_.u.storage), from_y = grad_y(k);
-      if (gated) {
-        const float z = decode(z_now_.raw[k], scan_.z.storage), s = sigmoid(z);
-        const float grad = decode(grad_out_now_.raw[k], p_.grad_out.storage);
-        store_entry(p_.grad_z, slots_, work_, tile, k,
-                    grad * (y + D_.value[k] * u) * (s * (1.0f + z * (1.0f - s))));
-      }
-      if (scan_.delta_softplus)
-        grad_dt *= sigmoid(decode(delta_now_.raw[k], scan_.delta.storage) + bias_.value[k]);
-      store_entry(p_.grad_u, slots_, work_, tile, k, grad_u + D_.value[k] * from_y);
-      store_entry(p_.grad_delta, slots_, work_, tile, k, grad_dt);
-      grad_D_[k] += from_y * u;
+      if (gated) grad_z_.store(k, entry.gate_slope * (y + D_.value[k] * entry.u));
+      grad_dt *= entry.dt_slope;
+      grad_u_.store(k, grad_u + D_.value[k] * entry.grad_y);
+      grad_delta_.store(k, grad_dt);
+      grad_D_[k] += entry.grad_y * entry.u;
       grad_bias_[k] += grad_dt;
     }
+    grad_u_.next();
+    grad_delta_.next();
+    grad_z_.next();
   }
 
-  __device__ __forceinline__ void finish_matrices(int64_t tile) {
-    if (!B_.constant()) add_to_slab(static_cast<E*>(p_.grad_B), shared_.grad_B, tile);
-    if (!C_.constant()) add_to_slab(static_cast<E*>(p_.grad_C), shared_.grad_C, tile);
-  }
-  __device__ __forceinline__ void add_to_slab(E* slabs, const typename Shared::Tile* copies, int64_t tile) {
+  static constexpr int slab_entries = Shape::padded_states * kSteps / Shape::threads;
+
+  // Where this thread's entries of the slabs of dB and dC lie, in the tile at hand.
+  __device__ __forceinline__ void begin_slab(int64_t tile) {
 #pragma unroll
-    for (int k = 0; k < Shape::padded_states * kSteps / Shape::threads; ++k) {
+    for (int k = 0; k < slab_entries; ++k) {
       const int index = threadIdx.x + k * Shape::threads, n = index / kSteps, i = index % kSteps;
-      if (n >= scan_.states || tile * kSteps + i >= work_.steps) continue;
-      E sum = copies[0][n][i];
-#pragma unroll
-      for (int copy = 1; copy < Shared::copies; ++copy) sum = sum + copies[copy][n][i];
-      E& to = slabs[(slab_ * scan_.states + n) * work_.steps + work_.time(tile * kSteps + i)];
-      to = fresh_slab_ ? sum : to + sum;
+      slab_offset_[k] = (slab_ * scan_.states + n) * work_.steps + work_.time(tile * kSteps + i);
     }
+  }
+  __device__ __forceinline__ void finish_matrices(int steps) {
+#pragma unroll
+    for (int k = 0; k < slab_entries; ++k) {
+      const int index = threadIdx.x + k * Shape::threads, n = index / kSteps, i = index % kSteps;
+      if (n < scan_.states && i < steps) {
+        if (!B_.constant()) add_to_slab(p_.grad_B, k, shared_.grad_B, n, i);
+        if (!C_.constant()) add_to_slab(p_.grad_C, k, shared_.grad_C, n, i);
+      }
+      slab_offset_[k] += work_.reverse ? kSteps : -kSteps;
+    }
+  }
+  __device__ __forceinline__ void add_to_slab(void* slabs, int k,
+                                              const typename Shared::Tile* copies, int n, int i) {
+    E sum = copies[0][n][i];
+#pragma unroll
+    for (int copy = 1; copy < Shared::copies; ++copy) sum = sum + copies[copy][n][i];
+    E& to = static_cast<E*>(slabs)[slab_offset_[k]];
+    to = fresh_slab_ ? sum : to + sum;
   }
 
   __device__ __forceinline__ void write_parameters() {
@@ -393,8 +412,7 @@ class BackwardBlock {
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < entries; ++k)
-      if (slots_.index(k) < Slots<Shape>::entries)
-        shared_.dt[slots_.channel(k)][slots_.step(k)] = value[k];
+      if (slots_.exists(k)) slots_.in(shared_.dt, k) = value[k];
     __syncthreads();
     if (threadIdx.x < Shape::channels && threadIdx.x < work_.channels) {
       float sum = 0.0f;
@@ -416,8 +434,14 @@ class BackwardBlock {
   bool fresh_slab_;     // nothing is in the slab yet
   bool last_pass_ = true;
   E* starts_;
-  RowTile<Shape> u_, delta_, z_, grad_out_;                      // of the next tile
-  RowTile<Shape> u_now_, delta_now_, z_now_, grad_out_now_;
+  RowTile<Shape> u_, delta_, z_, grad_out_;  // of the next tile
+  RowPointers<Shape> grad_u_, grad_delta_, grad_z_;
+  // An entry of the current tile, and what its gradients are multiplied with.
+  struct Entry {
+    float u, grad_y, gate_slope, dt_slope;  // grad_y: of y + D u, in front of the gate
+  };
+  Entry now_[entries];
+  int64_t slab_offset_[slab_entries];
   E a_[states], grad_a_[states], grad_constant_B_[states], grad_constant_C_[states];
   float grad_D_[entries], grad_bias_[entries];
 };

@@ -51,13 +51,14 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   const ScanArguments& scan = p.scan;
   const int64_t blocks = (scan.channels + Shape::channels - 1) / Shape::channels;
   Work<Shape> work(scan, blockIdx.x / blocks, blockIdx.x % blocks * Shape::channels);
-  const Slots<Shape> slots(scan.u);
+  const Slots<Shape> slots(scan.u, work);
   const ChannelValues<Shape> D(scan.D, slots, work), bias(scan.delta_bias, slots, work);
   const int c = threadIdx.x / Shape::lanes;
   E a[Shape::states];
   load_A(scan, work, a);
   StateMatrix<E, Shape, Tiled> B(scan.B, scan.constant_B, scan.states, work);
   StateMatrix<E, Shape, Tiled> C(scan.C, scan.constant_C, scan.states, work);
+  constexpr int count = Slots<Shape>::count;
   constexpr float weight = output_weight<E>() * (Method::causal ? 1.0f : 0.5f);
 
 #pragma unroll 1
@@ -69,41 +70,47 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     for (int r = 0; r < Shape::states; ++r) x[r] = E(0.0f);
 
     RowTile<Shape> u, delta, z;
-    const auto load = [&](int64_t tile) {
-      u.load(scan.u, slots, work, tile);
-      delta.load(scan.delta, slots, work, tile);
-      if (last_pass) z.load(scan.z, slots, work, tile);
-      B.load(work, tile);
-      C.load(work, tile);
+    RowPointers<Shape> out;
+    u.begin(scan.u, slots, work, 0, true);
+    delta.begin(scan.delta, slots, work, 0, true);
+    z.begin(scan.z, slots, work, 0, true);
+    out.begin(p.out, slots, work, 0, true);
+    B.begin(work, 0, true);
+    C.begin(work, 0, true);
+    const auto load = [&](int steps) {
+      u.load(slots, steps);
+      delta.load(slots, steps);
+      if (last_pass) z.load(slots, steps);
+      B.load(steps);
+      C.load(steps);
     };
-    load(0);
+    load(steps_of(work, 0));
 #pragma unroll 1
     for (int64_t tile = 0; tile < work.tiles; ++tile) {
-      float u_now[Slots<Shape>::count], z_now[Slots<Shape>::count];
+      const int steps = steps_of(work, tile);
+      float u_now[count], z_now[count];
 #pragma unroll
-      for (int k = 0; k < Slots<Shape>::count; ++k) {
-        u_now[k] = decode(u.raw[k], scan.u.storage);
-        z_now[k] = decode(z.raw[k], scan.z.storage);
-        if (Slots<Shape>::entries % Shape::threads != 0 && slots.index(k) >= Slots<Shape>::entries)
-          continue;
-        const float x_k = decode(delta.raw[k], scan.delta.storage);
-        const float dt = step_size(x_k, bias.value[k], scan.delta_softplus);
-        shared.u[slots.channel(k)][slots.step(k)] = u_now[k];
-        shared.dt[slots.channel(k)][slots.step(k)] = slots.used(k, work, tile) ? dt : 0.0f;
+      for (int k = 0; k < count; ++k) {
+        u_now[k] = u.value(k);
+        z_now[k] = z.value(k);
+        if (!slots.exists(k)) continue;
+        const float dt = step_size(delta.value(k), bias.value[k], scan.delta_softplus);
+        slots.in(shared.u, k) = u_now[k];
+        slots.in(shared.dt, k) = slots.step[k] < steps ? dt : 0.0f;
       }
-      B.commit(work, tile, shared.B);
-      C.commit(work, tile, shared.C);
+      B.commit(shared.B);
+      C.commit(shared.C);
       __syncthreads();
-      load(tile + 1);
-      advance<Method, E, Shape>(shared, B, C, a, x);
+      load(steps_of(work, tile + 1));
+      advance<Method>(shared, B, C, a, x);
       __syncthreads();
 #pragma unroll
-      for (int k = 0; k < Slots<Shape>::count; ++k) {
-        if (!slots.used(k, work, tile)) continue;
-        float y = weight * shared.y.get(slots.channel(k), slots.step(k));
+      for (int k = 0; k < count; ++k) {
+        if (slots.step[k] >= steps) continue;
+        float y = weight * shared.y.get(slots, k);
         if (!Method::causal) {
-          const int64_t t = work.time(tile * kSteps + slots.step(k));
-          float& other = p.one_way[work.row(scan, slots.channel(k)) * work.steps + t];
+          const int64_t t = work.time(tile * kSteps + slots.step[k]);
+          float& other = p.one_way[work.row(scan, slots.channel[k]) * work.steps + t];
           if (!last_pass) {
             other = y;
             continue;
@@ -112,8 +119,9 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
         }
         y += D.value[k] * u_now[k];
         if (scan.z.data) y *= z_now[k] * sigmoid(z_now[k]);
-        store_entry(p.out, slots, work, tile, k, y);
+        out.store(k, y);
       }
+      out.next();
     }
 
     if (pass == 0 && c < work.channels) {

@@ -76,6 +76,15 @@ __device__ __forceinline__ void store_real(char* p, Storage storage, float value
   }
 }
 
+// The same for what is never float64, without branches.
+__device__ __forceinline__ void store_narrow(char* p, Storage storage, float value) {
+  if (storage == Storage::float32) *reinterpret_cast<float*>(p) = value;
+  const uint16_t half = __half_as_ushort(__float2half_rn(value));
+  const uint16_t bfloat = __bfloat16_as_ushort(__float2bfloat16_rn(value));
+  if (storage != Storage::float32)
+    *reinterpret_cast<uint16_t*>(p) = storage == Storage::float16 ? half : bfloat;
+}
+
 // Four steps of a row of a tile.
 __device__ __forceinline__ void load_quad(const float* p, float (&quad)[kQuad]) {
   const float4 v = *reinterpret_cast<const float4*>(p);
@@ -123,48 +132,85 @@ template <class Shape>
 struct Slots {
   static constexpr int entries = Shape::channels * kSteps;
   static constexpr int count = (entries + Shape::threads - 1) / Shape::threads;
-  bool along_time;
+  static constexpr int never = 1 << 30;
+  int step[count];     // `never` where there is no such entry or channel
+  int channel[count];
 
-  __device__ explicit Slots(const View& v) : along_time(v.last <= v.row) {}
-  __device__ __forceinline__ int index(int k) const { return threadIdx.x + k * Shape::threads; }
-  __device__ __forceinline__ int channel(int k) const {
-    return along_time ? index(k) / kSteps : index(k) % Shape::channels;
+  __device__ Slots(const View& v, const Work<Shape>& work) {
+    const bool along_time = v.last <= v.row;
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+      const int index = threadIdx.x + k * Shape::threads;
+      channel[k] = along_time ? index / kSteps : index % Shape::channels;
+      step[k] = along_time ? index % kSteps : index / Shape::channels;
+      if (index >= entries) channel[k] = step[k] = never;
+      if (channel[k] >= work.channels) step[k] |= never;
+    }
   }
-  __device__ __forceinline__ int step(int k) const {
-    return along_time ? index(k) % kSteps : index(k) / Shape::channels;
+  __device__ __forceinline__ bool exists(int k) const {
+    return entries % Shape::threads == 0 || channel[k] != never;
   }
-  __device__ __forceinline__ bool used(int k, const Work<Shape>& work, int64_t tile) const {
-    if (entries % Shape::threads != 0 && index(k) >= entries) return false;
-    return channel(k) < work.channels && tile * kSteps + step(k) < work.steps;
+  // The entry in a tile of shared memory.
+  __device__ __forceinline__ float& in(float (&tile)[Shape::channels][kRowStride], int k) const {
+    return tile[channel[k]][step[k] & (kSteps - 1)];
   }
 };
 
-// A thread's entries of a tile of u, delta, z or a gradient of [B, G, H, L].
+// How many steps of a tile there are.
 template <class Shape>
-struct RowTile {
-  uint32_t raw[Slots<Shape>::count];
+__device__ __forceinline__ int steps_of(const Work<Shape>& work, int64_t tile) {
+  const int64_t left = work.steps - tile * kSteps;
+  return left < kSteps ? int(left) : kSteps;
+}
 
-  __device__ __forceinline__ void load(const View& v, const Slots<Shape>& slots, const Work<Shape>& work,
-                       int64_t tile) {
+// Where a thread's entries lie in a tensor [B, G, H, L], tile by tile.
+template <class Shape>
+struct RowPointers {
+  char* p[Slots<Shape>::count];
+  int64_t to_next;
+  Storage storage;
+
+  __device__ __forceinline__ void begin(const View& v, const Slots<Shape>& slots,
+                                        const Work<Shape>& work, int64_t tile, bool ascending) {
+    storage = v.storage;
+    to_next = (work.reverse == ascending ? -kSteps : kSteps) * v.last;
+#pragma unroll
+    for (int k = 0; k < Slots<Shape>::count; ++k) {
+      const int64_t t = work.time(tile * kSteps + (slots.step[k] & (kSteps - 1)));
+      p[k] = const_cast<char*>(work.at(v)) + slots.channel[k] * v.row + t * v.last;
+    }
+  }
+  __device__ __forceinline__ void next() {
+#pragma unroll
+    for (int k = 0; k < Slots<Shape>::count; ++k) p[k] += to_next;
+  }
+  __device__ __forceinline__ void store(int k, float value) const {
+    store_narrow(p[k], storage, value);
+  }
+};
+
+// The same with the values of a tile, not yet converted: that would wait for their loads.
+template <class Shape>
+struct RowTile : RowPointers<Shape> {
+  uint32_t raw[Slots<Shape>::count];
+  bool present;
+
+  __device__ __forceinline__ void begin(const View& v, const Slots<Shape>& slots,
+                                        const Work<Shape>& work, int64_t tile, bool ascending) {
+    present = v.data;
+    RowPointers<Shape>::begin(v, slots, work, tile, ascending);
+  }
+  // Starts the loads of the next `steps` steps.
+  __device__ __forceinline__ void load(const Slots<Shape>& slots, int steps) {
 #pragma unroll
     for (int k = 0; k < Slots<Shape>::count; ++k) {
       raw[k] = 0;
-      if (v.data && slots.used(k, work, tile)) {
-        const int64_t t = work.time(tile * kSteps + slots.step(k));
-        raw[k] = load_raw(work.at(v) + slots.channel(k) * v.row + t * v.last, v.storage);
-      }
+      if (present && slots.step[k] < steps) raw[k] = load_raw(this->p[k], this->storage);
     }
+    this->next();
   }
+  __device__ __forceinline__ float value(int k) const { return decode(raw[k], this->storage); }
 };
-
-template <class Shape>
-__device__ __forceinline__ void store_entry(const View& v, const Slots<Shape>& slots,
-                                            const Work<Shape>& work, int64_t tile, int k,
-                                            float value) {
-  const int64_t t = work.time(tile * kSteps + slots.step(k));
-  char* p = const_cast<char*>(work.at(v)) + slots.channel(k) * v.row + t * v.last;
-  store_real(p, v.storage, value);
-}
 
 // One value per channel (D, delta_bias) for each of a thread's entries; 0 where there is none.
 template <class Shape>
@@ -174,7 +220,7 @@ struct ChannelValues {
   __device__ ChannelValues(const View& v, const Slots<Shape>& slots, const Work<Shape>& work) {
 #pragma unroll
     for (int k = 0; k < Slots<Shape>::count; ++k) {
-      const int c = slots.channel(k);
+      const int c = slots.channel[k];
       value[k] = v.data && c < work.channels ? load_real(work.at(v) + c * v.row, v.storage) : 0.0f;
     }
   }
@@ -207,17 +253,46 @@ class StateMatrix {
 
   __device__ __forceinline__ bool constant() const { return !Tiled && constant_; }
 
-  // Starts the loads of a tile, where registers allow holding it until it is committed.
-  __device__ __forceinline__ void load(const Work<Shape>& work, int64_t tile) {
-    if (early && !constant()) fetch(work, tile);
+  __device__ __forceinline__ void begin(const Work<Shape>& work, int64_t tile, bool ascending) {
+    if (constant()) return;
+#pragma unroll
+    for (int k = 0; k < (early ? count : 0); ++k) {
+      entry_[k] = state(k) * kRowStride + step(k);
+      step_[k] = state(k) < states_ ? step(k) : Slots<Shape>::never;
+    }
+    to_next_ = (work.reverse == ascending ? -kSteps : kSteps) * view_.last;
+    const char* base = view_.data + work.b * view_.batch + work.g * view_.group;
+    for (int k = 0; k < (early ? count : 1); ++k)
+      p_[k] = base + state(k) * view_.row + work.time(tile * kSteps + step(k)) * view_.last;
+    if (!early) p_[0] = base + work.time(tile * kSteps) * view_.last;
+    to_step_ = work.reverse ? -view_.last : view_.last;
   }
-  __device__ __forceinline__ void commit(const Work<Shape>& work, int64_t tile, Tile& to) {
+  // Starts the loads of the next `steps` steps, where registers can hold them until the commit.
+  __device__ __forceinline__ void load(int steps) {
+    if (constant()) return;
+    steps_ = steps;
+    if constexpr (early) {
+#pragma unroll
+      for (int k = 0; k < count; ++k) {
+        raw_[k] = Raw{};
+        if (step_[k] < steps) raw_[k] = fetch(p_[k]);
+        p_[k] += to_next_;
+      }
+    }
+  }
+  __device__ __forceinline__ void commit(Tile& to) {
     if (constant()) return;
     if constexpr (early) {
 #pragma unroll
-      for (int k = 0; k < count; ++k) to[state(k)][step(k)] = decoded(raw_[k]);
+      for (int k = 0; k < count; ++k) to[0][entry_[k]] = decoded(raw_[k]);
     } else {
-      for (int k = 0; k < count; ++k) to[state(k)][step(k)] = decoded(fetch(work, tile, k));
+      for (int k = 0; k < count; ++k) {
+        Raw raw{};
+        if (state(k) < states_ && step(k) < steps_)
+          raw = fetch(p_[0] + state(k) * view_.row + step(k) * to_step_);
+        to[state(k)][step(k)] = decoded(raw);
+      }
+      p_[0] += to_next_;
     }
   }
   __device__ __forceinline__ void quad(const Tile& tile, int r, int first_step, E (&out)[kQuad]) const {
@@ -250,20 +325,11 @@ class StateMatrix {
     return along_time() ? index(k) % kSteps : index(k) / Shape::padded_states;
   }
 
-  __device__ __forceinline__ Raw fetch(const Work<Shape>& work, int64_t tile, int k) const {
-    Raw raw{};
-    const int n = state(k);
-    const int64_t i = tile * kSteps + step(k);
-    if (n >= states_ || i >= work.steps) return raw;
-    const char* p = view_.data + work.b * view_.batch + work.g * view_.group + n * view_.row +
-                    work.time(i) * view_.last;
+  __device__ __forceinline__ Raw fetch(const char* p) const {
+    Raw raw;
     raw.part[0] = load_raw(p, view_.storage);
     if constexpr (complex) raw.part[1] = load_raw(p + sizeof(float), view_.storage);
     return raw;
-  }
-  __device__ __forceinline__ void fetch(const Work<Shape>& work, int64_t tile) {
-#pragma unroll
-    for (int k = 0; k < count; ++k) raw_[k] = fetch(work, tile, k);
   }
   __device__ __forceinline__ E decoded(Raw raw) const {
     if constexpr (complex) return {__uint_as_float(raw.part[0]), __uint_as_float(raw.part[1])};
@@ -274,26 +340,31 @@ class StateMatrix {
   bool constant_;
   int64_t states_;
   E value_[Shape::states];
+  int entry_[early ? count : 1], step_[early ? count : 1];  // step_: `never` past the last state
+  // With `early` one pointer and one raw value per entry, else a pointer to the tile.
+  const char* p_[early ? count : 1];
   Raw raw_[early ? count : 1];
+  int64_t to_next_, to_step_;
+  int steps_;
 };
 
 // Sums over the lanes of a channel: each thread leaves its part, then any thread adds up those of
-// one (channel, step), always in the same order.
+// one (channel, step), always in the same order. The padding of a channel keeps two neighbouring
+// channels out of each other's banks.
 template <class Shape>
 struct LaneSums {
-  float part[Shape::threads][kRowStride];
+  static constexpr int channel_stride = Shape::lanes * kRowStride + (Shape::lanes > 4 ? 16 : 0);
+  float part[Shape::channels * channel_stride];
 
   __device__ __forceinline__ void put(int first_step, const float (&quad)[kQuad]) {
-    store_quad(&part[threadIdx.x][first_step], quad);
+    const int c = threadIdx.x / Shape::lanes, lane = threadIdx.x % Shape::lanes;
+    store_quad(&part[c * channel_stride + lane * kRowStride + first_step], quad);
   }
-  __device__ __forceinline__ float get(int channel, int step) const {
+  __device__ __forceinline__ float get(const Slots<Shape>& slots, int k) const {
+    const float* p = &part[slots.channel[k] * channel_stride + slots.step[k]];
     float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < Shape::lanes; ++i) {
-      // Odd channels start half way: their rows lie in the same banks as those of even ones.
-      const int lane = (i + (channel & 1) * (Shape::lanes / 2 + 1)) % Shape::lanes;
-      sum += part[channel * Shape::lanes + lane][step];
-    }
+    for (int lane = 0; lane < Shape::lanes; ++lane) sum += p[lane * kRowStride];
     return sum;
   }
 };

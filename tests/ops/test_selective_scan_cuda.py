@@ -27,8 +27,12 @@ def on_cuda(inputs):
     """Detached copies on the GPU with the strides of the originals."""
     copies = {}
     for name, x in inputs.items():
+        shape = x.shape
+        shared = [dim for dim, stride in enumerate(x.stride()) if stride == 0]
+        for dim in shared:
+            x = x.narrow(dim, 0, 1)
         copy = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device='cuda')
-        copies[name] = copy.copy_(x.detach()).requires_grad_()
+        copies[name] = copy.copy_(x.detach()).expand(shape).requires_grad_()
     return copies
 
 
