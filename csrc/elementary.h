@@ -106,14 +106,24 @@ VIM_MM_INLINE double scale_by_power_of_two(double value, double magic_sum) {
   return value * a * b;
 }
 
+// offset! / (j + offset)! for j < Terms.
+template <class S, int Offset, int Terms>
+struct FactorialRatios {
+  S value[Terms] = {S(1)};
+  VIM_MM_INLINE constexpr FactorialRatios() {
+    for (int j = 1; j < Terms; ++j) value[j] = value[j - 1] / S(j + Offset);
+  }
+};
+
 // sum over j < Terms of z^j * offset! / (j + offset)!, by Horner: the Taylor series of
 // offset! phi_offset(z).
 template <int Offset, int Terms, class V>
 VIM_MM_INLINE V scaled_exponential_series(V z) {
   using S = ScalarOf<V>;
-  V sum = V(S(1));
+  constexpr FactorialRatios<S, Offset, Terms> ratios;
+  V sum = V(ratios.value[Terms - 1]);
   VIM_MM_UNROLL
-  for (int j = Terms - 1; j >= 1; --j) sum = sum * (z * V(S(1) / S(j + Offset))) + V(S(1));
+  for (int j = Terms - 2; j >= 0; --j) sum = sum * z + V(ratios.value[j]);
   return sum;
 }
 

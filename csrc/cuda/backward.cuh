@@ -23,8 +23,7 @@ struct BackwardShared {
   static constexpr int turns = warps / copies;
   using Tile = typename StateMatrix<E, Shape, true>::Tile;
 
-  float dt[Shape::channels][kRowStride];
-  float u[Shape::channels][kRowStride];
+  Rows<Shape> rows[2];  // the first sweep alternates, and has a barrier less for it
   float grad_y[Shape::channels][kRowStride];
   Tile B, C;
   LaneSums<Shape> y, grad_u, grad_dt;
@@ -115,6 +114,7 @@ class BackwardBlock {
       __syncthreads();
     }
     write_parameters();
+    __syncthreads();  // shared memory is free for the next channels
   }
 
  private:
@@ -126,13 +126,13 @@ class BackwardBlock {
     return starts_ + (tile * states + r) * Shape::threads;
   }
 
-  __device__ __forceinline__ void commit_rows(int steps) {
+  __device__ __forceinline__ void commit_rows(Rows<Shape>& rows, int steps) {
 #pragma unroll
     for (int k = 0; k < entries; ++k) {
       if (!slots_.exists(k)) continue;
       const float dt = step_size(delta_.value(k), bias_.value[k], scan_.delta_softplus);
-      slots_.in(shared_.u, k) = u_.value(k);
-      slots_.in(shared_.dt, k) = slots_.step[k] < steps ? dt : 0.0f;
+      slots_.in(rows.u, k) = u_.value(k);
+      slots_.in(rows.dt, k) = slots_.step[k] < steps ? dt : 0.0f;
     }
   }
 
@@ -153,20 +153,22 @@ class BackwardBlock {
 #pragma unroll
       for (int r = 0; r < states; ++r) *start(tile, r) = x[r];
       if (tile + 1 == work_.tiles) return;  // the adjoint sweep recomputes it in any case
-      __syncthreads();
-      commit_rows(kSteps);
-      B_.commit(shared_.B);
+      // The tile of C is not in use yet.
+      auto& rows = shared_.rows[tile % 2];
+      auto& b_tile = tile % 2 ? shared_.C : shared_.B;
+      commit_rows(rows, kSteps);
+      B_.commit(b_tile);
       __syncthreads();
       if (tile + 2 < work_.tiles) load();
 #pragma unroll(Matrix::unroll_quads)
       for (int first = 0; first < kSteps; first += kQuad) {
         float dt[kQuad], u[kQuad];
-        load_quad(&shared_.dt[c_][first], dt);
-        load_quad(&shared_.u[c_][first], u);
+        load_quad(&rows.dt[c_][first], dt);
+        load_quad(&rows.u[c_][first], u);
 #pragma unroll(Matrix::unroll_states)
         for (int r = 0; r < states; ++r) {
           E b[kQuad];
-          B_.quad(shared_.B, r, first, b);
+          B_.quad(b_tile, r, first, b);
 #pragma unroll
           for (int i = 0; i < kQuad; ++i) {
             const Coefficients<E> k = Method::coefficients(dt[i], a_[r]);
@@ -200,19 +202,20 @@ class BackwardBlock {
     grad_delta_.begin(p_.grad_delta, slots_, work_, last, false);
     grad_z_.begin(p_.grad_z, slots_, work_, last, false);
     begin_slab(last);
-    load_adjoint(steps_of(work_, last));
+    load_adjoint(steps_of(work_, last), last);
+    __syncthreads();  // the first sweep is over
 #pragma unroll 1
     for (int64_t tile = last; tile >= 0; --tile) {
       const int steps = steps_of(work_, tile);
-      __syncthreads();  // the sums of the tile before are read
       commit_adjoint(steps);
       __syncthreads();
-      if (tile > 0) load_adjoint(kSteps);
-      // before[i]: the state before step i
-      E before[kSteps + 1][states];
-      recompute(tile, before);
-      // Also keeps the compiler from carrying coefficients over in registers it does not have.
-      __syncthreads();
+      E before[kSteps + 1][states];  // before[i]: the state before step i
+#pragma unroll
+      for (int r = 0; r < states; ++r) before[0][r] = start_[r];
+      if (tile > 0) load_adjoint(kSteps, tile - 1);
+      recompute(before);
+      // Or the compiler would carry coefficients over in registers that it does not have.
+      asm volatile("" ::: "memory");
       sweep(before, grad_x);
       __syncthreads();
       finish_rows(tile, steps);
@@ -220,7 +223,9 @@ class BackwardBlock {
     }
   }
 
-  __device__ __forceinline__ void load_adjoint(int steps) {
+  __device__ __forceinline__ void load_adjoint(int steps, int64_t tile) {
+#pragma unroll
+    for (int r = 0; r < states; ++r) start_[r] = *start(tile, r);
     u_.load(slots_, steps);
     delta_.load(slots_, steps);
     z_.load(slots_, steps);
@@ -231,7 +236,7 @@ class BackwardBlock {
 
   __device__ __forceinline__ void commit_adjoint(int steps) {
     constexpr float weight = output_weight<E>() * (Method::causal ? 1.0f : 0.5f);
-    commit_rows(steps);
+    commit_rows(shared_.rows[0], steps);
     B_.commit(shared_.B);
     C_.commit(shared_.C);
 #pragma unroll
@@ -243,19 +248,17 @@ class BackwardBlock {
       now_[k].grad_y = gated ? grad_out * (z * s) : grad_out;
       now_[k].gate_slope = grad_out * (s * (1.0f + z * (1.0f - s)));
       if (!slots_.exists(k)) continue;
-      now_[k].dt_slope = scan_.delta_softplus ? softplus_slope(x, slots_.in(shared_.dt, k)) : 1.0f;
+      now_[k].dt_slope = scan_.delta_softplus ? softplus_slope(x, slots_.in(shared_.rows[0].dt, k)) : 1.0f;
       slots_.in(shared_.grad_y, k) = weight * now_[k].grad_y;
     }
   }
 
-  __device__ __forceinline__ void recompute(int64_t tile, E (&before)[kSteps + 1][states]) {
-#pragma unroll
-    for (int r = 0; r < states; ++r) before[0][r] = *start(tile, r);
+  __device__ __forceinline__ void recompute(E (&before)[kSteps + 1][states]) {
 #pragma unroll(Matrix::unroll_quads)
     for (int first = 0; first < kSteps; first += kQuad) {
       float dt[kQuad], u[kQuad], y[kQuad] = {};
-      load_quad(&shared_.dt[c_][first], dt);
-      load_quad(&shared_.u[c_][first], u);
+      load_quad(&shared_.rows[0].dt[c_][first], dt);
+      load_quad(&shared_.rows[0].u[c_][first], u);
 #pragma unroll(Matrix::unroll_states)
       for (int r = 0; r < states; ++r) {
         E b[kQuad], c[kQuad];
@@ -277,8 +280,8 @@ class BackwardBlock {
 #pragma unroll(Matrix::unroll_quads)
     for (int first = kSteps - kQuad; first >= 0; first -= kQuad) {
       float dt[kQuad], u[kQuad], grad_y[kQuad], grad_u[kQuad] = {}, grad_dt[kQuad] = {};
-      load_quad(&shared_.dt[c_][first], dt);
-      load_quad(&shared_.u[c_][first], u);
+      load_quad(&shared_.rows[0].dt[c_][first], dt);
+      load_quad(&shared_.rows[0].u[c_][first], u);
       load_quad(&shared_.grad_y[c_][first], grad_y);
 #pragma unroll(Matrix::unroll_states)
       for (int r = 0; r < states; ++r) {
@@ -412,12 +415,12 @@ class BackwardBlock {
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < entries; ++k)
-      if (slots_.exists(k)) slots_.in(shared_.dt, k) = value[k];
+      if (slots_.exists(k)) slots_.in(shared_.rows[0].dt, k) = value[k];
     __syncthreads();
     if (threadIdx.x < Shape::channels && threadIdx.x < work_.channels) {
       float sum = 0.0f;
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) sum += shared_.dt[threadIdx.x][i];
+      for (int i = 0; i < kSteps; ++i) sum += shared_.rows[0].dt[threadIdx.x][i];
       to[work_.row(scan_, threadIdx.x)] = sum;
     }
   }
@@ -442,6 +445,7 @@ class BackwardBlock {
   };
   Entry now_[entries];
   int64_t slab_offset_[slab_entries];
+  E start_[states];  // of the next tile
   E a_[states], grad_a_[states], grad_constant_B_[states], grad_constant_C_[states];
   float grad_D_[entries], grad_bias_[entries];
 };

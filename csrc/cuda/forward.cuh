@@ -8,25 +8,26 @@
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
+// What belongs to one tile; there are two, so that a tile is finished while the next one advances,
+// with one barrier for both.
 template <class E, class Shape>
-struct ForwardShared {
-  float dt[Shape::channels][kRowStride];
-  float u[Shape::channels][kRowStride];
+struct ForwardTile {
+  Rows<Shape> rows;
   typename StateMatrix<E, Shape, true>::Tile B, C;
   LaneSums<Shape> y;
 };
 
 // A tile of steps for the states of one thread: advances x, leaves the thread's part of y.
 template <class Method, class E, class Shape, class Matrix>
-__device__ __forceinline__ void advance(ForwardShared<E, Shape>& shared, const Matrix& B,
+__device__ __forceinline__ void advance(ForwardTile<E, Shape>& shared, const Matrix& B,
                                         const Matrix& C, const E (&a)[Shape::states],
                                         E (&x)[Shape::states]) {
   const int c = threadIdx.x / Shape::lanes;
 #pragma unroll(Matrix::unroll_quads)
   for (int first = 0; first < kSteps; first += kQuad) {
     float dt[kQuad], u[kQuad], y[kQuad] = {};
-    load_quad(&shared.dt[c][first], dt);
-    load_quad(&shared.u[c][first], u);
+    load_quad(&shared.rows.dt[c][first], dt);
+    load_quad(&shared.rows.u[c][first], u);
 #pragma unroll(Matrix::unroll_states)
     for (int r = 0; r < Shape::states; ++r) {
       E b[kQuad], out[kQuad];
@@ -47,7 +48,7 @@ template <class Method, class E, class Shape, bool Tiled>
 __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     forward_kernel(const __grid_constant__ ForwardArguments p) {
   extern __shared__ float4 memory[];
-  auto& shared = *reinterpret_cast<ForwardShared<E, Shape>*>(memory);
+  auto* const tiles = reinterpret_cast<ForwardTile<E, Shape>*>(memory);
   const ScanArguments& scan = p.scan;
   const int64_t blocks = (scan.channels + Shape::channels - 1) / Shape::channels;
   Work<Shape> work(scan, blockIdx.x / blocks, blockIdx.x % blocks * Shape::channels);
@@ -85,9 +86,11 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
       C.load(steps);
     };
     load(steps_of(work, 0));
+    float u_before[count], z_before[count];  // of the tile that is not finished yet
 #pragma unroll 1
-    for (int64_t tile = 0; tile < work.tiles; ++tile) {
-      const int steps = steps_of(work, tile);
+    for (int64_t tile = 0; tile <= work.tiles; ++tile) {
+      auto &now = tiles[tile % 2], &before = tiles[(tile + 1) % 2];
+      const int steps = steps_of(work, tile);  // 0 or less after the last tile
       float u_now[count], z_now[count];
 #pragma unroll
       for (int k = 0; k < count; ++k) {
@@ -95,33 +98,37 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
         z_now[k] = z.value(k);
         if (!slots.exists(k)) continue;
         const float dt = step_size(delta.value(k), bias.value[k], scan.delta_softplus);
-        slots.in(shared.u, k) = u_now[k];
-        slots.in(shared.dt, k) = slots.step[k] < steps ? dt : 0.0f;
+        slots.in(now.rows.u, k) = u_now[k];
+        slots.in(now.rows.dt, k) = slots.step[k] < steps ? dt : 0.0f;
       }
-      B.commit(shared.B);
-      C.commit(shared.C);
+      B.commit(now.B);
+      C.commit(now.C);
       __syncthreads();
       load(steps_of(work, tile + 1));
-      advance<Method>(shared, B, C, a, x);
-      __syncthreads();
+      if (tile < work.tiles) advance<Method>(now, B, C, a, x);
+      if (tile > 0) {
+        const int steps_before = steps_of(work, tile - 1);
 #pragma unroll
-      for (int k = 0; k < count; ++k) {
-        if (slots.step[k] >= steps) continue;
-        float y = weight * shared.y.get(slots, k);
-        if (!Method::causal) {
-          const int64_t t = work.time(tile * kSteps + slots.step[k]);
-          float& other = p.one_way[work.row(scan, slots.channel[k]) * work.steps + t];
-          if (!last_pass) {
-            other = y;
-            continue;
+        for (int k = 0; k < count; ++k) {
+          if (slots.step[k] >= steps_before) continue;
+          float y = weight * before.y.get(slots, k);
+          if (!Method::causal) {
+            const int64_t t = work.time((tile - 1) * kSteps + slots.step[k]);
+            float& other = p.one_way[work.row(scan, slots.channel[k]) * work.steps + t];
+            if (!last_pass) {
+              other = y;
+              continue;
+            }
+            y += other;
           }
-          y += other;
+          y += D.value[k] * u_before[k];
+          if (scan.z.data) y *= z_before[k] * sigmoid(z_before[k]);
+          out.store(k, y);
         }
-        y += D.value[k] * u_now[k];
-        if (scan.z.data) y *= z_now[k] * sigmoid(z_now[k]);
-        out.store(k, y);
+        out.next();
       }
-      out.next();
+#pragma unroll
+      for (int k = 0; k < count; ++k) u_before[k] = u_now[k], z_before[k] = z_now[k];
     }
 
     if (pass == 0 && c < work.channels) {
@@ -132,7 +139,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
         if (n < scan.states) last[n] = x[r];
       }
     }
-    // What this pass wrote to one_way, the next one reads in other threads.
+    // What this pass wrote to one_way, the next one reads in other threads; and its tiles are free.
     if (!Method::causal) __syncthreads();
   }
 }

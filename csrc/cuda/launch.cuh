@@ -32,7 +32,7 @@ void MethodKernels<Method>::forward(const ForwardArguments& p, void* stream) {
       using Block = decltype(shape);
       const int64_t sets = (p.scan.channels + Block::channels - 1) / Block::channels;
       launch(forward_kernel<Method, E, Block, decltype(tiled)::value>,
-             p.scan.batch * p.scan.groups * sets, Block::threads, sizeof(ForwardShared<E, Block>),
+             p.scan.batch * p.scan.groups * sets, Block::threads, 2 * sizeof(ForwardTile<E, Block>),
              p, stream);
     });
   });

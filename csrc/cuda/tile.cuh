@@ -212,6 +212,13 @@ struct RowTile : RowPointers<Shape> {
   __device__ __forceinline__ float value(int k) const { return decode(raw[k], this->storage); }
 };
 
+// What a tile of steps has per channel, in shared memory.
+template <class Shape>
+struct Rows {
+  float dt[Shape::channels][kRowStride];
+  float u[Shape::channels][kRowStride];
+};
+
 // One value per channel (D, delta_bias) for each of a thread's entries; 0 where there is none.
 template <class Shape>
 struct ChannelValues {
@@ -362,10 +369,10 @@ struct LaneSums {
   }
   __device__ __forceinline__ float get(const Slots<Shape>& slots, int k) const {
     const float* p = &part[slots.channel[k] * channel_stride + slots.step[k]];
-    float sum = 0.0f;
+    float sum[kQuad] = {};  // several chains, to wait less
 #pragma unroll
-    for (int lane = 0; lane < Shape::lanes; ++lane) sum += p[lane * kRowStride];
-    return sum;
+    for (int lane = 0; lane < Shape::lanes; ++lane) sum[lane % kQuad] += p[lane * kRowStride];
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
   }
 };
 

@@ -269,7 +269,7 @@ def test_memory_is_linear_in_the_length():
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     cuda_scan(**inputs).sum().backward()
-    assert torch.cuda.max_memory_allocated() - before < 300 * 2**20
+    assert torch.cuda.max_memory_allocated() - before < 400 * 2**20
 
 
 def test_float64_is_the_reference_or_an_error():
