@@ -14,7 +14,12 @@
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
-// `Copies` warps at a time leave their sums over channels, for dB and dC.
+// An entry (channel, step) of a tile: what its gradients are multiplied with. grad_y is that of
+// y + D u, in front of the gate.
+struct alignas(16) BackwardEntry {
+  float u, grad_y, gate_slope, dt_slope;
+};
+
 template <class E, class Shape>
 struct BackwardShared {
   // Where a copy per warp does not fit, warps add to a single one in turn.
@@ -28,6 +33,8 @@ struct BackwardShared {
   Tile B, C;
   LaneSums<Shape> y, grad_u, grad_dt;
   Tile grad_B[copies], grad_C[copies];
+  // Each thread's own, here to save registers.
+  BackwardEntry entries[Slots<Shape>::count][Shape::threads];
 };
 
 __device__ __forceinline__ float shuffle_xor(float x, int bit) {
@@ -244,12 +251,13 @@ class BackwardBlock {
       const float z = z_.value(k), s = sigmoid(z), x = delta_.value(k) + bias_.value[k];
       const float grad_out = grad_out_.value(k);
       const bool gated = scan_.z.data;
-      now_[k].u = u_.value(k);
-      now_[k].grad_y = gated ? grad_out * (z * s) : grad_out;
-      now_[k].gate_slope = grad_out * (s * (1.0f + z * (1.0f - s)));
       if (!slots_.exists(k)) continue;
-      now_[k].dt_slope = scan_.delta_softplus ? softplus_slope(x, slots_.in(shared_.rows[0].dt, k)) : 1.0f;
-      slots_.in(shared_.grad_y, k) = weight * now_[k].grad_y;
+      const float dt = slots_.in(shared_.rows[0].dt, k);
+      const float grad_y = gated ? grad_out * (z * s) : grad_out;
+      shared_.entries[k][threadIdx.x] = {
+          u_.value(k), grad_y, grad_out * (s * (1.0f + z * (1.0f - s))),
+          scan_.delta_softplus ? softplus_slope(x, dt) : 1.0f};
+      slots_.in(shared_.grad_y, k) = weight * grad_y;
     }
   }
 
@@ -338,7 +346,7 @@ class BackwardBlock {
 #pragma unroll
     for (int k = 0; k < entries; ++k) {
       if (slots_.step[k] >= steps) continue;
-      const Entry& entry = now_[k];
+      const BackwardEntry entry = shared_.entries[k][threadIdx.x];
       const bool gated = scan_.z.data;
       constexpr float weight = output_weight<E>() * (Method::causal ? 1.0f : 0.5f);
       float y = gated ? weight * shared_.y.get(slots_, k) : 0.0f;
@@ -439,11 +447,6 @@ class BackwardBlock {
   E* starts_;
   RowTile<Shape> u_, delta_, z_, grad_out_;  // of the next tile
   RowPointers<Shape> grad_u_, grad_delta_, grad_z_;
-  // An entry of the current tile, and what its gradients are multiplied with.
-  struct Entry {
-    float u, grad_y, gate_slope, dt_slope;  // grad_y: of y + D u, in front of the gate
-  };
-  Entry now_[entries];
   int64_t slab_offset_[slab_entries];
   E start_[states];  // of the next tile
   E a_[states], grad_a_[states], grad_constant_B_[states], grad_constant_C_[states];

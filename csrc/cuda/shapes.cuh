@@ -12,16 +12,17 @@ inline namespace VIM_MM_ISA {
 
 // Calls f(shape, tiled): B and C of the usual real scan come in tiles, which is known when compiled.
 // Few rows want many lanes for each, so that all multiprocessors have work; many rows want many
-// states in each thread, which share what belongs to a channel.
+// states in each thread, which share what belongs to a channel. The thresholds were measured
+// (docs/kernels.md).
 template <class E, class F>
 auto choose_forward(const ScanArguments& scan, const F& f) {
   const bool tiled = !scan.constant_B && !scan.constant_C;
   const int64_t rows = scan.batch * scan.groups * scan.channels;
   if constexpr (sizeof(E) == sizeof(float)) {
     if (tiled && scan.states <= 16) {
-      if (rows < 6144) return f(Shape<16, 1, 128>(), std::true_type());
-      if (rows < 16384) return f(Shape<8, 2, 128>(), std::true_type());
-      return f(Shape<4, 4, 128>(), std::true_type());
+      if (rows < 4096) return f(Shape<16, 1, 128>(), std::true_type());
+      if (rows < 8192) return f(Shape<8, 2, 128>(), std::true_type());
+      return f(Shape<4, 4, 128, 3>(), std::true_type());
     }
   }
   if (scan.states <= 16) return f(Shape<16, 1, 128>(), std::false_type());
@@ -35,8 +36,9 @@ auto choose_backward(const ScanArguments& scan, const F& f) {
   const int64_t rows = scan.batch * scan.groups * scan.channels;
   if constexpr (sizeof(E) == sizeof(float)) {
     if (tiled && scan.states <= 16) {
-      if (rows < 6144) return f(Shape<16, 1, 128>(), std::true_type());
-      return f(Shape<8, 2, 256>(), std::true_type());
+      if (rows < 2048) return f(Shape<16, 1, 128>(), std::true_type());
+      if (rows < 4096) return f(Shape<16, 1, 128, 4>(), std::true_type());
+      return f(Shape<8, 2, 128, 3>(), std::true_type());
     }
   }
   if (scan.states <= 16) return f(Shape<16, 1, 128>(), std::false_type());

@@ -133,11 +133,11 @@ struct Slots {
   static constexpr int entries = Shape::channels * kSteps;
   static constexpr int count = (entries + Shape::threads - 1) / Shape::threads;
   static constexpr int never = 1 << 30;
+  bool along_time;
   int step[count];     // `never` where there is no such entry or channel
   int channel[count];
 
-  __device__ Slots(const View& v, const Work<Shape>& work) {
-    const bool along_time = v.last <= v.row;
+  __device__ Slots(const View& v, const Work<Shape>& work) : along_time(v.last <= v.row) {
 #pragma unroll
     for (int k = 0; k < count; ++k) {
       const int index = threadIdx.x + k * Shape::threads;
@@ -166,26 +166,24 @@ __device__ __forceinline__ int steps_of(const Work<Shape>& work, int64_t tile) {
 // Where a thread's entries lie in a tensor [B, G, H, L], tile by tile.
 template <class Shape>
 struct RowPointers {
-  char* p[Slots<Shape>::count];
-  int64_t to_next;
+  char* p;           // the first entry
+  int64_t to_entry;  // from one entry to the next: in channels or in steps, but always as far
+  int64_t to_tile;
   Storage storage;
 
   __device__ __forceinline__ void begin(const View& v, const Slots<Shape>& slots,
                                         const Work<Shape>& work, int64_t tile, bool ascending) {
     storage = v.storage;
-    to_next = (work.reverse == ascending ? -kSteps : kSteps) * v.last;
-#pragma unroll
-    for (int k = 0; k < Slots<Shape>::count; ++k) {
-      const int64_t t = work.time(tile * kSteps + (slots.step[k] & (kSteps - 1)));
-      p[k] = const_cast<char*>(work.at(v)) + slots.channel[k] * v.row + t * v.last;
-    }
+    const int64_t forwards = work.reverse ? -v.last : v.last;
+    to_entry = slots.along_time ? Shape::threads / kSteps * v.row
+                                : Shape::threads / Shape::channels * forwards;
+    to_tile = ascending ? kSteps * forwards : -kSteps * forwards;
+    const int64_t t = work.time(tile * kSteps + (slots.step[0] & (kSteps - 1)));
+    p = const_cast<char*>(work.at(v)) + slots.channel[0] * v.row + t * v.last;
   }
-  __device__ __forceinline__ void next() {
-#pragma unroll
-    for (int k = 0; k < Slots<Shape>::count; ++k) p[k] += to_next;
-  }
+  __device__ __forceinline__ void next() { p += to_tile; }
   __device__ __forceinline__ void store(int k, float value) const {
-    store_narrow(p[k], storage, value);
+    store_narrow(p + k * to_entry, storage, value);
   }
 };
 
@@ -205,7 +203,8 @@ struct RowTile : RowPointers<Shape> {
 #pragma unroll
     for (int k = 0; k < Slots<Shape>::count; ++k) {
       raw[k] = 0;
-      if (present && slots.step[k] < steps) raw[k] = load_raw(this->p[k], this->storage);
+      if (present && slots.step[k] < steps)
+        raw[k] = load_raw(this->p + k * this->to_entry, this->storage);
     }
     this->next();
   }
@@ -267,12 +266,13 @@ class StateMatrix {
       entry_[k] = state(k) * kRowStride + step(k);
       step_[k] = state(k) < states_ ? step(k) : Slots<Shape>::never;
     }
-    to_next_ = (work.reverse == ascending ? -kSteps : kSteps) * view_.last;
-    const char* base = view_.data + work.b * view_.batch + work.g * view_.group;
-    for (int k = 0; k < (early ? count : 1); ++k)
-      p_[k] = base + state(k) * view_.row + work.time(tile * kSteps + step(k)) * view_.last;
-    if (!early) p_[0] = base + work.time(tile * kSteps) * view_.last;
     to_step_ = work.reverse ? -view_.last : view_.last;
+    to_tile_ = ascending ? kSteps * to_step_ : -kSteps * to_step_;
+    to_entry_ = along_time() ? Shape::threads / kSteps * view_.row
+                             : Shape::threads / Shape::padded_states * to_step_;
+    p_ = view_.data + work.b * view_.batch + work.g * view_.group +
+         work.time(tile * kSteps) * view_.last;
+    if (early) p_ += state(0) * view_.row + step(0) * to_step_;
   }
   // Starts the loads of the next `steps` steps, where registers can hold them until the commit.
   __device__ __forceinline__ void load(int steps) {
@@ -282,9 +282,9 @@ class StateMatrix {
 #pragma unroll
       for (int k = 0; k < count; ++k) {
         raw_[k] = Raw{};
-        if (step_[k] < steps) raw_[k] = fetch(p_[k]);
-        p_[k] += to_next_;
+        if (step_[k] < steps) raw_[k] = fetch(p_ + k * to_entry_);
       }
+      p_ += to_tile_;
     }
   }
   __device__ __forceinline__ void commit(Tile& to) {
@@ -296,10 +296,10 @@ class StateMatrix {
       for (int k = 0; k < count; ++k) {
         Raw raw{};
         if (state(k) < states_ && step(k) < steps_)
-          raw = fetch(p_[0] + state(k) * view_.row + step(k) * to_step_);
+          raw = fetch(p_ + state(k) * view_.row + step(k) * to_step_);
         to[state(k)][step(k)] = decoded(raw);
       }
-      p_[0] += to_next_;
+      p_ += to_tile_;
     }
   }
   __device__ __forceinline__ void quad(const Tile& tile, int r, int first_step, E (&out)[kQuad]) const {
@@ -348,10 +348,9 @@ class StateMatrix {
   int64_t states_;
   E value_[Shape::states];
   int entry_[early ? count : 1], step_[early ? count : 1];  // step_: `never` past the last state
-  // With `early` one pointer and one raw value per entry, else a pointer to the tile.
-  const char* p_[early ? count : 1];
+  const char* p_;  // this thread's first entry with `early`, else the tile
+  int64_t to_entry_, to_step_, to_tile_;
   Raw raw_[early ? count : 1];
-  int64_t to_next_, to_step_;
   int steps_;
 };
 

@@ -113,7 +113,7 @@ def test_states(method, states, is_complex):
 
 # As many rows as choose each of the block shapes.
 @pytest.mark.parametrize('method', ['zoh', 'foh', 'poly'])
-@pytest.mark.parametrize(('batch', 'channels'), [(4, 70), (16, 450), (64, 300)])
+@pytest.mark.parametrize(('batch', 'channels'), [(4, 70), (10, 300), (16, 450), (64, 300)])
 def test_rows(method, batch, channels):
     inputs = make_inputs(
         batch=batch, channels=channels, length=35, states=16, dtype=torch.float32, form='grouped'
