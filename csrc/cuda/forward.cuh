@@ -85,33 +85,43 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
       B.load(steps);
       C.load(steps);
     };
-    load(steps_of(work, 0));
-    float u_before[count], z_before[count];  // of the tile that is not finished yet
-#pragma unroll 1
-    for (int64_t tile = 0; tile <= work.tiles; ++tile) {
-      auto &now = tiles[tile % 2], &before = tiles[(tile + 1) % 2];
-      const int steps = steps_of(work, tile);  // 0 or less after the last tile
-      float u_now[count], z_now[count];
+    float u_of[3][count], z_of[3][count];  // of the tile before, at hand, and next
+    const auto commit = [&](ForwardTile<E, Shape>& to, int steps) {
 #pragma unroll
       for (int k = 0; k < count; ++k) {
-        u_now[k] = u.value(k);
-        z_now[k] = z.value(k);
+        u_of[2][k] = u.value(k);
+        z_of[2][k] = z.value(k);
         if (!slots.exists(k)) continue;
         const float dt = step_size(delta.value(k), bias.value[k], scan.delta_softplus);
-        slots.in(now.rows.u, k) = u_now[k];
-        slots.in(now.rows.dt, k) = slots.step[k] < steps ? dt : 0.0f;
+        slots.in(to.rows.u, k) = u_of[2][k];
+        slots.in(to.rows.dt, k) = slots.step[k] < steps ? dt : 0.0f;
       }
-      B.commit(now.B);
-      C.commit(now.C);
+      B.commit(to.B);
+      C.commit(to.C);
+    };
+    load(steps_of(work, 0));
+    commit(tiles[0], steps_of(work, 0));
+    load(steps_of(work, 1));
+    // Between two barriers lie three tiles, and none waits for another: the next one is converted,
+    // the one at hand advances, and the one before is finished.
+#pragma unroll 1
+    for (int64_t tile = 0; tile <= work.tiles; ++tile) {
+      auto &now = tiles[tile % 2], &other_tile = tiles[(tile + 1) % 2];
       __syncthreads();
-      load(steps_of(work, tile + 1));
+#pragma unroll
+      for (int k = 0; k < count; ++k) {
+        u_of[0][k] = u_of[1][k], u_of[1][k] = u_of[2][k];
+        z_of[0][k] = z_of[1][k], z_of[1][k] = z_of[2][k];
+      }
+      commit(other_tile, steps_of(work, tile + 1));
+      load(steps_of(work, tile + 2));
       if (tile < work.tiles) advance<Method>(now, B, C, a, x);
       if (tile > 0) {
         const int steps_before = steps_of(work, tile - 1);
 #pragma unroll
         for (int k = 0; k < count; ++k) {
           if (slots.step[k] >= steps_before) continue;
-          float y = weight * before.y.get(slots, k);
+          float y = weight * other_tile.y.get(slots, k);
           if (!Method::causal) {
             const int64_t t = work.time((tile - 1) * kSteps + slots.step[k]);
             float& other = p.one_way[work.row(scan, slots.channel[k]) * work.steps + t];
@@ -121,14 +131,12 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
             }
             y += other;
           }
-          y += D.value[k] * u_before[k];
-          if (scan.z.data) y *= z_before[k] * sigmoid(z_before[k]);
+          y += D.value[k] * u_of[0][k];
+          if (scan.z.data) y *= z_of[0][k] * sigmoid(z_of[0][k]);
           out.store(k, y);
         }
         out.next();
       }
-#pragma unroll
-      for (int k = 0; k < count; ++k) u_before[k] = u_now[k], z_before[k] = z_now[k];
     }
 
     if (pass == 0 && c < work.channels) {

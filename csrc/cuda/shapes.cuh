@@ -22,7 +22,7 @@ auto choose_forward(const ScanArguments& scan, const F& f) {
     if (tiled && scan.states <= 16) {
       if (rows < 4096) return f(Shape<16, 1, 128>(), std::true_type());
       if (rows < 8192) return f(Shape<8, 2, 128>(), std::true_type());
-      return f(Shape<4, 4, 128, 3>(), std::true_type());
+      return f(Shape<4, 4, 128, 4>(), std::true_type());
     }
   }
   if (scan.states <= 16) return f(Shape<16, 1, 128>(), std::false_type());

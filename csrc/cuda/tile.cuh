@@ -203,8 +203,12 @@ struct RowTile : RowPointers<Shape> {
 #pragma unroll
     for (int k = 0; k < Slots<Shape>::count; ++k) {
       raw[k] = 0;
-      if (present && slots.step[k] < steps)
-        raw[k] = load_raw(this->p + k * this->to_entry, this->storage);
+      // Two conditions of one instruction each, where nested ones would be a branch.
+      const bool used = present && slots.step[k] < steps;
+      const bool wide = this->storage == Storage::float32;
+      const char* const p = this->p + k * this->to_entry;
+      if (used && wide) raw[k] = *reinterpret_cast<const uint32_t*>(p);
+      if (used && !wide) raw[k] = *reinterpret_cast<const uint16_t*>(p);
     }
     this->next();
   }
@@ -390,8 +394,8 @@ __device__ __forceinline__ void load_A(const ScanArguments& scan, const Work<Sha
 }
 
 __device__ __forceinline__ float step_size(float raw_delta, float bias, bool with_softplus) {
-  const float x = raw_delta + bias;
-  return with_softplus ? softplus(x) : x;
+  const float x = raw_delta + bias, y = softplus(x);
+  return with_softplus ? y : x;
 }
 
 }  // namespace VIM_MM_ISA
