@@ -21,7 +21,8 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 inline bool is_complex(const Tensor& t) {
-  return t.scalar_type() == ScalarType::ComplexFloat || t.scalar_type() == ScalarType::ComplexDouble;
+  return t.scalar_type() == ScalarType::ComplexFloat ||
+         t.scalar_type() == ScalarType::ComplexDouble;
 }
 
 struct Inputs {

@@ -186,7 +186,8 @@ VIM_MM_INLINE V softplus(V x) {
   const V s2 = s * s;
   V series = V(S(0));
   VIM_MM_UNROLL
-  for (int j = Precision<S>::log1p_terms; j >= 0; --j) series = series * s2 + V(S(2) / S(2 * j + 1));
+  for (int j = Precision<S>::log1p_terms; j >= 0; --j)
+    series = series * s2 + V(S(2) / S(2 * j + 1));
   return select(x > V(S(0)), x, V(S(0))) + s * series;
 }
 

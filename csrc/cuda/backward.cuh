@@ -100,8 +100,8 @@ class BackwardBlock {
         lane_(threadIdx.x % Shape::lanes),
         fresh_slab_(first_of_block) {
     load_A(scan_, work_, a_);
-    starts_ = static_cast<E*>(p.starts) +
-              blockIdx.x * work_.tiles * (Shape::threads * states) + threadIdx.x;
+    starts_ = static_cast<E*>(p.starts) + blockIdx.x * work_.tiles * (Shape::threads * states) +
+              threadIdx.x;
     clear(grad_a_);
     clear(grad_constant_B_);
     clear(grad_constant_C_);
@@ -254,9 +254,9 @@ class BackwardBlock {
       if (!slots_.exists(k)) continue;
       const float dt = slots_.in(shared_.rows[0].dt, k);
       const float grad_y = gated ? grad_out * (z * s) : grad_out;
-      shared_.entries[k][threadIdx.x] = {
-          u_.value(k), grad_y, grad_out * (s * (1.0f + z * (1.0f - s))),
-          scan_.delta_softplus ? softplus_slope(x, dt) : 1.0f};
+      shared_.entries[k][threadIdx.x] = {u_.value(k), grad_y,
+                                         grad_out * (s * (1.0f + z * (1.0f - s))),
+                                         scan_.delta_softplus ? softplus_slope(x, dt) : 1.0f};
       slots_.in(shared_.grad_y, k) = weight * grad_y;
     }
   }
@@ -284,7 +284,8 @@ class BackwardBlock {
     }
   }
 
-  __device__ __forceinline__ void sweep(const E (&before)[kSteps + 1][states], E (&grad_x)[states]) {
+  __device__ __forceinline__ void sweep(const E (&before)[kSteps + 1][states],
+                                        E (&grad_x)[states]) {
 #pragma unroll(Matrix::unroll_quads)
     for (int first = kSteps - kQuad; first >= 0; first -= kQuad) {
       float dt[kQuad], u[kQuad], grad_y[kQuad], grad_u[kQuad] = {}, grad_dt[kQuad] = {};
@@ -320,8 +321,9 @@ class BackwardBlock {
   }
 
   // A quad of one channel's gradient of B or C on its way to the sum over channels.
-  __device__ __forceinline__ void collect(const Matrix& matrix, E (&quad)[kQuad], typename Shared::Tile* copies,
-                          E& constant, int r, int first) {
+  __device__ __forceinline__ void collect(const Matrix& matrix, E (&quad)[kQuad],
+                                          typename Shared::Tile* copies, E& constant, int r,
+                                          int first) {
     if (matrix.constant()) {
 #pragma unroll
       for (int i = 0; i < kQuad; ++i) constant = constant + quad[i];
@@ -442,7 +444,7 @@ class BackwardBlock {
   Matrix B_, C_;
   const int64_t slab_;  // of this b, g
   const int c_, lane_;
-  bool fresh_slab_;     // nothing is in the slab yet
+  bool fresh_slab_;  // nothing is in the slab yet
   bool last_pass_ = true;
   E* starts_;
   RowTile<Shape> u_, delta_, z_, grad_out_;  // of the next tile

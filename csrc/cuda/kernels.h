@@ -45,13 +45,13 @@ struct ForwardArguments {
 // Every pointer is to contiguous memory of float, or complex of float for A, B, C and states.
 struct BackwardArguments {
   ScanArguments scan;
-  View grad_out, grad_last_state;      // incoming; either may be missing
-  View grad_u, grad_delta, grad_z;     // outgoing
-  void *grad_A;                        // [B, G, H, N]
-  void *grad_B, *grad_C;               // [slabs, B, G, N, L], or [B, G, H, N] where constant
-  float *grad_D, *grad_bias;           // [B, G, H]
-  void* starts;                        // the states before the tiles of one block after another
-  float* one_way;                      // [3, B, G, H, L]; only for non-causal methods
+  View grad_out, grad_last_state;   // incoming; either may be missing
+  View grad_u, grad_delta, grad_z;  // outgoing
+  void* grad_A;                     // [B, G, H, N]
+  void *grad_B, *grad_C;            // [slabs, B, G, N, L], or [B, G, H, N] where constant
+  float *grad_D, *grad_bias;        // [B, G, H]
+  void* starts;                     // the states before the tiles of one block after another
+  float* one_way;                   // [3, B, G, H, L]; only for non-causal methods
   int64_t slabs;
 };
 
@@ -66,9 +66,9 @@ BlockShape backward_shape(const ScanArguments&);
 struct Sum {
   const float* parts;  // [count, sizes...], contiguous; each entry `components` floats
   int64_t count;
-  int components;      // 2 for complex
+  int components;  // 2 for complex
   int64_t sizes[4];
-  View to;             // strides of i, j, k, l
+  View to;  // strides of i, j, k, l
 };
 constexpr int kMaxSums = 5;
 struct Sums {

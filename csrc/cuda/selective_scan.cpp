@@ -89,16 +89,19 @@ ScanArguments scan_arguments(const Inputs& in, const Sizes& sizes) {
   for (int64_t g = 1; g < sizes.groups; ++g) scan.same_direction &= flag(g) == flag(0);
   STD_TORCH_CHECK(scan.same_direction || sizes.groups <= kMaxGroups, "vim_mm: more than ",
                   kMaxGroups, " groups of different directions");
-  for (int64_t g = 0; g < (scan.same_direction ? std::min<int64_t>(sizes.groups, 1) : sizes.groups); ++g)
+  for (int64_t g = 0; g < (scan.same_direction ? std::min<int64_t>(sizes.groups, 1) : sizes.groups);
+       ++g)
     scan.directions.bits[g / 32] |= uint32_t(flag(g)) << (g % 32);
   return scan;
 }
 
-std::tuple<Tensor, Tensor> selective_scan_fwd_cuda(
-    const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
-    const std::optional<Tensor>& D, const std::optional<Tensor>& z,
-    const std::optional<Tensor>& delta_bias, bool delta_softplus, int64_t method,
-    const std::vector<int64_t>& reverse) {
+std::tuple<Tensor, Tensor> selective_scan_fwd_cuda(const Tensor& u, const Tensor& delta,
+                                                   const Tensor& A, const Tensor& B,
+                                                   const Tensor& C, const std::optional<Tensor>& D,
+                                                   const std::optional<Tensor>& z,
+                                                   const std::optional<Tensor>& delta_bias,
+                                                   bool delta_softplus, int64_t method,
+                                                   const std::vector<int64_t>& reverse) {
   const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
   const Sizes sizes(in);
   const DeviceGuard guard(u.get_device_index());
@@ -108,8 +111,8 @@ std::tuple<Tensor, Tensor> selective_scan_fwd_cuda(
       new_empty(u, {sizes.batch, sizes.groups, sizes.channels, sizes.states},
                 p.scan.is_complex ? ScalarType::ComplexFloat : ScalarType::Float);
   // Allocated for causal methods too, but of no size.
-  const Tensor one_way = new_empty(
-      u, {is_causal(method) ? 0 : sizes.rows() * sizes.steps}, ScalarType::Float);
+  const Tensor one_way =
+      new_empty(u, {is_causal(method) ? 0 : sizes.rows() * sizes.steps}, ScalarType::Float);
   p.out = view_of(out, 0);
   p.last_state = last_state.data_ptr();
   p.one_way = static_cast<float*>(one_way.data_ptr());
@@ -130,18 +133,22 @@ int64_t count_slabs(const ScanArguments& scan, const BlockShape& shape) {
 
 // Sums `count` parts, each [sizes], into a gradient like an input; its dimensions begin at `first`.
 Sum sum_into(const Tensor& gradient, int first, const Tensor& parts, int64_t count) {
-  Sum sum{static_cast<const float*>(parts.data_ptr()), count, is_complex(gradient) ? 2 : 1,
-          {1, 1, 1, 1}, view_of(gradient, first)};
+  Sum sum{static_cast<const float*>(parts.data_ptr()),
+          count,
+          is_complex(gradient) ? 2 : 1,
+          {1, 1, 1, 1},
+          view_of(gradient, first)};
   for (int64_t i = 0; i < gradient.dim(); ++i) sum.sizes[first + i] = gradient.size(i);
   return sum;
 }
 
-Gradients selective_scan_bwd_cuda(
-    const std::optional<Tensor>& grad_out, const std::optional<Tensor>& grad_last_state,
-    const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
-    const std::optional<Tensor>& D, const std::optional<Tensor>& z,
-    const std::optional<Tensor>& delta_bias, bool delta_softplus, int64_t method,
-    const std::vector<int64_t>& reverse) {
+Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
+                                  const std::optional<Tensor>& grad_last_state, const Tensor& u,
+                                  const Tensor& delta, const Tensor& A, const Tensor& B,
+                                  const Tensor& C, const std::optional<Tensor>& D,
+                                  const std::optional<Tensor>& z,
+                                  const std::optional<Tensor>& delta_bias, bool delta_softplus,
+                                  int64_t method, const std::vector<int64_t>& reverse) {
   const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
   const Sizes sizes(in);
   const DeviceGuard guard(u.get_device_index());
@@ -153,7 +160,7 @@ Gradients selective_scan_bwd_cuda(
   const Tensor none = new_empty(u, {0});
   const auto like = [&](const std::optional<Tensor>& t) { return t ? empty_like(*t) : none; };
   const Gradients grads{empty_like(u), empty_like(delta), empty_like(A), empty_like(B),
-                        empty_like(C), like(D), like(z), like(delta_bias)};
+                        empty_like(C), like(D),           like(z),       like(delta_bias)};
   const auto& [grad_u, grad_delta, grad_A, grad_B, grad_C, grad_D, grad_z, grad_bias] = grads;
 
   // Floats; states and what is summed into A, B and C are complex with A.
@@ -191,8 +198,10 @@ Gradients selective_scan_bwd_cuda(
   Sums sums;
   const auto add = [&](const Sum& sum) { sums.each[sums.count++] = sum; };
   add(sum_into(grad_A, 1, A_parts, parts(sizes.batch)));
-  add(sum_into(grad_B, p.scan.constant_B, B_parts, parts(p.scan.constant_B ? sizes.batch : p.slabs)));
-  add(sum_into(grad_C, p.scan.constant_C, C_parts, parts(p.scan.constant_C ? sizes.batch : p.slabs)));
+  add(sum_into(grad_B, p.scan.constant_B, B_parts,
+               parts(p.scan.constant_B ? sizes.batch : p.slabs)));
+  add(sum_into(grad_C, p.scan.constant_C, C_parts,
+               parts(p.scan.constant_C ? sizes.batch : p.slabs)));
   if (D) add(sum_into(grad_D, 1, D_parts, parts(sizes.batch)));
   if (delta_bias) add(sum_into(grad_bias, 1, bias_parts, parts(sizes.batch)));
   sum_in_order(sums, stream);
@@ -203,7 +212,8 @@ Tensor discretize_cuda(const Tensor& delta, const Tensor& A, int64_t method) {
   STD_TORCH_CHECK(delta.is_contiguous() && A.is_contiguous() && delta.numel() == A.numel() &&
                       delta.device() == A.device(),
                   "vim_mm: expected contiguous delta and A of one shape and device");
-  STD_TORCH_CHECK(method >= 0 && method < kMethods, "vim_mm: unknown discretization number ", method);
+  STD_TORCH_CHECK(method >= 0 && method < kMethods, "vim_mm: unknown discretization number ",
+                  method);
   STD_TORCH_CHECK(delta.scalar_type() == ScalarType::Float && storage_of(A) == Storage::float32,
                   "vim_mm: expected delta and A of one precision, float32 on CUDA");
   std::vector<int64_t> sizes{6};

@@ -21,8 +21,8 @@
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
-constexpr int kQuad = 4;                     // steps read from shared memory at once
-constexpr int kRowStride = kSteps + kQuad;   // the padding spreads rows over the banks
+constexpr int kQuad = 4;                    // steps read from shared memory at once
+constexpr int kRowStride = kSteps + kQuad;  // the padding spreads rows over the banks
 
 template <int Lanes, int States, int Threads, int MinBlocks = 1>
 struct Shape {
@@ -33,9 +33,13 @@ struct Shape {
 };
 
 template <class E>
-__device__ constexpr float output_weight() { return 1.0f; }
+__device__ constexpr float output_weight() {
+  return 1.0f;
+}
 template <>
-__device__ constexpr float output_weight<Complex<float>>() { return 2.0f; }
+__device__ constexpr float output_weight<Complex<float>>() {
+  return 2.0f;
+}
 
 __device__ __forceinline__ float decode(uint32_t raw, Storage storage) {
   if (storage == Storage::float16) return __half2float(__ushort_as_half(uint16_t(raw)));
@@ -134,7 +138,7 @@ struct Slots {
   static constexpr int count = (entries + Shape::threads - 1) / Shape::threads;
   static constexpr int never = 1 << 30;
   bool along_time;
-  int step[count];     // `never` where there is no such entry or channel
+  int step[count];  // `never` where there is no such entry or channel
   int channel[count];
 
   __device__ Slots(const View& v, const Work<Shape>& work) : along_time(v.last <= v.row) {
@@ -306,7 +310,8 @@ class StateMatrix {
       p_ += to_tile_;
     }
   }
-  __device__ __forceinline__ void quad(const Tile& tile, int r, int first_step, E (&out)[kQuad]) const {
+  __device__ __forceinline__ void quad(const Tile& tile, int r, int first_step,
+                                       E (&out)[kQuad]) const {
     if (constant()) {
 #pragma unroll
       for (int i = 0; i < kQuad; ++i) out[i] = value_[r];
