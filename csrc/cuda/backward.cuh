@@ -86,19 +86,13 @@ class BackwardBlock {
  public:
   __device__ BackwardBlock(const BackwardArguments& p, Shared& shared, int64_t bg, int64_t slab,
                            int64_t first_channel, bool first_of_block)
-      : p_(p),
-        scan_(p.scan),
-        shared_(shared),
-        work_(p.scan, bg, first_channel),
-        slots_(p.scan.u, work_),
-        D_(p.scan.D, slots_, work_),
+      : p_(p), scan_(p.scan), shared_(shared), work_(p.scan, bg, first_channel),
+        slots_(p.scan.u, work_), D_(p.scan.D, slots_, work_),
         bias_(p.scan.delta_bias, slots_, work_),
         B_(p.scan.B, p.scan.constant_B, p.scan.states, work_),
         C_(p.scan.C, p.scan.constant_C, p.scan.states, work_),
-        slab_(slab * p.scan.batch * p.scan.groups + bg),
-        c_(threadIdx.x / Shape::lanes),
-        lane_(threadIdx.x % Shape::lanes),
-        fresh_slab_(first_of_block) {
+        slab_(slab * p.scan.batch * p.scan.groups + bg), c_(threadIdx.x / Shape::lanes),
+        lane_(threadIdx.x % Shape::lanes), fresh_slab_(first_of_block) {
     load_A(scan_, work_, a_);
     starts_ = static_cast<E*>(p.starts) + blockIdx.x * work_.tiles * (Shape::threads * states) +
               threadIdx.x;

@@ -111,11 +111,8 @@ struct Work {
   bool reverse;
 
   __device__ Work(const ScanArguments& scan, int64_t bg, int64_t first)
-      : b(bg / scan.groups),
-        g(bg % scan.groups),
-        first_channel(first),
-        channels(scan.channels - first),
-        steps(scan.steps),
+      : b(bg / scan.groups), g(bg % scan.groups), first_channel(first),
+        channels(scan.channels - first), steps(scan.steps),
         tiles((scan.steps + kSteps - 1) / kSteps) {
     const int64_t flag = scan.same_direction ? 0 : g;
     reverse = scan.directions.bits[flag / 32] >> (flag % 32) & 1;
