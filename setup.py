@@ -54,7 +54,7 @@ def build_cuda() -> bool:
         raise SystemExit(f'VIM_MM_BUILD_CUDA is {wish!r}, expected 0, 1 or nothing')
     if wish == '1' and CUDA_HOME is None:
         raise SystemExit('VIM_MM_BUILD_CUDA=1, but no CUDA toolkit was found: set CUDA_HOME')
-    return bool(CUDA_SOURCES) and wish != '0' and CUDA_HOME is not None
+    return wish != '0' and CUDA_HOME is not None
 
 
 def extension():

@@ -75,9 +75,9 @@ def main() -> None:
     for picture in pictures:
         data = pipeline(dict(img_path=str(picture), img_id=0))
         (prediction,) = model.test_step(pseudo_collate([data]))
-        overlay = args.out / f'{picture.stem}.png'
+        overlay = args.out / f'{picture.name}.png'
         visualizer.add_datasample(
-            picture.stem,
+            picture.name,
             mmcv.imread(picture, channel_order='rgb'),
             prediction,
             draw_gt=False,

@@ -2,9 +2,8 @@
 
 from argparse import ArgumentParser, Namespace
 
-from mmengine.runner import find_latest_checkpoint
-
 from vim_mm.engine import VimRunner
+from vim_mm.engine.checkpoint import last_checkpoint
 from vim_mm.engine.cli import add_arguments, read_config
 
 
@@ -33,9 +32,9 @@ def main() -> None:
     cfg = read_config(args)
     if args.amp:
         cfg.optim_wrapper.type = 'BFloat16OptimWrapper'
-    checkpoint = find_latest_checkpoint(cfg.work_dir) if args.resume == 'auto' else args.resume
+    checkpoint = last_checkpoint(cfg.work_dir) if args.resume == 'auto' else args.resume
     if checkpoint is not None:
-        cfg.load_from, cfg.resume = checkpoint, True
+        cfg.load_from, cfg.resume = str(checkpoint), True
     VimRunner.from_cfg(cfg).train()
 
 

@@ -10,8 +10,6 @@
 #include <immintrin.h>
 #endif
 
-#include <utility>
-
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
@@ -120,20 +118,17 @@ VIM_MM_INLINE Lanes<S, W> scale_by_power_of_two(Lanes<S, W> value, Lanes<S, W> m
 }
 
 // The sum over the lanes, always in the same order.
-template <class S, int W, std::size_t... I>
-VIM_MM_INLINE S sum_lanes_impl(Lanes<S, W> x, std::index_sequence<I...>) {
+template <class S, int W>
+VIM_MM_INLINE S sum_lanes(Lanes<S, W> x) {
   if constexpr (W == 2) {
     return x.v[0] + x.v[1];
   } else {
     using Half = Lanes<S, W / 2>;
-    const Half low(typename Half::Native(__builtin_shufflevector(x.v, x.v, int(I)...)));
-    const Half high(typename Half::Native(__builtin_shufflevector(x.v, x.v, int(I + W / 2)...)));
-    return sum_lanes_impl(low + high, std::make_index_sequence<W / 4>());
+    Half low, high;  // by memcpy, of which the compiler makes extracts: GCC 11 has no shuffle builtin
+    memcpy(static_cast<void*>(&low), &x, sizeof low);
+    memcpy(static_cast<void*>(&high), reinterpret_cast<const char*>(&x) + sizeof low, sizeof high);
+    return sum_lanes(low + high);
   }
-}
-template <class S, int W>
-VIM_MM_INLINE S sum_lanes(Lanes<S, W> x) {
-  return sum_lanes_impl(x, std::make_index_sequence<W / 2>());
 }
 VIM_MM_INLINE float sum_lanes(float x) { return x; }
 VIM_MM_INLINE double sum_lanes(double x) { return x; }

@@ -122,13 +122,18 @@ class StateMatrixGradient {
   Buffer<E> data_;
 };
 
-// A parameter of shape [G, H, ...] in the compute type, its last dimension padded with zeros.
+// A [G, H, N] in the compute type. The states of the padding repeat the last one: coefficients
+// that overflow there and nowhere else would turn the zeros of B and C into NaN.
 template <class E>
-Buffer<E> read_parameter(const Tensor& t, int64_t padded) {
+Buffer<E> read_A(const Tensor& t, int64_t padded) {
   const RowView view(t);
+  const int64_t states = view.length();
   Buffer<E> data(view.rows() * padded);
-  data.zero();
-  for (int64_t row = 0; row < view.rows(); ++row) view.read(row, data.data() + row * padded);
+  for (int64_t row = 0; row < view.rows(); ++row) {
+    E* to = data.data() + row * padded;
+    view.read(row, to);
+    std::fill(to + states, to + padded, to[states - 1]);
+  }
   return data;
 }
 
@@ -156,7 +161,7 @@ struct Problem {
   const ElementwiseKernels<S>& elementwise = elementwise_kernels_of<S>();
   const int64_t padded = round_up(sizes.states, kernels.lanes);
   const int64_t padded_steps = round_up(sizes.steps, kRowPadding);
-  const Buffer<E> A = read_parameter<E>(in.A, padded);
+  const Buffer<E> A = read_A<E>(in.A, padded);
   const StateMatrix<E> B{in.B, sizes, padded};
   const StateMatrix<E> C{in.C, sizes, padded};
   const Buffer<S> D = read_channels(in.D);
@@ -302,8 +307,8 @@ std::tuple<Tensor, Tensor> forward_rows(const Inputs& in, ScalarType state_type)
 }
 
 // How many slabs the channels of a group are cut into: enough work for many cores, but the slabs'
-// gradients of B and C together no larger than u. It depends on the sizes only, so that results do
-// not depend on the machine.
+// gradients of B and C together no larger than u. The number of threads has no say, and so none
+// in the results.
 int64_t count_slabs(const Sizes& sizes, int64_t padded) {
   const int64_t wanted = 64 / std::max<int64_t>(1, sizes.batch * sizes.groups);
   return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, sizes.channels / (2 * padded)));

@@ -11,8 +11,8 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, init_default_scope
 
 from tests.configs.samples import SIZE, detection_batch, segmentation_batch
+from tests.ops.golden import METHODS
 from vim_mm.config import config_names, config_path
-from vim_mm.ops import METHODS
 
 SIZES = {'t': 'tiny', 's': 'small', 'b': 'base'}
 PER_METHOD = [f'seg/upernet_vim_{size}' for size in 'tsb'] + [

@@ -94,8 +94,11 @@ def test_interrupted_run_leaves_no_data_set(tmp_path, monkeypatch):
     assert write_dataset(tmp_path / 'set', config)
 
 
-def test_foreign_directory_is_left_alone(tmp_path):
+@pytest.mark.parametrize('manifest', [None, '{"name": "webapp"}', 'not JSON'])
+def test_foreign_directory_is_left_alone(tmp_path, manifest):
     (tmp_path / 'precious.txt').write_text('mine')
+    if manifest is not None:
+        (tmp_path / 'manifest.json').write_text(manifest)
     with pytest.raises(FileExistsError, match='holds no shapes data set'):
         write_dataset(tmp_path, ShapesConfig(train=1, val=1, size=32))
     assert (tmp_path / 'precious.txt').read_text() == 'mine'

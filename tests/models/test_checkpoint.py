@@ -171,6 +171,15 @@ def test_v1_weights_do_not_fit_v2(tmp_path):
         pretrained(path)
 
 
+@pytest.mark.parametrize('bimamba_type', ['none', 'v1'])
+def test_v2_weights_do_not_fit_fewer_directions(tmp_path, bimamba_type):
+    weights = OrderedDict(small_backbone(bimamba_type='v2').state_dict())
+    weights |= small_backbone(bimamba_type=bimamba_type).state_dict()
+    torch.save(dict(state_dict=weights), tmp_path / 'model.pth')
+    with pytest.raises(RuntimeError, match=r'weights beyond .*(conv1d_b|A_b_log|D_b)'):
+        pretrained(tmp_path / 'model.pth', bimamba_type=bimamba_type)
+
+
 def test_norms_of_new_taps_may_be_missing_but_not_the_final_one(tmp_path):
     model = small_backbone(out_feature='norm')
     path = save(model, tmp_path / 'model.pth')

@@ -48,10 +48,18 @@ BAD_INPUTS = [
     ('delta_bias', zeros(D, 1), ValueError, r'delta_bias: .* = \(4,\), got \(4, 1\)'),
     ('B', zeros(B, N, L, device='meta'), ValueError, 'B: expected on cpu, where u is, got meta'),
     ('D', zeros(D, device='meta'), ValueError, 'D: expected on cpu, where u is, got meta'),
+    ('C', zeros(B, N), ValueError, r'C: .*\(D, N\) = \(4, 3\), got \(2, 3\)'),
+    ('C', zeros(N), ValueError, r'C: expected shape \(D, N\), \(B, N, L\) or \(B, G, N, L\)'),
+    ('A', zeros(D, N, dtype=torch.float8_e5m2), TypeError, 'A: .* got torch.float8_e5m2'),
+    ('A', zeros(D, N, dtype=torch.complex32), TypeError, 'A: .* got torch.complex32'),
+    ('D', zeros(D, dtype=torch.float8_e5m2), TypeError, 'D: .* got torch.float8_e5m2'),
+    ('delta_softplus', 'yes', TypeError, "delta_softplus: expected a bool, got 'yes'"),
+    ('return_last_state', 0, TypeError, 'return_last_state: expected a bool, got 0'),
     ('reverse', 1, TypeError, 'reverse: expected a bool, got 1'),
     ('use_cuda_kernel', 1, TypeError, 'use_cuda_kernel: expected a bool, got 1'),
     ('discretization_method', 'euler', ValueError, "'euler'.*zoh.*rk4"),
     ('discretization_method', 0, ValueError, 'unknown discretization method 0'),
+    ('discretization_method', ['zoh'], ValueError, r"unknown discretization method \['zoh'\]"),
 ]
 
 

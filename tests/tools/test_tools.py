@@ -13,6 +13,7 @@ from mmengine.config import Config
 from PIL import Image
 
 from tests.tools.conftest import command, environment, run_tool
+from vim_mm.engine.checkpoint import last_checkpoint
 from vim_mm.engine.cli import import_task_library
 
 FIRST_METRIC = {'seg': 'mIoU', 'det': 'coco/bbox_mAP'}
@@ -84,9 +85,9 @@ def test_infer_draws_over_every_picture(trained, data_root, tmp_path):
     run_tool(
         'infer.py', config, work_dir / 'iter_4.pth', 'pictures', '--out', 'overlays', cwd=tmp_path
     )
-    assert {p.name for p in (tmp_path / 'overlays').iterdir()} == {'wide.png', 'tall.png'}
+    assert {p.name for p in (tmp_path / 'overlays').iterdir()} == {'wide.jpg.png', 'tall.jpg.png'}
     for name, size in sizes.items():
-        overlay = Image.open(tmp_path / 'overlays' / f'{name}.png')
+        overlay = Image.open(tmp_path / 'overlays' / f'{name}.jpg.png')
         assert overlay.size == size
         # A detector after four iterations finds nothing that is worth drawing.
         if task == 'seg':
@@ -115,7 +116,6 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(configs, data_root, 
         configs['seg'], '--work-dir', 'run', '--resume',
         '--cfg-options', f'data_root={data_root}', 'train_cfg.val_interval=10000',
     )  # fmt: skip
-    pointer = tmp_path / 'run' / 'last_checkpoint'
     with subprocess.Popen(
         command('train.py', *options, 'train_cfg.max_iters=9999'),
         cwd=tmp_path,
@@ -124,11 +124,11 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(configs, data_root, 
         stderr=subprocess.DEVNULL,
     ) as process:
         deadline = time.monotonic() + 120
-        while not (pointer.is_file() and pointer.read_text()):
+        while last_checkpoint(tmp_path / 'run') is None:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
-    done = int(re.search(r'iter_(\d+)\.pth', pointer.read_text())[1])
+    done = int(last_checkpoint(tmp_path / 'run').stem.removeprefix('iter_'))
     log = run_tool('train.py', *options, f'train_cfg.max_iters={done + 2}', cwd=tmp_path)
     assert iterations(log) == [done + 1, done + 2]
 

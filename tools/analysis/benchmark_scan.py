@@ -38,7 +38,7 @@ SHAPES = {
 }
 GRAPH_CALLS = 5
 EX2_PER_CLOCK = 16  # of one multiprocessor
-BACKENDS = {'kernel': None, 'reference': False}  # name -> use_cuda_kernel
+BACKENDS = ('kernel', 'reference')
 DTYPES = {'fp32': torch.float32, 'bf16': torch.bfloat16, 'fp16': torch.float16}
 
 
@@ -69,13 +69,15 @@ def measure(method: str, backend: str, args: argparse.Namespace) -> dict[str, st
     """One row of the table: medians in milliseconds."""
     inputs = make_inputs(args)
     grad = torch.randn_like(inputs['u'])
+    # On CUDA True, so that a missing kernel is an error and not a reference called kernel.
+    use_cuda_kernel = False if backend == 'reference' else (True if args.device == 'cuda' else None)
 
     def forward() -> torch.Tensor:
         return selective_scan_fn(
             **inputs,
             delta_softplus=True,
             discretization_method=method,
-            use_cuda_kernel=BACKENDS[backend],
+            use_cuda_kernel=use_cuda_kernel,
         )
 
     def forward_backward() -> None:

@@ -13,6 +13,7 @@ from mmengine.registry import DATASETS, MODELS, init_default_scope
 from mmengine.runner import load_checkpoint
 
 from vim_mm.analysis.plots import Region, Sample
+from vim_mm.engine.checkpoint import last_checkpoint
 
 # Metrics by their name in the log: how to call them, and what makes them percent.
 _METRICS = {
@@ -40,11 +41,10 @@ def find_checkpoint(work_dir: str | Path) -> Path:
     Raises:
         FileNotFoundError: There is none.
     """
-    pointer = Path(work_dir) / 'last_checkpoint'
-    if not pointer.is_file():
+    checkpoint = last_checkpoint(work_dir)
+    if checkpoint is None:
         raise FileNotFoundError(f'{work_dir} holds no checkpoint')
-    # The pointer holds an absolute path; the directory may have moved since.
-    return Path(work_dir) / Path(pointer.read_text().strip()).name
+    return checkpoint
 
 
 def read_history(

@@ -135,9 +135,10 @@ def write_dataset(out: str | Path, config: ShapesConfig) -> bool:
     out = Path(out)
     manifest = {'version': _VERSION, **asdict(config)}
     if out.exists():
-        if not (out / 'manifest.json').is_file():
+        present = _read_manifest(out)
+        if present.keys() != manifest.keys():
             raise FileExistsError(f'{out} exists and holds no shapes data set: name another place')
-        if json.loads((out / 'manifest.json').read_text()) == manifest:
+        if present == manifest:
             return False
     partial = out.with_name(f'{out.name}.partial')
     if partial.exists():
@@ -154,6 +155,15 @@ def write_dataset(out: str | Path, config: ShapesConfig) -> bool:
         shutil.rmtree(out)
     partial.rename(out)
     return True
+
+
+def _read_manifest(root):
+    """What the manifest of a data set says; empty where there is none of this module's."""
+    try:
+        manifest = json.loads((root / 'manifest.json').read_text())
+    except (OSError, ValueError):
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
 
 
 def _random_shape(rng, size):

@@ -7,6 +7,7 @@ it is ever called, imported or evaluated.
 """
 
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,20 @@ from mmengine.runner.checkpoint import (
 )
 
 HISTORY_STATISTICS = ('min', 'max', 'current', 'mean')
+
+
+def last_checkpoint(work_dir: str | Path) -> Path | None:
+    """The last checkpoint of a training in its working directory, None if there is none yet.
+
+    Found by the files themselves: MMEngine's pointer to it holds an absolute path, wrong once the
+    directory has moved, and is empty for a moment whenever it is replaced.
+    """
+    by_number = {
+        int(path.stem.rpartition('_')[2]): path
+        for path in Path(work_dir).glob('*.pth')
+        if re.fullmatch(r'(iter|epoch)_\d+', path.stem)
+    }
+    return by_number[max(by_number)] if by_number else None
 
 
 class UnsafeCheckpointError(RuntimeError):

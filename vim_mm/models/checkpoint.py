@@ -28,8 +28,10 @@ def adapt_checkpoint(
 
     Raises:
         ValueError: ``pos_embed`` has an unknown, non-square grid.
-        RuntimeError: Weights are missing or of another shape. MMEngine loads with strict=False and
-            would train on with random ones. Only the norms ``norm{i}`` of taps may be missing.
+        RuntimeError: Weights are missing, of another shape, or of a part of a layer that this
+            backbone's layers do not have. MMEngine loads with strict=False and would train on
+            without them. Only the norms ``norm{i}`` of taps may be missing; layers and embeddings
+            that the backbone does not make may be there.
     """
     key = prefix + 'pos_embed'
     if module.pos_embed is not None and key in state_dict:
@@ -43,10 +45,16 @@ def adapt_checkpoint(
         for k, v in own.items()
         if k in state_dict and state_dict[k].shape != v.shape
     ]
-    for problem, keys in (('lacks', missing), ('has the wrong shape of', mismatched)):
+    layers = tuple(f'{prefix}layers.{i}.' for i in range(len(module.layers)))
+    foreign = [k for k in state_dict if k.startswith(layers) and k not in own]
+    for keys, problem in (
+        (missing, 'lacks {} of'),
+        (mismatched, 'has the wrong shape of {} of'),
+        (foreign, 'has layers with {} weights beyond'),
+    ):
         if keys:
             raise RuntimeError(
-                f'the checkpoint {problem} {len(keys)} of {len(own)} weights of '
+                f'the checkpoint {problem.format(len(keys))} {len(own)} weights of '
                 f'{type(module).__name__}: {", ".join(keys[:3])}{", ..." if keys[3:] else ""}'
             )
 

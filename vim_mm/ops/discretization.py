@@ -189,7 +189,7 @@ METHODS = {
 
 def get_method(name: str) -> Method:
     """The method called ``name``; ValueError for any other word, never a default."""
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise ValueError(f'unknown discretization method {name!r}, expected one of {[*METHODS]}')
     return METHODS[name]
 

@@ -14,6 +14,8 @@ from vim_mm.ops.reference import selective_scan_ref
 
 MAX_STATES = 256
 _REAL = (torch.float32, torch.float16, torch.bfloat16)
+_ANY_FLOAT = (*_REAL, torch.float64)
+_COMPLEX = (torch.complex64, torch.complex128)
 _logger = logging.getLogger(__name__)
 
 
@@ -84,6 +86,8 @@ def selective_scan_fn(
     B, C = (_deinterleave(name, M, u, A) for name, M in (('B', B), ('C', C)))
     groups = _check_state_matrices(B, C, u, A)
     _check_bool('reverse', reverse)
+    _check_bool('delta_softplus', delta_softplus)
+    _check_bool('return_last_state', return_last_state)
     method = method_id(discretization_method)
 
     if not _use_compiled(use_cuda_kernel, u.device.type, u.dtype):
@@ -172,6 +176,8 @@ def selective_scan_grouped_fn(
         raise ValueError(f'reverse: expected {groups} flags, one per group, got {len(reverse)}')
     for flag in reverse:
         _check_bool('reverse', flag)
+    _check_bool('delta_softplus', delta_softplus)
+    _check_bool('return_last_state', return_last_state)
     method = method_id(discretization_method)
 
     if _use_compiled(use_cuda_kernel, u.device.type, u.dtype):
@@ -212,7 +218,7 @@ def _check_tensors(tensors: dict[str, Tensor | None]) -> None:
         if not isinstance(x, Tensor):
             raise TypeError(f'{name}: expected a tensor, got {type(x).__name__}')
     u = tensors['u']
-    if u.dtype not in (*_REAL, torch.float64):
+    if u.dtype not in _ANY_FLOAT:
         raise TypeError(f'u: expected float32, float16, bfloat16 or float64, got {u.dtype}')
     for name, x in tensors.items():
         if x is None:
@@ -221,10 +227,15 @@ def _check_tensors(tensors: dict[str, Tensor | None]) -> None:
             raise ValueError(f'{name}: expected on {u.device}, where u is, got {x.device}')
         if name in ('delta', 'z'):
             _check_real_dtype(name, x, u)
-        elif name in ('D', 'delta_bias') and not x.is_floating_point():
-            raise TypeError(f'{name}: expected a floating point dtype, got {x.dtype}')
-        elif name == 'A' and not (x.is_floating_point() or x.is_complex()):
-            raise TypeError(f'A: expected a floating point or complex dtype, got {x.dtype}')
+        elif name in ('D', 'delta_bias') and x.dtype not in _ANY_FLOAT:
+            raise TypeError(
+                f'{name}: expected a floating point dtype of 16 bits or more, got {x.dtype}'
+            )
+        elif name == 'A' and x.dtype not in (*_ANY_FLOAT, *_COMPLEX):
+            raise TypeError(
+                f'A: expected a floating point dtype of 16 bits or more, complex64 or complex128, '
+                f'got {x.dtype}'
+            )
 
 
 def _check_real_dtype(name: str, x: Tensor, u: Tensor) -> None:
