@@ -1,6 +1,6 @@
 // The native home of the mathematics: A_bar and beta of every discretization, and their
 // derivatives, for host and device, float and double, real and complex. Included by the CPU
-// kernels (and by nothing that knows tensors). The Python home is vim_mm/ops/discretization.py;
+// and the CUDA kernels alike. The Python home is vim_mm/ops/discretization.py;
 // tests hold both to the same 60-digit values.
 //
 // With z = dt a and phi_k(z) = sum over j of z^j / (j + k)!:
@@ -50,7 +50,7 @@ struct Phi {
     const V z = dt * a;
     const auto near = within(z, S(2));
     const V z_near = select(near, z, V(S(0))), z_far = select(near, V(S(4)), z);
-    const V inverse = V(S(1)) / z_far;
+    const V inverse = reciprocal(z_far);
 
     V series[K + 2];
     series[K + 1] = V(S(1) / factorial[K + 1]) *
@@ -107,13 +107,13 @@ struct Bilinear {
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     using S = ScalarOf<V>;
     const V half_z = V(S(0.5)) * (dt * a);
-    const V q = V(S(1)) / (V(S(1)) - half_z);
+    const V q = reciprocal(V(S(1)) - half_z);
     return {(V(S(1)) + half_z) * q, dt * q};
   }
   template <class V>
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a) {
     using S = ScalarOf<V>;
-    const V q = V(S(1)) / (V(S(1)) - V(S(0.5)) * (dt * a));
+    const V q = reciprocal(V(S(1)) - V(S(0.5)) * (dt * a));
     const V q2 = q * q;
     return {a * q2, dt * q2, q2, V(S(0.5)) * (dt * (dt * q2))};
   }
@@ -191,6 +191,12 @@ inline bool dispatch_method(int64_t method, const F& f) {
     case 5: f(Rk4()); return true;
     default: return false;
   }
+}
+
+inline bool is_causal(int64_t method) {
+  bool causal = true;
+  dispatch_method(method, [&](auto m) { causal = decltype(m)::causal; });
+  return causal;
 }
 
 }  // namespace VIM_MM_ISA

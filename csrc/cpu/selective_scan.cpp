@@ -12,7 +12,7 @@
 #include <tuple>
 #include <vector>
 
-#include "../discretization.h"
+#include "../arguments.h"
 #include "kernels.h"
 #include "rows.h"
 
@@ -23,55 +23,7 @@ using torch::stable::empty_like;
 using torch::stable::new_empty;
 using torch::stable::parallel_for;
 
-struct Inputs {
-  const Tensor &u, &delta, &A, &B, &C;
-  const std::optional<Tensor>&D, &z, &delta_bias;
-  bool delta_softplus;
-  int64_t method;
-  const std::vector<int64_t>& reverse;
-};
-
-struct Sizes {
-  int64_t batch, groups, channels, steps, states;  // B, G, H, L, N
-
-  explicit Sizes(const Inputs& in) {
-    STD_TORCH_CHECK(in.u.dim() == 4 && in.A.dim() == 3,
-                    "vim_mm: expected u [B, G, H, L] and A [G, H, N]");
-    batch = in.u.size(0), groups = in.u.size(1), channels = in.u.size(2), steps = in.u.size(3);
-    states = in.A.size(2);
-    const std::vector<int64_t> bghl{batch, groups, channels, steps}, gh{groups, channels};
-    expect(in.delta, "delta", bghl);
-    expect(in.A, "A", {groups, channels, states});
-    for (const auto& [name, t] : {std::pair("B", &in.B), std::pair("C", &in.C)}) {
-      if (t->dim() == 3) expect(*t, name, {groups, channels, states});
-      else expect(*t, name, {batch, groups, states, steps});
-    }
-    if (in.D) expect(*in.D, "D", gh);
-    if (in.z) expect(*in.z, "z", bghl);
-    if (in.delta_bias) expect(*in.delta_bias, "delta_bias", gh);
-    STD_TORCH_CHECK(int64_t(in.reverse.size()) == groups,
-                    "vim_mm: expected one reverse flag per group");
-    STD_TORCH_CHECK(in.method >= 0 && in.method < kMethods,
-                    "vim_mm: unknown discretization number ", in.method);
-  }
-
-  static void expect(const Tensor& t, const char* name, const std::vector<int64_t>& sizes) {
-    const auto given = t.sizes();
-    STD_TORCH_CHECK(
-        given.size() == sizes.size() && std::equal(sizes.begin(), sizes.end(), given.begin()),
-        "vim_mm: wrong shape of ", name);
-    STD_TORCH_CHECK(t.is_cpu(), "vim_mm: expected ", name, " on the CPU");
-  }
-
-  int64_t rows() const { return batch * groups * channels; }
-};
-
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
-bool is_complex(const Tensor& t) {
-  return t.scalar_type() == ScalarType::ComplexFloat ||
-         t.scalar_type() == ScalarType::ComplexDouble;
-}
 
 // B or C as the row kernel reads it: [B, G, L, padded N], or [G, H, padded N] where constant.
 template <class E>
@@ -361,8 +313,6 @@ int64_t count_slabs(const Sizes& sizes, int64_t padded) {
   const int64_t wanted = 64 / std::max<int64_t>(1, sizes.batch * sizes.groups);
   return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, sizes.channels / (2 * padded)));
 }
-
-using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 template <class S, class E>
 Gradients backward_rows(const std::optional<Tensor>& grad_out,

@@ -60,7 +60,7 @@ def results_and_gradients(scan, inputs, **options):
     generator = torch.Generator().manual_seed(1)
     # bfloat16 numbers, which every dtype of out holds exactly: the gradient of out is its weight.
     weights = [
-        torch.randn(x.shape, generator=generator).bfloat16().to(x.dtype) for x in (out, last_state)
+        torch.randn(x.shape, generator=generator).bfloat16().to(x) for x in (out, last_state)
     ]
     loss = sum((torch.real(x) * torch.real(w)).sum() for x, w in zip((out, last_state), weights))
     grads = torch.autograd.grad(loss, list(inputs.values()))

@@ -1,17 +1,23 @@
-"""Times the selective scan, forward and forward + backward, for every method and backend.
+"""Times the selective scan, forward and backward, for every method and backend.
 
     python tools/analysis/benchmark_scan.py --batch 2 --dim 384 --seqlen 1024 --dstate 16 \
         --out work_dirs/benchmark_scan.json
+    python tools/analysis/benchmark_scan.py --device cuda --dtype bf16 --shapes all
 
 Inputs are those of a Mamba layer: u, gate, B, C normal; delta 0.5 normal, bias 0.5 normal - 4, so
 that dt is about 0.02 (``--dt-bias 0`` makes it about 0.7); A = -1 .. -N; with D, gate and softplus.
 Prints a table (milliseconds, median over the trials) and writes the same as JSON.
+
+On CUDA a time is that of the device alone: several calls inside a CUDA graph, divided by their
+number. Above the table stands the floor of the forward pass: one ex2 per (b, d, l, n) at 16 per
+clock and multiprocessor, at the card's highest clock.
 """
 
 import argparse
 import json
 import platform
 import subprocess
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
@@ -20,6 +26,18 @@ from torch.utils.benchmark import Timer
 
 from vim_mm.ops import METHODS, selective_scan_fn
 
+# Vim's, by size and image side (b: batch), and the shape of the seed notes.
+SHAPES = {
+    't512': (8, 384, 1024),
+    't512b32': (32, 384, 1024),
+    't1024': (2, 384, 4096),
+    's512': (8, 768, 1024),
+    't224': (128, 384, 197),
+    't1248': (4, 384, 6084),
+    'seed': (8, 512, 1024),
+}
+GRAPH_CALLS = 5
+EX2_PER_CLOCK = 16  # of one multiprocessor
 BACKENDS = ('kernel', 'reference')
 DTYPES = {'fp32': torch.float32, 'bf16': torch.bfloat16, 'fp16': torch.float16}
 
@@ -67,12 +85,49 @@ def measure(method: str, backend: str, args: argparse.Namespace) -> dict[str, st
 
     row: dict[str, str | float] = {'method': method, 'backend': backend}
     for name, function in (('forward', forward), ('forward_backward', forward_backward)):
-        timer = Timer('f()', globals={'f': function}, num_threads=args.threads)
-        timer.timeit(1)
-        times = [timer.timeit(1).median for _ in range(args.n_trials)]
-        row[f'{name}_ms'] = 1e3 * sorted(times)[len(times) // 2]
-        row[f'{name}_min_ms'] = 1e3 * min(times)
+        times = (
+            device_times(function, args) if args.device == 'cuda' else host_times(function, args)
+        )
+        row[f'{name}_ms'] = 1e3 * times[len(times) // 2]
+        row[f'{name}_min_ms'] = 1e3 * times[0]
     return row
+
+
+def host_times(function: Callable[[], object], args: argparse.Namespace) -> list[float]:
+    """Seconds per call, ascending."""
+    timer = Timer('f()', globals={'f': function}, num_threads=args.threads)
+    timer.timeit(1)
+    return sorted(timer.timeit(1).median for _ in range(args.n_trials))
+
+
+def device_times(function: Callable[[], object], args: argparse.Namespace) -> list[float]:
+    """Seconds per call on the GPU, without the host's share, ascending."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        function()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(GRAPH_CALLS):
+            function()
+    graph.replay()
+    times = []
+    for _ in range(args.n_trials):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(1e-3 * start.elapsed_time(end) / GRAPH_CALLS)
+    return sorted(times)
+
+
+def ex2_floor_ms(args: argparse.Namespace) -> float:
+    """Milliseconds for one ex2 per (b, d, l, n) on this GPU."""
+    card = torch.cuda.get_device_properties()
+    rate = card.multi_processor_count * EX2_PER_CLOCK * 1e3 * card.clock_rate
+    return 1e3 * args.batch * args.dim * args.seqlen * args.dstate / rate
 
 
 def git_commit() -> str | None:
@@ -107,6 +162,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--dim', type=int, default=384, help='D')
     parser.add_argument('--seqlen', type=int, default=1024, help='L')
     parser.add_argument('--dstate', type=int, default=16, help='N')
+    parser.add_argument(
+        '--shapes',
+        nargs='+',
+        choices=[*SHAPES, 'all'],
+        help='named (B, D, L) in place of the above',
+    )
     parser.add_argument('--dtype', choices=DTYPES, default='fp32', help='of u, delta, z, B and C')
     parser.add_argument('--dt-bias', type=float, default=-4.0, help='mean of delta_bias')
     parser.add_argument('--methods', nargs='+', choices=METHODS, default=[*METHODS])
@@ -118,30 +179,42 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    args = parse_args()
-    facts = environment(args)
-    print(', '.join(f'{name} {value}' for name, value in facts.items()))
+def run_shape(args: argparse.Namespace) -> list[dict[str, str | float]]:
+    """Measure and print one shape."""
     print(
-        f'(B, D, L) = ({args.batch}, {args.dim}, {args.seqlen}), N = {args.dstate}, {args.dtype}, '
-        f'median (minimum) of {args.n_trials}, milliseconds\n'
+        f'\n(B, D, L) = ({args.batch}, {args.dim}, {args.seqlen}), N = {args.dstate}, '
+        f'{args.dtype}, bias {args.dt_bias:g}, median (minimum) of {args.n_trials}, milliseconds'
     )
-    print(f'{"method":10} {"backend":10} {"forward":>18} {"forward+backward":>18}')
+    if args.device == 'cuda':
+        print(f'forward needs at least {ex2_floor_ms(args):.4f} for its exponentials')
+    print(f'{"method":10} {"backend":10} {"forward":>20} {"forward+backward":>20}')
     rows = []
     for backend in args.backends:
         for method in args.methods:
             row = measure(method, backend, args)
             rows.append(row)
             times = [
-                f'{row[f"{name}_ms"]:9.1f} ({row[f"{name}_min_ms"]:6.1f})'
+                f'{row[f"{name}_ms"]:10.3f} ({row[f"{name}_min_ms"]:7.3f})'
                 for name in ('forward', 'forward_backward')
             ]
-            print(f'{method:10} {backend:10} {times[0]:>18} {times[1]:>18}', flush=True)
+            print(f'{method:10} {backend:10} {times[0]:>20} {times[1]:>20}', flush=True)
+    return rows
+
+
+def main() -> None:
+    args = parse_args()
+    facts = environment(args)
+    print(', '.join(f'{name} {value}' for name, value in facts.items()))
+    names = [*SHAPES] if args.shapes and 'all' in args.shapes else args.shapes or []
+    shapes = [SHAPES[name] for name in names] or [(args.batch, args.dim, args.seqlen)]
+    results = []
+    for args.batch, args.dim, args.seqlen in shapes:
+        shape = {name: getattr(args, name) for name in ('batch', 'dim', 'seqlen', 'dstate')}
+        results.append({'shape': shape, 'rows': run_shape(args)})
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        shape = {name: getattr(args, name) for name in ('batch', 'dim', 'seqlen', 'dstate')}
         settings = {'dtype': args.dtype, 'dt_bias': args.dt_bias, 'n_trials': args.n_trials}
-        result = {'environment': facts, 'shape': shape, 'settings': settings, 'rows': rows}
+        result = {'environment': facts, 'settings': settings, 'results': results}
         args.out.write_text(json.dumps(result, indent=2) + '\n')
 
 

@@ -1,0 +1,30 @@
+// CUDA's error codes as exceptions that say what to do.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace vim_mm {
+
+inline void check(cudaError_t error) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // or the next call would report it again
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
+    int device = 0;
+    cudaDeviceProp properties{};
+    cudaGetDevice(&device);
+    cudaGetDeviceProperties(&properties, device);
+    const std::string capability =
+        std::to_string(properties.major) + "." + std::to_string(properties.minor);
+    throw std::runtime_error(std::string("vim_mm was built without code for ") + properties.name +
+                             " (compute capability " + capability +
+                             "): rebuild it with TORCH_CUDA_ARCH_LIST=" + capability);
+  }
+  throw std::runtime_error(std::string("vim_mm: CUDA error: ") + cudaGetErrorString(error));
+}
+
+}  // namespace vim_mm

@@ -1,0 +1,86 @@
+// What the CUDA operators (which know tensors) hand to the kernels (which do not).
+// Letters as in ops.cpp; H counts the channels of a group.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <stdint.h>
+
+namespace vim_mm {
+
+// Storage types. Complex tensors carry the type of their parts.
+enum class Storage : int { float32, float16, bfloat16, float64 };
+
+// A tensor by its strides in bytes, so that the kernels need no template per dtype.
+// [B, G, H, L], [B, G, N, L], or with a stride of 0 for the batch [G, H, N] and [G, H].
+struct View {
+  char* data = nullptr;  // null: there is no such tensor
+  Storage storage = Storage::float32;
+  int64_t batch = 0, group = 0, row = 0, last = 0;
+};
+
+constexpr int kSteps = 16;        // steps of a tile; backward keeps the state before each tile
+constexpr int kMaxGroups = 4096;  // whose directions differ
+
+struct Directions {
+  uint32_t bits[kMaxGroups / 32];  // set: that group is scanned from the last step to the first
+};
+
+struct ScanArguments {
+  View u, delta, z, A, B, C, D, delta_bias;
+  bool delta_softplus, constant_B, constant_C, is_complex;
+  int64_t batch, groups, channels, steps, states;
+  int method;
+  bool same_direction;  // then all groups have that of group 0
+  Directions directions;
+};
+
+struct ForwardArguments {
+  ScanArguments scan;
+  View out;
+  void* last_state;  // contiguous [B, G, H, N], float or complex of float
+  float* one_way;    // [B, G, H, L], y of the first direction; only for non-causal methods
+};
+
+// Every pointer is to contiguous memory of float, or complex of float for A, B, C and states.
+struct BackwardArguments {
+  ScanArguments scan;
+  View grad_out, grad_last_state;   // incoming; either may be missing
+  View grad_u, grad_delta, grad_z;  // outgoing
+  void* grad_A;                     // [B, G, H, N]
+  void *grad_B, *grad_C;            // [slabs, B, G, N, L], or [B, G, H, N] where constant
+  float *grad_D, *grad_bias;        // [B, G, H]
+  void* starts;                     // the states before the tiles of one block after another
+  float* one_way;                   // [3, B, G, H, L]; only for non-causal methods
+  int64_t slabs;
+};
+
+// How a kernel lays a block over channels and states; the host sizes scratch memory by it.
+struct BlockShape {
+  int threads, channels, padded_states;
+};
+
+BlockShape backward_shape(const ScanArguments&);
+
+// One gradient that several blocks hold parts of: to [i, j, k, l] = sum over p of parts[p][i, j, k, l].
+struct Sum {
+  const float* parts;  // [count, sizes...], contiguous; each entry `components` floats
+  int64_t count;
+  int components;  // 2 for complex
+  int64_t sizes[4];
+  View to;  // strides of i, j, k, l
+};
+constexpr int kMaxSums = 5;
+struct Sums {
+  Sum each[kMaxSums];
+  int count = 0;
+};
+
+// These enqueue work on the stream and throw std::runtime_error where CUDA reports an error.
+void scan_forward(const ForwardArguments&, void* stream);
+void scan_backward(const BackwardArguments&, void* stream);
+void sum_in_order(const Sums&, void* stream);
+void discretize(int64_t n, int method, bool is_complex, const float* dt, const void* a, void* out,
+                void* stream);
+
+}  // namespace vim_mm

@@ -1,0 +1,372 @@
+"""The compiled CUDA scan against the golden vectors, the reference in fp64, and itself."""
+
+import functools
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from tests.ops import golden
+from tests.ops.inputs import grouped_inputs, make_inputs, results_and_gradients, worst_error
+from vim_mm.ops import selective_scan_fn, selective_scan_grouped_fn, selective_scan_ref
+from vim_mm.ops.discretization import METHODS, method_id
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device'),
+]
+each_method = pytest.mark.parametrize('method', METHODS)
+cuda_scan = functools.partial(selective_scan_fn, use_cuda_kernel=True)
+# Largest error allowed, relative to the largest entry of what is expected. In half precision the
+# rounding of the result itself is most of it.
+BOUNDS = {torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+BOUNDS[torch.float64] = BOUNDS[torch.float32]  # parameters in float64 take part in float32
+
+
+def on_cuda(inputs):
+    """Detached copies on the GPU with the strides of the originals."""
+    copies = {}
+    for name, x in inputs.items():
+        shape = x.shape
+        shared = [dim for dim, stride in enumerate(x.stride()) if stride == 0]
+        for dim in shared:
+            x = x.narrow(dim, 0, 1)
+        copy = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device='cuda')
+        copies[name] = copy.copy_(x.detach()).expand(shape).requires_grad_()
+    return copies
+
+
+def in_fp64(inputs):
+    """The same numbers in double precision, on the GPU."""
+    return {
+        name: x.detach().to('cuda', torch.complex128 if x.is_complex() else torch.float64)
+        for name, x in inputs.items()
+    }
+
+
+def assert_close(results, expected, bounds=BOUNDS):
+    for name, value in results.items():
+        real = value.dtype.to_real() if value.is_complex() else value.dtype
+        assert torch.isfinite(value).all(), name
+        error = worst_error(value, expected[name])
+        assert error <= bounds[real], f'{name} is off by {error:.1e}'
+
+
+def compare(inputs, scan=cuda_scan, reference=selective_scan_ref, **options):
+    """Outputs and gradients of the CUDA scan against the reference in fp64."""
+    results = results_and_gradients(scan, on_cuda(inputs), **options)
+    wide = {name: x.requires_grad_() for name, x in in_fp64(inputs).items()}
+    assert_close(results, results_and_gradients(reference, wide, **options))
+    return results
+
+
+def test_a_kernel_is_there():
+    assert torch._C._dispatch_has_kernel_for_dispatch_key('vim_mm::selective_scan_fwd', 'CUDA')
+    assert torch._C._dispatch_has_kernel_for_dispatch_key('vim_mm::selective_scan_bwd', 'CUDA')
+
+
+@pytest.mark.parametrize('case', golden.CASES)
+def test_golden_vectors(case):
+    def scan(**arguments):
+        return_last_state = arguments.pop('return_last_state')
+        moved = {k: x.cuda() if torch.is_tensor(x) else x for k, x in arguments.items()}
+        out, last_state = cuda_scan(**moved, return_last_state=return_last_state)
+        return out.cpu(), last_state.cpu()
+
+    golden.assert_reproduced(scan, case, torch.float32, 1e-5)
+
+
+@each_method
+@pytest.mark.parametrize('is_complex', [False, True], ids=['real', 'complex'])
+def test_discretize(method, is_complex):
+    """The coefficients themselves, stiff and tiny steps included."""
+    dt = torch.logspace(-8, 3, 400, dtype=torch.float32)
+    a = torch.linspace(-2.0, 0.0, 400).flip(0)
+    a = torch.complex(a, torch.linspace(-3, 3, 400)) if is_complex else a
+    wide_a = a.to(torch.complex128 if is_complex else torch.float64)
+    expected = torch.ops.vim_mm.discretize(dt.double(), wide_a, method_id(method))
+    result = torch.ops.vim_mm.discretize(dt.cuda(), a.cuda(), method_id(method)).cpu()
+    scale = expected.abs()
+    # Where e^z is negligible beside 1, so is its relative error; the phi functions have none of it.
+    error = (result - expected).abs() / scale.clamp_min(1e-3)
+    assert error[:2].max() <= 1e-5
+    assert torch.isfinite(torch.view_as_real(result) if is_complex else result).all()
+
+
+@each_method
+@pytest.mark.parametrize('length', [1, 2, 15, 16, 17, 63, 64, 197, 1025])
+@pytest.mark.parametrize('reverse', [False, True], ids=['forwards', 'reverse'])
+def test_lengths(method, length, reverse):
+    inputs = make_inputs(length=length, channels=20, states=16, dtype=torch.float32)
+    compare(inputs, delta_softplus=True, discretization_method=method, reverse=reverse)
+
+
+@each_method
+@pytest.mark.parametrize('states', [1, 2, 5, 16, 17, 33, 64, 65, 256])
+@pytest.mark.parametrize('is_complex', [False, True], ids=['real', 'complex'])
+def test_states(method, states, is_complex):
+    inputs = make_inputs(
+        length=37, channels=9, states=states, is_complex=is_complex, dtype=torch.float32
+    )
+    compare(inputs, delta_softplus=True, discretization_method=method)
+
+
+# As many rows as choose each of the block shapes.
+@pytest.mark.parametrize('method', ['zoh', 'foh', 'poly'])
+@pytest.mark.parametrize(('batch', 'channels'), [(4, 70), (10, 300), (16, 450), (64, 300)])
+def test_rows(method, batch, channels):
+    inputs = make_inputs(
+        batch=batch, channels=channels, length=35, states=16, dtype=torch.float32, form='grouped'
+    )
+    compare(inputs, delta_softplus=True, discretization_method=method)
+
+
+@each_method
+@pytest.mark.parametrize(
+    'form', ['constant', 'shared', 'grouped', 'constant_B_grouped_C', 'interleaved']
+)
+@pytest.mark.parametrize('states', [3, 40])
+def test_every_form_of_B_and_C(method, form, states):
+    inputs = make_inputs(channels=6, length=19, states=states, form=form, dtype=torch.float32)
+    compare(inputs, discretization_method=method)
+
+
+@each_method
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16], ids=['fp16', 'bf16'])
+def test_half_precision(method, dtype):
+    inputs = make_inputs(channels=12, length=300, states=16, dtype=torch.float32)
+    for name in ('u', 'delta', 'z', 'B', 'C'):
+        inputs[name] = inputs[name].detach().to(dtype)
+    results = compare(inputs, delta_softplus=True, discretization_method=method)
+    assert results['out'].dtype == dtype
+    assert results['last_state'].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    'mix',
+    [
+        (torch.bfloat16, torch.float32, torch.float16),
+        (torch.float32, torch.float16, torch.bfloat16),
+        (torch.float16, torch.bfloat16, torch.float32),
+    ],
+    ids=lambda mix: '-'.join(str(t)[6:] for t in mix),
+)
+def test_dtype_mix(mix):
+    inputs = make_inputs(dtype=torch.float32, length=40)
+    for names, dtype in zip((('u', 'A'), ('delta', 'z', 'D'), ('B', 'C')), mix, strict=True):
+        for name in names:
+            inputs[name] = inputs[name].detach().to(dtype)
+    inputs['delta_bias'] = inputs['delta_bias'].detach().double()
+    results = compare(inputs, delta_softplus=True, scan=cuda_scan)
+    for name, x in inputs.items():
+        assert results[f'grad_{name}'].dtype == x.dtype
+
+
+@each_method
+@pytest.mark.parametrize('kind', ['stiff', 'tiny'])
+def test_stiff_and_tiny_steps(method, kind):
+    inputs = make_inputs(channels=16, length=400, states=16, dtype=torch.float32)
+    x = {name: value.detach() for name, value in inputs.items()}
+    if kind == 'stiff':  # z down to -1000
+        x['A'] = -torch.logspace(0, 2, 16).repeat(16, 1)
+        x['delta'] = 10 * torch.rand_like(x['delta'])
+    else:
+        x['A'] = -torch.arange(1.0, 17.0).repeat(16, 1)
+        x['delta'] = 1e-4 * torch.rand_like(x['delta'])
+    x['delta_bias'] = torch.zeros(16)
+    compare(x, discretization_method=method)
+
+
+@pytest.mark.parametrize('absent', ['D', 'z', 'delta_bias'])
+def test_optional_inputs(absent):
+    inputs = make_inputs(dtype=torch.float32, length=20)
+    del inputs[absent]
+    compare(inputs)
+
+
+@each_method
+def test_groups_in_one_call(method):
+    inputs = grouped_inputs(groups=3, shared=('u', 'z', 'D'), length=40, dtype=torch.float32)
+    compare(
+        inputs,
+        scan=functools.partial(selective_scan_grouped_fn, use_cuda_kernel=True),
+        reference=functools.partial(selective_scan_grouped_fn, use_cuda_kernel=False),
+        reverse=(False, True, True),
+        delta_softplus=True,
+        discretization_method=method,
+    )
+
+
+def test_any_strides():
+    """(B, L, D) layouts and slices give the bits of contiguous tensors, and keep their layout."""
+    plain = on_cuda(make_inputs(channels=40, length=50, states=16, dtype=torch.float32))
+    strided = {}
+    for name, x in plain.items():
+        x = x.detach()
+        if x.dim() == 3:
+            x = x.transpose(1, 2).contiguous().transpose(1, 2)
+        else:
+            x = torch.stack([x, x], dim=-1)[..., 0]
+        strided[name] = x.requires_grad_()
+    results = results_and_gradients(cuda_scan, strided)
+    expected = results_and_gradients(cuda_scan, plain)
+    for name, value in results.items():
+        if name in ('grad_D', 'grad_delta_bias'):  # summed over time in another order
+            torch.testing.assert_close(value, expected[name])
+        else:
+            assert torch.equal(value, expected[name]), name
+    assert results['out'].stride() == strided['u'].stride()
+    assert results['grad_u'].stride() == strided['u'].stride()
+
+
+@each_method
+@pytest.mark.parametrize(
+    ('batch', 'length'), [pytest.param(0, 5, id='B0'), pytest.param(2, 0, id='L0')]
+)
+def test_empty(method, batch, length):
+    inputs = on_cuda(make_inputs(batch=batch, length=length, dtype=torch.float32))
+    results = results_and_gradients(cuda_scan, inputs, discretization_method=method)
+    assert results['out'].shape == (batch, 4, length)
+    assert not results['last_state'].any()
+    for name, x in inputs.items():
+        assert results[f'grad_{name}'].shape == x.shape
+        assert not results[f'grad_{name}'].any()
+
+
+@each_method
+@pytest.mark.parametrize('states', [16, 40])
+def test_same_bits_every_time(method, states):
+    inputs = on_cuda(
+        make_inputs(batch=8, channels=200, length=300, states=states, dtype=torch.float32)
+    )
+    options = {'delta_softplus': True, 'discretization_method': method}
+    first = results_and_gradients(cuda_scan, inputs, **options)
+    for _ in range(3):
+        for name, value in results_and_gradients(cuda_scan, inputs, **options).items():
+            assert torch.equal(value, first[name]), name
+
+
+@each_method
+def test_only_the_last_state_is_used(method):
+    inputs = make_inputs(dtype=torch.float32, length=40)
+    options = {'discretization_method': method, 'return_last_state': True}
+    weight = torch.randn(2, 4, 3, device='cuda')
+    grads = [
+        torch.autograd.grad((scan(**x, **options)[1] * weight).sum(), x['u'])[0]
+        for scan, x in (
+            (cuda_scan, on_cuda(inputs)),
+            (selective_scan_ref, {k: x.requires_grad_() for k, x in in_fp64(inputs).items()}),
+        )
+    ]
+    assert worst_error(*grads) <= BOUNDS[torch.float32]
+
+
+def test_memory_is_linear_in_the_length():
+    """Nothing of size (B, D, L, N): at N = 256 that would be 512 MiB here."""
+    inputs = on_cuda(
+        make_inputs(batch=2, channels=64, length=4096, states=256, dtype=torch.float32)
+    )
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    cuda_scan(**inputs).sum().backward()
+    assert torch.cuda.max_memory_allocated() - before < 400 * 2**20
+
+
+def test_float64_is_the_reference_or_an_error():
+    inputs = on_cuda(make_inputs())
+    with pytest.raises(RuntimeError, match='no float64'):
+        cuda_scan(**inputs)
+    torch.testing.assert_close(selective_scan_fn(**inputs), selective_scan_ref(**inputs))
+
+
+class TestUnderTorch:
+    """What PyTorch does to operators. Deterministic mode fills memory in ways capture forbids."""
+
+    pytestmark = pytest.mark.usefixtures('nondeterministic')
+
+    @pytest.fixture
+    def nondeterministic(self, uninitialized_memory_is_nan):
+        torch.use_deterministic_algorithms(False)
+
+    @each_method
+    def test_compile_in_one_graph(self, method):
+        torch._dynamo.reset()
+        scan = functools.partial(cuda_scan, delta_softplus=True, discretization_method=method)
+        compiled = torch.compile(scan, fullgraph=True, backend='aot_eager')
+        inputs = on_cuda(make_inputs(dtype=torch.float32, length=33))
+        results = [
+            torch.autograd.grad(form(**inputs).square().sum(), list(inputs.values()))
+            for form in (compiled, scan)
+        ]
+        for value, truth in zip(*results, strict=True):
+            assert torch.equal(value, truth)
+
+    @each_method
+    def test_graph_capture_and_replay(self, method):
+        """A captured forward and backward gives the eager bits, for new inputs too."""
+        inputs = on_cuda(make_inputs(dtype=torch.float32, length=50, channels=40, states=16))
+        options = {'delta_softplus': True, 'discretization_method': method}
+
+        def run():
+            out = cuda_scan(**inputs, **options)
+            return (out.detach(), *torch.autograd.grad(out.square().sum(), list(inputs.values())))
+
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            run()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = run()
+        for _ in range(2):
+            with torch.no_grad():
+                inputs['u'].normal_()
+            graph.replay()
+            for value, truth in zip(captured, run(), strict=True):
+                assert torch.equal(value, truth)
+
+    def test_current_stream(self):
+        """Enqueued behind slow work of the same stream, not beside it."""
+        inputs = on_cuda(make_inputs(dtype=torch.float32, length=50))
+        expected = cuda_scan(**inputs)
+        late = {k: torch.full_like(x, float('nan')) for k, x in inputs.items()}
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(20_000_000)
+            for name, x in inputs.items():
+                late[name].copy_(x.detach())
+            out = cuda_scan(**late)
+        stream.synchronize()
+        assert torch.equal(out, expected)
+
+    def test_autocast(self):
+        inputs = on_cuda(make_inputs(dtype=torch.float32))
+        inputs['u'] = inputs['u'].detach().bfloat16()
+        with torch.autocast('cuda', dtype=torch.bfloat16):
+            inside = cuda_scan(**inputs, return_last_state=True)
+        outside = cuda_scan(**inputs, return_last_state=True)
+        assert inside[0].dtype == torch.bfloat16
+        for value, truth in zip(inside, outside, strict=True):
+            assert torch.equal(value, truth)
+
+    def test_activation_checkpointing(self):
+        inputs = on_cuda(make_inputs(dtype=torch.float32))
+
+        def checkpointed(**kwargs):
+            return checkpoint(cuda_scan, use_reentrant=False, **kwargs)
+
+        results = results_and_gradients(checkpointed, inputs)
+        for name, expected in results_and_gradients(cuda_scan, inputs).items():
+            assert torch.equal(results[name], expected), name
+
+    @each_method
+    def test_opcheck(self, method):
+        inputs = on_cuda(make_inputs(form='grouped', dtype=torch.float32, length=20))
+        split = {
+            name: x if x.dim() == 4 else x.unflatten(1 if x.dim() == 3 else 0, (2, -1))
+            for name, x in inputs.items()
+        }
+        arguments = (*(x.detach().requires_grad_() for x in split.values()), True)
+        op = torch.ops.vim_mm.selective_scan_fwd.default
+        torch.library.opcheck(op, (*arguments, method_id(method), [0, 1]))
