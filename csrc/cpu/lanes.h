@@ -124,8 +124,8 @@ VIM_MM_INLINE S sum_lanes(Lanes<S, W> x) {
     return x.v[0] + x.v[1];
   } else {
     using Half = Lanes<S, W / 2>;
-    Half low,
-        high;  // by memcpy, of which the compiler makes extracts: GCC 11 has no shuffle builtin
+    // By memcpy, of which the compiler makes extracts: GCC 11 has no shuffle builtin.
+    Half low, high;
     memcpy(static_cast<void*>(&low), &x, sizeof low);
     memcpy(static_cast<void*>(&high), reinterpret_cast<const char*>(&x) + sizeof low, sizeof high);
     return sum_lanes(low + high);
