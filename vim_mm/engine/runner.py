@@ -4,6 +4,8 @@ This is the one place that knows what differs on a machine without a GPU: the ba
 group, the devices of DistributedDataParallel, and SyncBN.
 """
 
+import atexit
+import gc
 import os
 import subprocess
 from datetime import timedelta
@@ -46,6 +48,14 @@ def init_process_group(launcher: str, backend: str = 'nccl', timeout: float | No
     distributed.init_process_group(
         backend, timeout=None if timeout is None else timedelta(seconds=timeout)
     )
+    # Threads of a group that outlives the interpreter abort a process that has done its work.
+    atexit.register(_leave_process_group)
+
+
+def _leave_process_group() -> None:
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    gc.collect()  # the model holds the group as well, in cycles of runner and loops
 
 
 def _translate_slurm_environment() -> None:
