@@ -30,10 +30,11 @@ struct Coefficients {
   V a_bar, beta;
 };
 
-// Partial derivatives of a_bar and beta with respect to dt (a fixed) and a (dt fixed).
+// a_bar depends on z alone: a_bar_z is its derivative, a a_bar_z that by dt, dt a_bar_z that by a.
+// beta_dt and beta_a are the partial derivatives of beta.
 template <class V>
 struct Derivatives {
-  V a_bar_dt, a_bar_a, beta_dt, beta_a;
+  V a_bar_z, beta_dt, beta_a;
 };
 
 // phi_0 .. phi_K at z = dt a, and phi_1' .. phi_K'. For |z| <= 2 the Taylor series of the highest
@@ -72,37 +73,37 @@ struct Phi {
   }
 };
 
+// `causal`: scanned in one direction. `exponential`: a_bar = e^z, so that several steps together
+// have that of the sum of their dt. `beta_is_step`: beta = dt, the same for all states.
+// `derivatives` takes what `coefficients` gave.
 struct Zoh {
-  static constexpr bool causal = true;
+  static constexpr bool causal = true, exponential = true, beta_is_step = true;
   template <class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     return {exp_of_product(dt, a), V(dt)};
   }
   template <class V>
-  static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a) {
-    using S = ScalarOf<V>;
-    const V e = exp_of_product(dt, a);
-    return {a * e, dt * e, V(S(1)), V(S(0))};
+  static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
+    return {k.a_bar, V(ScalarOf<V>(1)), V(ScalarOf<V>(0))};
   }
 };
 
 struct Foh {
-  static constexpr bool causal = true;
+  static constexpr bool causal = true, exponential = true, beta_is_step = false;
   template <class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     const Phi<2, V> phi(dt, a);
     return {phi.value[0], dt * (dt * phi.value[2])};
   }
   template <class V>
-  static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a) {
+  static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
     const Phi<2, V> phi(dt, a);
-    const V e = phi.value[0];
-    return {a * e, dt * e, dt * phi.value[1], dt * (dt * (dt * phi.derivative[2]))};
+    return {k.a_bar, dt * phi.value[1], dt * (dt * (dt * phi.derivative[2]))};
   }
 };
 
 struct Bilinear {
-  static constexpr bool causal = true;
+  static constexpr bool causal = true, exponential = false, beta_is_step = false;
   template <class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     using S = ScalarOf<V>;
@@ -111,16 +112,16 @@ struct Bilinear {
     return {(V(S(1)) + half_z) * q, dt * q};
   }
   template <class V>
-  static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a) {
+  static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
     using S = ScalarOf<V>;
     const V q = reciprocal(V(S(1)) - V(S(0.5)) * (dt * a));
     const V q2 = q * q;
-    return {a * q2, dt * q2, q2, V(S(0.5)) * (dt * (dt * q2))};
+    return {q2, q2, V(S(0.5)) * (dt * (dt * q2))};
   }
 };
 
 struct Poly {
-  static constexpr bool causal = false;
+  static constexpr bool causal = false, exponential = true, beta_is_step = false;
   template <class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     using S = ScalarOf<V>;
@@ -128,17 +129,16 @@ struct Poly {
     return {phi.value[0], dt * (phi.value[1] + V(S(0.5)) * (dt * phi.value[2]))};
   }
   template <class V>
-  static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a) {
+  static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
     using S = ScalarOf<V>;
     const Phi<2, V> phi(dt, a);
-    const V e = phi.value[0];
-    return {a * e, dt * e, e + V(S(0.5)) * (dt * phi.value[1]),
+    return {k.a_bar, k.a_bar + V(S(0.5)) * (dt * phi.value[1]),
             dt * (dt * (phi.derivative[1] + V(S(0.5)) * (dt * phi.derivative[2])))};
   }
 };
 
 struct HighOrder {
-  static constexpr bool causal = true;
+  static constexpr bool causal = true, exponential = true, beta_is_step = false;
   template <class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     using S = ScalarOf<V>;
@@ -147,18 +147,17 @@ struct HighOrder {
     return {phi.value[0], dt * (phi.value[1] + dt * inner)};
   }
   template <class V>
-  static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a) {
+  static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
     using S = ScalarOf<V>;
     const Phi<3, V> phi(dt, a);
-    const V e = phi.value[0];
-    const V beta_dt = e + dt * (phi.value[1] + V(S(0.5)) * (dt * phi.value[2]));
+    const V beta_dt = k.a_bar + dt * (phi.value[1] + V(S(0.5)) * (dt * phi.value[2]));
     const V inner = phi.derivative[2] + V(S(0.5)) * (dt * phi.derivative[3]);
-    return {a * e, dt * e, beta_dt, dt * (dt * (phi.derivative[1] + dt * inner))};
+    return {k.a_bar, beta_dt, dt * (dt * (phi.derivative[1] + dt * inner))};
   }
 };
 
 struct Rk4 {
-  static constexpr bool causal = true;
+  static constexpr bool causal = true, exponential = true, beta_is_step = false;
   template <class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     using S = ScalarOf<V>;
@@ -167,12 +166,12 @@ struct Rk4 {
     return {exp_of_product(dt, a), dt * (V(S(1)) + z * (V(S(0.5)) + z * inner))};
   }
   template <class V>
-  static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a) {
+  static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
     using S = ScalarOf<V>;
-    const V z = dt * a, e = exp_of_product(dt, a);
+    const V z = dt * a;
     const V beta_dt = V(S(1)) + z * (V(S(1)) + z * (V(S(0.5)) + z * V(S(1) / S(6))));
     const V beta_a = dt * (dt * (V(S(0.5)) + z * (V(S(1) / S(3)) + z * V(S(0.125)))));
-    return {a * e, dt * e, beta_dt, beta_a};
+    return {k.a_bar, beta_dt, beta_a};
   }
 };
 

@@ -12,6 +12,7 @@
 //   reverse           [G]            not 0: that group is scanned from the last step to the first
 //   out               [B, G, H, L]   dtype of u
 //   last_state        [B, G, H, N]   float32 or float64, or the complex type of that precision
+//   edges             what backward takes of forward's states, as the backend likes it
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <Python.h>
@@ -21,11 +22,11 @@ STABLE_TORCH_LIBRARY(vim_mm, m) {
   m.def(
       "selective_scan_fwd(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, "
       "Tensor? z, Tensor? delta_bias, bool delta_softplus, int method, int[] reverse) "
-      "-> (Tensor out, Tensor last_state)");
+      "-> (Tensor out, Tensor last_state, Tensor edges)");
   // Gradients of all tensors above, in their order; an empty tensor where there is no input.
   m.def(
-      "selective_scan_bwd(Tensor? grad_out, Tensor? grad_last_state, Tensor u, Tensor delta, "
-      "Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, "
+      "selective_scan_bwd(Tensor? grad_out, Tensor? grad_last_state, Tensor edges, Tensor u, "
+      "Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, "
       "bool delta_softplus, int method, int[] reverse) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // Elementwise on tensors of one shape: a_bar, beta, d a_bar/d dt, d a_bar/d a, d beta/d dt,

@@ -71,8 +71,8 @@ class RowScan {
         const R dt_i = load<R>(dt + i);
         const V a_i = load<V>(a + i);
         const Coefficients<V> c = decltype(m)::coefficients(dt_i, a_i);
-        const Derivatives<V> d = decltype(m)::derivatives(dt_i, a_i);
-        const V values[6] = {c.a_bar, c.beta, d.a_bar_dt, d.a_bar_a, d.beta_dt, d.beta_a};
+        const Derivatives<V> d = decltype(m)::derivatives(dt_i, a_i, c);
+        const V values[6] = {c.a_bar, c.beta, a_i * d.a_bar_z, dt_i * d.a_bar_z, d.beta_dt, d.beta_a};
         for (int k = 0; k < 6; ++k) store<V>(out[k] + i, values[k]);
       }
     });
@@ -204,12 +204,13 @@ class RowScan {
       const V a = load<V>(row_.a + n);
       V grad_a = load<V>(grad.a + n);
       for (int64_t i = 0; i < n_steps; ++i) {
-        const Derivatives<V> d = Method::derivatives(R(row_.dt[time(first + i)]), a);
-        const V grad_a_bar = load<V>(a_bar_ + i * states + n);
+        const R dt = R(row_.dt[time(first + i)]);
+        const Derivatives<V> d = Method::derivatives(dt, a, Method::coefficients(dt, a));
+        const V grad_z = load<V>(a_bar_ + i * states + n) * conj(d.a_bar_z);
         const V grad_beta = load<V>(beta_ + i * states + n);
-        const R product = real(grad_a_bar * conj(d.a_bar_dt) + grad_beta * conj(d.beta_dt));
+        const R product = real(grad_z * conj(a) + grad_beta * conj(d.beta_dt));
         reduced_too_[i] = n == 0 ? product : reduced_too_[i] + product;
-        grad_a = grad_a + (grad_a_bar * conj(d.a_bar_a) + grad_beta * conj(d.beta_a));
+        grad_a = grad_a + (dt * grad_z + grad_beta * conj(d.beta_a));
       }
       store<V>(grad.a + n, grad_a);
     }

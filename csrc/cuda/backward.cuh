@@ -1,466 +1,463 @@
-// The backward scan of one block of channels, in two sweeps over the tiles of time: forwards, to
-// keep the state before each tile, then from the last tile to the first, recomputing the states of
-// a tile in registers and running the adjoint recurrence over them.
+// The backward scan of one chunk of time, given what crosses its edges: the states that enter it
+// (kept by forward) and their adjoint (from edges_kernel). Chunks do not wait for each other.
 //
-// Gradients of B and C are shared by channels: summed over the channels of a warp by shuffles, over
-// warps in shared memory, over the channel sets of a block in its own slab of global memory, and
-// over slabs by sum_in_order; every sum in a fixed order.
+// A block owns a chunk and goes over channels, a few at a time. Each lane recomputes the states of
+// its segment and runs the adjoint recurrence over them, all in registers. Gradients of u and delta
+// are sums over states: over those of a warp in registers, over warps in shared memory. Gradients
+// of B and C are sums over channels: a warp always has the same states, so that each lane adds up in
+// registers over all channels of the block, then lanes, then blocks (in sum_kernel). Every sum has
+// one order.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "tile.cuh"
+#include "forward.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
-// An entry (channel, step) of a tile: what its gradients are multiplied with. grad_y is that of
-// y + D u, in front of the gate.
-struct alignas(16) BackwardEntry {
-  float u, grad_y, gate_slope, dt_slope;
-};
-
 template <class E, class Shape>
 struct BackwardShared {
-  // Where a copy per warp does not fit, warps add to a single one in turn.
-  static constexpr int warps = Shape::threads / 32;
-  static constexpr int copies = Shape::padded_states <= 16 && sizeof(E) == 4 ? warps : 1;
-  static constexpr int turns = warps / copies;
-  using Tile = typename StateMatrix<E, Shape, true>::Tile;
-
-  Rows<Shape> rows[2];  // the first sweep alternates, and has a barrier less for it
-  float grad_y[Shape::channels][kRowStride];
-  Tile B, C;
-  LaneSums<Shape> y, grad_u, grad_dt;
-  Tile grad_B[copies], grad_C[copies];
-  // Each thread's own, here to save registers.
-  BackwardEntry entries[Slots<Shape>::count][Shape::threads];
+  RowTile<Shape> dt, u, grad_y;
+  StateTile<E, Shape> B, C;
+  RowTile<Shape> y[Shape::warps], grad_input[Shape::warps], grad_dt[Shape::warps];
+  RowTile<Shape> grad_D, grad_bias;
 };
 
-__device__ __forceinline__ float shuffle_xor(float x, int bit) {
-  return __shfl_xor_sync(0xffffffffu, x, bit);
-}
-__device__ __forceinline__ Complex<float> shuffle_xor(Complex<float> x, int bit) {
-  return {shuffle_xor(x.re, bit), shuffle_xor(x.im, bit)};
-}
+// What enters a chunk, for one state.
+template <class E>
+struct Edges {
+  E x, grad_x;              // in scan order, and its adjoint against it
+  E other_x, other_grad_x;  // of the other direction, where there is one
+};
 
-// Sums of a quad over the channels of a warp. Each halving exchanges the half of the entries that
-// the other thread will own; afterwards a thread owns entries [first, first + count).
-template <class E, class Shape>
-struct ChannelSums {
-  static constexpr int channels = 32 / Shape::lanes;
-  static constexpr int count = channels >= kQuad ? 1 : kQuad / channels;
-  int first = 0;
-  bool owner = true;  // false where another thread owns the same entry
+// What a lane has of its segment, and the sums over states that it collects.
+template <class Shape>
+struct Segment {
+  static constexpr int steps = Shape::steps;
+  float dt[steps], u[steps], grad_y[steps];  // grad_y: that of y + D u, before the gate, weighted
+  float total_dt;
+  float y[steps], grad_input[steps], grad_dt[steps];
+};
 
-  __device__ __forceinline__ void reduce(E (&quad)[kQuad]) {
-    first = 0;
-    owner = true;
-    int left = kQuad;
+// One state: adds to the segment's sums and to the gradients of B and C, returns that of A over the
+// segment. With beta = dt, grad_input is that of dt u and lacks in grad_dt; else it is that of u.
+template <class Method, class E, class Shape>
+__device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a, const SegmentOf<E>& b_of,
+                                       const SegmentOf<E>& c_of, const Edges<E>& edges,
+                                       E (&grad_b)[Shape::steps], E (&grad_c)[Shape::steps]) {
+  constexpr int steps = Shape::steps, segments = Shape::segments;
+  E a_bar[steps], input[steps], before[steps], x = E(0.0f), grad_x = E(0.0f);
 #pragma unroll
-    for (int bit = 16; bit >= Shape::lanes; bit >>= 1) {
-      const bool upper = threadIdx.x & bit;
-      left /= 2;
-      if (left == 0) {
-        quad[0] = quad[0] + shuffle_xor(quad[0], bit);
-        owner = owner && !upper;
-        continue;
-      }
+  for (int first = 0; first < steps; first += kQuad) {
+    E b[kQuad];
+    b_of.quad(first, b);
 #pragma unroll
-      for (int i = 0; i < kQuad / 2; ++i) {
-        if (i >= left) break;
-        const E other = shuffle_xor(select(upper, quad[i], quad[i + left]), bit);
-        quad[i] = select(upper, quad[i + left], quad[i]) + other;
-      }
-      if (upper) first += left;
+    for (int j = 0; j < kQuad; ++j) {
+      const int i = first + j;
+      const Coefficients<E> k = Method::coefficients(lane.dt[i], a);
+      a_bar[i] = k.a_bar;
+      input[i] = input_of<Method>(Method::beta_is_step ? lane.dt[i] * lane.u[i] : lane.u[i], k,
+                                  b[j]);
+      x = a_bar[i] * x + input[i];
     }
   }
-};
+#pragma unroll
+  for (int first = steps - kQuad; first >= 0; first -= kQuad) {
+    E c[kQuad];
+    c_of.quad(first, c);
+#pragma unroll
+    for (int j = kQuad - 1; j >= 0; --j)
+      grad_x = conj(a_bar[first + j]) * (grad_x + lane.grad_y[first + j] * conj(c[j]));
+  }
+  const E transition = transition_of<Method>(lane.total_dt, a_bar, a);
+  x = enter_segments<true, segments>(transition, x, edges.x);
+  grad_x = enter_segments<false, segments>(conj(transition), grad_x, edges.grad_x);
 
-template <class Method, class E, class Shape, bool Tiled>
+  // The other direction: its states, then in the loop after it its adjoint, which ascends.
+  E other_x[steps + 1], other_grad_x = E(0.0f), other_gradient[steps];
+  if constexpr (!Method::causal) {
+    E local = E(0.0f);
+#pragma unroll
+    for (int i = steps - 1; i >= 0; --i) local = a_bar[i] * local + input[i];
+    other_x[steps] = enter_segments<false, segments>(transition, local, edges.other_x);
+#pragma unroll
+    for (int i = steps - 1; i >= 0; --i) other_x[i] = a_bar[i] * other_x[i + 1] + input[i];
+#pragma unroll
+    for (int first = 0; first < steps; first += kQuad) {
+      E c[kQuad];
+      c_of.quad(first, c);
+#pragma unroll
+      for (int j = 0; j < kQuad; ++j)
+        other_grad_x = conj(a_bar[first + j]) *
+                       (other_grad_x + lane.grad_y[first + j] * conj(c[j]));
+    }
+    other_grad_x =
+        enter_segments<true, segments>(conj(transition), other_grad_x, edges.other_grad_x);
+  }
+
+#pragma unroll
+  for (int first = 0; first < steps; first += kQuad) {
+    E c[kQuad];
+    c_of.quad(first, c);
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      const int i = first + j;
+      before[i] = x;
+      x = a_bar[i] * x + input[i];
+      const E both = Method::causal ? x : x + other_x[i];
+      lane.y[i] += real(c[j] * both);
+      grad_c[i] = grad_c[i] + lane.grad_y[i] * conj(both);
+      if constexpr (!Method::causal) {
+        other_gradient[i] = other_grad_x + lane.grad_y[i] * conj(c[j]);
+        other_grad_x = conj(a_bar[i]) * other_gradient[i];
+      }
+    }
+  }
+
+  E grad_a = E(0.0f);
+#pragma unroll
+  for (int first = steps - kQuad; first >= 0; first -= kQuad) {
+    E b[kQuad], c[kQuad];
+    b_of.quad(first, b);
+    c_of.quad(first, c);
+#pragma unroll
+    for (int j = kQuad - 1; j >= 0; --j) {
+      const int i = first + j;
+      const float dt = lane.dt[i], u = lane.u[i];
+      E gradient = grad_x + lane.grad_y[i] * conj(c[j]);  // of the state after step i
+      grad_x = conj(a_bar[i]) * gradient;
+      E grad_a_bar = gradient * conj(before[i]);
+      if constexpr (!Method::causal) {
+        grad_a_bar = grad_a_bar + other_gradient[i] * conj(other_x[i + 1]);
+        gradient = gradient + other_gradient[i];
+      }
+      const E driven = gradient * conj(b[j]);
+      if constexpr (Method::beta_is_step) {
+        const E grad_z = grad_a_bar * conj(a_bar[i]);
+        lane.grad_input[i] += real(driven);
+        lane.grad_dt[i] += real(grad_z * conj(a));
+        grad_b[i] = grad_b[i] + (dt * u) * gradient;
+        grad_a = grad_a + dt * grad_z;
+      } else {
+        Coefficients<E> k = Method::coefficients(dt, a);
+        k.a_bar = a_bar[i];
+        const Derivatives<E> d = Method::derivatives(dt, a, k);
+        const E grad_z = grad_a_bar * conj(d.a_bar_z), grad_beta = u * driven;
+        lane.grad_input[i] += real(driven * conj(k.beta));
+        lane.grad_dt[i] += real(grad_z * conj(a) + grad_beta * conj(d.beta_dt));
+        grad_b[i] = grad_b[i] + gradient * conj(u * k.beta);
+        grad_a = grad_a + (dt * grad_z + grad_beta * conj(d.beta_a));
+      }
+    }
+  }
+  return grad_a;
+}
+
+// `Few`: real, no more than kStateTile states, B and C not constant. Then gradients of B and C stay
+// in registers over all channels; else each channel set adds its part in memory.
+template <class Method, class E, class Shape, bool Few>
 class BackwardBlock {
+  static constexpr int steps = Shape::steps, segments = Shape::segments;
+  static constexpr int states_of_warp = kStateTile / Shape::warps;
   using Shared = BackwardShared<E, Shape>;
-  using Matrix = StateMatrix<E, Shape, Tiled>;
-  static constexpr int states = Shape::states, entries = Slots<Shape>::count;
+  using Places = Slots<Shape::channels, Shape>;
+  static constexpr int count = Places::count, width = Places::width;
+  static_assert(Shape::window == kChunk, "a block has one chunk");
 
  public:
-  __device__ BackwardBlock(const BackwardArguments& p, Shared& shared, int64_t bg, int64_t slab,
-                           int64_t first_channel, bool first_of_block)
-      : p_(p), scan_(p.scan), shared_(shared), work_(p.scan, bg, first_channel),
-        slots_(p.scan.u, work_), D_(p.scan.D, slots_, work_),
-        bias_(p.scan.delta_bias, slots_, work_),
-        B_(p.scan.B, p.scan.constant_B, p.scan.states, work_),
-        C_(p.scan.C, p.scan.constant_C, p.scan.states, work_),
-        slab_(slab * p.scan.batch * p.scan.groups + bg), c_(threadIdx.x / Shape::lanes),
-        lane_(threadIdx.x % Shape::lanes), fresh_slab_(first_of_block) {
-    load_A(scan_, work_, a_);
-    starts_ = static_cast<E*>(p.starts) + blockIdx.x * work_.tiles * (Shape::threads * states) +
-              threadIdx.x;
-    clear(grad_a_);
-    clear(grad_constant_B_);
-    clear(grad_constant_C_);
-#pragma unroll
-    for (int k = 0; k < entries; ++k) grad_D_[k] = grad_bias_[k] = 0.0f;
-  }
+  __device__ __forceinline__ BackwardBlock(const BackwardArguments& p, Shared& shared)
+      : p_(p), scan_(p.scan), shared_(shared), slab_(blockIdx.x % p.slabs),
+        chunk_(blockIdx.x / p.slabs % p.chunks),
+        work_(scan_, blockIdx.x / (p.slabs * p.chunks), Shape::window), slots_(scan_.u, work_),
+        lane_(threadIdx.x % 32), warp_(threadIdx.x / 32), channel_(lane_ / segments),
+        segment_(lane_ % segments), left_(work_.steps_from(chunk_, Shape::window)),
+        B_(scan_.B, scan_.constant_B, work_), C_(scan_.C, scan_.constant_C, work_) {}
 
   __device__ __forceinline__ void run() {
-#pragma unroll 1
-    for (int pass = 0; pass < (Method::causal ? 1 : 2); ++pass) {
-      last_pass_ = Method::causal || pass == 1;
-      if (pass == 1) work_.reverse = !work_.reverse;
-      keep_starts();
-      adjoint(pass == 0);
-      fresh_slab_ = false;
-      // What this pass wrote to slab and one_way, the next one reads in other threads.
-      __syncthreads();
+    if constexpr (Few) {
+      load_matrices(0);
+#pragma unroll
+      for (int m = 0; m < states_of_warp; ++m) clear(grad_B_[m]), clear(grad_C_[m]);
     }
-    write_parameters();
-    __syncthreads();  // shared memory is free for the next channels
+    const int64_t stride = p_.slabs * Shape::channels;
+    begin();
+    load_rows(work_.channels);
+#pragma unroll 1
+    for (int64_t first = slab_ * Shape::channels; first < scan_.channels; first += stride) {
+      work_.set_channels(scan_, first, Shape::channels);
+      commit_rows();
+      load_edges(0);
+      __syncthreads();
+      if (first > slab_ * Shape::channels) write_channel_sums(first - stride);
+      const int64_t later = scan_.channels - first - stride;
+      if (later > 0) load_rows(later < Shape::channels ? int(later) : Shape::channels);
+      advance(first == slab_ * Shape::channels);
+      __syncthreads();
+      finish_rows();
+    }
+    __syncthreads();
+    if (slab_ * Shape::channels < scan_.channels) write_channel_sums(work_.first_channel);
+    if constexpr (Few) {
+#pragma unroll
+      for (int m = 0; m < states_of_warp; ++m) {
+        const int n = m * Shape::warps + warp_;
+        add_to_slab(p_.grad_B, n, grad_B_[m], true);
+        add_to_slab(p_.grad_C, n, grad_C_[m], true);
+      }
+    }
   }
 
  private:
-  static __device__ __forceinline__ void clear(E (&x)[states]) {
+  static __device__ __forceinline__ void clear(E (&x)[steps]) {
 #pragma unroll
-    for (int r = 0; r < states; ++r) x[r] = E(0.0f);
-  }
-  __device__ __forceinline__ E* start(int64_t tile, int r) const {
-    return starts_ + (tile * states + r) * Shape::threads;
+    for (int i = 0; i < steps; ++i) x[i] = E(0.0f);
   }
 
-  __device__ __forceinline__ void commit_rows(Rows<Shape>& rows, int steps) {
-#pragma unroll
-    for (int k = 0; k < entries; ++k) {
-      if (!slots_.exists(k)) continue;
-      const float dt = step_size(delta_.value(k), bias_.value[k], scan_.delta_softplus);
-      slots_.in(rows.u, k) = u_.value(k);
-      slots_.in(rows.dt, k) = slots_.step[k] < steps ? dt : 0.0f;
-    }
-  }
-
-  __device__ __forceinline__ void keep_starts() {
-    E x[states];
-    clear(x);
-    u_.begin(scan_.u, slots_, work_, 0, true);
-    delta_.begin(scan_.delta, slots_, work_, 0, true);
-    B_.begin(work_, 0, true);
-    const auto load = [&] {  // all of these tiles but the last, which is not needed, are full
-      u_.load(slots_, kSteps);
-      delta_.load(slots_, kSteps);
-      B_.load(kSteps);
+  __device__ __forceinline__ void begin() {
+    work_.set_channels(scan_, slab_ * Shape::channels, Shape::channels);
+    const auto begin = [&](auto& stream, const View& v) {
+      stream.begin(v, work_.at(v), slots_, work_, chunk_);
     };
-    if (work_.tiles > 1) load();
-#pragma unroll 1
-    for (int64_t tile = 0; tile < work_.tiles; ++tile) {
-#pragma unroll
-      for (int r = 0; r < states; ++r) *start(tile, r) = x[r];
-      if (tile + 1 == work_.tiles) return;  // the adjoint sweep recomputes it in any case
-      // The tile of C is not in use yet.
-      auto& rows = shared_.rows[tile % 2];
-      auto& b_tile = tile % 2 ? shared_.C : shared_.B;
-      commit_rows(rows, kSteps);
-      B_.commit(b_tile);
-      __syncthreads();
-      if (tile + 2 < work_.tiles) load();
-#pragma unroll(Matrix::unroll_quads)
-      for (int first = 0; first < kSteps; first += kQuad) {
-        float dt[kQuad], u[kQuad];
-        load_quad(&rows.dt[c_][first], dt);
-        load_quad(&rows.u[c_][first], u);
-#pragma unroll(Matrix::unroll_states)
-        for (int r = 0; r < states; ++r) {
-          E b[kQuad];
-          B_.quad(b_tile, r, first, b);
-#pragma unroll
-          for (int i = 0; i < kQuad; ++i) {
-            const Coefficients<E> k = Method::coefficients(dt[i], a_[r]);
-            x[r] = k.a_bar * x[r] + (u[i] * k.beta) * b[i];
-          }
-        }
-      }
-    }
+    begin(u_, scan_.u), begin(delta_, scan_.delta), begin(z_, scan_.z);
+    begin(grad_out_, p_.grad_out), begin(grad_u_, p_.grad_u), begin(grad_delta_, p_.grad_delta);
+    begin(grad_z_, p_.grad_z);
+  }
+  // Starts the loads of the streams' next channels, of which there are so many.
+  __device__ __forceinline__ void load_rows(int channels) {
+    const auto load = [&](auto& stream, const View& v) {
+      stream.load(v, slots_, channels, left_);
+      stream.next(p_.slabs * Shape::channels * v.row);
+    };
+    load(u_, scan_.u), load(delta_, scan_.delta), load(z_, scan_.z), load(grad_out_, p_.grad_out);
   }
 
-  __device__ __forceinline__ void adjoint(bool with_last_state) {
-    E grad_x[states];
-    clear(grad_x);
-    if (with_last_state && p_.grad_last_state.data && c_ < work_.channels) {
-      const View& v = p_.grad_last_state;
-#pragma unroll
-      for (int r = 0; r < states; ++r) {
-        const int n = r * Shape::lanes + lane_;
-        if (n < scan_.states)
-          grad_x[r] = load_element<E>(work_.at(v) + c_ * v.row + n * v.last, v.storage);
-      }
-    }
-    const int64_t last = work_.tiles - 1;
-    u_.begin(scan_.u, slots_, work_, last, false);
-    delta_.begin(scan_.delta, slots_, work_, last, false);
-    z_.begin(scan_.z, slots_, work_, last, false);
-    grad_out_.begin(p_.grad_out, slots_, work_, last, false);
-    B_.begin(work_, last, false);
-    C_.begin(work_, last, false);
-    grad_u_.begin(p_.grad_u, slots_, work_, last, false);
-    grad_delta_.begin(p_.grad_delta, slots_, work_, last, false);
-    grad_z_.begin(p_.grad_z, slots_, work_, last, false);
-    begin_slab(last);
-    load_adjoint(steps_of(work_, last), last);
-    __syncthreads();  // the first sweep is over
-#pragma unroll 1
-    for (int64_t tile = last; tile >= 0; --tile) {
-      const int steps = steps_of(work_, tile);
-      commit_adjoint(steps);
-      __syncthreads();
-      E before[kSteps + 1][states];  // before[i]: the state before step i
-#pragma unroll
-      for (int r = 0; r < states; ++r) before[0][r] = start_[r];
-      if (tile > 0) load_adjoint(kSteps, tile - 1);
-      recompute(before);
-      // Or the compiler would carry coefficients over in registers that it does not have.
-      asm volatile("" ::: "memory");
-      sweep(before, grad_x);
-      __syncthreads();
-      finish_rows(tile, steps);
-      finish_matrices(steps);
-    }
-  }
-
-  __device__ __forceinline__ void load_adjoint(int steps, int64_t tile) {
-#pragma unroll
-    for (int r = 0; r < states; ++r) start_[r] = *start(tile, r);
-    u_.load(slots_, steps);
-    delta_.load(slots_, steps);
-    z_.load(slots_, steps);
-    grad_out_.load(slots_, steps);
-    B_.load(steps);
-    C_.load(steps);
-  }
-
-  __device__ __forceinline__ void commit_adjoint(int steps) {
-    constexpr float weight = output_weight<E>() * (Method::causal ? 1.0f : 0.5f);
-    commit_rows(shared_.rows[0], steps);
+  __device__ __forceinline__ void load_matrices(int first_state) {
+    const int states = int(scan_.states);
+    B_.begin(work_, chunk_);
+    C_.begin(work_, chunk_);
+    B_.load(first_state, states, left_);
+    C_.load(first_state, states, left_);
     B_.commit(shared_.B);
     C_.commit(shared_.C);
+  }
+
+  // A and what enters the chunk, of this warp's states in the tile from `first_state` on.
+  __device__ __forceinline__ void load_edges(int first_state) {
+    const int64_t row = work_.row(scan_, channel_);
+    const int64_t all = scan_.batch * scan_.groups * scan_.channels * p_.chunks * scan_.states;
+    const E* const x = static_cast<const E*>(p_.edges);
+    const E* const grad_x = static_cast<const E*>(p_.grad_edges);
 #pragma unroll
-    for (int k = 0; k < entries; ++k) {
-      const float z = z_.value(k), s = sigmoid(z), x = delta_.value(k) + bias_.value[k];
-      const float grad_out = grad_out_.value(k);
-      const bool gated = scan_.z.data;
-      if (!slots_.exists(k)) continue;
-      const float dt = slots_.in(shared_.rows[0].dt, k);
-      const float grad_y = gated ? grad_out * (z * s) : grad_out;
-      shared_.entries[k][threadIdx.x] = {u_.value(k), grad_y,
-                                         grad_out * (s * (1.0f + z * (1.0f - s))),
-                                         scan_.delta_softplus ? softplus_slope(x, dt) : 1.0f};
-      slots_.in(shared_.grad_y, k) = weight * grad_y;
+    for (int m = 0; m < states_of_warp; ++m) {
+      const int n = first_state + m * Shape::warps + warp_;
+      const bool exists = channel_ < work_.channels && n < scan_.states;
+      const int64_t at = (row * p_.chunks + chunk_) * scan_.states + n;
+      a_[m] = E(0.0f);
+      edges_[m] = {E(0.0f), E(0.0f), E(0.0f), E(0.0f)};
+      if (!exists) continue;
+      const View& A = scan_.A;
+      a_[m] = load_element<E>(work_.at(A) + channel_ * A.row + n * A.last, A.storage);
+      edges_[m].x = x[at], edges_[m].grad_x = grad_x[at];
+      if (!Method::causal) edges_[m].other_x = x[all + at], edges_[m].other_grad_x = grad_x[all + at];
     }
   }
 
-  __device__ __forceinline__ void recompute(E (&before)[kSteps + 1][states]) {
-#pragma unroll(Matrix::unroll_quads)
-    for (int first = 0; first < kSteps; first += kQuad) {
-      float dt[kQuad], u[kQuad], y[kQuad] = {};
-      load_quad(&shared_.rows[0].dt[c_][first], dt);
-      load_quad(&shared_.rows[0].u[c_][first], u);
-#pragma unroll(Matrix::unroll_states)
-      for (int r = 0; r < states; ++r) {
-        E b[kQuad], c[kQuad];
-        B_.quad(shared_.B, r, first, b);
-        C_.quad(shared_.C, r, first, c);
+  __device__ __forceinline__ void commit_rows() {
+    constexpr float weight = output_weight<E>() * (Method::causal ? 1.0f : 0.5f);
+    const bool gated = scan_.z.data;
 #pragma unroll
-        for (int i = 0; i < kQuad; ++i) {
-          const Coefficients<E> k = Method::coefficients(dt[i], a_[r]);
-          const E x = k.a_bar * before[first + i][r] + (u[i] * k.beta) * b[i];
-          before[first + i + 1][r] = x;
-          y[i] += real(c[i] * x);
-        }
+    for (int k = 0; k < count; ++k) {
+      float dt[width], z[width], weighted[width];
+      u_.values(scan_.u, slots_, k, u_at_[k]);
+      delta_.values(scan_.delta, slots_, k, dt);
+      z_.values(scan_.z, slots_, k, z);
+      grad_out_.values(p_.grad_out, slots_, k, grad_y_at_[k]);
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        const float bias = channel_value(scan_.delta_bias, work_, slots_.row(k, i));
+        const float x = dt[i] + bias;
+        dt[i] = step_size(dt[i], bias, scan_.delta_softplus);
+        dt_slope_[k][i] = scan_.delta_softplus ? softplus_slope(x, dt[i]) : 1.0f;
+        if (slots_.step(k, i) >= left_) dt[i] = 0.0f;
+        const float s = sigmoid(z[i]), grad_out = grad_y_at_[k][i];
+        gate_slope_[k][i] = grad_out * (s * (1.0f + z[i] * (1.0f - s)));
+        if (gated) grad_y_at_[k][i] *= z[i] * s;
+        weighted[i] = weight * grad_y_at_[k][i];
       }
-      if (scan_.z.data) shared_.y.put(first, y);  // only the gate's gradient needs y
+      put(shared_.dt, slots_, k, dt);
+      put(shared_.u, slots_, k, u_at_[k]);
+      put(shared_.grad_y, slots_, k, weighted);
     }
   }
 
-  __device__ __forceinline__ void sweep(const E (&before)[kSteps + 1][states],
-                                        E (&grad_x)[states]) {
-#pragma unroll(Matrix::unroll_quads)
-    for (int first = kSteps - kQuad; first >= 0; first -= kQuad) {
-      float dt[kQuad], u[kQuad], grad_y[kQuad], grad_u[kQuad] = {}, grad_dt[kQuad] = {};
-      load_quad(&shared_.rows[0].dt[c_][first], dt);
-      load_quad(&shared_.rows[0].u[c_][first], u);
-      load_quad(&shared_.grad_y[c_][first], grad_y);
-#pragma unroll(Matrix::unroll_states)
-      for (int r = 0; r < states; ++r) {
-        E b[kQuad], c[kQuad], grad_b[kQuad], grad_c[kQuad];
-        B_.quad(shared_.B, r, first, b);
-        C_.quad(shared_.C, r, first, c);
+  __device__ __forceinline__ void advance(bool first_set) {
+    Segment<Shape> lane;
+    load_segment(shared_.dt.segment[lane_], lane.dt);
+    load_segment(shared_.u.segment[lane_], lane.u);
+    load_segment(shared_.grad_y.segment[lane_], lane.grad_y);
+    lane.total_dt = sum(lane.dt);
 #pragma unroll
-        for (int i = kQuad - 1; i >= 0; --i) {
-          const Coefficients<E> k = Method::coefficients(dt[i], a_[r]);
-          const Derivatives<E> d = Method::derivatives(dt[i], a_[r]);
-          grad_c[i] = grad_y[i] * conj(before[first + i + 1][r]);
-          grad_x[r] = grad_x[r] + grad_y[i] * conj(c[i]);
-          grad_b[i] = grad_x[r] * conj(u[i] * k.beta);
-          const E driven = grad_x[r] * conj(b[i]);
-          grad_u[i] += real(driven * conj(k.beta));
-          const E grad_a_bar = grad_x[r] * conj(before[first + i][r]);
-          const E grad_beta = u[i] * driven;
-          grad_dt[i] += real(grad_a_bar * conj(d.a_bar_dt) + grad_beta * conj(d.beta_dt));
-          grad_a_[r] = grad_a_[r] + (grad_a_bar * conj(d.a_bar_a) + grad_beta * conj(d.beta_a));
-          grad_x[r] = grad_x[r] * conj(k.a_bar);
-        }
-        collect(B_, grad_b, shared_.grad_B, grad_constant_B_[r], r, first);
-        collect(C_, grad_c, shared_.grad_C, grad_constant_C_[r], r, first);
-      }
-      shared_.grad_u.put(first, grad_u);
-      shared_.grad_dt.put(first, grad_dt);
-    }
-  }
-
-  // A quad of one channel's gradient of B or C on its way to the sum over channels.
-  __device__ __forceinline__ void collect(const Matrix& matrix, E (&quad)[kQuad],
-                                          typename Shared::Tile* copies, E& constant, int r,
-                                          int first) {
-    if (matrix.constant()) {
+    for (int i = 0; i < steps; ++i) lane.y[i] = lane.grad_input[i] = lane.grad_dt[i] = 0.0f;
+    if constexpr (Few) {
 #pragma unroll
-      for (int i = 0; i < kQuad; ++i) constant = constant + quad[i];
-      return;
-    }
-    using Sums = ChannelSums<E, Shape>;
-    const int warp = threadIdx.x / 32;
-    Sums sums;
-    sums.reduce(quad);
-    E* to = &copies[warp / Shared::turns][r * Shape::lanes + lane_][first + sums.first];
+      for (int m = 0; m < states_of_warp; ++m) pull_back_state(lane, 0, m, grad_B_[m], grad_C_[m]);
+    } else {
 #pragma unroll 1
-    for (int turn = 0; turn < Shared::turns; ++turn) {
-      if (warp % Shared::turns == turn && sums.owner) {
-#pragma unroll
-        for (int i = 0; i < Sums::count; ++i) to[i] = turn == 0 ? quad[i] : to[i] + quad[i];
-      }
-      if (Shared::turns > 1) __syncthreads();
-    }
-  }
-
-  __device__ __forceinline__ void finish_rows(int64_t tile, int steps) {
-#pragma unroll
-    for (int k = 0; k < entries; ++k) {
-      if (slots_.step[k] >= steps) continue;
-      const BackwardEntry entry = shared_.entries[k][threadIdx.x];
-      const bool gated = scan_.z.data;
-      constexpr float weight = output_weight<E>() * (Method::causal ? 1.0f : 0.5f);
-      float y = gated ? weight * shared_.y.get(slots_, k) : 0.0f;
-      float grad_u = shared_.grad_u.get(slots_, k), grad_dt = shared_.grad_dt.get(slots_, k);
-      if (!Method::causal) {
-        const int64_t all = scan_.batch * scan_.groups * scan_.channels * work_.steps;
-        const int64_t t = work_.time(tile * kSteps + slots_.step[k]);
-        float* other = p_.one_way + work_.row(scan_, slots_.channel[k]) * work_.steps + t;
-        if (!last_pass_) {
-          other[0] = y, other[all] = grad_u, other[2 * all] = grad_dt;
-          continue;
+      for (int first = 0; first < scan_.states; first += kStateTile) {
+        if (first > 0) __syncthreads();
+        load_matrices(first);
+        if (first > 0) load_edges(first);
+        __syncthreads();
+#pragma unroll 1
+        for (int m = 0; m < states_of_warp; ++m) {
+          E grad_b[steps], grad_c[steps];
+          clear(grad_b), clear(grad_c);
+          pull_back_state(lane, first, m, grad_b, grad_c);
+          const int n = first + m * Shape::warps + warp_;
+          if (B_.constant()) write_row_gradient(p_.grad_B, n, sum_of(grad_b));
+          else add_to_slab(p_.grad_B, n, grad_b, first_set);
+          if (C_.constant()) write_row_gradient(p_.grad_C, n, sum_of(grad_c));
+          else add_to_slab(p_.grad_C, n, grad_c, first_set);
         }
-        y += other[0], grad_u += other[all], grad_dt += other[2 * all];
-      }
-      if (gated) grad_z_.store(k, entry.gate_slope * (y + D_.value[k] * entry.u));
-      grad_dt *= entry.dt_slope;
-      grad_u_.store(k, grad_u + D_.value[k] * entry.grad_y);
-      grad_delta_.store(k, grad_dt);
-      grad_D_[k] += entry.grad_y * entry.u;
-      grad_bias_[k] += grad_dt;
-    }
-    grad_u_.next();
-    grad_delta_.next();
-    grad_z_.next();
-  }
-
-  static constexpr int slab_entries = Shape::padded_states * kSteps / Shape::threads;
-
-  // Where this thread's entries of the slabs of dB and dC lie, in the tile at hand.
-  __device__ __forceinline__ void begin_slab(int64_t tile) {
-#pragma unroll
-    for (int k = 0; k < slab_entries; ++k) {
-      const int index = threadIdx.x + k * Shape::threads, n = index / kSteps, i = index % kSteps;
-      slab_offset_[k] = (slab_ * scan_.states + n) * work_.steps + work_.time(tile * kSteps + i);
-    }
-  }
-  __device__ __forceinline__ void finish_matrices(int steps) {
-#pragma unroll
-    for (int k = 0; k < slab_entries; ++k) {
-      const int index = threadIdx.x + k * Shape::threads, n = index / kSteps, i = index % kSteps;
-      if (n < scan_.states && i < steps) {
-        if (!B_.constant()) add_to_slab(p_.grad_B, k, shared_.grad_B, n, i);
-        if (!C_.constant()) add_to_slab(p_.grad_C, k, shared_.grad_C, n, i);
-      }
-      slab_offset_[k] += work_.reverse ? kSteps : -kSteps;
-    }
-  }
-  __device__ __forceinline__ void add_to_slab(void* slabs, int k,
-                                              const typename Shared::Tile* copies, int n, int i) {
-    E sum = copies[0][n][i];
-#pragma unroll
-    for (int copy = 1; copy < Shared::copies; ++copy) sum = sum + copies[copy][n][i];
-    E& to = static_cast<E*>(slabs)[slab_offset_[k]];
-    to = fresh_slab_ ? sum : to + sum;
-  }
-
-  __device__ __forceinline__ void write_parameters() {
-    if (c_ < work_.channels) {
-      const int64_t row = work_.row(scan_, c_) * scan_.states;
-#pragma unroll
-      for (int r = 0; r < states; ++r) {
-        const int n = r * Shape::lanes + lane_;
-        if (n >= scan_.states) continue;
-        static_cast<E*>(p_.grad_A)[row + n] = grad_a_[r];
-        if (B_.constant()) static_cast<E*>(p_.grad_B)[row + n] = grad_constant_B_[r];
-        if (C_.constant()) static_cast<E*>(p_.grad_C)[row + n] = grad_constant_C_[r];
       }
     }
-    write_channels(grad_D_, p_.grad_D);
-    write_channels(grad_bias_, p_.grad_bias);
+    store_segment(shared_.y[warp_].segment[lane_], lane.y);
+    store_segment(shared_.grad_input[warp_].segment[lane_], lane.grad_input);
+    store_segment(shared_.grad_dt[warp_].segment[lane_], lane.grad_dt);
   }
-  // Sums the entries' values over the steps of a tile, for each channel.
-  __device__ __forceinline__ void write_channels(const float (&value)[entries], float* to) {
-    __syncthreads();
+
+  __device__ __forceinline__ void pull_back_state(Segment<Shape>& lane, int first, int m,
+                                                  E (&grad_b)[steps], E (&grad_c)[steps]) {
+    const int in_tile = m * Shape::warps + warp_, n = first + in_tile;
+    if (n >= scan_.states) return;
+    const auto b_of = segment_of(B_, shared_.B, work_, channel_, segment_, in_tile, n);
+    const auto c_of = segment_of(C_, shared_.C, work_, channel_, segment_, in_tile, n);
+    const E grad_a =
+        pull_back<Method, E, Shape>(lane, a_[m], b_of, c_of, edges_[m], grad_b, grad_c);
+    // Takes the place of the adjoint that entered, which nobody reads again.
+    write_row_gradient(p_.grad_edges, n, grad_a);
+  }
+
+  static __device__ __forceinline__ E sum_of(const E (&x)[steps]) {
+    E total = x[0];
 #pragma unroll
-    for (int k = 0; k < entries; ++k)
-      if (slots_.exists(k)) slots_.in(shared_.rows[0].dt, k) = value[k];
-    __syncthreads();
-    if (threadIdx.x < Shape::channels && threadIdx.x < work_.channels) {
-      float sum = 0.0f;
+    for (int i = 1; i < steps; ++i) total = total + x[i];
+    return total;
+  }
+  // To [B, G, H, chunks, N], summed over the segments.
+  __device__ __forceinline__ void write_row_gradient(void* to, int n, E value) {
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) sum += shared_.rows[0].dt[threadIdx.x][i];
-      to[work_.row(scan_, threadIdx.x)] = sum;
+    for (int bit = 1; bit < segments; bit *= 2) value = value + shuffle_xor(value, bit);
+    if (segment_ == 0 && channel_ < work_.channels && n < scan_.states)
+      static_cast<E*>(to)[(work_.row(scan_, channel_) * p_.chunks + chunk_) * scan_.states + n] =
+          value;
+  }
+  // To this block's part of [slabs, B, G, N, L], summed over the channels.
+  __device__ __forceinline__ void add_to_slab(void* slabs, int n, E (&value)[steps], bool fresh) {
+#pragma unroll
+    for (int bit = segments; bit < 32; bit *= 2) {
+#pragma unroll
+      for (int i = 0; i < steps; ++i) value[i] = value[i] + shuffle_xor(value[i], bit);
     }
+    if (channel_ != 0 || n >= scan_.states) return;
+    const int64_t bg = work_.b * scan_.groups + work_.g;
+    E* const to = static_cast<E*>(slabs) +
+                  ((slab_ * scan_.batch * scan_.groups + bg) * scan_.states + n) * work_.steps;
+#pragma unroll
+    for (int i = 0; i < steps; ++i) {
+      const int step = segment_ * steps + i;
+      if (step >= left_) continue;
+      const int64_t t = chunk_ * Shape::window + step;
+      E& entry = to[work_.reverse ? work_.steps - 1 - t : t];
+      entry = fresh ? value[i] : entry + value[i];
+    }
+  }
+
+  __device__ __forceinline__ void finish_rows() {
+    constexpr float weight = output_weight<E>() * (Method::causal ? 1.0f : 0.5f);
+    const bool gated = scan_.z.data;
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+      float grad_u[width], grad_delta[width], grad_z[width], to_D[width];
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        const int row = slots_.row(k, i), step = slots_.step(k, i);
+        float y = 0.0f, grad_input = 0.0f, grad_dt = 0.0f;
+#pragma unroll
+        for (int w = 0; w < Shape::warps; ++w) {
+          y += shared_.y[w].at(row, step);
+          grad_input += shared_.grad_input[w].at(row, step);
+          grad_dt += shared_.grad_dt[w].at(row, step);
+        }
+        const float u = u_at_[k][i], D = channel_value(scan_.D, work_, row);
+        if (Method::beta_is_step) {
+          grad_dt += u * grad_input;
+          grad_input *= shared_.dt.at(row, step);
+        }
+        grad_u[i] = grad_input + D * grad_y_at_[k][i];
+        grad_delta[i] = grad_dt * dt_slope_[k][i];
+        grad_z[i] = gate_slope_[k][i] * (weight * y + D * u);
+        to_D[i] = grad_y_at_[k][i] * u;
+      }
+      grad_u_.store(p_.grad_u, slots_, k, grad_u, work_.channels, left_);
+      grad_delta_.store(p_.grad_delta, slots_, k, grad_delta, work_.channels, left_);
+      if (gated) grad_z_.store(p_.grad_z, slots_, k, grad_z, work_.channels, left_);
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        if (slots_.step(k, i) >= left_) grad_delta[i] = 0.0f;
+      }
+      put(shared_.grad_D, slots_, k, to_D);
+      put(shared_.grad_bias, slots_, k, grad_delta);
+    }
+    const int64_t rows = p_.slabs * Shape::channels;
+    grad_u_.next(rows * p_.grad_u.row);
+    grad_delta_.next(rows * p_.grad_delta.row);
+    grad_z_.next(rows * p_.grad_z.row);
+  }
+
+  // What finish_rows left, summed over time, by one warp while the others go on.
+  __device__ __forceinline__ void write_channel_sums(int64_t first_channel) {
+    if (warp_ != 0) return;
+    float D[steps], bias[steps];
+    load_segment(shared_.grad_D.segment[lane_], D);
+    load_segment(shared_.grad_bias.segment[lane_], bias);
+    float grad_D = sum(D), grad_bias = sum(bias);
+#pragma unroll
+    for (int bit = 1; bit < segments; bit *= 2) {
+      grad_D += shuffle_xor(grad_D, bit);
+      grad_bias += shuffle_xor(grad_bias, bit);
+    }
+    const int64_t h = first_channel + channel_;
+    if (segment_ != 0 || h >= scan_.channels) return;
+    const int64_t at =
+        ((work_.b * scan_.groups + work_.g) * scan_.channels + h) * p_.chunks + chunk_;
+    p_.grad_D[at] = grad_D;
+    p_.grad_bias[at] = grad_bias;
   }
 
   const BackwardArguments& p_;
   const ScanArguments& scan_;
   Shared& shared_;
-  Work<Shape> work_;
-  const Slots<Shape> slots_;
-  const ChannelValues<Shape> D_, bias_;
-  Matrix B_, C_;
-  const int64_t slab_;  // of this b, g
-  const int c_, lane_;
-  bool fresh_slab_;  // nothing is in the slab yet
-  bool last_pass_ = true;
-  E* starts_;
-  RowTile<Shape> u_, delta_, z_, grad_out_;  // of the next tile
-  RowPointers<Shape> grad_u_, grad_delta_, grad_z_;
-  int64_t slab_offset_[slab_entries];
-  E start_[states];  // of the next tile
-  E a_[states], grad_a_[states], grad_constant_B_[states], grad_constant_C_[states];
-  float grad_D_[entries], grad_bias_[entries];
+  const int64_t slab_, chunk_;
+  Work work_;
+  const Places slots_;
+  const int lane_, warp_, channel_, segment_, left_;
+  StateMatrix<E, Shape, Few> B_, C_;
+  Stream<float, Shape::channels, Shape> u_, delta_, z_, grad_out_, grad_u_, grad_delta_, grad_z_;
+  float u_at_[count][width], grad_y_at_[count][width], gate_slope_[count][width],
+      dt_slope_[count][width];
+  E a_[states_of_warp];
+  Edges<E> edges_[states_of_warp];
+  E grad_B_[Few ? states_of_warp : 1][steps], grad_C_[Few ? states_of_warp : 1][steps];
 };
 
-template <class Method, class E, class Shape, bool Tiled>
+template <class Method, class E, class Shape, bool Few>
 __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     backward_kernel(const __grid_constant__ BackwardArguments p) {
   extern __shared__ float4 memory[];
   auto& shared = *reinterpret_cast<BackwardShared<E, Shape>*>(memory);
-  const int64_t bg = blockIdx.x / p.slabs, slab = blockIdx.x % p.slabs;
-  const int64_t stride = p.slabs * Shape::channels;
-#pragma unroll 1
-  for (int64_t first = slab * Shape::channels; first < p.scan.channels; first += stride) {
-    const bool first_of_block = first < stride;
-    BackwardBlock<Method, E, Shape, Tiled>(p, shared, bg, slab, first, first_of_block).run();
-  }
+  BackwardBlock<Method, E, Shape, Few>(p, shared).run();
 }
 
 }  // namespace VIM_MM_ISA

@@ -1,4 +1,6 @@
-// The forward scan of one block of channels.
+// The forward scan: a block marches over time, window by window, with the states of its channels in
+// shared memory. Within a window each lane scans its segment from zero, the lanes of a channel
+// combine what they found, and each scans its segment again from the state that enters it.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -8,147 +10,223 @@
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
-// What belongs to one tile; there are two, so that a tile is finished while the next one advances,
-// with one barrier for both.
+// Behind it in memory: A, the states at the window's beginning, and those of the other direction at
+// its end, each [N][channels].
 template <class E, class Shape>
-struct ForwardTile {
-  Rows<Shape> rows;
-  typename StateMatrix<E, Shape, true>::Tile B, C;
-  LaneSums<Shape> y;
+struct ForwardShared {
+  RowTile<Shape> dt, drive;
+  StateTile<E, Shape> B, C;
+  RowTile<Shape> y[Shape::warps];
+  float D[Shape::channels], bias[Shape::channels];
+
+  static size_t bytes(int64_t states) {
+    return sizeof(ForwardShared) + 3 * states * Shape::channels * sizeof(E);
+  }
 };
 
-// A tile of steps for the states of one thread: advances x, leaves the thread's part of y.
-template <class Method, class E, class Shape, class Matrix>
-__device__ __forceinline__ void advance(ForwardTile<E, Shape>& shared, const Matrix& B,
-                                        const Matrix& C, const E (&a)[Shape::states],
-                                        E (&x)[Shape::states]) {
-  const int c = threadIdx.x / Shape::lanes;
-#pragma unroll(Matrix::unroll_quads)
-  for (int first = 0; first < kSteps; first += kQuad) {
-    float dt[kQuad], u[kQuad], y[kQuad] = {};
-    load_quad(&shared.rows.dt[c][first], dt);
-    load_quad(&shared.rows.u[c][first], u);
-#pragma unroll(Matrix::unroll_states)
-    for (int r = 0; r < Shape::states; ++r) {
-      E b[kQuad], out[kQuad];
-      B.quad(shared.B, r, first, b);
-      C.quad(shared.C, r, first, out);
-#pragma unroll
-      for (int i = 0; i < kQuad; ++i) {
-        const Coefficients<E> k = Method::coefficients(dt[i], a[r]);
-        x[r] = k.a_bar * x[r] + (u[i] * k.beta) * b[i];
-        y[i] += real(out[i] * x[r]);
-      }
-    }
-    shared.y.put(first, y);
+// One value per channel (D, delta_bias), 0 where there is none.
+__device__ __forceinline__ float channel_value(const View& v, const Work& work, int c) {
+  return v.data && c < work.channels ? load_real(work.at(v) + c * v.row, v.storage) : 0.0f;
+}
+
+// A of the block's channels, and states of zero; ends with a barrier.
+template <class E, class Shape>
+__device__ __forceinline__ void fill_states(const ScanArguments& scan, const Work& work, E* a,
+                                            E* x) {
+  for (int i = threadIdx.x; i < scan.states * Shape::channels; i += Shape::threads) {
+    const int c = i % Shape::channels, n = i / Shape::channels;
+    a[i] = E(0.0f);
+    if (c < work.channels)
+      a[i] = load_element<E>(work.at(scan.A) + c * scan.A.row + n * scan.A.last, scan.A.storage);
+    x[i] = E(0.0f);
   }
+  __syncthreads();
 }
 
 template <class Method, class E, class Shape, bool Tiled>
 __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     forward_kernel(const __grid_constant__ ForwardArguments p) {
+  constexpr int steps = Shape::steps, segments = Shape::segments;
+  using Shared = ForwardShared<E, Shape>;
+  using Places = Slots<Shape::channels, Shape>;
+  constexpr int count = Places::count, width = Places::width;
   extern __shared__ float4 memory[];
-  auto* const tiles = reinterpret_cast<ForwardTile<E, Shape>*>(memory);
+  auto& shared = *reinterpret_cast<Shared*>(memory);
   const ScanArguments& scan = p.scan;
-  const int64_t blocks = (scan.channels + Shape::channels - 1) / Shape::channels;
-  Work<Shape> work(scan, blockIdx.x / blocks, blockIdx.x % blocks * Shape::channels);
-  const Slots<Shape> slots(scan.u, work);
-  const ChannelValues<Shape> D(scan.D, slots, work), bias(scan.delta_bias, slots, work);
-  const int c = threadIdx.x / Shape::lanes;
-  E a[Shape::states];
-  load_A(scan, work, a);
-  StateMatrix<E, Shape, Tiled> B(scan.B, scan.constant_B, scan.states, work);
-  StateMatrix<E, Shape, Tiled> C(scan.C, scan.constant_C, scan.states, work);
-  constexpr int count = Slots<Shape>::count;
-  constexpr float weight = output_weight<E>() * (Method::causal ? 1.0f : 0.5f);
+  const int states = int(scan.states);
+  E* const a_of = reinterpret_cast<E*>(&shared + 1);
+  E* const x_of = a_of + states * Shape::channels;
+  E* const other_x_of = x_of + states * Shape::channels;
 
+  const int64_t sets = (scan.channels + Shape::channels - 1) / Shape::channels;
+  Work work(scan, blockIdx.x / sets, Shape::window);
+  work.set_channels(scan, blockIdx.x % sets * Shape::channels, Shape::channels);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int channel = lane / segments, segment = lane % segments;
+  if (threadIdx.x < Shape::channels) {
+    shared.D[threadIdx.x] = channel_value(scan.D, work, threadIdx.x);
+    shared.bias[threadIdx.x] = channel_value(scan.delta_bias, work, threadIdx.x);
+  }
+  fill_states<E, Shape>(scan, work, a_of, x_of);
+
+  const Places slots(scan.u, work);
+  Stream<float, Shape::channels, Shape> u, delta, z, out;
+  u.begin(scan.u, work.at(scan.u), slots, work, 0);
+  delta.begin(scan.delta, work.at(scan.delta), slots, work, 0);
+  z.begin(scan.z, work.at(scan.z), slots, work, 0);
+  out.begin(p.out, work.at(p.out), slots, work, 0);
+  StateMatrix<E, Shape, Tiled> B(scan.B, scan.constant_B, work), C(scan.C, scan.constant_C, work);
+  B.begin(work, 0);
+  C.begin(work, 0);
+  const auto load_rows = [&](int left) {
+    u.load(scan.u, slots, work.channels, left);
+    delta.load(scan.delta, slots, work.channels, left);
+    z.load(scan.z, slots, work.channels, left);
+  };
+  load_rows(work.steps_from(0, Shape::window));
+  B.load(0, states, work.steps_from(0, Shape::window));
+  C.load(0, states, work.steps_from(0, Shape::window));
+
+  E* const edges = static_cast<E*>(p.edges) + work.row(scan, channel) * p.chunks * states;
 #pragma unroll 1
-  for (int pass = 0; pass < (Method::causal ? 1 : 2); ++pass) {
-    const bool last_pass = Method::causal || pass == 1;
-    if (pass == 1) work.reverse = !work.reverse;
-    E x[Shape::states];
+  for (int64_t window = 0; window < work.windows; ++window) {
+    const int left = work.steps_from(window, Shape::window);
+    float u_now[count][width], z_now[count][width];
 #pragma unroll
-    for (int r = 0; r < Shape::states; ++r) x[r] = E(0.0f);
-
-    RowTile<Shape> u, delta, z;
-    RowPointers<Shape> out;
-    u.begin(scan.u, slots, work, 0, true);
-    delta.begin(scan.delta, slots, work, 0, true);
-    z.begin(scan.z, slots, work, 0, true);
-    out.begin(p.out, slots, work, 0, true);
-    B.begin(work, 0, true);
-    C.begin(work, 0, true);
-    const auto load = [&](int steps) {
-      u.load(slots, steps);
-      delta.load(slots, steps);
-      if (last_pass) z.load(slots, steps);
-      B.load(steps);
-      C.load(steps);
-    };
-    float u_of[3][count], z_of[3][count];  // of the tile before, at hand, and next
-    const auto commit = [&](ForwardTile<E, Shape>& to, int steps) {
+    for (int k = 0; k < count; ++k) {
+      float dt[width], drive[width];
+      u.values(scan.u, slots, k, u_now[k]);
+      z.values(scan.z, slots, k, z_now[k]);
+      delta.values(scan.delta, slots, k, dt);
 #pragma unroll
-      for (int k = 0; k < count; ++k) {
-        u_of[2][k] = u.value(k);
-        z_of[2][k] = z.value(k);
-        if (!slots.exists(k)) continue;
-        const float dt = step_size(delta.value(k), bias.value[k], scan.delta_softplus);
-        slots.in(to.rows.u, k) = u_of[2][k];
-        slots.in(to.rows.dt, k) = slots.step[k] < steps ? dt : 0.0f;
+      for (int i = 0; i < width; ++i) {
+        dt[i] = step_size(dt[i], shared.bias[slots.row(k, i)], scan.delta_softplus);
+        if (slots.step(k, i) >= left) dt[i] = 0.0f;
+        drive[i] = Method::beta_is_step ? dt[i] * u_now[k][i] : u_now[k][i];
       }
-      B.commit(to.B);
-      C.commit(to.C);
-    };
-    load(steps_of(work, 0));
-    commit(tiles[0], steps_of(work, 0));
-    load(steps_of(work, 1));
-    // Between two barriers lie three tiles, and none waits for another: the next one is converted,
-    // the one at hand advances, and the one before is finished.
+      put(shared.dt, slots, k, dt);
+      put(shared.drive, slots, k, drive);
+    }
+    if constexpr (!Method::causal) {
+      // What enters the window's last chunk from the other side.
+      const int64_t chunk = (window + 1) * Shape::window / kChunk - 1;
+      for (int i = threadIdx.x; i < states * Shape::channels; i += Shape::threads) {
+        const int c = i % Shape::channels, n = i / Shape::channels;
+        const E* const other = static_cast<const E*>(p.other_edges);
+        other_x_of[i] = E(0.0f);
+        if (c < work.channels && chunk < p.chunks)
+          other_x_of[i] = other[(work.row(scan, c) * p.chunks + chunk) * states + n];
+      }
+    }
+
+    float dt[steps], drive[steps], y[steps] = {}, total_dt = 0.0f;
 #pragma unroll 1
-    for (int64_t tile = 0; tile <= work.tiles; ++tile) {
-      auto &now = tiles[tile % 2], &other_tile = tiles[(tile + 1) % 2];
+    for (int first = 0; first < states; first += kStateTile) {
+      B.commit(shared.B);
+      C.commit(shared.C);
       __syncthreads();
-#pragma unroll
-      for (int k = 0; k < count; ++k) {
-        u_of[0][k] = u_of[1][k], u_of[1][k] = u_of[2][k];
-        z_of[0][k] = z_of[1][k], z_of[1][k] = z_of[2][k];
+      if (first == 0) {
+        load_segment(shared.dt.segment[lane], dt);
+        load_segment(shared.drive.segment[lane], drive);
+        total_dt = sum(dt);
       }
-      commit(other_tile, steps_of(work, tile + 1));
-      load(steps_of(work, tile + 2));
-      if (tile < work.tiles) advance<Method>(now, B, C, a, x);
-      if (tile > 0) {
-        const int steps_before = steps_of(work, tile - 1);
+      // The next tile comes while this one is at work.
+      const bool last_tile = first + kStateTile >= states;
+      const int next_left = last_tile ? work.steps_from(window + 1, Shape::window) : left;
+      if (last_tile) {
+        u.next(Shape::window * slots.to_step(scan.u));
+        delta.next(Shape::window * slots.to_step(scan.delta));
+        z.next(Shape::window * slots.to_step(scan.z));
+        B.next(1), C.next(1);
+        load_rows(next_left);
+      }
+      B.load(last_tile ? 0 : first + kStateTile, states, next_left);
+      C.load(last_tile ? 0 : first + kStateTile, states, next_left);
+      const int tile_states = states - first < kStateTile ? states - first : kStateTile;
+#pragma unroll 1
+      for (int m = warp; m < tile_states; m += Shape::warps) {
+        const int n = first + m;
+        const E a = a_of[n * Shape::channels + channel];
+        E& x_carried = x_of[n * Shape::channels + channel];
+        const auto b_of = segment_of(B, shared.B, work, channel, segment, m, n);
+        const auto c_of = segment_of(C, shared.C, work, channel, segment, m, n);
+        E a_bar[steps], input[steps], x = E(0.0f);
 #pragma unroll
-        for (int k = 0; k < count; ++k) {
-          if (slots.step[k] >= steps_before) continue;
-          float y = weight * other_tile.y.get(slots, k);
-          if (!Method::causal) {
-            const int64_t t = work.time((tile - 1) * kSteps + slots.step[k]);
-            float& other = p.one_way[work.row(scan, slots.channel[k]) * work.steps + t];
-            if (!last_pass) {
-              other = y;
-              continue;
-            }
-            y += other;
+        for (int i = 0; i < steps; i += kQuad) {
+          E b[kQuad];
+          b_of.quad(i, b);
+#pragma unroll
+          for (int j = 0; j < kQuad; ++j) {
+            const Coefficients<E> k = Method::coefficients(dt[i + j], a);
+            a_bar[i + j] = k.a_bar;
+            input[i + j] = input_of<Method>(drive[i + j], k, b[j]);
+            if (segments > 1) x = a_bar[i + j] * x + input[i + j];
           }
-          y += D.value[k] * u_of[0][k];
-          if (scan.z.data) y *= z_of[0][k] * sigmoid(z_of[0][k]);
-          out.store(k, y);
         }
-        out.next();
-      }
-    }
-
-    if (pass == 0 && c < work.channels) {
-      E* last = static_cast<E*>(p.last_state) + work.row(scan, c) * scan.states;
+        E transition = E(0.0f);
+        if (segments > 1) transition = transition_of<Method>(total_dt, a_bar, a);
+        x = enter_segments<true, segments>(transition, x, x_carried);
+        const int64_t step = window * Shape::window + segment * steps;
+        if (step % kChunk == 0 && step < work.steps && channel < work.channels)
+          edges[step / kChunk * states + n] = x;
+        E other_x = E(0.0f), local = E(0.0f);
+        if constexpr (!Method::causal) {
 #pragma unroll
-      for (int r = 0; r < Shape::states; ++r) {
-        const int n = r * Shape::lanes + threadIdx.x % Shape::lanes;
-        if (n < scan.states) last[n] = x[r];
+          for (int i = steps - 1; i >= 0; --i) local = a_bar[i] * local + input[i];
+          other_x = enter_segments<false, segments>(transition, local,
+                                                    other_x_of[n * Shape::channels + channel]);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < steps; i += kQuad) {
+          E c[kQuad];
+          c_of.quad(i, c);
+#pragma unroll
+          for (int j = 0; j < kQuad; ++j) {
+            x = a_bar[i + j] * x + input[i + j];
+            y[i + j] += real(c[j] * x);
+          }
+        }
+        if (segment == segments - 1) x_carried = x;
+        if constexpr (!Method::causal) {
+#pragma unroll
+          for (int i = steps - kQuad; i >= 0; i -= kQuad) {
+            E c[kQuad];
+            c_of.quad(i, c);
+#pragma unroll
+            for (int j = kQuad - 1; j >= 0; --j) {
+              other_x = a_bar[i + j] * other_x + input[i + j];
+              y[i + j] += real(c[j] * other_x);
+            }
+          }
+        }
       }
+      if (!last_tile) __syncthreads();
     }
-    // What this pass wrote to one_way, the next one reads in other threads; and its tiles are free.
-    if (!Method::causal) __syncthreads();
+    store_segment(shared.y[warp].segment[lane], y);
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+      constexpr float weight = output_weight<E>() * (Method::causal ? 1.0f : 0.5f);
+      float value[width];
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        const int row = slots.row(k, i), step = slots.step(k, i);
+        float total = 0.0f;
+#pragma unroll
+        for (int w = 0; w < Shape::warps; ++w) total += shared.y[w].at(row, step);
+        value[i] = weight * total + shared.D[row] * u_now[k][i];
+        if (scan.z.data) value[i] *= z_now[k][i] * sigmoid(z_now[k][i]);
+      }
+      out.store(p.out, slots, k, value, work.channels, left);
+    }
+    out.next(Shape::window * slots.to_step(p.out));
+  }
+
+  E* const last_state = static_cast<E*>(p.last_state);
+  for (int i = threadIdx.x; i < states * Shape::channels; i += Shape::threads) {
+    const int c = i % Shape::channels, n = i / Shape::channels;
+    if (c < work.channels) last_state[work.row(scan, c) * states + n] = x_of[i];
   }
 }
 

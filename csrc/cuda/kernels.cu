@@ -2,34 +2,55 @@
 // scan.
 //
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "errors.h"
 #include "methods.h"
-#include "shapes.cuh"
 
 namespace vim_mm {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kWarp = 32;
+
+// How many lanes share the parts of one entry, where there are many.
+__host__ __device__ int lanes_of(const Sum& sum) {
+  return sum.counts[0] * sum.counts[1] >= 64 ? 16 : 1;
+}
+__host__ __device__ int64_t floats_of(const Sum& sum) {
+  return sum.sizes[0] * sum.sizes[1] * sum.sizes[2] * sum.sizes[3] * sum.components;
+}
 
 __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ Sums sums) {
   const Sum& sum = sums.each[blockIdx.y];
-  const int64_t* n = sum.sizes;
-  const int64_t entries = n[0] * n[1] * n[2] * n[3] * sum.components;
-  const int64_t stride = int64_t(gridDim.x) * kThreads;
-  for (int64_t index = blockIdx.x * int64_t(kThreads) + threadIdx.x; index < entries;
-       index += stride) {
+  const int lanes = lanes_of(sum), per_warp = kWarp / lanes, parts = sum.counts[0] * sum.counts[1];
+  const int lane = threadIdx.x % kWarp, first_part = lane / per_warp;
+  const int64_t warp = (blockIdx.x * int64_t(kThreads) + threadIdx.x) / kWarp;
+  const int64_t stride = int64_t(gridDim.x) * kThreads / kWarp * per_warp;
+  const int64_t floats = floats_of(sum);
+  for (int64_t first = warp * per_warp; first < floats; first += stride) {
+    const int64_t index = first + lane % per_warp;
+    const int64_t component = index % sum.components;
+    int64_t rest = index / sum.components, from = 0, to = 0;
+    const int64_t to_strides[4] = {sum.to.batch, sum.to.group, sum.to.row, sum.to.last};
+#pragma unroll
+    for (int d = 3; d >= 0; --d) {
+      from += rest % sum.sizes[d] * sum.strides[d];
+      to += rest % sum.sizes[d] * to_strides[d];
+      rest /= sum.sizes[d];
+    }
+    const float* const p = sum.parts + from * sum.components + component;
     float total = 0.0f;
+    if (index < floats) {
 #pragma unroll 8
-    for (int64_t part = 0; part < sum.count; ++part) total += sum.parts[part * entries + index];
-    int64_t rest = index / sum.components;
-    const int64_t l = rest % n[3];
-    rest /= n[3];
-    const int64_t k = rest % n[2];
-    rest /= n[2];
-    const int64_t j = rest % n[1], i = rest / n[1], component = index % sum.components;
-    char* p = sum.to.data + i * sum.to.batch + j * sum.to.group + k * sum.to.row + l * sum.to.last;
+      for (int part = first_part; part < parts; part += lanes)
+        total += p[(part / sum.counts[1] * sum.part_strides[0] +
+                    part % sum.counts[1] * sum.part_strides[1]) *
+                   sum.components];
+    }
+    for (int by = per_warp; by < kWarp; by *= 2) total += __shfl_xor_sync(0xffffffffu, total, by);
     const int item = sum.to.storage == Storage::float64 ? 8 : 4;
-    store_real(p + component * item, sum.to.storage, total);
+    if (index < floats && first_part == 0)
+      store_real(sum.to.data + to + component * item, sum.to.storage, total);
   }
 }
 
@@ -39,21 +60,13 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x;
   if (i >= n) return;
   const Coefficients<E> c = Method::coefficients(dt[i], a[i]);
-  const Derivatives<E> d = Method::derivatives(dt[i], a[i]);
-  const E values[6] = {c.a_bar, c.beta, d.a_bar_dt, d.a_bar_a, d.beta_dt, d.beta_a};
+  const Derivatives<E> d = Method::derivatives(dt[i], a[i], c);
+  const E values[6] = {c.a_bar,          c.beta,    a[i] * d.a_bar_z,
+                       dt[i] * d.a_bar_z, d.beta_dt, d.beta_a};
   for (int k = 0; k < 6; ++k) out[k * n + i] = values[k];
 }
 
 }  // namespace
-
-BlockShape backward_shape(const ScanArguments& scan) {
-  return dispatch_element(scan, [&](auto e) {
-    return choose_backward<decltype(e)>(scan, [](auto shape, auto) {
-      using Block = decltype(shape);
-      return BlockShape{Block::threads, Block::channels, Block::padded_states};
-    });
-  });
-}
 
 void scan_forward(const ForwardArguments& p, void* stream) {
   dispatch_method(p.scan.method,
@@ -67,15 +80,11 @@ void scan_backward(const BackwardArguments& p, void* stream) {
 
 void sum_in_order(const Sums& sums, void* stream) {
   int64_t most = 0;
-  for (int i = 0; i < sums.count; ++i) {
-    const Sum& sum = sums.each[i];
-    const int64_t* n = sum.sizes;
-    const int64_t entries = n[0] * n[1] * n[2] * n[3] * sum.components;
-    most = entries > most ? entries : most;
-  }
+  for (int i = 0; i < sums.count; ++i)
+    most = std::max(most, floats_of(sums.each[i]) * lanes_of(sums.each[i]));
   if (most == 0) return;
-  const int64_t wanted = (most + kThreads - 1) / kThreads, limit = 1 << 16;
-  const dim3 grid(static_cast<unsigned>(wanted < limit ? wanted : limit), sums.count);
+  const int64_t blocks = std::min<int64_t>((most + kThreads - 1) / kThreads, 1 << 16);
+  const dim3 grid(static_cast<unsigned>(blocks), sums.count);
   sum_kernel<<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(sums);
   check(cudaGetLastError());
 }

@@ -19,7 +19,7 @@ struct View {
   int64_t batch = 0, group = 0, row = 0, last = 0;
 };
 
-constexpr int kSteps = 16;        // steps of a tile; backward keeps the state before each tile
+constexpr int kChunk = 64;        // steps between the edges whose states forward keeps for backward
 constexpr int kMaxGroups = 4096;  // whose directions differ
 
 struct Directions {
@@ -35,11 +35,22 @@ struct ScanArguments {
   Directions directions;
 };
 
+// States at the edges of chunks are contiguous [B, G, H, chunks, N], float or complex of float: those
+// that enter each chunk. Methods that are not causal have them for both directions: those of the
+// other one, which enter a chunk at its last step, behind the first ones.
 struct ForwardArguments {
   ScanArguments scan;
   View out;
-  void* last_state;  // contiguous [B, G, H, N], float or complex of float
-  float* one_way;    // [B, G, H, L], y of the first direction; only for non-causal methods
+  void* last_state;  // contiguous [B, G, H, N]
+  void *edges, *other_edges;
+  int64_t chunks;
+};
+
+struct EdgesArguments {
+  ScanArguments scan;
+  View grad_out, grad_last_state;  // either may be missing
+  void* edges;
+  int64_t chunks;
 };
 
 // Every pointer is to contiguous memory of float, or complex of float for A, B, C and states.
@@ -47,28 +58,21 @@ struct BackwardArguments {
   ScanArguments scan;
   View grad_out, grad_last_state;   // incoming; either may be missing
   View grad_u, grad_delta, grad_z;  // outgoing
-  void* grad_A;                     // [B, G, H, N]
-  void *grad_B, *grad_C;            // [slabs, B, G, N, L], or [B, G, H, N] where constant
-  float *grad_D, *grad_bias;        // [B, G, H]
-  void* starts;                     // the states before the tiles of one block after another
-  float* one_way;                   // [3, B, G, H, L]; only for non-causal methods
-  int64_t slabs;
+  const void* edges;                // of forward
+  void* grad_edges;                 // their adjoint; in the end parts of A's gradient [B, G, H, chunks, N]
+  void *grad_B, *grad_C;            // [slabs, B, G, N, L], or [B, G, H, chunks, N] where constant
+  float *grad_D, *grad_bias;        // [B, G, H, chunks]
+  int64_t chunks, slabs;
 };
 
-// How a kernel lays a block over channels and states; the host sizes scratch memory by it.
-struct BlockShape {
-  int threads, channels, padded_states;
-};
-
-BlockShape backward_shape(const ScanArguments&);
-
-// One gradient that several blocks hold parts of: to [i, j, k, l] = sum over p of parts[p][i, j, k, l].
+// One gradient that several blocks hold parts of:
+// to [i, j, k, l] = sum over p, q of parts[p, q, i, j, k, l].
 struct Sum {
-  const float* parts;  // [count, sizes...], contiguous; each entry `components` floats
-  int64_t count;
-  int components;  // 2 for complex
-  int64_t sizes[4];
-  View to;  // strides of i, j, k, l
+  const float* parts;
+  int components;  // floats of an entry: 2 for complex
+  int counts[2];
+  int64_t part_strides[2], sizes[4], strides[4];  // strides count entries
+  View to;
 };
 constexpr int kMaxSums = 5;
 struct Sums {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "backward.cuh"
+#include "edges.cuh"
 #include "errors.h"
 #include "forward.cuh"
 #include "methods.h"
@@ -24,28 +25,52 @@ void launch(void (*kernel)(Arguments), int64_t blocks, int threads, size_t share
   check(cudaGetLastError());
 }
 
-template <class Method>
-void MethodKernels<Method>::forward(const ForwardArguments& p, void* stream) {
+template <class Shape>
+int64_t blocks_of(const ScanArguments& scan) {
+  return scan.batch * scan.groups * ((scan.channels + Shape::channels - 1) / Shape::channels);
+}
+
+template <class Method, bool Adjoint, bool Ascending>
+void launch_edges(const EdgesArguments& p, void* stream) {
   dispatch_element(p.scan, [&](auto e) {
     using E = decltype(e);
-    choose_forward<E>(p.scan, [&](auto shape, auto tiled) {
+    choose_edges<E>(p.scan, [&](auto shape, auto tiled) {
       using Block = decltype(shape);
-      const int64_t sets = (p.scan.channels + Block::channels - 1) / Block::channels;
-      launch(forward_kernel<Method, E, Block, decltype(tiled)::value>,
-             p.scan.batch * p.scan.groups * sets, Block::threads, 2 * sizeof(ForwardTile<E, Block>),
-             p, stream);
+      launch(edges_kernel<Method, E, Block, decltype(tiled)::value, Adjoint, Ascending>,
+             blocks_of<Block>(p.scan), Block::threads,
+             EdgesShared<E, Block>::bytes(p.scan.states), p, stream);
+    });
+  });
+}
+
+template <class Method>
+void MethodKernels<Method>::forward(const ForwardArguments& p, void* stream) {
+  if constexpr (!Method::causal)
+    launch_edges<Method, false, false>({p.scan, {}, {}, p.other_edges, p.chunks}, stream);
+  dispatch_element(p.scan, [&](auto e) {
+    using E = decltype(e);
+    choose_forward<Method, E>(p.scan, [&](auto shape, auto tiled) {
+      using Block = decltype(shape);
+      launch(forward_kernel<Method, E, Block, decltype(tiled)::value>, blocks_of<Block>(p.scan),
+             Block::threads, ForwardShared<E, Block>::bytes(p.scan.states), p, stream);
     });
   });
 }
 
 template <class Method>
 void MethodKernels<Method>::backward(const BackwardArguments& p, void* stream) {
+  const int64_t all = p.scan.batch * p.scan.groups * p.scan.channels * p.chunks * p.scan.states;
   dispatch_element(p.scan, [&](auto e) {
     using E = decltype(e);
-    choose_backward<E>(p.scan, [&](auto shape, auto tiled) {
+    const EdgesArguments edges{p.scan, p.grad_out, p.grad_last_state, p.grad_edges, p.chunks};
+    launch_edges<Method, true, false>(edges, stream);
+    if constexpr (!Method::causal)
+      launch_edges<Method, true, true>(
+          {p.scan, p.grad_out, {}, static_cast<E*>(p.grad_edges) + all, p.chunks}, stream);
+    choose_backward<E>(p.scan, [&](auto shape, auto few) {
       using Block = decltype(shape);
-      launch(backward_kernel<Method, E, Block, decltype(tiled)::value>,
-             p.scan.batch * p.scan.groups * p.slabs, Block::threads,
+      launch(backward_kernel<Method, E, Block, decltype(few)::value>,
+             p.scan.batch * p.scan.groups * p.chunks * p.slabs, Block::threads,
              sizeof(BackwardShared<E, Block>), p, stream);
     });
   });

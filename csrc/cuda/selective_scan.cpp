@@ -25,6 +25,8 @@ using torch::stable::empty_like;
 using torch::stable::new_empty;
 using torch::stable::accelerator::DeviceGuard;
 
+constexpr int64_t kBlocksOfLargeGpu = 396, kLeastChannelsOfSlab = 32;
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 void* current_stream(const Tensor& t) {
@@ -95,58 +97,74 @@ ScanArguments scan_arguments(const Inputs& in, const Sizes& sizes) {
   return scan;
 }
 
-std::tuple<Tensor, Tensor> selective_scan_fwd_cuda(const Tensor& u, const Tensor& delta,
-                                                   const Tensor& A, const Tensor& B,
-                                                   const Tensor& C, const std::optional<Tensor>& D,
-                                                   const std::optional<Tensor>& z,
-                                                   const std::optional<Tensor>& delta_bias,
-                                                   bool delta_softplus, int64_t method,
-                                                   const std::vector<int64_t>& reverse) {
+int64_t count_chunks(const Sizes& sizes) { return ceil_div(sizes.steps, kChunk); }
+int64_t count_directions(int64_t method) { return is_causal(method) ? 1 : 2; }
+
+std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cuda(
+    const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
+    const std::optional<Tensor>& D, const std::optional<Tensor>& z,
+    const std::optional<Tensor>& delta_bias, bool delta_softplus, int64_t method,
+    const std::vector<int64_t>& reverse) {
   const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
   const Sizes sizes(in);
   const DeviceGuard guard(u.get_device_index());
-  ForwardArguments p{scan_arguments(in, sizes), {}, nullptr, nullptr};
+  ForwardArguments p{};
+  p.scan = scan_arguments(in, sizes);
+  p.chunks = count_chunks(sizes);
+  const ScalarType type = p.scan.is_complex ? ScalarType::ComplexFloat : ScalarType::Float;
   const Tensor out = empty_like(u);
   const Tensor last_state =
-      new_empty(u, {sizes.batch, sizes.groups, sizes.channels, sizes.states},
-                p.scan.is_complex ? ScalarType::ComplexFloat : ScalarType::Float);
-  // Allocated for causal methods too, but of no size.
-  const Tensor one_way =
-      new_empty(u, {is_causal(method) ? 0 : sizes.rows() * sizes.steps}, ScalarType::Float);
+      new_empty(u, {sizes.batch, sizes.groups, sizes.channels, sizes.states}, type);
+  const Tensor edges = new_empty(u, {count_directions(method), sizes.batch, sizes.groups,
+                                     sizes.channels, p.chunks, sizes.states}, type);
   p.out = view_of(out, 0);
   p.last_state = last_state.data_ptr();
-  p.one_way = static_cast<float*>(one_way.data_ptr());
+  p.edges = edges.data_ptr();
+  p.other_edges = static_cast<char*>(edges.data_ptr()) +
+                  sizes.rows() * p.chunks * sizes.states * edges.element_size();
   scan_forward(p, current_stream(u));
-  return {out, last_state};
+  return {out, last_state, edges};
 }
 
-// How many slabs of partial gradients of B and C there are for each (b, g): one per block. Enough
-// blocks for a large GPU, or else as many as keep a slab set about as large as u in float32. Only
+// How many slabs of partial gradients of B and C there are for each (b, g) and chunk: as many as
+// blocks share its channels. Enough blocks for a large GPU, no more than sets of channels. Only
 // sizes count, so that every GPU adds up in the same order.
-int64_t count_slabs(const ScanArguments& scan, const BlockShape& shape) {
-  const int64_t sets = ceil_div(scan.channels, shape.channels);
-  const int64_t busy = ceil_div(512, std::max<int64_t>(1, scan.batch * scan.groups));
-  const int64_t small = ceil_div(scan.channels, 2 * shape.padded_states);
-  const int64_t rounds = ceil_div(sets, std::max(busy, small));
-  return rounds == 0 ? 1 : ceil_div(sets, rounds);
+int64_t count_slabs(const ScanArguments& scan, int64_t chunks) {
+  const int64_t blocks = std::max<int64_t>(1, scan.batch * scan.groups * chunks);
+  const int64_t most = std::max<int64_t>(1, ceil_div(scan.channels, kLeastChannelsOfSlab));
+  return std::min(most, ceil_div(kBlocksOfLargeGpu, blocks));
 }
 
-// Sums `count` parts, each [sizes], into a gradient like an input; its dimensions begin at `first`.
-Sum sum_into(const Tensor& gradient, int first, const Tensor& parts, int64_t count) {
-  Sum sum{static_cast<const float*>(parts.data_ptr()),
-          count,
-          is_complex(gradient) ? 2 : 1,
-          {1, 1, 1, 1},
-          view_of(gradient, first)};
-  for (int64_t i = 0; i < gradient.dim(); ++i) sum.sizes[first + i] = gradient.size(i);
+// The sum over `counts` of parts that are contiguous [counts[0], sizes..., counts[1], last size] or,
+// with counts[1] = 1, [counts[0], sizes...], into a gradient like an input, whose dimensions begin
+// at `first`.
+Sum sum_into(const Tensor& gradient, int first, const Tensor& parts, int64_t outer, int64_t inner,
+             bool has_last) {
+  Sum sum{};
+  sum.parts = static_cast<const float*>(parts.data_ptr());
+  sum.components = is_complex(gradient) ? 2 : 1;
+  sum.counts[0] = int(outer), sum.counts[1] = int(inner);
+  sum.to = view_of(gradient, first);
+  int64_t stride = 1;
+  std::fill_n(sum.sizes, 4, 1);
+  for (int64_t i = gradient.dim() - 1; i >= 0; --i) {
+    if (i == gradient.dim() - (has_last ? 2 : 1)) {
+      sum.part_strides[1] = stride;
+      stride *= inner;
+    }
+    sum.sizes[first + i] = gradient.size(i);
+    sum.strides[first + i] = stride;
+    stride *= gradient.size(i);
+  }
+  sum.part_strides[0] = stride;
   return sum;
 }
 
 Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
-                                  const std::optional<Tensor>& grad_last_state, const Tensor& u,
-                                  const Tensor& delta, const Tensor& A, const Tensor& B,
-                                  const Tensor& C, const std::optional<Tensor>& D,
-                                  const std::optional<Tensor>& z,
+                                  const std::optional<Tensor>& grad_last_state,
+                                  const Tensor& edges, const Tensor& u, const Tensor& delta,
+                                  const Tensor& A, const Tensor& B, const Tensor& C,
+                                  const std::optional<Tensor>& D, const std::optional<Tensor>& z,
                                   const std::optional<Tensor>& delta_bias, bool delta_softplus,
                                   int64_t method, const std::vector<int64_t>& reverse) {
   const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
@@ -154,8 +172,14 @@ Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
   const DeviceGuard guard(u.get_device_index());
   BackwardArguments p{};
   p.scan = scan_arguments(in, sizes);
-  const BlockShape shape = backward_shape(p.scan);
-  p.slabs = count_slabs(p.scan, shape);
+  p.chunks = count_chunks(sizes);
+  p.slabs = count_slabs(p.scan, p.chunks);
+  const int64_t width = p.scan.is_complex ? 2 : 1, rows = sizes.rows();
+  const int64_t per_chunks = rows * p.chunks * sizes.states;
+  STD_TORCH_CHECK(edges.is_contiguous() && edges.numel() == count_directions(method) * per_chunks &&
+                      storage_of(edges) == Storage::float32 &&
+                      is_complex(edges) == p.scan.is_complex,
+                  "vim_mm: expected the edges that forward gave");
 
   const Tensor none = new_empty(u, {0});
   const auto like = [&](const std::optional<Tensor>& t) { return t ? empty_like(*t) : none; };
@@ -165,45 +189,39 @@ Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
 
   // Floats; states and what is summed into A, B and C are complex with A.
   const auto scratch = [&](int64_t floats) { return new_empty(u, {floats}, ScalarType::Float); };
-  const int64_t width = p.scan.is_complex ? 2 : 1, rows = sizes.rows();
-  const int64_t per_row = rows * sizes.states * width;
-  const int64_t per_slabs =
-      p.slabs * sizes.batch * sizes.groups * sizes.states * sizes.steps * width;
-  const int64_t blocks = sizes.batch * sizes.groups * p.slabs;
-  const int64_t per_tile = shape.channels * shape.padded_states * width;
-  const Tensor A_parts = scratch(per_row), D_parts = scratch(rows), bias_parts = scratch(rows);
-  const Tensor B_parts = scratch(p.scan.constant_B ? per_row : per_slabs);
-  const Tensor C_parts = scratch(p.scan.constant_C ? per_row : per_slabs);
-  const Tensor starts = scratch(blocks * ceil_div(sizes.steps, kSteps) * per_tile);
-  const Tensor one_way = scratch(is_causal(method) ? 0 : 3 * rows * sizes.steps);
+  const int64_t per_slabs = p.slabs * sizes.batch * sizes.groups * sizes.states * sizes.steps;
+  const Tensor grad_edges = scratch(edges.numel() * width);
+  const Tensor D_parts = scratch(rows * p.chunks), bias_parts = scratch(rows * p.chunks);
+  const Tensor B_parts = scratch((p.scan.constant_B ? per_chunks : per_slabs) * width);
+  const Tensor C_parts = scratch((p.scan.constant_C ? per_chunks : per_slabs) * width);
 
   if (grad_out) p.grad_out = narrow_view(*grad_out, 0);
   p.grad_last_state = view_of(grad_last_state, 0);
   p.grad_u = view_of(grad_u, 0);
   p.grad_delta = view_of(grad_delta, 0);
   if (z) p.grad_z = view_of(grad_z, 0);
-  p.grad_A = A_parts.data_ptr();
+  p.edges = edges.data_ptr();
+  p.grad_edges = grad_edges.data_ptr();
   p.grad_B = B_parts.data_ptr();
   p.grad_C = C_parts.data_ptr();
   p.grad_D = static_cast<float*>(D_parts.data_ptr());
   p.grad_bias = static_cast<float*>(bias_parts.data_ptr());
-  p.starts = starts.data_ptr();
-  p.one_way = static_cast<float*>(one_way.data_ptr());
 
   // No rows and no steps leave sums of nothing: zeros.
   const bool empty = rows == 0 || sizes.steps == 0;
   void* const stream = current_stream(u);
   if (!empty) scan_backward(p, stream);
-  const auto parts = [&](int64_t count) { return empty ? 0 : count; };
   Sums sums;
-  const auto add = [&](const Sum& sum) { sums.each[sums.count++] = sum; };
-  add(sum_into(grad_A, 1, A_parts, parts(sizes.batch)));
-  add(sum_into(grad_B, p.scan.constant_B, B_parts,
-               parts(p.scan.constant_B ? sizes.batch : p.slabs)));
-  add(sum_into(grad_C, p.scan.constant_C, C_parts,
-               parts(p.scan.constant_C ? sizes.batch : p.slabs)));
-  if (D) add(sum_into(grad_D, 1, D_parts, parts(sizes.batch)));
-  if (delta_bias) add(sum_into(grad_bias, 1, bias_parts, parts(sizes.batch)));
+  const auto add = [&](const Tensor& to, int first, const Tensor& parts, bool over_chunks) {
+    const int64_t outer = empty ? 0 : over_chunks ? sizes.batch : p.slabs;
+    sums.each[sums.count++] =
+        sum_into(to, first, parts, outer, over_chunks ? p.chunks : 1, to.dim() > 2);
+  };
+  add(grad_A, 1, grad_edges, true);
+  add(grad_B, p.scan.constant_B, B_parts, p.scan.constant_B);
+  add(grad_C, p.scan.constant_C, C_parts, p.scan.constant_C);
+  if (D) add(grad_D, 1, D_parts, true);
+  if (delta_bias) add(grad_bias, 1, bias_parts, true);
   sum_in_order(sums, stream);
   return grads;
 }

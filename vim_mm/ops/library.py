@@ -9,7 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vim_mm.ops.discretization import METHODS
 from vim_mm.ops.reference import state_dtype
+
+_CHUNK = 64  # kChunk of csrc/cuda/kernels.h
+_CAUSAL = {method.id: method.causal for method in METHODS.values()}
 
 # Why `vim_mm._C` is missing, for the messages of those who need it; None when it is loaded.
 MISSING: str | None = None
@@ -34,13 +38,22 @@ def has_kernel(device_type: str) -> bool:
 
 def _forward_fake(
     u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     state_shape = (*u.shape[:3], A.shape[-1])
-    return torch.empty_like(u), u.new_empty(state_shape, dtype=state_dtype(u, A))
+    last_state = u.new_empty(state_shape, dtype=state_dtype(u, A))
+    return torch.empty_like(u), last_state, last_state.new_empty(_edges_shape(u, A, method))
+
+
+def _edges_shape(u: Tensor, A: Tensor, method: int) -> tuple:
+    """(directions, B, G, H, chunks, N) on CUDA; the CPU kernel needs nothing of its forward."""
+    if u.device.type != 'cuda':
+        return (0,)
+    directions = 1 if _CAUSAL[method] else 2
+    return (directions, *u.shape[:3], -(-u.shape[3] // _CHUNK), A.shape[-1])
 
 
 def _backward_fake(
-    grad_out, grad_last_state, u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse
+    grad_out, grad_last_state, edges, u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse
 ) -> tuple[Tensor, ...]:
     inputs = (u, delta, A, B, C, D, z, delta_bias)
     return tuple(u.new_empty(0) if x is None else torch.empty_like(x) for x in inputs)
@@ -48,18 +61,22 @@ def _backward_fake(
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
     *tensors, ctx.delta_softplus, ctx.method, ctx.reverse = inputs
-    ctx.save_for_backward(*tensors)
+    edges = output[2]
+    ctx.mark_non_differentiable(edges)
+    ctx.save_for_backward(edges, *tensors)
     # An output that nobody used costs no tensor of zeros.
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grad_out: Tensor | None, grad_last_state: Tensor | None) -> tuple:
-    inputs = ctx.saved_tensors
+def _backward(
+    ctx: Any, grad_out: Tensor | None, grad_last_state: Tensor | None, _: Tensor | None
+) -> tuple:
+    edges, *inputs = ctx.saved_tensors
     rest = (None, None, None)
     if grad_out is None and grad_last_state is None:
         return (*(None for _ in inputs), *rest)
     grads = torch.ops.vim_mm.selective_scan_bwd(
-        grad_out, grad_last_state, *inputs, ctx.delta_softplus, ctx.method, ctx.reverse
+        grad_out, grad_last_state, edges, *inputs, ctx.delta_softplus, ctx.method, ctx.reverse
     )
     return (*(None if x is None else g for x, g in zip(inputs, grads, strict=True)), *rest)
 

@@ -104,7 +104,7 @@ def selective_scan_fn(
             return split(M, 0)
         return (M if M.dim() == 4 else M.unsqueeze(1)).expand(-1, groups, -1, -1)
 
-    out, last_state = torch.ops.vim_mm.selective_scan_fwd(
+    out, last_state, _ = torch.ops.vim_mm.selective_scan_fwd(
         split(u, 1),
         split(delta, 1),
         split(A, 0),
@@ -181,7 +181,7 @@ def selective_scan_grouped_fn(
     method = method_id(discretization_method)
 
     if _use_compiled(use_cuda_kernel, u.device.type, u.dtype):
-        out, last_state = torch.ops.vim_mm.selective_scan_fwd(
+        out, last_state, _ = torch.ops.vim_mm.selective_scan_fwd(
             u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, [*map(int, reverse)]
         )
     else:
