@@ -16,19 +16,30 @@
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
+// What enters a chunk, for one state.
+template <class E>
+struct Edges {
+  E x, grad_x;              // in scan order, and its adjoint against it
+  E other_x, other_grad_x;  // of the other direction, where there is one
+};
+
+// An entry (channel, step): what its gradients are multiplied with. grad_y is that of y + D u, in
+// front of the gate.
+struct alignas(16) BackwardEntry {
+  float u, grad_y, gate_slope, dt_slope;
+};
+
 template <class E, class Shape>
 struct BackwardShared {
   RowTile<Shape> dt, u, grad_y;
   StateTile<E, Shape> B, C;
   RowTile<Shape> y[Shape::warps], grad_input[Shape::warps], grad_dt[Shape::warps];
   RowTile<Shape> grad_D, grad_bias;
-};
-
-// What enters a chunk, for one state.
-template <class E>
-struct Edges {
-  E x, grad_x;              // in scan order, and its adjoint against it
-  E other_x, other_grad_x;  // of the other direction, where there is one
+  // A and the edges of the channels at hand, [channels][kStateTile] each.
+  E a[32 / Shape::segments][kStateTile];
+  Edges<E> edges[32 / Shape::segments][kStateTile];
+  // Each thread's own, here to save registers.
+  BackwardEntry entries[32 * Shape::steps];
 };
 
 // What a lane has of its segment, and the sums over states that it collects.
@@ -42,9 +53,10 @@ struct Segment {
 
 // One state: adds to the segment's sums and to the gradients of B and C, returns that of A over the
 // segment. With beta = dt, grad_input is that of dt u and lacks in grad_dt; else it is that of u.
-template <class Method, class E, class Shape>
-__device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a, const SegmentOf<E>& b_of,
-                                       const SegmentOf<E>& c_of, const Edges<E>& edges,
+template <class Method, class E, class Shape, Layout layout>
+__device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a,
+                                       const SegmentOf<E, layout>& b_of,
+                                       const SegmentOf<E, layout>& c_of, const Edges<E>& edges,
                                        E (&grad_b)[Shape::steps], E (&grad_c)[Shape::steps]) {
   constexpr int steps = Shape::steps, segments = Shape::segments;
   E a_bar[steps], input[steps], before[steps], x = E(0.0f), grad_x = E(0.0f);
@@ -154,14 +166,15 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a, const SegmentO
   return grad_a;
 }
 
-// `Few`: real, no more than kStateTile states, B and C not constant. Then gradients of B and C stay
-// in registers over all channels; else each channel set adds its part in memory.
-template <class Method, class E, class Shape, bool Few>
+// But with Layout::any gradients of B and C stay in registers over all channels; there each channel
+// set adds its part in memory.
+template <class Method, class E, class Shape, Layout layout>
 class BackwardBlock {
   static constexpr int steps = Shape::steps, segments = Shape::segments;
   static constexpr int states_of_warp = kStateTile / Shape::warps;
+  static constexpr bool fast = layout != Layout::any;
   using Shared = BackwardShared<E, Shape>;
-  using Places = Slots<Shape::channels, Shape>;
+  using Places = Slots<Shape::channels, Shape, layout>;
   static constexpr int count = Places::count, width = Places::width;
   static_assert(Shape::window == kChunk, "a block has one chunk");
 
@@ -175,33 +188,38 @@ class BackwardBlock {
         B_(scan_.B, scan_.constant_B, work_), C_(scan_.C, scan_.constant_C, work_) {}
 
   __device__ __forceinline__ void run() {
-    if constexpr (Few) {
+    if constexpr (fast) {
       load_matrices(0);
 #pragma unroll
       for (int m = 0; m < states_of_warp; ++m) clear(grad_B_[m]), clear(grad_C_[m]);
     }
-    const int64_t stride = p_.slabs * Shape::channels;
+    const int64_t stride = p_.slabs * Shape::channels, begins = slab_ * Shape::channels;
     begin();
     load_rows(work_.channels);
+    load_edges(begins, 0);
 #pragma unroll 1
-    for (int64_t first = slab_ * Shape::channels; first < scan_.channels; first += stride) {
+    for (int64_t first = begins; first < scan_.channels; first += stride) {
       work_.set_channels(scan_, first, Shape::channels);
       commit_rows();
-      load_edges(0);
+      commit_edges();
       __syncthreads();
-      if (first > slab_ * Shape::channels) write_channel_sums(first - stride);
+      if (first > begins) write_channel_sums(first - stride);
       const int64_t later = scan_.channels - first - stride;
-      if (later > 0) load_rows(later < Shape::channels ? int(later) : Shape::channels);
-      advance(first == slab_ * Shape::channels);
+      if (later > 0) {
+        load_rows(later < Shape::channels ? int(later) : Shape::channels);
+        if (fast) load_edges(first + stride, 0);
+      }
+      advance(first == begins);
       __syncthreads();
       finish_rows();
+      if (!fast && later > 0) load_edges(first + stride, 0);
     }
     __syncthreads();
-    if (slab_ * Shape::channels < scan_.channels) write_channel_sums(work_.first_channel);
-    if constexpr (Few) {
+    if (begins < scan_.channels) write_channel_sums(work_.first_channel);
+    if constexpr (fast) {
 #pragma unroll
       for (int m = 0; m < states_of_warp; ++m) {
-        const int n = m * Shape::warps + warp_;
+        const int n = warp_ * states_of_warp + m;
         add_to_slab(p_.grad_B, n, grad_B_[m], true);
         add_to_slab(p_.grad_C, n, grad_C_[m], true);
       }
@@ -223,72 +241,101 @@ class BackwardBlock {
     begin(grad_out_, p_.grad_out), begin(grad_u_, p_.grad_u), begin(grad_delta_, p_.grad_delta);
     begin(grad_z_, p_.grad_z);
   }
+  __device__ __forceinline__ bool is_whole(int channels) const {
+    return scan_.aligned && left_ == Shape::window && channels == Shape::channels;
+  }
   // Starts the loads of the streams' next channels, of which there are so many.
   __device__ __forceinline__ void load_rows(int channels) {
     const auto load = [&](auto& stream, const View& v) {
-      stream.load(v, slots_, channels, left_);
+      stream.load(v, slots_, is_whole(channels), channels, left_);
       stream.next(p_.slabs * Shape::channels * v.row);
     };
     load(u_, scan_.u), load(delta_, scan_.delta), load(z_, scan_.z), load(grad_out_, p_.grad_out);
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+      const int64_t c = next_first_ + slots_.row(k);
+      bias_[k] = channel_value(scan_.delta_bias, c);
+      next_D_[k] = channel_value(scan_.D, c);
+    }
+    next_first_ += p_.slabs * Shape::channels;
+  }
+  // D or delta_bias of a channel of the group, 0 where there is none.
+  __device__ __forceinline__ float channel_value(const View& v, int64_t c) const {
+    return v.data && c < scan_.channels ? load_real(v.data + work_.g * v.group + c * v.row, v.storage)
+                                        : 0.0f;
   }
 
   __device__ __forceinline__ void load_matrices(int first_state) {
     const int states = int(scan_.states);
     B_.begin(work_, chunk_);
     C_.begin(work_, chunk_);
-    B_.load(first_state, states, left_);
-    C_.load(first_state, states, left_);
-    B_.commit(shared_.B);
-    C_.commit(shared_.C);
+    B_.load(is_whole(Shape::channels), first_state, states, left_);
+    C_.load(is_whole(Shape::channels), first_state, states, left_);
+    specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
+      using Format = decltype(format);
+      B_.template commit<Format>(shared_.B);
+      C_.template commit<Format>(shared_.C);
+    });
   }
 
-  // A and what enters the chunk, of this warp's states in the tile from `first_state` on.
-  __device__ __forceinline__ void load_edges(int first_state) {
-    const int64_t row = work_.row(scan_, channel_);
+  // Starts the loads of A and of what enters the chunk, for a tile of states of the channels from
+  // `first_channel` on: one (channel, state) per thread.
+  __device__ __forceinline__ void load_edges(int64_t first_channel, int first_state) {
+    static_assert(Shape::channels * kStateTile <= Shape::threads, "one each");
+    const int64_t h = first_channel + threadIdx.x / kStateTile;
+    const int n = first_state + threadIdx.x % kStateTile;
+    a_ = E(0.0f);
+    edges_ = {E(0.0f), E(0.0f), E(0.0f), E(0.0f)};
+    if (threadIdx.x >= Shape::channels * kStateTile || h >= scan_.channels || n >= scan_.states)
+      return;
+    const View& A = scan_.A;
+    a_ = load_element<E>(A.data + work_.g * A.group + h * A.row + n * A.last, A.storage);
     const int64_t all = scan_.batch * scan_.groups * scan_.channels * p_.chunks * scan_.states;
-    const E* const x = static_cast<const E*>(p_.edges);
-    const E* const grad_x = static_cast<const E*>(p_.grad_edges);
-#pragma unroll
-    for (int m = 0; m < states_of_warp; ++m) {
-      const int n = first_state + m * Shape::warps + warp_;
-      const bool exists = channel_ < work_.channels && n < scan_.states;
-      const int64_t at = (row * p_.chunks + chunk_) * scan_.states + n;
-      a_[m] = E(0.0f);
-      edges_[m] = {E(0.0f), E(0.0f), E(0.0f), E(0.0f)};
-      if (!exists) continue;
-      const View& A = scan_.A;
-      a_[m] = load_element<E>(work_.at(A) + channel_ * A.row + n * A.last, A.storage);
-      edges_[m].x = x[at], edges_[m].grad_x = grad_x[at];
-      if (!Method::causal) edges_[m].other_x = x[all + at], edges_[m].other_grad_x = grad_x[all + at];
-    }
+    const int64_t row = (work_.b * scan_.groups + work_.g) * scan_.channels + h;
+    const int64_t at = (row * p_.chunks + chunk_) * scan_.states + n;
+    const E* const x = static_cast<const E*>(p_.edges) + at;
+    const E* const grad_x = static_cast<const E*>(p_.grad_edges) + at;
+    edges_.x = x[0], edges_.grad_x = grad_x[0];
+    if (!Method::causal) edges_.other_x = x[all], edges_.other_grad_x = grad_x[all];
+  }
+  __device__ __forceinline__ void commit_edges() {
+    const int c = threadIdx.x / kStateTile, n = threadIdx.x % kStateTile;
+    if (c < Shape::channels) shared_.a[c][n] = a_, shared_.edges[c][n] = edges_;
   }
 
+  __device__ __forceinline__ BackwardEntry& entry(int k, int i) {
+    return shared_.entries[(k * width + i) * Shape::threads + threadIdx.x];
+  }
   __device__ __forceinline__ void commit_rows() {
     constexpr float weight = output_weight<E>() * (Method::causal ? 1.0f : 0.5f);
     const bool gated = scan_.z.data;
+    specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
+      using Format = decltype(format);
 #pragma unroll
-    for (int k = 0; k < count; ++k) {
-      float dt[width], z[width], weighted[width];
-      u_.values(scan_.u, slots_, k, u_at_[k]);
-      delta_.values(scan_.delta, slots_, k, dt);
-      z_.values(scan_.z, slots_, k, z);
-      grad_out_.values(p_.grad_out, slots_, k, grad_y_at_[k]);
+      for (int k = 0; k < count; ++k) {
+        float u[width], dt[width], z[width], grad_y[width], weighted[width];
+        u_.template values<Format>(scan_.u, k, u);
+        delta_.template values<Format>(scan_.delta, k, dt);
+        z_.template values<Format>(scan_.z, k, z);
+        grad_out_.template values<Format>(p_.grad_out, k, grad_y);
 #pragma unroll
-      for (int i = 0; i < width; ++i) {
-        const float bias = channel_value(scan_.delta_bias, work_, slots_.row(k, i));
-        const float x = dt[i] + bias;
-        dt[i] = step_size(dt[i], bias, scan_.delta_softplus);
-        dt_slope_[k][i] = scan_.delta_softplus ? softplus_slope(x, dt[i]) : 1.0f;
-        if (slots_.step(k, i) >= left_) dt[i] = 0.0f;
-        const float s = sigmoid(z[i]), grad_out = grad_y_at_[k][i];
-        gate_slope_[k][i] = grad_out * (s * (1.0f + z[i] * (1.0f - s)));
-        if (gated) grad_y_at_[k][i] *= z[i] * s;
-        weighted[i] = weight * grad_y_at_[k][i];
+        for (int i = 0; i < width; ++i) {
+          const float x = dt[i] + bias_[k];
+          dt[i] = step_size(dt[i], bias_[k], scan_.delta_softplus);
+          const float dt_slope = scan_.delta_softplus ? softplus_slope(x, dt[i]) : 1.0f;
+          const float s = sigmoid(z[i]);
+          const float gate_slope = grad_y[i] * (s * (1.0f + z[i] * (1.0f - s)));
+          if (slots_.step(k) + i >= left_) dt[i] = 0.0f;
+          if (gated) grad_y[i] *= z[i] * s;
+          weighted[i] = weight * grad_y[i];
+          entry(k, i) = {u[i], grad_y[i], gate_slope, dt_slope};
+        }
+        put(shared_.dt, slots_, k, dt);
+        put(shared_.u, slots_, k, u);
+        put(shared_.grad_y, slots_, k, weighted);
+        D_[k] = next_D_[k];
       }
-      put(shared_.dt, slots_, k, dt);
-      put(shared_.u, slots_, k, u_at_[k]);
-      put(shared_.grad_y, slots_, k, weighted);
-    }
+    });
   }
 
   __device__ __forceinline__ void advance(bool first_set) {
@@ -299,22 +346,25 @@ class BackwardBlock {
     lane.total_dt = sum(lane.dt);
 #pragma unroll
     for (int i = 0; i < steps; ++i) lane.y[i] = lane.grad_input[i] = lane.grad_dt[i] = 0.0f;
-    if constexpr (Few) {
+    if constexpr (fast) {
 #pragma unroll
       for (int m = 0; m < states_of_warp; ++m) pull_back_state(lane, 0, m, grad_B_[m], grad_C_[m]);
     } else {
 #pragma unroll 1
       for (int first = 0; first < scan_.states; first += kStateTile) {
-        if (first > 0) __syncthreads();
+        if (first > 0) {
+          __syncthreads();
+          load_edges(work_.first_channel, first);
+          commit_edges();
+        }
         load_matrices(first);
-        if (first > 0) load_edges(first);
         __syncthreads();
 #pragma unroll 1
         for (int m = 0; m < states_of_warp; ++m) {
           E grad_b[steps], grad_c[steps];
           clear(grad_b), clear(grad_c);
           pull_back_state(lane, first, m, grad_b, grad_c);
-          const int n = first + m * Shape::warps + warp_;
+          const int n = first + warp_ * states_of_warp + m;
           if (B_.constant()) write_row_gradient(p_.grad_B, n, sum_of(grad_b));
           else add_to_slab(p_.grad_B, n, grad_b, first_set);
           if (C_.constant()) write_row_gradient(p_.grad_C, n, sum_of(grad_c));
@@ -329,12 +379,13 @@ class BackwardBlock {
 
   __device__ __forceinline__ void pull_back_state(Segment<Shape>& lane, int first, int m,
                                                   E (&grad_b)[steps], E (&grad_c)[steps]) {
-    const int in_tile = m * Shape::warps + warp_, n = first + in_tile;
-    if (n >= scan_.states) return;
-    const auto b_of = segment_of(B_, shared_.B, work_, channel_, segment_, in_tile, n);
-    const auto c_of = segment_of(C_, shared_.C, work_, channel_, segment_, in_tile, n);
+    const int in_tile = warp_ * states_of_warp + m, n = first + in_tile;
+    if (!fast && n >= scan_.states) return;
+    const auto b_of = B_.segment(shared_.B, work_, channel_, segment_, in_tile, n);
+    const auto c_of = C_.segment(shared_.C, work_, channel_, segment_, in_tile, n);
     const E grad_a =
-        pull_back<Method, E, Shape>(lane, a_[m], b_of, c_of, edges_[m], grad_b, grad_c);
+        pull_back<Method, E, Shape, layout>(lane, shared_.a[channel_][in_tile], b_of, c_of,
+                                            shared_.edges[channel_][in_tile], grad_b, grad_c);
     // Takes the place of the adjoint that entered, which nobody reads again.
     write_row_gradient(p_.grad_edges, n, grad_a);
   }
@@ -376,40 +427,42 @@ class BackwardBlock {
 
   __device__ __forceinline__ void finish_rows() {
     constexpr float weight = output_weight<E>() * (Method::causal ? 1.0f : 0.5f);
-    const bool gated = scan_.z.data;
+    const bool whole = is_whole(work_.channels);
+    specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
+      using Format = decltype(format);
 #pragma unroll
-    for (int k = 0; k < count; ++k) {
-      float grad_u[width], grad_delta[width], grad_z[width], to_D[width];
+      for (int k = 0; k < count; ++k) {
+        float y[width], grad_u[width], grad_delta[width], grad_z[width], to_D[width];
+        get_sum(shared_.y, slots_, k, y);
+        get_sum(shared_.grad_input, slots_, k, grad_u);
+        get_sum(shared_.grad_dt, slots_, k, grad_delta);
 #pragma unroll
-      for (int i = 0; i < width; ++i) {
-        const int row = slots_.row(k, i), step = slots_.step(k, i);
-        float y = 0.0f, grad_input = 0.0f, grad_dt = 0.0f;
-#pragma unroll
-        for (int w = 0; w < Shape::warps; ++w) {
-          y += shared_.y[w].at(row, step);
-          grad_input += shared_.grad_input[w].at(row, step);
-          grad_dt += shared_.grad_dt[w].at(row, step);
+        for (int i = 0; i < width; ++i) {
+          const BackwardEntry at = entry(k, i);
+          if (Method::beta_is_step) {
+            grad_delta[i] += at.u * grad_u[i];
+            grad_u[i] *= shared_.dt.at(slots_.row(k), slots_.step(k) + i);
+          }
+          grad_u[i] += D_[k] * at.grad_y;
+          grad_delta[i] *= at.dt_slope;
+          grad_z[i] = at.gate_slope * (weight * y[i] + D_[k] * at.u);
+          to_D[i] = at.grad_y * at.u;
         }
-        const float u = u_at_[k][i], D = channel_value(scan_.D, work_, row);
-        if (Method::beta_is_step) {
-          grad_dt += u * grad_input;
-          grad_input *= shared_.dt.at(row, step);
-        }
-        grad_u[i] = grad_input + D * grad_y_at_[k][i];
-        grad_delta[i] = grad_dt * dt_slope_[k][i];
-        grad_z[i] = gate_slope_[k][i] * (weight * y + D * u);
-        to_D[i] = grad_y_at_[k][i] * u;
-      }
-      grad_u_.store(p_.grad_u, slots_, k, grad_u, work_.channels, left_);
-      grad_delta_.store(p_.grad_delta, slots_, k, grad_delta, work_.channels, left_);
-      if (gated) grad_z_.store(p_.grad_z, slots_, k, grad_z, work_.channels, left_);
+        grad_u_.template store<Format>(p_.grad_u, slots_, k, grad_u, whole,
+                                                     work_.channels, left_);
+        grad_delta_.template store<Format>(p_.grad_delta, slots_, k, grad_delta,
+                                                         whole, work_.channels, left_);
+        if (scan_.z.data)
+          grad_z_.template store<Format>(p_.grad_z, slots_, k, grad_z, whole,
+                                                       work_.channels, left_);
 #pragma unroll
-      for (int i = 0; i < width; ++i) {
-        if (slots_.step(k, i) >= left_) grad_delta[i] = 0.0f;
+        for (int i = 0; i < width; ++i) {
+          if (slots_.step(k) + i >= left_) grad_delta[i] = 0.0f;
+        }
+        put(shared_.grad_D, slots_, k, to_D);
+        put(shared_.grad_bias, slots_, k, grad_delta);
       }
-      put(shared_.grad_D, slots_, k, to_D);
-      put(shared_.grad_bias, slots_, k, grad_delta);
-    }
+    });
     const int64_t rows = p_.slabs * Shape::channels;
     grad_u_.next(rows * p_.grad_u.row);
     grad_delta_.next(rows * p_.grad_delta.row);
@@ -443,21 +496,21 @@ class BackwardBlock {
   Work work_;
   const Places slots_;
   const int lane_, warp_, channel_, segment_, left_;
-  StateMatrix<E, Shape, Few> B_, C_;
-  Stream<float, Shape::channels, Shape> u_, delta_, z_, grad_out_, grad_u_, grad_delta_, grad_z_;
-  float u_at_[count][width], grad_y_at_[count][width], gate_slope_[count][width],
-      dt_slope_[count][width];
-  E a_[states_of_warp];
-  Edges<E> edges_[states_of_warp];
-  E grad_B_[Few ? states_of_warp : 1][steps], grad_C_[Few ? states_of_warp : 1][steps];
+  StateMatrix<E, Shape, layout> B_, C_;
+  Stream<float, Shape::channels, Shape, layout> u_, delta_, z_, grad_out_, grad_u_, grad_delta_, grad_z_;
+  float bias_[count], next_D_[count], D_[count];
+  int64_t next_first_ = slab_ * Shape::channels;  // channel of the streams' next loads
+  E a_;
+  Edges<E> edges_;
+  E grad_B_[fast ? states_of_warp : 1][steps], grad_C_[fast ? states_of_warp : 1][steps];
 };
 
-template <class Method, class E, class Shape, bool Few>
+template <class Method, class E, class Shape, Layout layout>
 __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     backward_kernel(const __grid_constant__ BackwardArguments p) {
   extern __shared__ float4 memory[];
   auto& shared = *reinterpret_cast<BackwardShared<E, Shape>*>(memory);
-  BackwardBlock<Method, E, Shape, Few>(p, shared).run();
+  BackwardBlock<Method, E, Shape, layout>(p, shared).run();
 }
 
 }  // namespace VIM_MM_ISA

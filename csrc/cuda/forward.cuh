@@ -1,27 +1,82 @@
-// The forward scan: a block marches over time, window by window, with the states of its channels in
-// shared memory. Within a window each lane scans its segment from zero, the lanes of a channel
-// combine what they found, and each scans its segment again from the state that enters it.
+// The forward scan: a block marches over time, window by window. Within a window each lane scans its
+// segment from zero, the lanes of a channel combine what they found, and each scans its segment again
+// from the state that enters it.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "tile.cuh"
+#include "stream.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
-// Behind it in memory: A, the states at the window's beginning, and those of the other direction at
-// its end, each [N][channels].
+// The states that a lane carries from window to window and A, of its warp's states: in registers, or
+// where there may be many states in shared memory.
+template <class E, class Shape, Layout layout>
+class CarriedStates {
+ public:
+  static constexpr int of_warp = kStateTile / Shape::warps;
+
+  // `memory`: bytes(states) in shared memory.
+  __device__ __forceinline__ CarriedStates(const ScanArguments& scan, const Work& work, void* memory)
+      : memory_(static_cast<E*>(memory)), states_(int(scan.states)) {
+    const int channel = threadIdx.x % 32 / Shape::segments;
+    const auto a = [&](int n) {
+      if (channel >= work.channels || n >= states_) return E(0.0f);
+      return load_element<E>(work.at(scan.A) + channel * scan.A.row + n * scan.A.last,
+                             scan.A.storage);
+    };
+    const int first = threadIdx.x / 32 * of_warp;
+    if constexpr (fast) {
+#pragma unroll
+      for (int m = 0; m < of_warp; ++m) a_[m] = a(first + m), x_[m] = E(0.0f);
+    } else {
+      for (int tile = 0; tile < states_; tile += kStateTile)
+        for (int m = 0; m < of_warp && tile + first + m < states_; ++m)
+          at(0, tile + first + m) = a(tile + first + m), at(1, tile + first + m) = E(0.0f);
+      __syncwarp();
+    }
+  }
+  static __host__ __device__ size_t bytes(int64_t states) {
+    return fast ? 0 : 2 * states * Shape::channels * sizeof(E);
+  }
+
+  // State n, the m-th of this warp in its tile.
+  __device__ __forceinline__ E a(int m, int n) const { return fast ? a_[m] : at(0, n); }
+  __device__ __forceinline__ E x(int m, int n) const { return fast ? x_[m] : at(1, n); }
+  // `x` of the lane that has the window's last segment; every lane of the warp takes part.
+  __device__ __forceinline__ void carry(int m, int n, E x, int last_segment) {
+    x = shuffle(x, last_segment, Shape::segments);
+    if constexpr (fast) {
+      x_[m] = x;
+    } else {
+      __syncwarp();
+      at(1, n) = x;
+      __syncwarp();
+    }
+  }
+  __device__ __forceinline__ void set(int m, int n, E x) {
+    if constexpr (fast) x_[m] = x;
+    else at(1, n) = x;
+  }
+
+ private:
+  static constexpr bool fast = layout != Layout::any;
+  __device__ __forceinline__ E& at(int kind, int n) const {
+    return memory_[(kind * states_ + n) * Shape::channels + threadIdx.x % 32 / Shape::segments];
+  }
+
+  E* const memory_;
+  const int states_;
+  E a_[fast ? of_warp : 1], x_[fast ? of_warp : 1];
+};
+
 template <class E, class Shape>
 struct ForwardShared {
   RowTile<Shape> dt, drive;
   StateTile<E, Shape> B, C;
   RowTile<Shape> y[Shape::warps];
   float D[Shape::channels], bias[Shape::channels];
-
-  static size_t bytes(int64_t states) {
-    return sizeof(ForwardShared) + 3 * states * Shape::channels * sizeof(E);
-  }
 };
 
 // One value per channel (D, delta_bias), 0 where there is none.
@@ -29,34 +84,18 @@ __device__ __forceinline__ float channel_value(const View& v, const Work& work, 
   return v.data && c < work.channels ? load_real(work.at(v) + c * v.row, v.storage) : 0.0f;
 }
 
-// A of the block's channels, and states of zero; ends with a barrier.
-template <class E, class Shape>
-__device__ __forceinline__ void fill_states(const ScanArguments& scan, const Work& work, E* a,
-                                            E* x) {
-  for (int i = threadIdx.x; i < scan.states * Shape::channels; i += Shape::threads) {
-    const int c = i % Shape::channels, n = i / Shape::channels;
-    a[i] = E(0.0f);
-    if (c < work.channels)
-      a[i] = load_element<E>(work.at(scan.A) + c * scan.A.row + n * scan.A.last, scan.A.storage);
-    x[i] = E(0.0f);
-  }
-  __syncthreads();
-}
-
-template <class Method, class E, class Shape, bool Tiled>
+template <class Method, class E, class Shape, Layout layout>
 __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     forward_kernel(const __grid_constant__ ForwardArguments p) {
   constexpr int steps = Shape::steps, segments = Shape::segments;
-  using Shared = ForwardShared<E, Shape>;
-  using Places = Slots<Shape::channels, Shape>;
+  constexpr bool fast = layout != Layout::any;
+  using States = CarriedStates<E, Shape, layout>;
+  using Places = Slots<Shape::channels, Shape, layout>;
   constexpr int count = Places::count, width = Places::width;
   extern __shared__ float4 memory[];
-  auto& shared = *reinterpret_cast<Shared*>(memory);
+  auto& shared = *reinterpret_cast<ForwardShared<E, Shape>*>(memory);
   const ScanArguments& scan = p.scan;
   const int states = int(scan.states);
-  E* const a_of = reinterpret_cast<E*>(&shared + 1);
-  E* const x_of = a_of + states * Shape::channels;
-  E* const other_x_of = x_of + states * Shape::channels;
 
   const int64_t sets = (scan.channels + Shape::channels - 1) / Shape::channels;
   Work work(scan, blockIdx.x / sets, Shape::window);
@@ -67,63 +106,77 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     shared.D[threadIdx.x] = channel_value(scan.D, work, threadIdx.x);
     shared.bias[threadIdx.x] = channel_value(scan.delta_bias, work, threadIdx.x);
   }
-  fill_states<E, Shape>(scan, work, a_of, x_of);
+  States carried(scan, work, &shared + 1);
+  __syncthreads();
 
   const Places slots(scan.u, work);
-  Stream<float, Shape::channels, Shape> u, delta, z, out;
+  Stream<float, Shape::channels, Shape, layout> u, delta, z, out;
   u.begin(scan.u, work.at(scan.u), slots, work, 0);
   delta.begin(scan.delta, work.at(scan.delta), slots, work, 0);
   z.begin(scan.z, work.at(scan.z), slots, work, 0);
   out.begin(p.out, work.at(p.out), slots, work, 0);
-  StateMatrix<E, Shape, Tiled> B(scan.B, scan.constant_B, work), C(scan.C, scan.constant_C, work);
+  StateMatrix<E, Shape, layout> B(scan.B, scan.constant_B, work), C(scan.C, scan.constant_C, work);
   B.begin(work, 0);
   C.begin(work, 0);
+  const auto is_whole = [&](int left) {
+    return scan.aligned && left == Shape::window && work.channels == Shape::channels;
+  };
   const auto load_rows = [&](int left) {
-    u.load(scan.u, slots, work.channels, left);
-    delta.load(scan.delta, slots, work.channels, left);
-    z.load(scan.z, slots, work.channels, left);
+    u.load(scan.u, slots, is_whole(left), work.channels, left);
+    delta.load(scan.delta, slots, is_whole(left), work.channels, left);
+    z.load(scan.z, slots, is_whole(left), work.channels, left);
+  };
+  const auto load_matrices = [&](int first, int left) {
+    B.load(is_whole(left), first, states, left);
+    C.load(is_whole(left), first, states, left);
   };
   load_rows(work.steps_from(0, Shape::window));
-  B.load(0, states, work.steps_from(0, Shape::window));
-  C.load(0, states, work.steps_from(0, Shape::window));
+  load_matrices(0, work.steps_from(0, Shape::window));
 
-  E* const edges = static_cast<E*>(p.edges) + work.row(scan, channel) * p.chunks * states;
+  // Of the chunk that begins with this lane's segment, where one does.
+  E* edges = static_cast<E*>(p.edges) +
+             (work.row(scan, channel) * p.chunks + segment * steps / kChunk) * states;
 #pragma unroll 1
   for (int64_t window = 0; window < work.windows; ++window) {
     const int left = work.steps_from(window, Shape::window);
     float u_now[count][width], z_now[count][width];
+    specialize<layout>(scan.u.storage, work.reverse, [&](auto format) {
+      using Format = decltype(format);
 #pragma unroll
-    for (int k = 0; k < count; ++k) {
-      float dt[width], drive[width];
-      u.values(scan.u, slots, k, u_now[k]);
-      z.values(scan.z, slots, k, z_now[k]);
-      delta.values(scan.delta, slots, k, dt);
+      for (int k = 0; k < count; ++k) {
+        float dt[width], drive[width];
+        u.template values<Format>(scan.u, k, u_now[k]);
+        z.template values<Format>(scan.z, k, z_now[k]);
+        delta.template values<Format>(scan.delta, k, dt);
+        const float bias = shared.bias[slots.row(k)];
 #pragma unroll
-      for (int i = 0; i < width; ++i) {
-        dt[i] = step_size(dt[i], shared.bias[slots.row(k, i)], scan.delta_softplus);
-        if (slots.step(k, i) >= left) dt[i] = 0.0f;
-        drive[i] = Method::beta_is_step ? dt[i] * u_now[k][i] : u_now[k][i];
+        for (int i = 0; i < width; ++i) {
+          dt[i] = step_size(dt[i], bias, scan.delta_softplus);
+          if (slots.step(k) + i >= left) dt[i] = 0.0f;
+          drive[i] = Method::beta_is_step ? dt[i] * u_now[k][i] : u_now[k][i];
+        }
+        put(shared.dt, slots, k, dt);
+        put(shared.drive, slots, k, drive);
       }
-      put(shared.dt, slots, k, dt);
-      put(shared.drive, slots, k, drive);
-    }
-    if constexpr (!Method::causal) {
-      // What enters the window's last chunk from the other side.
-      const int64_t chunk = (window + 1) * Shape::window / kChunk - 1;
-      for (int i = threadIdx.x; i < states * Shape::channels; i += Shape::threads) {
-        const int c = i % Shape::channels, n = i / Shape::channels;
-        const E* const other = static_cast<const E*>(p.other_edges);
-        other_x_of[i] = E(0.0f);
-        if (c < work.channels && chunk < p.chunks)
-          other_x_of[i] = other[(work.row(scan, c) * p.chunks + chunk) * states + n];
-      }
-    }
+      B.template commit<Format>(shared.B);
+      C.template commit<Format>(shared.C);
+    });
+
+    const int64_t step = window * Shape::window + segment * steps;
+    const bool keeps_edge = step % kChunk == 0 && step < work.steps && channel < work.channels;
+    // What enters the window's last chunk from the other side, for methods that are not causal.
+    const int64_t last_chunk = (window + 1) * Shape::window / kChunk - 1;
+    const E* const other = static_cast<const E*>(p.other_edges) +
+                           (work.row(scan, channel) * p.chunks + last_chunk) * states;
+    const bool has_other = !Method::causal && last_chunk < p.chunks && channel < work.channels;
 
     float dt[steps], drive[steps], y[steps] = {}, total_dt = 0.0f;
 #pragma unroll 1
-    for (int first = 0; first < states; first += kStateTile) {
-      B.commit(shared.B);
-      C.commit(shared.C);
+    for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
+      if (first > 0) {
+        B.template commit<Unknown>(shared.B);
+        C.template commit<Unknown>(shared.C);
+      }
       __syncthreads();
       if (first == 0) {
         load_segment(shared.dt.segment[lane], dt);
@@ -131,25 +184,25 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
         total_dt = sum(dt);
       }
       // The next tile comes while this one is at work.
-      const bool last_tile = first + kStateTile >= states;
-      const int next_left = last_tile ? work.steps_from(window + 1, Shape::window) : left;
+      const bool last_tile = fast || first + kStateTile >= states;
       if (last_tile) {
+        const int next_left = work.steps_from(window + 1, Shape::window);
         u.next(Shape::window * slots.to_step(scan.u));
         delta.next(Shape::window * slots.to_step(scan.delta));
         z.next(Shape::window * slots.to_step(scan.z));
         B.next(1), C.next(1);
         load_rows(next_left);
+        load_matrices(0, next_left);
+      } else {
+        load_matrices(first + kStateTile, left);
       }
-      B.load(last_tile ? 0 : first + kStateTile, states, next_left);
-      C.load(last_tile ? 0 : first + kStateTile, states, next_left);
-      const int tile_states = states - first < kStateTile ? states - first : kStateTile;
-#pragma unroll 1
-      for (int m = warp; m < tile_states; m += Shape::warps) {
-        const int n = first + m;
-        const E a = a_of[n * Shape::channels + channel];
-        E& x_carried = x_of[n * Shape::channels + channel];
-        const auto b_of = segment_of(B, shared.B, work, channel, segment, m, n);
-        const auto c_of = segment_of(C, shared.C, work, channel, segment, m, n);
+#pragma unroll(fast ? States::of_warp : 1)
+      for (int m = 0; m < States::of_warp; ++m) {
+        const int in_tile = warp * States::of_warp + m, n = first + in_tile;
+        if (!fast && n >= states) break;
+        const E a = carried.a(m, n);
+        const auto b_of = B.segment(shared.B, work, channel, segment, in_tile, n);
+        const auto c_of = C.segment(shared.C, work, channel, segment, in_tile, n);
         E a_bar[steps], input[steps], x = E(0.0f);
 #pragma unroll
         for (int i = 0; i < steps; i += kQuad) {
@@ -160,23 +213,20 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
             const Coefficients<E> k = Method::coefficients(dt[i + j], a);
             a_bar[i + j] = k.a_bar;
             input[i + j] = input_of<Method>(drive[i + j], k, b[j]);
-            if (segments > 1) x = a_bar[i + j] * x + input[i + j];
+            x = i + j == 0 ? input[0] : a_bar[i + j] * x + input[i + j];
           }
         }
         E transition = E(0.0f);
         if (segments > 1) transition = transition_of<Method>(total_dt, a_bar, a);
-        x = enter_segments<true, segments>(transition, x, x_carried);
-        const int64_t step = window * Shape::window + segment * steps;
-        if (step % kChunk == 0 && step < work.steps && channel < work.channels)
-          edges[step / kChunk * states + n] = x;
-        E other_x = E(0.0f), local = E(0.0f);
+        x = enter_segments<true, segments>(transition, x, carried.x(m, n));
+        if (keeps_edge && n < states) edges[n] = x;
+        E other_x = E(0.0f), local = input[steps - 1];
         if constexpr (!Method::causal) {
 #pragma unroll
-          for (int i = steps - 1; i >= 0; --i) local = a_bar[i] * local + input[i];
-          other_x = enter_segments<false, segments>(transition, local,
-                                                    other_x_of[n * Shape::channels + channel]);
+          for (int i = steps - 2; i >= 0; --i) local = a_bar[i] * local + input[i];
+          const E enters = has_other && n < states ? other[n] : E(0.0f);
+          other_x = enter_segments<false, segments>(transition, local, enters);
         }
-        __syncwarp();
 #pragma unroll
         for (int i = 0; i < steps; i += kQuad) {
           E c[kQuad];
@@ -187,7 +237,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
             y[i + j] += real(c[j] * x);
           }
         }
-        if (segment == segments - 1) x_carried = x;
+        carried.carry(m, n, x, segments - 1);
         if constexpr (!Method::causal) {
 #pragma unroll
           for (int i = steps - kQuad; i >= 0; i -= kQuad) {
@@ -205,28 +255,37 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     }
     store_segment(shared.y[warp].segment[lane], y);
     __syncthreads();
+    specialize<layout>(scan.u.storage, work.reverse, [&](auto format) {
+      using Format = decltype(format);
 #pragma unroll
-    for (int k = 0; k < count; ++k) {
-      constexpr float weight = output_weight<E>() * (Method::causal ? 1.0f : 0.5f);
-      float value[width];
+      for (int k = 0; k < count; ++k) {
+        constexpr float weight = output_weight<E>() * (Method::causal ? 1.0f : 0.5f);
+        float value[width];
+        get_sum(shared.y, slots, k, value);
+        const float D = shared.D[slots.row(k)];
 #pragma unroll
-      for (int i = 0; i < width; ++i) {
-        const int row = slots.row(k, i), step = slots.step(k, i);
-        float total = 0.0f;
-#pragma unroll
-        for (int w = 0; w < Shape::warps; ++w) total += shared.y[w].at(row, step);
-        value[i] = weight * total + shared.D[row] * u_now[k][i];
-        if (scan.z.data) value[i] *= z_now[k][i] * sigmoid(z_now[k][i]);
+        for (int i = 0; i < width; ++i) {
+          value[i] = weight * value[i] + D * u_now[k][i];
+          if (scan.z.data) value[i] *= z_now[k][i] * sigmoid(z_now[k][i]);
+        }
+        out.template store<Format>(p.out, slots, k, value, is_whole(left),
+                                                 work.channels, left);
       }
-      out.store(p.out, slots, k, value, work.channels, left);
-    }
+    });
     out.next(Shape::window * slots.to_step(p.out));
+    if ((window + 1) * Shape::window % kChunk == 0)
+      edges += (Shape::window < kChunk ? 1 : Shape::window / kChunk) * states;
   }
 
   E* const last_state = static_cast<E*>(p.last_state);
-  for (int i = threadIdx.x; i < states * Shape::channels; i += Shape::threads) {
-    const int c = i % Shape::channels, n = i / Shape::channels;
-    if (c < work.channels) last_state[work.row(scan, c) * states + n] = x_of[i];
+  if (channel >= work.channels || segment != 0) return;
+#pragma unroll 1
+  for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
+#pragma unroll(fast ? States::of_warp : 1)
+    for (int m = 0; m < States::of_warp; ++m) {
+      const int n = first + warp * States::of_warp + m;
+      if (n < states) last_state[work.row(scan, channel) * states + n] = carried.x(m, n);
+    }
   }
 }
 

@@ -32,13 +32,15 @@ int64_t blocks_of(const ScanArguments& scan) {
 
 template <class Method, bool Adjoint, bool Ascending>
 void launch_edges(const EdgesArguments& p, void* stream) {
-  dispatch_element(p.scan, [&](auto e) {
+  dispatch_layout(p.scan, layout_of(p.scan, {p.grad_out}), [&](auto e, auto layout) {
     using E = decltype(e);
-    choose_edges<E>(p.scan, [&](auto shape, auto tiled) {
+    choose_edges<layout()>(p.scan, [&](auto shape) {
       using Block = decltype(shape);
-      launch(edges_kernel<Method, E, Block, decltype(tiled)::value, Adjoint, Ascending>,
+      launch(edges_kernel<Method, E, Block, layout(), Adjoint, Ascending>,
              blocks_of<Block>(p.scan), Block::threads,
-             EdgesShared<E, Block>::bytes(p.scan.states), p, stream);
+             sizeof(EdgesShared<E, Block>) +
+                 CarriedStates<E, Block, layout()>::bytes(p.scan.states),
+             p, stream);
     });
   });
 }
@@ -47,12 +49,14 @@ template <class Method>
 void MethodKernels<Method>::forward(const ForwardArguments& p, void* stream) {
   if constexpr (!Method::causal)
     launch_edges<Method, false, false>({p.scan, {}, {}, p.other_edges, p.chunks}, stream);
-  dispatch_element(p.scan, [&](auto e) {
+  dispatch_layout(p.scan, layout_of(p.scan, {p.out}), [&](auto e, auto layout) {
     using E = decltype(e);
-    choose_forward<Method, E>(p.scan, [&](auto shape, auto tiled) {
+    choose_forward<Method, layout()>(p.scan, [&](auto shape) {
       using Block = decltype(shape);
-      launch(forward_kernel<Method, E, Block, decltype(tiled)::value>, blocks_of<Block>(p.scan),
-             Block::threads, ForwardShared<E, Block>::bytes(p.scan.states), p, stream);
+      launch(forward_kernel<Method, E, Block, layout()>, blocks_of<Block>(p.scan), Block::threads,
+             sizeof(ForwardShared<E, Block>) +
+                 CarriedStates<E, Block, layout()>::bytes(p.scan.states),
+             p, stream);
     });
   });
 }
@@ -60,16 +64,17 @@ void MethodKernels<Method>::forward(const ForwardArguments& p, void* stream) {
 template <class Method>
 void MethodKernels<Method>::backward(const BackwardArguments& p, void* stream) {
   const int64_t all = p.scan.batch * p.scan.groups * p.scan.channels * p.chunks * p.scan.states;
-  dispatch_element(p.scan, [&](auto e) {
+  launch_edges<Method, true, false>(
+      {p.scan, p.grad_out, p.grad_last_state, p.grad_edges, p.chunks}, stream);
+  const Layout layout = layout_of(p.scan, {p.grad_out, p.grad_u, p.grad_delta, p.grad_z});
+  dispatch_layout(p.scan, layout, [&](auto e, auto layout) {
     using E = decltype(e);
-    const EdgesArguments edges{p.scan, p.grad_out, p.grad_last_state, p.grad_edges, p.chunks};
-    launch_edges<Method, true, false>(edges, stream);
     if constexpr (!Method::causal)
       launch_edges<Method, true, true>(
           {p.scan, p.grad_out, {}, static_cast<E*>(p.grad_edges) + all, p.chunks}, stream);
-    choose_backward<E>(p.scan, [&](auto shape, auto few) {
+    choose_backward<layout()>([&](auto shape) {
       using Block = decltype(shape);
-      launch(backward_kernel<Method, E, Block, decltype(few)::value>,
+      launch(backward_kernel<Method, E, Block, layout()>,
              p.scan.batch * p.scan.groups * p.chunks * p.slabs, Block::threads,
              sizeof(BackwardShared<E, Block>), p, stream);
     });

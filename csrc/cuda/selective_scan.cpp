@@ -11,6 +11,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -67,6 +68,16 @@ View narrow_view(const Tensor& t, int first) {
   return view;
 }
 
+// Whether four neighbours in time of u's dtype can be moved at once, at whichever end time begins.
+bool is_aligned(const ScanArguments& scan, std::initializer_list<View> others) {
+  const int64_t bytes = 4 * (scan.u.storage == Storage::float32 ? 4 : 2);
+  const auto fits = [&](const View& v) {
+    return (reinterpret_cast<int64_t>(v.data) | v.batch | v.group | v.row) % bytes == 0;
+  };
+  return scan.steps % 4 == 0 && fits(scan.u) && fits(scan.delta) && fits(scan.z) &&
+         fits(scan.B) && fits(scan.C) && std::all_of(others.begin(), others.end(), fits);
+}
+
 ScanArguments scan_arguments(const Inputs& in, const Sizes& sizes) {
   ScanArguments scan{};
   scan.is_complex = is_complex(in.A);
@@ -118,6 +129,7 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cuda(
   const Tensor edges = new_empty(u, {count_directions(method), sizes.batch, sizes.groups,
                                      sizes.channels, p.chunks, sizes.states}, type);
   p.out = view_of(out, 0);
+  p.scan.aligned = is_aligned(p.scan, {p.out});
   p.last_state = last_state.data_ptr();
   p.edges = edges.data_ptr();
   p.other_edges = static_cast<char*>(edges.data_ptr()) +
@@ -200,6 +212,7 @@ Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
   p.grad_u = view_of(grad_u, 0);
   p.grad_delta = view_of(grad_delta, 0);
   if (z) p.grad_z = view_of(grad_z, 0);
+  p.scan.aligned = is_aligned(p.scan, {p.grad_out, p.grad_u, p.grad_delta, p.grad_z});
   p.edges = edges.data_ptr();
   p.grad_edges = grad_edges.data_ptr();
   p.grad_B = B_parts.data_ptr();

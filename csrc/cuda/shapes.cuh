@@ -3,61 +3,74 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <initializer_list>
 #include <type_traits>
 
-#include "tile.cuh"
+#include "stream.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
-inline bool is_tiled(const ScanArguments& scan) { return !scan.constant_B && !scan.constant_C; }
 inline int64_t rows_of(const ScanArguments& scan) {
   return scan.batch * scan.groups * scan.channels;
 }
 
-// Calls f(shape, tiled): B and C of the usual real scan come in tiles, which is known when compiled.
+// What all these tensors and the scan's have in common.
+inline Layout layout_of(const ScanArguments& scan, std::initializer_list<View> others) {
+  if (scan.is_complex || scan.constant_B || scan.constant_C || scan.states > kStateTile)
+    return Layout::any;
+  const int item = scan.u.storage == Storage::float32 ? 4 : 2;
+  const auto fits = [&](const View& v) {
+    return !v.data || (v.storage == scan.u.storage && v.last == item);
+  };
+  for (const View& v : {scan.u, scan.delta, scan.z, scan.B, scan.C})
+    if (!fits(v)) return Layout::any;
+  for (const View& v : others)
+    if (!fits(v)) return Layout::any;
+  return item == 2 ? Layout::half : Layout::single;
+}
+
+// Calls f(element, layout) with an object of the type and a constant.
+template <class F>
+void dispatch_layout(const ScanArguments& scan, Layout layout, const F& f) {
+  using std::integral_constant;
+  if (scan.is_complex) return f(Complex<float>(), integral_constant<Layout, Layout::any>());
+  switch (layout) {
+    case Layout::any: return f(float(), integral_constant<Layout, Layout::any>());
+    case Layout::half: return f(float(), integral_constant<Layout, Layout::half>());
+    case Layout::single: return f(float(), integral_constant<Layout, Layout::single>());
+  }
+}
+
 // Few rows want many segments side by side, so that all multiprocessors have work; many rows want
 // none, which spares the combination of segments. The thresholds were measured (docs/kernels.md).
-template <class Method, class E, class F>
+template <class Method, Layout layout, class F>
 void choose_forward(const ScanArguments& scan, const F& f) {
-  if constexpr (sizeof(E) == sizeof(float)) {
-    if (is_tiled(scan)) {
-      if (rows_of(scan) < 2048) return f(Shape<8, 16, 4, 3>(), std::true_type());
-      if constexpr (Method::causal) {
-        if (rows_of(scan) >= 8192 && scan.states <= kStateTile)
-          return f(Shape<1, 16, 4, 4>(), std::true_type());
-      }
-      return f(Shape<4, 16, 4, 3>(), std::true_type());
+  if constexpr (layout == Layout::any) {
+    f(Shape<8, 8, 4>());
+  } else {
+    if (rows_of(scan) < 2048) return f(Shape<8, 16, 4, 3>());
+    if constexpr (Method::causal) {
+      if (rows_of(scan) >= 8192) return f(Shape<1, 16, 4, 3>());
     }
+    f(Shape<4, 16, 4, 3>());
   }
-  return f(Shape<8, 8, 4>(), std::false_type());
 }
 
-template <class E, class F>
+template <Layout layout, class F>
 void choose_edges(const ScanArguments& scan, const F& f) {
-  if constexpr (sizeof(E) == sizeof(float)) {
-    if (is_tiled(scan)) {
-      if (rows_of(scan) < 2048) return f(Shape<8, 16, 4, 3>(), std::true_type());
-      return f(Shape<4, 16, 4, 3>(), std::true_type());
-    }
+  if constexpr (layout == Layout::any) {
+    f(Shape<8, 8, 4>());
+  } else {
+    if (rows_of(scan) < 2048) return f(Shape<8, 16, 4, 3>());
+    f(Shape<4, 16, 4, 3>());
   }
-  return f(Shape<8, 8, 4>(), std::false_type());
 }
 
-// Calls f(shape, few): see BackwardBlock.
-template <class E, class F>
-void choose_backward(const ScanArguments& scan, const F& f) {
-  if constexpr (sizeof(E) == sizeof(float)) {
-    if (is_tiled(scan) && scan.states <= kStateTile)
-      return f(Shape<8, 8, 4, 3>(), std::true_type());
-  }
-  return f(Shape<8, 8, 4>(), std::false_type());
-}
-
-template <class F>
-void dispatch_element(const ScanArguments& scan, const F& f) {
-  if (scan.is_complex) f(Complex<float>());
-  else f(float());
+template <Layout layout, class F>
+void choose_backward(const F& f) {
+  if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());
+  else f(Shape<8, 8, 4, 3>());
 }
 
 }  // namespace VIM_MM_ISA

@@ -1,0 +1,326 @@
+// How tiles of tensors come into shared memory and gradients go out: window by window, or channels by
+// channels, a few neighbouring entries per thread.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <type_traits>
+
+#include "tile.cuh"
+
+namespace vim_mm {
+inline namespace VIM_MM_ISA {
+
+// What is known of u, delta, z, B, C and their gradients when a kernel is compiled. `any`: nothing;
+// every stride and dtype is looked up, B and C may be constant in time, there may be many states.
+// Else: real, B and C vary in time, no more than kStateTile states, all contiguous in time and of one
+// dtype, of 16 bits or of 32.
+enum class Layout { any, half, single };
+
+// What the conversions of such a dtype need to know. With Layout::any they look it up.
+template <bool Bfloat, bool Reversed>
+struct FormatOf {
+  static constexpr bool bfloat = Bfloat, reversed = Reversed;
+};
+using Unknown = FormatOf<false, false>;
+
+// Calls f with the format, as a constant.
+template <Layout layout, class F>
+__device__ __forceinline__ void specialize(Storage storage, bool reverse, const F& f) {
+  if constexpr (layout == Layout::any) {
+    f(Unknown());
+  } else if (layout == Layout::half && storage == Storage::bfloat16) {
+    if (reverse) f(FormatOf<true, true>());
+    else f(FormatOf<true, false>());
+  } else {
+    if (reverse) f(FormatOf<false, true>());
+    else f(FormatOf<false, false>());
+  }
+}
+
+// Which entries (row, step) of a tile a thread loads, converts and stores: `count` times `width`
+// neighbours in time. Neighbouring threads are neighbours in time too, or with `any`, if rows are
+// nearer in memory, neighbours in rows.
+template <int Rows, class Shape, Layout layout>
+struct Slots {
+  static constexpr int entries = Rows * Shape::window / Shape::threads;
+  static constexpr int width = layout == Layout::any ? 1 : entries < kQuad ? entries : kQuad;
+  static constexpr int count = entries / width, per_row = Shape::window / width;
+  static_assert(entries > 0 && (count == 1 || Shape::threads % per_row == 0), "uneven tiles");
+  bool along_rows, reverse;
+
+  __device__ __forceinline__ Slots(const View& v, const Work& work)
+      : along_rows(layout == Layout::any && v.row < v.last), reverse(work.reverse) {}
+  __device__ __forceinline__ int row(int k) const {
+    if (along_rows) return (threadIdx.x + k * Shape::threads) % Rows;
+    return threadIdx.x / per_row + k * Shape::threads / per_row;
+  }
+  __device__ __forceinline__ int step(int k) const {
+    if (along_rows) return (threadIdx.x + k * Shape::threads) / Rows;
+    return count == 1 || Shape::threads % per_row == 0
+               ? threadIdx.x % per_row * width
+               : (threadIdx.x + k * Shape::threads) % per_row * width;
+  }
+  // Bytes from one step to the next.
+  __device__ __forceinline__ int64_t to_step(const View& v) const {
+    return reverse ? -v.last : v.last;
+  }
+};
+
+// A thread's entries of one tensor, [.., rows, L], tile by tile. Loads stay unconverted until
+// `values`, or the conversion would wait for them. What follows from the view is not kept: kernel
+// parameters are as near as registers, and there are fewer of those.
+template <class E, int Rows, class Shape, Layout layout>
+class Stream {
+ public:
+  using Places = Slots<Rows, Shape, layout>;
+  static constexpr int width = Places::width, count = Places::count;
+
+  // At the first row of `base`, in that window.
+  __device__ __forceinline__ void begin(const View& v, const char* base, const Places& slots,
+                                        const Work& work, int64_t window) {
+    const int64_t first = window * Shape::window + slots.step(0);
+    p_ = const_cast<char*>(base) + slots.row(0) * v.row +
+         (work.reverse ? work.steps - 1 - first : first) * v.last;
+    // Against the order of memory a slot begins at its lowest address all the same.
+    if (layout != Layout::any && slots.reverse) p_ -= (width - 1) * item;
+  }
+  __device__ __forceinline__ void next(int64_t bytes) { p_ += bytes; }
+
+  // Starts the loads of the tile at hand, `offset` bytes further, of which there are so many rows
+  // and steps. `whole`: all of them, and aligned.
+  __device__ __forceinline__ void load(const View& v, const Places& slots, bool whole, int rows,
+                                       int steps, int64_t offset = 0) {
+    if (layout != Layout::any && whole) {
+      if (!v.data) return;
+#pragma unroll
+      for (int k = 0; k < count; ++k)
+        *reinterpret_cast<Packed*>(raw_ + k * words) =
+            *reinterpret_cast<const Packed*>(at(v, slots, k));
+      return;
+    }
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+      uint32_t* const raw = raw_ + k * words;
+      const char* const p = at(v, slots, k) + offset;
+      const int inside = v.data ? count_inside(slots, k, rows, steps) : 0;
+      if constexpr (layout == Layout::any) {
+#pragma unroll
+        for (int w = 0; w < words; ++w) {
+          raw[w] = 0;
+          if (inside && v.storage == Storage::float32)
+            raw[w] = reinterpret_cast<const uint32_t*>(p)[w];
+          if (inside && v.storage != Storage::float32)
+            raw[w] = *reinterpret_cast<const uint16_t*>(p);
+        }
+      } else {
+        load_apart(p, inside, slots.reverse, raw);
+      }
+    }
+  }
+
+  template <class Format>
+  __device__ __forceinline__ void values(const View& v, int k, E (&out)[width]) const {
+    const uint32_t* const raw = raw_ + k * words;
+    if constexpr (sizeof(E) > sizeof(uint32_t)) {
+      out[0] = {__uint_as_float(raw[0]), __uint_as_float(raw[1])};
+    } else if constexpr (layout == Layout::any) {
+      out[0] = decode(raw[0], v.storage);
+    } else {
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        const int j = Format::reversed ? width - 1 - i : i;
+        if constexpr (layout == Layout::single) out[i] = __uint_as_float(raw[j]);
+        else if constexpr (Format::bfloat)
+          out[i] = __uint_as_float(j % 2 ? raw[j / 2] & 0xffff0000u : raw[j / 2] << 16);
+        else out[i] = __half2float(__ushort_as_half(uint16_t(raw[j / 2] >> j % 2 * 16)));
+      }
+    }
+  }
+
+  template <class Format>
+  __device__ __forceinline__ void store(const View& v, const Places& slots, int k,
+                                        const float (&values)[width], bool whole, int rows,
+                                        int steps) {
+    char* const p = at(v, slots, k);
+    if constexpr (layout == Layout::any) {
+      if (count_inside(slots, k, rows, steps)) store_real(p, v.storage, values[0]);
+    } else {
+      uint32_t raw[words];
+      encode<Format>(values, raw);
+      if (whole) *reinterpret_cast<Packed*>(p) = *reinterpret_cast<const Packed*>(raw);
+      else store_apart(p, count_inside(slots, k, rows, steps), slots.reverse, raw);
+    }
+  }
+
+ private:
+  // Words of a slot, and the type that moves them at once.
+  static constexpr int item = layout == Layout::half ? 2 : 4;
+  static constexpr int words = layout == Layout::any ? sizeof(E) / 4 : width * item / 4;
+  struct alignas(words * 4) Packed {
+    uint32_t word[words];
+  };
+  static_assert(words * 4 >= width * item, "16 bits come in pairs");
+
+  __device__ __forceinline__ char* at(const View& v, const Places& slots, int k) const {
+    if (k == 0) return p_;
+    if (slots.along_rows) return p_ + k * (Shape::threads / Rows * slots.to_step(v));
+    return p_ + k * (Shape::threads / Places::per_row * v.row);
+  }
+  // How many of a slot's entries, the first ones, lie in the tensor.
+  static __device__ __forceinline__ int count_inside(const Places& slots, int k, int rows,
+                                                     int steps) {
+    const int in_steps = steps - slots.step(k);
+    if (slots.row(k) >= rows || in_steps <= 0) return 0;
+    return in_steps < width ? in_steps : width;
+  }
+  // In the order of memory, and those that are not inside zero.
+  static __device__ __forceinline__ void load_apart(const char* p, int inside, bool reverse,
+                                                    uint32_t* raw) {
+    uint32_t v[width];
+#pragma unroll
+    for (int i = 0; i < width; ++i) {
+      v[i] = 0;
+      if ((reverse ? width - 1 - i : i) >= inside) continue;
+      if constexpr (item == 4) v[i] = reinterpret_cast<const uint32_t*>(p)[i];
+      else v[i] = reinterpret_cast<const uint16_t*>(p)[i];
+    }
+#pragma unroll
+    for (int w = 0; w < words; ++w) raw[w] = item == 4 ? v[w] : v[2 * w] | v[2 * w + 1] << 16;
+  }
+  static __device__ __forceinline__ void store_apart(char* p, int inside, bool reverse,
+                                                     const uint32_t* raw) {
+#pragma unroll
+    for (int i = 0; i < width; ++i) {
+      if ((reverse ? width - 1 - i : i) >= inside) continue;
+      if constexpr (item == 4) reinterpret_cast<uint32_t*>(p)[i] = raw[i];
+      else reinterpret_cast<uint16_t*>(p)[i] = uint16_t(raw[i / 2] >> i % 2 * 16);
+    }
+  }
+  template <class Format>
+  static __device__ __forceinline__ void encode(const float (&values)[width], uint32_t* raw) {
+#pragma unroll
+    for (int w = 0; w < words; ++w) {
+      const int j = w * width / words, next = j + width / words - 1;
+      const float low = values[Format::reversed ? width - 1 - j : j];
+      const float high = values[Format::reversed ? width - 1 - next : next];
+      const auto bfloats = __floats2bfloat162_rn(low, high);
+      const auto halves = __floats2half2_rn(low, high);
+      if constexpr (layout == Layout::single) raw[w] = __float_as_uint(low);
+      else if constexpr (Format::bfloat) memcpy(raw + w, &bfloats, sizeof bfloats);
+      else memcpy(raw + w, &halves, sizeof halves);
+    }
+  }
+
+  char* p_;  // the first slot in the tile at hand
+  alignas(words * 4) uint32_t raw_[count * words] = {};
+};
+
+// Writes a slot's values to a tile in shared memory.
+template <class V, int Rows, class Shape, Layout layout>
+__device__ __forceinline__ void put(Tile<V, Rows, Shape>& tile,
+                                    const Slots<Rows, Shape, layout>& slots, int k,
+                                    const V (&values)[Slots<Rows, Shape, layout>::width]) {
+  constexpr int width = Slots<Rows, Shape, layout>::width;
+  V* const to = &tile.at(slots.row(k), slots.step(k));
+  if constexpr (sizeof(V) == 4 && width == 4)
+    *reinterpret_cast<float4*>(to) = make_float4(values[0], values[1], values[2], values[3]);
+  else if constexpr (sizeof(V) == 4 && width == 2)
+    *reinterpret_cast<float2*>(to) = make_float2(values[0], values[1]);
+  else
+#pragma unroll
+    for (int i = 0; i < width; ++i) to[i] = values[i];
+}
+// The sum over such tiles.
+template <int Rows, class Shape, Layout layout, int Tiles>
+__device__ __forceinline__ void get_sum(const Tile<float, Rows, Shape> (&tiles)[Tiles],
+                                        const Slots<Rows, Shape, layout>& slots, int k,
+                                        float (&sum)[Slots<Rows, Shape, layout>::width]) {
+  constexpr int width = Slots<Rows, Shape, layout>::width;
+  struct alignas(4 * width) Packed {
+    float v[width];
+  };
+#pragma unroll
+  for (int i = 0; i < width; ++i) sum[i] = 0.0f;
+#pragma unroll
+  for (int t = 0; t < Tiles; ++t) {
+    const Packed p =
+        *reinterpret_cast<const Packed*>(&tiles[t].at(slots.row(k), slots.step(k)));
+#pragma unroll
+    for (int i = 0; i < width; ++i) sum[i] += p.v[i];
+  }
+}
+
+// A segment of B or C.
+template <class E, Layout layout>
+struct SegmentOf {
+  const E* p;  // with `any` null: constant
+  E value;
+
+  __device__ __forceinline__ void quad(int first, E (&out)[kQuad]) const {
+    if (layout != Layout::any || p) {
+      load_quad(p + first, out);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kQuad; ++i) out[i] = value;
+    }
+  }
+};
+
+// B or C as a stream of state tiles; with `any` it may be constant in time: then each lane reads the
+// constant of its channel.
+template <class E, class Shape, Layout layout>
+class StateMatrix {
+ public:
+  using Memory = StateTile<E, Shape>;
+
+  __device__ __forceinline__ StateMatrix(const View& v, bool constant, const Work& work)
+      : view_(v), slots_(v, work), constant_(layout == Layout::any && constant) {}
+  __device__ __forceinline__ bool constant() const { return layout == Layout::any && constant_; }
+
+  __device__ __forceinline__ void begin(const Work& work, int64_t window) {
+    if (constant()) return;
+    const char* const base = view_.data + work.b * view_.batch + work.g * view_.group;
+    stream_.begin(view_, base, slots_, work, window);
+  }
+  __device__ __forceinline__ void next(int windows) {
+    if (!constant()) stream_.next(windows * Shape::window * slots_.to_step(view_));
+  }
+  // Starts the loads of states [first, first + kStateTile) of the window at hand, which has so many
+  // steps.
+  __device__ __forceinline__ void load(bool whole, int first, int states, int steps) {
+    if (!constant()) {
+      stream_.load(view_, slots_, whole && states == kStateTile, states - first, steps,
+                   first * view_.row);
+    }
+  }
+  template <class Format>
+  __device__ __forceinline__ void commit(Memory& to) const {
+    if (constant()) return;
+#pragma unroll
+    for (int k = 0; k < Places::count; ++k) {
+      E values[Places::width];
+      stream_.template values<Format>(view_, k, values);
+      put(to, slots_, k, values);
+    }
+  }
+  // State n, which is so far in its tile, in the segment of a lane.
+  __device__ __forceinline__ SegmentOf<E, layout> segment(const Memory& tile, const Work& work,
+                                                          int channel, int segment, int in_tile,
+                                                          int n) const {
+    if (!constant()) return {tile.segment[in_tile * Shape::segments + segment], E(0.0f)};
+    if (channel >= work.channels) return {nullptr, E(0.0f)};
+    return {nullptr, load_element<E>(work.at(view_) + channel * view_.row + n * view_.last,
+                                     view_.storage)};
+  }
+
+ private:
+  using Places = Slots<kStateTile, Shape, layout>;
+  const View& view_;
+  const Places slots_;
+  const bool constant_;
+  Stream<E, kStateTile, Shape, layout> stream_;
+};
+
+}  // namespace VIM_MM_ISA
+}  // namespace vim_mm
