@@ -31,28 +31,30 @@ struct alignas(16) BackwardEntry {
 
 template <class E, class Shape>
 struct BackwardShared {
-  RowTile<Shape> dt, u, grad_y;
+  RowTile<Shape> dt, drive, grad_y;
   StateTile<E, Shape> B, C;
   RowTile<Shape> y[Shape::warps], grad_input[Shape::warps], grad_dt[Shape::warps];
   RowTile<Shape> grad_D, grad_bias;
   // A and the edges of the channels at hand, [channels][kStateTile] each.
-  E a[32 / Shape::segments][kStateTile];
-  Edges<E> edges[32 / Shape::segments][kStateTile];
+  E a[Shape::channels][kStateTile];
+  Edges<E> edges[Shape::channels][kStateTile];
+  E grad_a[kStateTile][Shape::channels * Shape::segments];  // of each segment
   // Each thread's own, here to save registers.
-  BackwardEntry entries[32 * Shape::steps];
+  BackwardEntry entries[Shape::channels * Shape::window];
 };
 
 // What a lane has of its segment, and the sums over states that it collects.
 template <class Shape>
 struct Segment {
   static constexpr int steps = Shape::steps;
-  float dt[steps], u[steps], grad_y[steps];  // grad_y: that of y + D u, before the gate, weighted
+  // drive: u, or dt u where beta = dt; grad_y: that of y + D u, before the gate, weighted.
+  float dt[steps], drive[steps], grad_y[steps];
   float total_dt;
   float y[steps], grad_input[steps], grad_dt[steps];
 };
 
 // One state: adds to the segment's sums and to the gradients of B and C, returns that of A over the
-// segment. With beta = dt, grad_input is that of dt u and lacks in grad_dt; else it is that of u.
+// segment. grad_input is the gradient of `drive`; where that is dt u, its part of grad_dt is missing.
 template <class Method, class E, class Shape, Layout layout>
 __device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a,
                                        const SegmentOf<E, layout>& b_of,
@@ -69,9 +71,8 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a,
       const int i = first + j;
       const Coefficients<E> k = Method::coefficients(lane.dt[i], a);
       a_bar[i] = k.a_bar;
-      input[i] = input_of<Method>(Method::beta_is_step ? lane.dt[i] * lane.u[i] : lane.u[i], k,
-                                  b[j]);
-      x = a_bar[i] * x + input[i];
+      input[i] = input_of<Method>(lane.drive[i], k, b[j]);
+      x = i == 0 ? input[0] : a_bar[i] * x + input[i];
     }
   }
 #pragma unroll
@@ -136,7 +137,7 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a,
 #pragma unroll
     for (int j = kQuad - 1; j >= 0; --j) {
       const int i = first + j;
-      const float dt = lane.dt[i], u = lane.u[i];
+      const float dt = lane.dt[i], drive = lane.drive[i];
       E gradient = grad_x + lane.grad_y[i] * conj(c[j]);  // of the state after step i
       grad_x = conj(a_bar[i]) * gradient;
       E grad_a_bar = gradient * conj(before[i]);
@@ -149,16 +150,16 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a,
         const E grad_z = grad_a_bar * conj(a_bar[i]);
         lane.grad_input[i] += real(driven);
         lane.grad_dt[i] += real(grad_z * conj(a));
-        grad_b[i] = grad_b[i] + (dt * u) * gradient;
+        grad_b[i] = grad_b[i] + drive * gradient;
         grad_a = grad_a + dt * grad_z;
       } else {
         Coefficients<E> k = Method::coefficients(dt, a);
         k.a_bar = a_bar[i];
         const Derivatives<E> d = Method::derivatives(dt, a, k);
-        const E grad_z = grad_a_bar * conj(d.a_bar_z), grad_beta = u * driven;
+        const E grad_z = grad_a_bar * conj(d.a_bar_z), grad_beta = drive * driven;
         lane.grad_input[i] += real(driven * conj(k.beta));
         lane.grad_dt[i] += real(grad_z * conj(a) + grad_beta * conj(d.beta_dt));
-        grad_b[i] = grad_b[i] + gradient * conj(u * k.beta);
+        grad_b[i] = grad_b[i] + gradient * conj(drive * k.beta);
         grad_a = grad_a + (dt * grad_z + grad_beta * conj(d.beta_a));
       }
     }
@@ -211,6 +212,7 @@ class BackwardBlock {
       }
       advance(first == begins);
       __syncthreads();
+      write_grad_A(fast ? 0 : (int(scan_.states) - 1) / kStateTile * kStateTile);
       finish_rows();
       if (!fast && later > 0) load_edges(first + stride, 0);
     }
@@ -246,11 +248,14 @@ class BackwardBlock {
   }
   // Starts the loads of the streams' next channels, of which there are so many.
   __device__ __forceinline__ void load_rows(int channels) {
-    const auto load = [&](auto& stream, const View& v) {
-      stream.load(v, slots_, is_whole(channels), channels, left_);
-      stream.next(p_.slabs * Shape::channels * v.row);
+    const auto each = [&](const auto& load) {
+      load(u_, scan_.u), load(delta_, scan_.delta), load(z_, scan_.z);
+      load(grad_out_, p_.grad_out);
     };
-    load(u_, scan_.u), load(delta_, scan_.delta), load(z_, scan_.z), load(grad_out_, p_.grad_out);
+    if (fast && is_whole(channels))
+      each([&](auto& stream, const View& v) { stream.load_whole(v, slots_); });
+    else each([&](auto& stream, const View& v) { stream.load(v, slots_, channels, left_); });
+    each([&](auto& stream, const View& v) { stream.next(p_.slabs * Shape::channels * v.row); });
 #pragma unroll
     for (int k = 0; k < count; ++k) {
       const int64_t c = next_first_ + slots_.row(k);
@@ -269,8 +274,8 @@ class BackwardBlock {
     const int states = int(scan_.states);
     B_.begin(work_, chunk_);
     C_.begin(work_, chunk_);
-    B_.load(is_whole(Shape::channels), first_state, states, left_);
-    C_.load(is_whole(Shape::channels), first_state, states, left_);
+    B_.load(first_state, states, left_);
+    C_.load(first_state, states, left_);
     specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
       using Format = decltype(format);
       B_.template commit<Format>(shared_.B);
@@ -281,7 +286,7 @@ class BackwardBlock {
   // Starts the loads of A and of what enters the chunk, for a tile of states of the channels from
   // `first_channel` on: one (channel, state) per thread.
   __device__ __forceinline__ void load_edges(int64_t first_channel, int first_state) {
-    static_assert(Shape::channels * kStateTile <= Shape::threads, "one each");
+    static_assert(Shape::channels * kStateTile <= Shape::threads, "one per thread");
     const int64_t h = first_channel + threadIdx.x / kStateTile;
     const int n = first_state + threadIdx.x % kStateTile;
     a_ = E(0.0f);
@@ -308,12 +313,12 @@ class BackwardBlock {
   }
   __device__ __forceinline__ void commit_rows() {
     constexpr float weight = output_weight<E>() * (Method::causal ? 1.0f : 0.5f);
-    const bool gated = scan_.z.data;
+    const bool gated = scan_.gated;
     specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
       using Format = decltype(format);
 #pragma unroll
       for (int k = 0; k < count; ++k) {
-        float u[width], dt[width], z[width], grad_y[width], weighted[width];
+        float u[width], dt[width], z[width], grad_y[width], drive[width], weighted[width];
         u_.template values<Format>(scan_.u, k, u);
         delta_.template values<Format>(scan_.delta, k, dt);
         z_.template values<Format>(scan_.z, k, z);
@@ -328,66 +333,93 @@ class BackwardBlock {
           if (slots_.step(k) + i >= left_) dt[i] = 0.0f;
           if (gated) grad_y[i] *= z[i] * s;
           weighted[i] = weight * grad_y[i];
+          drive[i] = Method::beta_is_step ? dt[i] * u[i] : u[i];
           entry(k, i) = {u[i], grad_y[i], gate_slope, dt_slope};
         }
         put(shared_.dt, slots_, k, dt);
-        put(shared_.u, slots_, k, u);
+        put(shared_.drive, slots_, k, drive);
         put(shared_.grad_y, slots_, k, weighted);
         D_[k] = next_D_[k];
       }
     });
   }
 
-  __device__ __forceinline__ void advance(bool first_set) {
-    Segment<Shape> lane;
-    load_segment(shared_.dt.segment[lane_], lane.dt);
-    load_segment(shared_.u.segment[lane_], lane.u);
-    load_segment(shared_.grad_y.segment[lane_], lane.grad_y);
-    lane.total_dt = sum(lane.dt);
-#pragma unroll
-    for (int i = 0; i < steps; ++i) lane.y[i] = lane.grad_input[i] = lane.grad_dt[i] = 0.0f;
-    if constexpr (fast) {
-#pragma unroll
-      for (int m = 0; m < states_of_warp; ++m) pull_back_state(lane, 0, m, grad_B_[m], grad_C_[m]);
-    } else {
+  __device__ __forceinline__ void advance(bool first_of_block) {
 #pragma unroll 1
-      for (int first = 0; first < scan_.states; first += kStateTile) {
-        if (first > 0) {
-          __syncthreads();
-          load_edges(work_.first_channel, first);
-          commit_edges();
-        }
-        load_matrices(first);
-        __syncthreads();
-#pragma unroll 1
-        for (int m = 0; m < states_of_warp; ++m) {
-          E grad_b[steps], grad_c[steps];
-          clear(grad_b), clear(grad_c);
-          pull_back_state(lane, first, m, grad_b, grad_c);
-          const int n = first + warp_ * states_of_warp + m;
-          if (B_.constant()) write_row_gradient(p_.grad_B, n, sum_of(grad_b));
-          else add_to_slab(p_.grad_B, n, grad_b, first_set);
-          if (C_.constant()) write_row_gradient(p_.grad_C, n, sum_of(grad_c));
-          else add_to_slab(p_.grad_C, n, grad_c, first_set);
-        }
+    for (int set = 0; set < Shape::sets; ++set) {
+      const int row = set * 32 + lane_;  // of segments
+      Segment<Shape> lane;
+      load_segment(shared_.dt.segment[row], lane.dt);
+      load_segment(shared_.drive.segment[row], lane.drive);
+      load_segment(shared_.grad_y.segment[row], lane.grad_y);
+      lane.total_dt = sum(lane.dt);
+#pragma unroll
+      for (int i = 0; i < steps; ++i) lane.y[i] = lane.grad_input[i] = lane.grad_dt[i] = 0.0f;
+      if constexpr (fast) {
+#pragma unroll
+        for (int m = 0; m < states_of_warp; ++m)
+          pull_back_state(lane, row, 0, m, grad_B_[m], grad_C_[m]);
+      } else {
+        pull_back_all_states(lane, row, first_of_block);
       }
+      store_segment(shared_.y[warp_].segment[row], lane.y);
+      store_segment(shared_.grad_input[warp_].segment[row], lane.grad_input);
+      store_segment(shared_.grad_dt[warp_].segment[row], lane.grad_dt);
     }
-    store_segment(shared_.y[warp_].segment[lane_], lane.y);
-    store_segment(shared_.grad_input[warp_].segment[lane_], lane.grad_input);
-    store_segment(shared_.grad_dt[warp_].segment[lane_], lane.grad_dt);
   }
 
-  __device__ __forceinline__ void pull_back_state(Segment<Shape>& lane, int first, int m,
+  __device__ __forceinline__ void pull_back_all_states(Segment<Shape>& lane, int row,
+                                                       bool first_of_block) {
+    static_assert(fast || Shape::sets == 1, "tiles of states pass once");
+#pragma unroll 1
+    for (int first = 0; first < scan_.states; first += kStateTile) {
+      if (first > 0) {
+        __syncthreads();
+        write_grad_A(first - kStateTile);
+        load_edges(work_.first_channel, first);
+        commit_edges();
+      }
+      load_matrices(first);
+      __syncthreads();
+#pragma unroll 1
+      for (int m = 0; m < states_of_warp; ++m) {
+        E grad_b[steps], grad_c[steps];
+        clear(grad_b), clear(grad_c);
+        pull_back_state(lane, row, first, m, grad_b, grad_c);
+        const int n = first + warp_ * states_of_warp + m;
+        if (B_.constant()) write_row_gradient(p_.grad_B, n, sum_of(grad_b));
+        else add_to_slab(p_.grad_B, n, grad_b, first_of_block);
+        if (C_.constant()) write_row_gradient(p_.grad_C, n, sum_of(grad_c));
+        else add_to_slab(p_.grad_C, n, grad_c, first_of_block);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void pull_back_state(Segment<Shape>& lane, int row, int first, int m,
                                                   E (&grad_b)[steps], E (&grad_c)[steps]) {
     const int in_tile = warp_ * states_of_warp + m, n = first + in_tile;
     if (!fast && n >= scan_.states) return;
-    const auto b_of = B_.segment(shared_.B, work_, channel_, segment_, in_tile, n);
-    const auto c_of = C_.segment(shared_.C, work_, channel_, segment_, in_tile, n);
-    const E grad_a =
-        pull_back<Method, E, Shape, layout>(lane, shared_.a[channel_][in_tile], b_of, c_of,
-                                            shared_.edges[channel_][in_tile], grad_b, grad_c);
-    // Takes the place of the adjoint that entered, which nobody reads again.
-    write_row_gradient(p_.grad_edges, n, grad_a);
+    const int channel = row / segments;
+    const auto b_of = B_.segment(shared_.B, work_, channel, segment_, in_tile, n);
+    const auto c_of = C_.segment(shared_.C, work_, channel, segment_, in_tile, n);
+    shared_.grad_a[in_tile][row] = pull_back<Method, E, Shape, layout>(
+        lane, shared_.a[channel][in_tile], b_of, c_of, shared_.edges[channel][in_tile], grad_b,
+        grad_c);
+  }
+
+  // A's gradient over the chunk, of a tile of states: takes the place of the adjoint that entered,
+  // which nobody reads again.
+  __device__ __forceinline__ void write_grad_A(int first_state) {
+#pragma unroll
+    for (int i = threadIdx.x; i < Shape::channels * kStateTile; i += Shape::threads) {
+      const int c = i / kStateTile, n = i % kStateTile;
+      E total = E(0.0f);
+#pragma unroll
+      for (int s = 0; s < segments; ++s) total = total + shared_.grad_a[n][c * segments + s];
+      if (c < work_.channels && first_state + n < scan_.states)
+        static_cast<E*>(p_.grad_edges)[(work_.row(scan_, c) * p_.chunks + chunk_) * scan_.states +
+                                       first_state + n] = total;
+    }
   }
 
   static __device__ __forceinline__ E sum_of(const E (&x)[steps]) {
@@ -452,7 +484,7 @@ class BackwardBlock {
                                                      work_.channels, left_);
         grad_delta_.template store<Format>(p_.grad_delta, slots_, k, grad_delta,
                                                          whole, work_.channels, left_);
-        if (scan_.z.data)
+        if (scan_.gated)
           grad_z_.template store<Format>(p_.grad_z, slots_, k, grad_z, whole,
                                                        work_.channels, left_);
 #pragma unroll
@@ -469,19 +501,20 @@ class BackwardBlock {
     grad_z_.next(rows * p_.grad_z.row);
   }
 
-  // What finish_rows left, summed over time, by one warp while the others go on.
+  // What finish_rows left, summed over time, by as many warps as there are sets.
   __device__ __forceinline__ void write_channel_sums(int64_t first_channel) {
-    if (warp_ != 0) return;
+    static_assert(Shape::sets <= Shape::warps, "a warp for each");
+    if (warp_ >= Shape::sets) return;
     float D[steps], bias[steps];
-    load_segment(shared_.grad_D.segment[lane_], D);
-    load_segment(shared_.grad_bias.segment[lane_], bias);
+    load_segment(shared_.grad_D.segment[threadIdx.x], D);
+    load_segment(shared_.grad_bias.segment[threadIdx.x], bias);
     float grad_D = sum(D), grad_bias = sum(bias);
 #pragma unroll
     for (int bit = 1; bit < segments; bit *= 2) {
       grad_D += shuffle_xor(grad_D, bit);
       grad_bias += shuffle_xor(grad_bias, bit);
     }
-    const int64_t h = first_channel + channel_;
+    const int64_t h = first_channel + threadIdx.x / segments;
     if (segment_ != 0 || h >= scan_.channels) return;
     const int64_t at =
         ((work_.b * scan_.groups + work_.g) * scan_.channels + h) * p_.chunks + chunk_;

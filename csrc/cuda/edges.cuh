@@ -69,17 +69,23 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   StateMatrix<E, Shape, layout> matrix(matrix_view, Adjoint ? scan.constant_C : scan.constant_B,
                                        work);
   matrix.begin(work, first_window);
-  const auto is_whole = [&](int left) {
-    return scan.aligned && left == Shape::window && work.channels == Shape::channels;
+  const bool can_be_whole =
+      fast && scan.aligned && work.channels == Shape::channels && states == kStateTile;
+  // Starts the loads of a window that has so many steps.
+  const auto load_window = [&](int left) {
+    if (fast && can_be_whole && left == Shape::window) {
+      drive.load_whole(driving, slots);
+      delta.load_whole(scan.delta, slots);
+      if (Adjoint) z.load_whole(scan.z, slots);
+      matrix.load_whole();
+      return;
+    }
+    drive.load(driving, slots, work.channels, left);
+    delta.load(scan.delta, slots, work.channels, left);
+    if (Adjoint) z.load(scan.z, slots, work.channels, left);
+    matrix.load(0, states, left);
   };
-  const auto load_rows = [&](int left) {
-    drive.load(driving, slots, is_whole(left), work.channels, left);
-    delta.load(scan.delta, slots, is_whole(left), work.channels, left);
-    if (Adjoint) z.load(scan.z, slots, is_whole(left), work.channels, left);
-  };
-  load_rows(work.steps_from(first_window, Shape::window));
-  matrix.load(is_whole(work.steps_from(first_window, Shape::window)), 0, states,
-              work.steps_from(first_window, Shape::window));
+  load_window(work.steps_from(first_window, Shape::window));
 
 #pragma unroll 1
   for (int64_t i_window = 0; i_window < work.windows; ++i_window) {
@@ -99,7 +105,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
           dt[i] = step_size(dt[i], bias, scan.delta_softplus);
           if (slots.step(k) + i >= left) dt[i] = 0.0f;
           if (Adjoint) {
-            if (scan.z.data) value[i] *= gate[i] * sigmoid(gate[i]);
+            if (scan.gated) value[i] *= gate[i] * sigmoid(gate[i]);
             value[i] *= weight;
           } else if (Method::beta_is_step) {
             value[i] *= dt[i];
@@ -117,27 +123,22 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
                             channel < work.channels;
     E* const edges =
         static_cast<E*>(p.edges) + (work.row(scan, channel) * p.chunks + chunk) * states;
-    float dt[steps], value[steps], total_dt = 0.0f;
+    Driving<Shape> driven(shared.dt, shared.drive);
 #pragma unroll 1
     for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
       if (first > 0) matrix.template commit<Unknown>(shared.matrix);
       __syncthreads();
-      if (first == 0) {
-        load_segment(shared.dt.segment[lane], dt);
-        load_segment(shared.drive.segment[lane], value);
-        total_dt = sum(dt);
-      }
+      if (first == 0) driven.load();
       const bool last_tile = fast || first + kStateTile >= states;
       if (!last_tile) {
-        matrix.load(is_whole(left), first + kStateTile, states, left);
+        matrix.load(first + kStateTile, states, left);
       } else if (i_window + 1 < work.windows) {
         const int next_left = work.steps_from(window + stride, Shape::window);
         drive.next(stride * Shape::window * slots.to_step(driving));
         delta.next(stride * Shape::window * slots.to_step(scan.delta));
         z.next(stride * Shape::window * slots.to_step(scan.z));
         matrix.next(stride);
-        load_rows(next_left);
-        matrix.load(is_whole(next_left), 0, states, next_left);
+        load_window(next_left);
       }
 #pragma unroll(fast ? States::of_warp : 1)
       for (int m = 0; m < States::of_warp; ++m) {
@@ -150,17 +151,19 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
         for (int quad = 0; quad < steps; quad += kQuad) {
           const int i = Ascending ? quad : steps - kQuad - quad;
           E entry[kQuad];
+          float dt[kQuad], value[kQuad];
           matrix_of.quad(i, entry);
+          driven.quad(i, dt, value);
 #pragma unroll
           for (int jj = 0; jj < kQuad; ++jj) {
             const int j = Ascending ? jj : kQuad - 1 - jj;
-            const Coefficients<E> k = Method::coefficients(dt[i + j], a);
-            if (Adjoint) x = conj(k.a_bar) * (x + value[i + j] * conj(entry[j]));
-            else x = k.a_bar * x + input_of<Method>(value[i + j], k, entry[j]);
+            const Coefficients<E> k = Method::coefficients(dt[j], a);
+            if (Adjoint) x = conj(k.a_bar) * (x + value[j] * conj(entry[j]));
+            else x = k.a_bar * x + input_of<Method>(value[j], k, entry[j]);
             if (!Method::exponential) transition = transition * k.a_bar;
           }
         }
-        if (Method::exponential) transition = exp_of_product(total_dt, a);
+        if (Method::exponential) transition = exp_of_product(driven.total_dt(), a);
         if (Adjoint) transition = conj(transition);
         const E entering = enter_segments<Ascending, segments>(transition, x, carried.x(m, n));
         if (keeps_edge && n < states) edges[n] = entering;

@@ -79,6 +79,40 @@ struct ForwardShared {
   float D[Shape::channels], bias[Shape::channels];
 };
 
+// dt and what drives the states, of a lane's segment: in registers, or where a warp has few states,
+// read anew for each of them, so that more warps find room.
+template <class Shape>
+class Driving {
+ public:
+  __device__ __forceinline__ Driving(const RowTile<Shape>& dt, const RowTile<Shape>& drive)
+      : dt_in_(dt.segment[threadIdx.x % 32]), drive_in_(drive.segment[threadIdx.x % 32]) {}
+  __device__ __forceinline__ void load() {
+    float dt[steps];
+    load_segment(dt_in_, dt);
+    total_dt_ = sum(dt);
+    if constexpr (kept) {
+      load_segment(dt_in_, dt_);
+      load_segment(drive_in_, drive_);
+    }
+  }
+  __device__ __forceinline__ float total_dt() const { return total_dt_; }
+  __device__ __forceinline__ void quad(int first, float (&dt)[kQuad], float (&drive)[kQuad]) const {
+    if constexpr (kept) {
+#pragma unroll
+      for (int i = 0; i < kQuad; ++i) dt[i] = dt_[first + i], drive[i] = drive_[first + i];
+    } else {
+      load_quad(dt_in_ + first, dt);
+      load_quad(drive_in_ + first, drive);
+    }
+  }
+
+ private:
+  static constexpr int steps = Shape::steps;
+  static constexpr bool kept = Shape::warps <= 4;
+  const float *dt_in_, *drive_in_;
+  float total_dt_, dt_[kept ? steps : 1], drive_[kept ? steps : 1];
+};
+
 // One value per channel (D, delta_bias), 0 where there is none.
 __device__ __forceinline__ float channel_value(const View& v, const Work& work, int c) {
   return v.data && c < work.channels ? load_real(work.at(v) + c * v.row, v.storage) : 0.0f;
@@ -118,20 +152,28 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   StateMatrix<E, Shape, layout> B(scan.B, scan.constant_B, work), C(scan.C, scan.constant_C, work);
   B.begin(work, 0);
   C.begin(work, 0);
-  const auto is_whole = [&](int left) {
-    return scan.aligned && left == Shape::window && work.channels == Shape::channels;
-  };
-  const auto load_rows = [&](int left) {
-    u.load(scan.u, slots, is_whole(left), work.channels, left);
-    delta.load(scan.delta, slots, is_whole(left), work.channels, left);
-    z.load(scan.z, slots, is_whole(left), work.channels, left);
-  };
+  const bool can_be_whole =
+      fast && scan.aligned && work.channels == Shape::channels && states == kStateTile;
   const auto load_matrices = [&](int first, int left) {
-    B.load(is_whole(left), first, states, left);
-    C.load(is_whole(left), first, states, left);
+    B.load(first, states, left);
+    C.load(first, states, left);
   };
-  load_rows(work.steps_from(0, Shape::window));
-  load_matrices(0, work.steps_from(0, Shape::window));
+  // Starts the loads of a window that has so many steps.
+  const auto load_window = [&](int left) {
+    if (fast && can_be_whole && left == Shape::window) {
+      u.load_whole(scan.u, slots);
+      delta.load_whole(scan.delta, slots);
+      z.load_whole(scan.z, slots);
+      B.load_whole();
+      C.load_whole();
+      return;
+    }
+    u.load(scan.u, slots, work.channels, left);
+    delta.load(scan.delta, slots, work.channels, left);
+    z.load(scan.z, slots, work.channels, left);
+    load_matrices(0, left);
+  };
+  load_window(work.steps_from(0, Shape::window));
 
   // Of the chunk that begins with this lane's segment, where one does.
   E* edges = static_cast<E*>(p.edges) +
@@ -170,7 +212,8 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
                            (work.row(scan, channel) * p.chunks + last_chunk) * states;
     const bool has_other = !Method::causal && last_chunk < p.chunks && channel < work.channels;
 
-    float dt[steps], drive[steps], y[steps] = {}, total_dt = 0.0f;
+    Driving<Shape> driving(shared.dt, shared.drive);
+    float y[steps] = {};
 #pragma unroll 1
     for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
       if (first > 0) {
@@ -178,11 +221,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
         C.template commit<Unknown>(shared.C);
       }
       __syncthreads();
-      if (first == 0) {
-        load_segment(shared.dt.segment[lane], dt);
-        load_segment(shared.drive.segment[lane], drive);
-        total_dt = sum(dt);
-      }
+      if (first == 0) driving.load();
       // The next tile comes while this one is at work.
       const bool last_tile = fast || first + kStateTile >= states;
       if (last_tile) {
@@ -191,8 +230,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
         delta.next(Shape::window * slots.to_step(scan.delta));
         z.next(Shape::window * slots.to_step(scan.z));
         B.next(1), C.next(1);
-        load_rows(next_left);
-        load_matrices(0, next_left);
+        load_window(next_left);
       } else {
         load_matrices(first + kStateTile, left);
       }
@@ -207,17 +245,19 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
 #pragma unroll
         for (int i = 0; i < steps; i += kQuad) {
           E b[kQuad];
+          float dt[kQuad], drive[kQuad];
           b_of.quad(i, b);
+          driving.quad(i, dt, drive);
 #pragma unroll
           for (int j = 0; j < kQuad; ++j) {
-            const Coefficients<E> k = Method::coefficients(dt[i + j], a);
+            const Coefficients<E> k = Method::coefficients(dt[j], a);
             a_bar[i + j] = k.a_bar;
-            input[i + j] = input_of<Method>(drive[i + j], k, b[j]);
+            input[i + j] = input_of<Method>(drive[j], k, b[j]);
             x = i + j == 0 ? input[0] : a_bar[i + j] * x + input[i + j];
           }
         }
         E transition = E(0.0f);
-        if (segments > 1) transition = transition_of<Method>(total_dt, a_bar, a);
+        if (segments > 1) transition = transition_of<Method>(driving.total_dt(), a_bar, a);
         x = enter_segments<true, segments>(transition, x, carried.x(m, n));
         if (keeps_edge && n < states) edges[n] = x;
         E other_x = E(0.0f), local = input[steps - 1];
@@ -266,10 +306,10 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
 #pragma unroll
         for (int i = 0; i < width; ++i) {
           value[i] = weight * value[i] + D * u_now[k][i];
-          if (scan.z.data) value[i] *= z_now[k][i] * sigmoid(z_now[k][i]);
+          if (scan.gated) value[i] *= z_now[k][i] * sigmoid(z_now[k][i]);
         }
-        out.template store<Format>(p.out, slots, k, value, is_whole(left),
-                                                 work.channels, left);
+        out.template store<Format>(p.out, slots, k, value,
+                                   can_be_whole && left == Shape::window, work.channels, left);
       }
     });
     out.next(Shape::window * slots.to_step(p.out));

@@ -20,32 +20,38 @@ __host__ __device__ int64_t floats_of(const Sum& sum) {
   return sum.sizes[0] * sum.sizes[1] * sum.sizes[2] * sum.sizes[3] * sum.components;
 }
 
+// `Index` holds every number of floats: division is the most of the work here.
+template <class Index>
 __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ Sums sums) {
   const Sum& sum = sums.each[blockIdx.y];
-  const int lanes = lanes_of(sum), per_warp = kWarp / lanes, parts = sum.counts[0] * sum.counts[1];
+  const int lanes = lanes_of(sum), per_warp = kWarp / lanes;
   const int lane = threadIdx.x % kWarp, first_part = lane / per_warp;
-  const int64_t warp = (blockIdx.x * int64_t(kThreads) + threadIdx.x) / kWarp;
-  const int64_t stride = int64_t(gridDim.x) * kThreads / kWarp * per_warp;
-  const int64_t floats = floats_of(sum);
-  for (int64_t first = warp * per_warp; first < floats; first += stride) {
-    const int64_t index = first + lane % per_warp;
-    const int64_t component = index % sum.components;
-    int64_t rest = index / sum.components, from = 0, to = 0;
+  const Index warp = (blockIdx.x * Index(kThreads) + threadIdx.x) / kWarp;
+  const Index stride = gridDim.x * Index(kThreads / kWarp) * per_warp;
+  const Index floats = floats_of(sum), components = sum.components;
+  for (Index first = warp * per_warp; first < floats; first += stride) {
+    const Index index = first + lane % per_warp, component = index % components;
+    Index rest = index / components;
+    int64_t from = 0, to = 0;
     const int64_t to_strides[4] = {sum.to.batch, sum.to.group, sum.to.row, sum.to.last};
 #pragma unroll
     for (int d = 3; d >= 0; --d) {
-      from += rest % sum.sizes[d] * sum.strides[d];
-      to += rest % sum.sizes[d] * to_strides[d];
-      rest /= sum.sizes[d];
+      const Index size = sum.sizes[d], i = d == 0 ? rest : rest % size;
+      from += i * sum.strides[d];
+      to += i * to_strides[d];
+      if (d > 0) rest /= size;
     }
     const float* const p = sum.parts + from * sum.components + component;
+    const int64_t outer = sum.part_strides[0] * sum.components;
+    const int64_t inner = sum.part_strides[1] * sum.components;
     float total = 0.0f;
-    if (index < floats) {
-#pragma unroll 8
-      for (int part = first_part; part < parts; part += lanes)
-        total += p[(part / sum.counts[1] * sum.part_strides[0] +
-                    part % sum.counts[1] * sum.part_strides[1]) *
-                   sum.components];
+    int i = first_part / sum.counts[1], j = first_part % sum.counts[1];
+    if (index >= floats) i = sum.counts[0];
+#pragma unroll 4
+    while (i < sum.counts[0]) {
+      total += p[i * outer + j * inner];
+      j += lanes;
+      while (j >= sum.counts[1]) j -= sum.counts[1], ++i;
     }
     for (int by = per_warp; by < kWarp; by *= 2) total += __shfl_xor_sync(0xffffffffu, total, by);
     const int item = sum.to.storage == Storage::float64 ? 8 : 4;
@@ -85,7 +91,8 @@ void sum_in_order(const Sums& sums, void* stream) {
   if (most == 0) return;
   const int64_t blocks = std::min<int64_t>((most + kThreads - 1) / kThreads, 1 << 16);
   const dim3 grid(static_cast<unsigned>(blocks), sums.count);
-  sum_kernel<<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(sums);
+  const auto kernel = most < int64_t(1) << 31 ? sum_kernel<uint32_t> : sum_kernel<uint64_t>;
+  kernel<<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(sums);
   check(cudaGetLastError());
 }
 

@@ -27,8 +27,8 @@ struct Directions {
 };
 
 struct ScanArguments {
-  View u, delta, z, A, B, C, D, delta_bias;
-  bool delta_softplus, constant_B, constant_C, is_complex;
+  View u, delta, z, A, B, C, D, delta_bias;  // z is u where there is no gate
+  bool gated, delta_softplus, constant_B, constant_C, is_complex;
   int64_t batch, groups, channels, steps, states;
   int method;
   bool same_direction;  // then all groups have that of group 0

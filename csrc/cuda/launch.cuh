@@ -32,7 +32,8 @@ int64_t blocks_of(const ScanArguments& scan) {
 
 template <class Method, bool Adjoint, bool Ascending>
 void launch_edges(const EdgesArguments& p, void* stream) {
-  dispatch_layout(p.scan, layout_of(p.scan, {p.grad_out}), [&](auto e, auto layout) {
+  const View& driving = Adjoint ? p.grad_out : p.scan.u;
+  dispatch_layout(p.scan, layout_of(p.scan, {driving}), [&](auto e, auto layout) {
     using E = decltype(e);
     choose_edges<layout()>(p.scan, [&](auto shape) {
       using Block = decltype(shape);
@@ -66,7 +67,8 @@ void MethodKernels<Method>::backward(const BackwardArguments& p, void* stream) {
   const int64_t all = p.scan.batch * p.scan.groups * p.scan.channels * p.chunks * p.scan.states;
   launch_edges<Method, true, false>(
       {p.scan, p.grad_out, p.grad_last_state, p.grad_edges, p.chunks}, stream);
-  const Layout layout = layout_of(p.scan, {p.grad_out, p.grad_u, p.grad_delta, p.grad_z});
+  const View& grad_z = p.scan.gated ? p.grad_z : p.grad_u;
+  const Layout layout = layout_of(p.scan, {p.grad_out, p.grad_u, p.grad_delta, grad_z});
   dispatch_layout(p.scan, layout, [&](auto e, auto layout) {
     using E = decltype(e);
     if constexpr (!Method::causal)

@@ -26,7 +26,7 @@ using torch::stable::empty_like;
 using torch::stable::new_empty;
 using torch::stable::accelerator::DeviceGuard;
 
-constexpr int64_t kBlocksOfLargeGpu = 396, kLeastChannelsOfSlab = 32;
+constexpr int64_t kBlocksOfLargeGpu = 396, kMaxSlabs = 4, kLeastChannels = 64;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -85,7 +85,8 @@ ScanArguments scan_arguments(const Inputs& in, const Sizes& sizes) {
     STD_TORCH_CHECK(is_complex(*t) == scan.is_complex, "vim_mm: expected B and C complex with A");
   scan.u = narrow_view(in.u, 0);
   scan.delta = narrow_view(in.delta, 0);
-  if (in.z) scan.z = narrow_view(*in.z, 0);
+  scan.z = in.z ? narrow_view(*in.z, 0) : scan.u;
+  scan.gated = in.z.has_value();
   scan.A = view_of(in.A, 1);
   scan.constant_B = in.B.dim() == 3;
   scan.constant_C = in.C.dim() == 3;
@@ -138,13 +139,19 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cuda(
   return {out, last_state, edges};
 }
 
-// How many slabs of partial gradients of B and C there are for each (b, g) and chunk: as many as
-// blocks share its channels. Enough blocks for a large GPU, no more than sets of channels. Only
-// sizes count, so that every GPU adds up in the same order.
+// How many slabs of partial gradients of B and C there are for each (b, g) and chunk: as many blocks
+// share its channels. The number that leaves the fewest multiprocessors of a large GPU idle in the
+// last round; only sizes count, so that every GPU adds up in the same order.
 int64_t count_slabs(const ScanArguments& scan, int64_t chunks) {
   const int64_t blocks = std::max<int64_t>(1, scan.batch * scan.groups * chunks);
-  const int64_t most = std::max<int64_t>(1, ceil_div(scan.channels, kLeastChannelsOfSlab));
-  return std::min(most, ceil_div(kBlocksOfLargeGpu, blocks));
+  int64_t best = 1;
+  double least = 0.0;
+  for (int64_t slabs = 1; slabs <= kMaxSlabs && (slabs - 1) * kLeastChannels < scan.channels; ++slabs) {
+    const double rounds = double(ceil_div(slabs * blocks, kBlocksOfLargeGpu)) / double(slabs);
+    if (slabs > 1 && rounds > 0.95 * least) continue;
+    best = slabs, least = rounds;
+  }
+  return best;
 }
 
 // The sum over `counts` of parts that are contiguous [counts[0], sizes..., counts[1], last size] or,

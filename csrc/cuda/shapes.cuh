@@ -21,7 +21,7 @@ inline Layout layout_of(const ScanArguments& scan, std::initializer_list<View> o
     return Layout::any;
   const int item = scan.u.storage == Storage::float32 ? 4 : 2;
   const auto fits = [&](const View& v) {
-    return !v.data || (v.storage == scan.u.storage && v.last == item);
+    return v.storage == scan.u.storage && v.last == item;
   };
   for (const View& v : {scan.u, scan.delta, scan.z, scan.B, scan.C})
     if (!fits(v)) return Layout::any;
@@ -42,6 +42,44 @@ void dispatch_layout(const ScanArguments& scan, Layout layout, const F& f) {
   }
 }
 
+#ifdef VIM_MM_TUNE
+#include <cstdlib>
+inline int tune(const char* name) { const char* v = getenv(name); return v ? atoi(v) : 0; }
+template <class F> void tuned(int i, const F& f) {
+  switch (i) {
+    case 1: return f(Shape<4, 16, 4, 3>());
+    case 2: return f(Shape<4, 16, 8, 3>());
+    case 3: return f(Shape<8, 16, 8, 3>());
+    case 4: return f(Shape<16, 16, 8, 3>());
+    case 5: return f(Shape<8, 8, 4, 5>());
+    case 6: return f(Shape<8, 16, 4, 3>());
+    case 7: return f(Shape<4, 16, 4, 4>());
+    case 8: return f(Shape<8, 8, 4, 6>());
+    case 9: return f(Shape<16, 8, 4, 5>());
+    case 10: return f(Shape<4, 16, 8, 2>());
+  }
+}
+template <class F> void tuned_forward(int i, const F& f) {
+  switch (i) {
+    case 11: return f(Shape<1, 16, 4, 3>());
+    case 13: return f(Shape<2, 16, 8, 3>());
+    case 14: return f(Shape<2, 8, 4, 5>());
+    case 15: return f(Shape<4, 8, 4, 5>());
+    case 16: return f(Shape<1, 16, 4, 4>());
+    case 17: return f(Shape<2, 16, 4, 3>());
+  }
+  tuned(i, f);
+}
+template <class F> void tuned_backward(int i, const F& f) {
+  switch (i) {
+    case 1: return f(Shape<8, 8, 4, 3>());
+    case 2: return f(Shape<8, 8, 4, 3, 2>());
+    case 3: return f(Shape<8, 8, 8, 2, 2>());
+    case 5: return f(Shape<8, 8, 4, 2, 2>());
+    case 6: return f(Shape<8, 8, 8, 1, 2>());
+  }
+}
+#endif
 // Few rows want many segments side by side, so that all multiprocessors have work; many rows want
 // none, which spares the combination of segments. The thresholds were measured (docs/kernels.md).
 template <class Method, Layout layout, class F>
@@ -49,6 +87,9 @@ void choose_forward(const ScanArguments& scan, const F& f) {
   if constexpr (layout == Layout::any) {
     f(Shape<8, 8, 4>());
   } else {
+#ifdef VIM_MM_TUNE
+    return tuned_forward(tune("F"), f);
+#endif
     if (rows_of(scan) < 2048) return f(Shape<8, 16, 4, 3>());
     if constexpr (Method::causal) {
       if (rows_of(scan) >= 8192) return f(Shape<1, 16, 4, 3>());
@@ -62,6 +103,9 @@ void choose_edges(const ScanArguments& scan, const F& f) {
   if constexpr (layout == Layout::any) {
     f(Shape<8, 8, 4>());
   } else {
+#ifdef VIM_MM_TUNE
+    return tuned(tune("E"), f);
+#endif
     if (rows_of(scan) < 2048) return f(Shape<8, 16, 4, 3>());
     f(Shape<4, 16, 4, 3>());
   }
@@ -69,8 +113,11 @@ void choose_edges(const ScanArguments& scan, const F& f) {
 
 template <Layout layout, class F>
 void choose_backward(const F& f) {
+#ifdef VIM_MM_TUNE
+  if constexpr (layout != Layout::any) return tuned_backward(tune("W"), f);
+#endif
   if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());
-  else f(Shape<8, 8, 4, 3>());
+  else f(Shape<8, 8, 4, 3, 2>());
 }
 
 }  // namespace VIM_MM_ISA

@@ -17,6 +17,8 @@ inline namespace VIM_MM_ISA {
 // dtype, of 16 bits or of 32.
 enum class Layout { any, half, single };
 
+constexpr int item_of(Layout layout) { return layout == Layout::half ? 2 : 4; }
+
 // What the conversions of such a dtype need to know. With Layout::any they look it up.
 template <bool Bfloat, bool Reversed>
 struct FormatOf {
@@ -63,7 +65,8 @@ struct Slots {
   }
   // Bytes from one step to the next.
   __device__ __forceinline__ int64_t to_step(const View& v) const {
-    return reverse ? -v.last : v.last;
+    const int64_t step = layout == Layout::any ? v.last : item_of(layout);
+    return reverse ? -step : step;
   }
 };
 
@@ -81,24 +84,22 @@ class Stream {
                                         const Work& work, int64_t window) {
     const int64_t first = window * Shape::window + slots.step(0);
     p_ = const_cast<char*>(base) + slots.row(0) * v.row +
-         (work.reverse ? work.steps - 1 - first : first) * v.last;
+         (work.reverse ? work.steps - 1 - first : first) * (layout == Layout::any ? v.last : item);
     // Against the order of memory a slot begins at its lowest address all the same.
     if (layout != Layout::any && slots.reverse) p_ -= (width - 1) * item;
   }
   __device__ __forceinline__ void next(int64_t bytes) { p_ += bytes; }
 
-  // Starts the loads of the tile at hand, `offset` bytes further, of which there are so many rows
-  // and steps. `whole`: all of them, and aligned.
-  __device__ __forceinline__ void load(const View& v, const Places& slots, bool whole, int rows,
-                                       int steps, int64_t offset = 0) {
-    if (layout != Layout::any && whole) {
-      if (!v.data) return;
+  // Starts the loads of the tile at hand: all of it, and aligned.
+  __device__ __forceinline__ void load_whole(const View& v, const Places& slots) {
 #pragma unroll
-      for (int k = 0; k < count; ++k)
-        *reinterpret_cast<Packed*>(raw_ + k * words) =
-            *reinterpret_cast<const Packed*>(at(v, slots, k));
-      return;
-    }
+    for (int k = 0; k < count; ++k)
+      *reinterpret_cast<Packed*>(raw_ + k * words) =
+          *reinterpret_cast<const Packed*>(at(v, slots, k));
+  }
+  // The same, `offset` bytes further, of which there are so many rows and steps.
+  __device__ __forceinline__ void load(const View& v, const Places& slots, int rows, int steps,
+                                       int64_t offset = 0) {
 #pragma unroll
     for (int k = 0; k < count; ++k) {
       uint32_t* const raw = raw_ + k * words;
@@ -155,7 +156,7 @@ class Stream {
 
  private:
   // Words of a slot, and the type that moves them at once.
-  static constexpr int item = layout == Layout::half ? 2 : 4;
+  static constexpr int item = item_of(layout);
   static constexpr int words = layout == Layout::any ? sizeof(E) / 4 : width * item / 4;
   struct alignas(words * 4) Packed {
     uint32_t word[words];
@@ -286,13 +287,12 @@ class StateMatrix {
   __device__ __forceinline__ void next(int windows) {
     if (!constant()) stream_.next(windows * Shape::window * slots_.to_step(view_));
   }
+  // Starts the loads of all states in all steps of the window at hand, aligned.
+  __device__ __forceinline__ void load_whole() { stream_.load_whole(view_, slots_); }
   // Starts the loads of states [first, first + kStateTile) of the window at hand, which has so many
   // steps.
-  __device__ __forceinline__ void load(bool whole, int first, int states, int steps) {
-    if (!constant()) {
-      stream_.load(view_, slots_, whole && states == kStateTile, states - first, steps,
-                   first * view_.row);
-    }
+  __device__ __forceinline__ void load(int first, int states, int steps) {
+    if (!constant()) stream_.load(view_, slots_, states - first, steps, first * view_.row);
   }
   template <class Format>
   __device__ __forceinline__ void commit(Memory& to) const {

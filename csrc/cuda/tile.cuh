@@ -23,11 +23,13 @@ inline namespace VIM_MM_ISA {
 constexpr int kQuad = 4;         // entries read or written at once, where their layout allows it
 constexpr int kStateTile = 16;   // states whose B and C are in shared memory at once
 
-template <int Segments, int Steps, int Warps, int MinBlocks = 1>
+// `Sets`: how many times as many channels as a warp has lanes for come into shared memory at once.
+template <int Segments, int Steps, int Warps, int MinBlocks = 1, int Sets = 1>
 struct Shape {
-  static constexpr int segments = Segments, steps = Steps, warps = Warps;
+  static constexpr int segments = Segments, steps = Steps, warps = Warps, sets = Sets;
   static constexpr int min_blocks = MinBlocks;  // per multiprocessor: a bound on registers
-  static constexpr int threads = 32 * Warps, channels = 32 / Segments, window = Segments * Steps;
+  static constexpr int threads = 32 * Warps, window = Segments * Steps;
+  static constexpr int channels = 32 / Segments * Sets;
   // A segment in shared memory. The padding spreads the segments of eight lanes over all banks.
   static constexpr int pitch = Steps + kQuad;
 };
