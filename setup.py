@@ -22,12 +22,9 @@ CPP_SOURCES = [
 ]
 CUDA_SOURCES = [
     'csrc/cuda/kernels.cu',
-    'csrc/cuda/scan_bilinear.cu',
-    'csrc/cuda/scan_foh.cu',
-    'csrc/cuda/scan_highorder.cu',
-    'csrc/cuda/scan_poly.cu',
-    'csrc/cuda/scan_rk4.cu',
-    'csrc/cuda/scan_zoh.cu',
+    'csrc/cuda/scan_backward.cu',
+    'csrc/cuda/scan_edges.cu',
+    'csrc/cuda/scan_forward.cu',
     'csrc/cuda/selective_scan.cpp',
 ]
 # Compute capability 8.0 to 12.0; the newest as PTX too, for what comes after.
@@ -44,7 +41,7 @@ CXX_FLAGS = [
     '-fno-math-errno',
     '-fno-trapping-math',
 ]
-NVCC_FLAGS = ['-std=c++17', '-O3']
+NVCC_FLAGS = ['-std=c++17', '-O3', '-Xfatbin', '-compress-all']
 
 
 def build_cuda() -> bool:

@@ -3,18 +3,18 @@
 // and the CUDA kernels alike. The Python home is vim_mm/ops/discretization.py;
 // tests hold both to the same 60-digit values.
 //
-// With z = dt a and phi_k(z) = sum over j of z^j / (j + k)!:
+// With z = dt a, phi_k(z) = sum over j of z^j / (j + k)! and psi_k = dt^k phi_k(z):
 //
 //   zoh        e^z                    dt
-//   foh        e^z                    dt^2 phi_2
+//   foh        e^z                    psi_2
 //   bilinear   (1 + z/2)/(1 - z/2)    dt / (1 - z/2)
-//   poly       e^z                    dt phi_1 + dt^2 phi_2 / 2      (averaged over both directions)
-//   highorder  e^z                    dt phi_1 + dt^2 phi_2 + dt^3 phi_3 / 2
+//   poly       e^z                    psi_1 + psi_2 / 2              (averaged over both directions)
+//   highorder  e^z                    psi_1 + psi_2 + psi_3 / 2
 //   rk4        e^z                    dt (1 + z/2 + z^2/6 + z^3/24)
 //
 // phi functions: Hochbruck & Ostermann, Exponential integrators, Acta Numerica (2010).
 //
-// To add a method: its number below, its struct, and its line in `dispatch_method`.
+// To add a method: its struct, and its number in VIM_MM_FOR_EACH_METHOD.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -37,40 +37,69 @@ struct Derivatives {
   V a_bar_z, beta_dt, beta_a;
 };
 
-// phi_0 .. phi_K at z = dt a, and phi_1' .. phi_K'. For |z| <= 2 the Taylor series of the highest
-// and phi_k = z phi_(k+1) + 1/k! downwards; elsewhere e^z and the same relation upwards. At the
-// switch each costs a few ulps, which is why it sits at 2 and not nearer 0.
+// Sums of psi_k = dt^k phi_k(dt a), 1 <= k <= K, and of their derivatives by a; that by dt is
+// psi_(k-1), with psi_0 = e^z. For small |z| from the Taylor series of phi_(K+1) and
+// phi_k = z phi_(k+1) + 1/k! downwards; elsewhere from e^z and psi_k = (psi_(k-1) - dt^(k-1)/(k-1)!) / a
+// upwards, which the compiler turns into products with one 1/a for all steps. Where the two meet each
+// costs a few ulps; what is not used of either may be infinite.
 template <int K, class V>
-struct Phi {
-  V value[K + 1];
-  V derivative[K + 1];
+struct Psi {
+  using S = ScalarOf<V>;
+  using R = RealOf<V>;
+  decltype(within(V(), S())) near;
+  R dt;
+  V inverse;     // 1 / a
+  V phi[K + 2];  // near
+  V psi[K + 1];  // elsewhere
 
-  VIM_MM_INLINE Phi(RealOf<V> dt, V a) {
-    using S = ScalarOf<V>;
+  VIM_MM_INLINE Psi(R dt_, V a, V e) : dt(dt_), inverse(reciprocal(a)) {
     constexpr S factorial[] = {S(1), S(1), S(2), S(6), S(24)};
     const V z = dt * a;
-    const auto near = within(z, S(2));
-    const V z_near = select(near, z, V(S(0))), z_far = select(near, V(S(4)), z);
-    const V inverse = reciprocal(z_far);
-
-    V series[K + 2];
-    series[K + 1] = V(S(1) / factorial[K + 1]) *
-                    scaled_exponential_series<K + 1, Precision<S>::phi_terms>(z_near);
-    for (int k = K; k >= 1; --k) series[k] = z_near * series[k + 1] + V(S(1) / factorial[k]);
-
-    value[0] = exp_of_product(dt, a);
-    V closed = expm1_far(dt, a, value[0]) * inverse;
-    V closed_below = value[0];
-    for (int k = 1; k <= K; ++k) {
-      if (k > 1) {
-        closed_below = closed;
-        closed = (closed - V(S(1) / factorial[k - 1])) * inverse;
-      }
-      value[k] = select(near, series[k], closed);
-      derivative[k] = select(near, series[k] - V(S(k)) * series[k + 1],
-                             (closed_below - V(S(k)) * closed) * inverse);
+    near = within(z, S(Precision<S>::phi_radius));
+    phi[K + 1] = exponential_series<K + 1, Precision<S>::phi_terms>(z);
+    for (int k = K; k >= 1; --k) phi[k] = z * phi[k + 1] + V(S(1) / factorial[k]);
+    psi[0] = e;
+    psi[1] = expm1_far(dt, a, e) * inverse;
+    R power = dt;
+    for (int k = 2; k <= K; ++k) {
+      psi[k] = (psi[k - 1] - V(R(S(1) / factorial[k - 1]) * power)) * inverse;
+      power = power * dt;
     }
   }
+
+  // The sum of weight[k] psi_k.
+  VIM_MM_INLINE V sum(const S (&weight)[K + 1]) const {
+    Sum low{V(S(0)), true}, high{V(S(0)), true};
+    for (int k = K; k >= 1; --k) {
+      low.add(weight[k], phi[k]);
+      if (!low.empty) low.value = dt * low.value;
+      high.add(weight[k], psi[k]);
+    }
+    return select(near, low.value, high.value);
+  }
+  // The sum of weight[k] d psi_k / da: dt^(k+1) phi_k' near 0, elsewhere (dt psi_(k-1) - k psi_k) / a.
+  VIM_MM_INLINE V sum_by_a(const S (&weight)[K + 1]) const {
+    Sum low{V(S(0)), true}, high{V(S(0)), true};
+    for (int k = K; k >= 1; --k) {
+      low.add(weight[k], phi[k] - V(S(k)) * phi[k + 1]);
+      if (!low.empty) low.value = dt * low.value;
+      high.add(weight[k], dt * psi[k - 1] - V(S(k)) * psi[k]);
+    }
+    return select(near, dt * low.value, high.value * inverse);
+  }
+
+ private:
+  // Weights are constants: what they make 0 or 1 costs nothing.
+  struct Sum {
+    V value;
+    bool empty;
+    VIM_MM_INLINE void add(S weight, V x) {
+      if (weight == S(0)) return;
+      if (weight != S(1)) x = V(weight) * x;
+      value = empty ? x : x + value;
+      empty = false;
+    }
+  };
 };
 
 // `causal`: scanned in one direction. `exponential`: a_bar = e^z, so that several steps together
@@ -92,13 +121,13 @@ struct Foh {
   static constexpr bool causal = true, exponential = true, beta_is_step = false;
   template <class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
-    const Phi<2, V> phi(dt, a);
-    return {phi.value[0], dt * (dt * phi.value[2])};
+    const V e = exp_of_product(dt, a);
+    return {e, Psi<2, V>(dt, a, e).sum({0, 0, 1})};
   }
   template <class V>
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
-    const Phi<2, V> phi(dt, a);
-    return {k.a_bar, dt * phi.value[1], dt * (dt * (dt * phi.derivative[2]))};
+    const Psi<2, V> psi(dt, a, k.a_bar);
+    return {k.a_bar, psi.sum({0, 1, 0}), psi.sum_by_a({0, 0, 1})};
   }
 };
 
@@ -124,16 +153,13 @@ struct Poly {
   static constexpr bool causal = false, exponential = true, beta_is_step = false;
   template <class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
-    using S = ScalarOf<V>;
-    const Phi<2, V> phi(dt, a);
-    return {phi.value[0], dt * (phi.value[1] + V(S(0.5)) * (dt * phi.value[2]))};
+    const V e = exp_of_product(dt, a);
+    return {e, Psi<2, V>(dt, a, e).sum({0, 1, 0.5})};
   }
   template <class V>
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
-    using S = ScalarOf<V>;
-    const Phi<2, V> phi(dt, a);
-    return {k.a_bar, k.a_bar + V(S(0.5)) * (dt * phi.value[1]),
-            dt * (dt * (phi.derivative[1] + V(S(0.5)) * (dt * phi.derivative[2])))};
+    const Psi<2, V> psi(dt, a, k.a_bar);
+    return {k.a_bar, k.a_bar + psi.sum({0, 0.5, 0}), psi.sum_by_a({0, 1, 0.5})};
   }
 };
 
@@ -141,18 +167,13 @@ struct HighOrder {
   static constexpr bool causal = true, exponential = true, beta_is_step = false;
   template <class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
-    using S = ScalarOf<V>;
-    const Phi<3, V> phi(dt, a);
-    const V inner = phi.value[2] + V(S(0.5)) * (dt * phi.value[3]);
-    return {phi.value[0], dt * (phi.value[1] + dt * inner)};
+    const V e = exp_of_product(dt, a);
+    return {e, Psi<3, V>(dt, a, e).sum({0, 1, 1, 0.5})};
   }
   template <class V>
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
-    using S = ScalarOf<V>;
-    const Phi<3, V> phi(dt, a);
-    const V beta_dt = k.a_bar + dt * (phi.value[1] + V(S(0.5)) * (dt * phi.value[2]));
-    const V inner = phi.derivative[2] + V(S(0.5)) * (dt * phi.derivative[3]);
-    return {k.a_bar, beta_dt, dt * (dt * (phi.derivative[1] + dt * inner))};
+    const Psi<3, V> psi(dt, a, k.a_bar);
+    return {k.a_bar, k.a_bar + psi.sum({0, 1, 0.5, 0}), psi.sum_by_a({0, 1, 1, 0.5})};
   }
 };
 
@@ -175,19 +196,22 @@ struct Rk4 {
   }
 };
 
-constexpr int kMethods = 6;
+// Every method with its number, which is that of the Python table.
+#define VIM_MM_FOR_EACH_METHOD(call) \
+  call(0, Zoh) call(1, Foh) call(2, Bilinear) call(3, Poly) call(4, HighOrder) call(5, Rk4)
 
-// Calls f(Method()) for the method of that number; the numbers are those of the Python table.
-// Returns false for a number that is none's.
+#define VIM_MM_COUNT(number, Method) +1
+constexpr int kMethods = 0 VIM_MM_FOR_EACH_METHOD(VIM_MM_COUNT);
+#undef VIM_MM_COUNT
+
+// Calls f(Method()) for the method of that number. Returns false for a number that is none's.
 template <class F>
 inline bool dispatch_method(int64_t method, const F& f) {
   switch (method) {
-    case 0: f(Zoh()); return true;
-    case 1: f(Foh()); return true;
-    case 2: f(Bilinear()); return true;
-    case 3: f(Poly()); return true;
-    case 4: f(HighOrder()); return true;
-    case 5: f(Rk4()); return true;
+#define VIM_MM_CASE(number, Method) \
+  case number: f(Method()); return true;
+    VIM_MM_FOR_EACH_METHOD(VIM_MM_CASE)
+#undef VIM_MM_CASE
     default: return false;
   }
 }

@@ -53,7 +53,8 @@ template <>
 struct Precision<float> {
   static constexpr int exp_degree = 7;   // Taylor, |r| <= ln(2)/2: 5e-9
   static constexpr int log1p_terms = 6;  // atanh series, s^2 <= 1/9: 1e-8
-  static constexpr int phi_terms = 14;   // Taylor of phi_k, |z| <= 2
+  static constexpr int phi_terms = 10;   // Taylor of phi_k, |z| <= phi_radius
+  static constexpr float phi_radius = 1.5f;
   static constexpr float exp_underflow = -104.0f, exp_overflow = 89.0f;
   static constexpr float round_magic = 12582912.0f;  // 1.5 * 2^23
   static constexpr float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
@@ -63,6 +64,7 @@ struct Precision<double> {
   static constexpr int exp_degree = 13;
   static constexpr int log1p_terms = 17;
   static constexpr int phi_terms = 22;
+  static constexpr double phi_radius = 2.0;
   static constexpr double exp_underflow = -746.0, exp_overflow = 710.0;
   static constexpr double round_magic = 6755399441055744.0;  // 1.5 * 2^52
   static constexpr double ln2_high = 0x1.62e42feep-1, ln2_low = 0x1.a39ef35793c76p-33;
@@ -106,24 +108,24 @@ VIM_MM_INLINE double scale_by_power_of_two(double value, double magic_sum) {
   return value * a * b;
 }
 
-// offset! / (j + offset)! for j < Terms.
+// 1 / (j + offset)! for j < Terms.
 template <class S, int Offset, int Terms>
-struct FactorialRatios {
+struct InverseFactorials {
   S value[Terms] = {S(1)};
-  VIM_MM_INLINE constexpr FactorialRatios() {
+  VIM_MM_INLINE constexpr InverseFactorials() {
+    for (int j = 1; j <= Offset; ++j) value[0] /= S(j);
     for (int j = 1; j < Terms; ++j) value[j] = value[j - 1] / S(j + Offset);
   }
 };
 
-// sum over j < Terms of z^j * offset! / (j + offset)!, by Horner: the Taylor series of
-// offset! phi_offset(z).
+// The Taylor series of phi_offset(z), sum over j < Terms of z^j / (j + offset)!, by Horner.
 template <int Offset, int Terms, class V>
-VIM_MM_INLINE V scaled_exponential_series(V z) {
+VIM_MM_INLINE V exponential_series(V z) {
   using S = ScalarOf<V>;
-  constexpr FactorialRatios<S, Offset, Terms> ratios;
-  V sum = V(ratios.value[Terms - 1]);
+  constexpr InverseFactorials<S, Offset, Terms> coefficients;
+  V sum = V(coefficients.value[Terms - 1]);
   VIM_MM_UNROLL
-  for (int j = Terms - 2; j >= 0; --j) sum = sum * z + V(ratios.value[j]);
+  for (int j = Terms - 2; j >= 0; --j) sum = sum * z + V(coefficients.value[j]);
   return sum;
 }
 

@@ -140,14 +140,15 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a,
       const float dt = lane.dt[i], drive = lane.drive[i];
       E gradient = grad_x + lane.grad_y[i] * conj(c[j]);  // of the state after step i
       grad_x = conj(a_bar[i]) * gradient;
-      E grad_a_bar = gradient * conj(before[i]);
+      // d a_bar / dz is a_bar itself for an exponential, which is already in grad_x.
+      E grad_z = (Method::exponential ? grad_x : gradient) * conj(before[i]);
       if constexpr (!Method::causal) {
-        grad_a_bar = grad_a_bar + other_gradient[i] * conj(other_x[i + 1]);
+        static_assert(Method::causal || Method::exponential, "or other_gradient lacks a factor");
+        grad_z = grad_z + (conj(a_bar[i]) * other_gradient[i]) * conj(other_x[i + 1]);
         gradient = gradient + other_gradient[i];
       }
       const E driven = gradient * conj(b[j]);
       if constexpr (Method::beta_is_step) {
-        const E grad_z = grad_a_bar * conj(a_bar[i]);
         lane.grad_input[i] += real(driven);
         lane.grad_dt[i] += real(grad_z * conj(a));
         grad_b[i] = grad_b[i] + drive * gradient;
@@ -156,7 +157,8 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a,
         Coefficients<E> k = Method::coefficients(dt, a);
         k.a_bar = a_bar[i];
         const Derivatives<E> d = Method::derivatives(dt, a, k);
-        const E grad_z = grad_a_bar * conj(d.a_bar_z), grad_beta = drive * driven;
+        const E grad_beta = drive * driven;
+        if constexpr (!Method::exponential) grad_z = grad_z * conj(d.a_bar_z);
         lane.grad_input[i] += real(driven * conj(k.beta));
         lane.grad_dt[i] += real(grad_z * conj(a) + grad_beta * conj(d.beta_dt));
         grad_b[i] = grad_b[i] + gradient * conj(drive * k.beta);

@@ -1,11 +1,10 @@
-// The entry points of the CUDA kernels: the choice of the method, and the small kernels beside the
-// scan.
+// The small kernels beside the scan.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
 #include "errors.h"
-#include "methods.h"
+#include "tile.cuh"
 
 namespace vim_mm {
 namespace {
@@ -73,16 +72,6 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace
-
-void scan_forward(const ForwardArguments& p, void* stream) {
-  dispatch_method(p.scan.method,
-                  [&](auto method) { MethodKernels<decltype(method)>::forward(p, stream); });
-}
-
-void scan_backward(const BackwardArguments& p, void* stream) {
-  dispatch_method(p.scan.method,
-                  [&](auto method) { MethodKernels<decltype(method)>::backward(p, stream); });
-}
 
 void sum_in_order(const Sums& sums, void* stream) {
   int64_t most = 0;

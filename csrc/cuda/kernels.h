@@ -47,8 +47,10 @@ struct ForwardArguments {
   int64_t chunks;
 };
 
+// See edges_kernel; what is not the adjoint against the scan order is for methods that are not causal.
 struct EdgesArguments {
   ScanArguments scan;
+  bool adjoint, ascending;
   View grad_out, grad_last_state;  // either may be missing
   void* edges;
   int64_t chunks;
@@ -83,6 +85,7 @@ struct Sums {
 
 // These enqueue work on the stream and throw std::runtime_error where CUDA reports an error.
 void scan_forward(const ForwardArguments&, void* stream);
+void scan_edges(const EdgesArguments&, void* stream);
 void scan_backward(const BackwardArguments&, void* stream);
 void sum_in_order(const Sums&, void* stream);
 void discretize(int64_t n, int method, bool is_complex, const float* dt, const void* a, void* out,

@@ -26,7 +26,7 @@ using torch::stable::empty_like;
 using torch::stable::new_empty;
 using torch::stable::accelerator::DeviceGuard;
 
-constexpr int64_t kBlocksOfLargeGpu = 396, kMaxSlabs = 4, kLeastChannels = 64;
+constexpr int64_t kBlocksOfLargeGpu = 264, kMaxSlabs = 4, kLeastChannels = 64;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -162,7 +162,7 @@ Sum sum_into(const Tensor& gradient, int first, const Tensor& parts, int64_t out
   Sum sum{};
   sum.parts = static_cast<const float*>(parts.data_ptr());
   sum.components = is_complex(gradient) ? 2 : 1;
-  sum.counts[0] = int(outer), sum.counts[1] = int(inner);
+  sum.counts[0] = int(outer), sum.counts[1] = int(std::max<int64_t>(inner, 1));
   sum.to = view_of(gradient, first);
   int64_t stride = 1;
   std::fill_n(sum.sizes, 4, 1);

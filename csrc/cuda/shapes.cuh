@@ -42,44 +42,6 @@ void dispatch_layout(const ScanArguments& scan, Layout layout, const F& f) {
   }
 }
 
-#ifdef VIM_MM_TUNE
-#include <cstdlib>
-inline int tune(const char* name) { const char* v = getenv(name); return v ? atoi(v) : 0; }
-template <class F> void tuned(int i, const F& f) {
-  switch (i) {
-    case 1: return f(Shape<4, 16, 4, 3>());
-    case 2: return f(Shape<4, 16, 8, 3>());
-    case 3: return f(Shape<8, 16, 8, 3>());
-    case 4: return f(Shape<16, 16, 8, 3>());
-    case 5: return f(Shape<8, 8, 4, 5>());
-    case 6: return f(Shape<8, 16, 4, 3>());
-    case 7: return f(Shape<4, 16, 4, 4>());
-    case 8: return f(Shape<8, 8, 4, 6>());
-    case 9: return f(Shape<16, 8, 4, 5>());
-    case 10: return f(Shape<4, 16, 8, 2>());
-  }
-}
-template <class F> void tuned_forward(int i, const F& f) {
-  switch (i) {
-    case 11: return f(Shape<1, 16, 4, 3>());
-    case 13: return f(Shape<2, 16, 8, 3>());
-    case 14: return f(Shape<2, 8, 4, 5>());
-    case 15: return f(Shape<4, 8, 4, 5>());
-    case 16: return f(Shape<1, 16, 4, 4>());
-    case 17: return f(Shape<2, 16, 4, 3>());
-  }
-  tuned(i, f);
-}
-template <class F> void tuned_backward(int i, const F& f) {
-  switch (i) {
-    case 1: return f(Shape<8, 8, 4, 3>());
-    case 2: return f(Shape<8, 8, 4, 3, 2>());
-    case 3: return f(Shape<8, 8, 8, 2, 2>());
-    case 5: return f(Shape<8, 8, 4, 2, 2>());
-    case 6: return f(Shape<8, 8, 8, 1, 2>());
-  }
-}
-#endif
 // Few rows want many segments side by side, so that all multiprocessors have work; many rows want
 // none, which spares the combination of segments. The thresholds were measured (docs/kernels.md).
 template <class Method, Layout layout, class F>
@@ -87,12 +49,11 @@ void choose_forward(const ScanArguments& scan, const F& f) {
   if constexpr (layout == Layout::any) {
     f(Shape<8, 8, 4>());
   } else {
-#ifdef VIM_MM_TUNE
-    return tuned_forward(tune("F"), f);
-#endif
-    if (rows_of(scan) < 2048) return f(Shape<8, 16, 4, 3>());
+    const int64_t rows = rows_of(scan);
+    if (rows < 2048) return f(Shape<8, 16, 4, 3>());
     if constexpr (Method::causal) {
-      if (rows_of(scan) >= 8192) return f(Shape<1, 16, 4, 3>());
+      if (rows >= 8192) return f(Shape<1, 16, 4, 4>());
+      if (rows >= 4096) return f(Shape<2, 16, 4, 3>());
     }
     f(Shape<4, 16, 4, 3>());
   }
@@ -103,21 +64,16 @@ void choose_edges(const ScanArguments& scan, const F& f) {
   if constexpr (layout == Layout::any) {
     f(Shape<8, 8, 4>());
   } else {
-#ifdef VIM_MM_TUNE
-    return tuned(tune("E"), f);
-#endif
     if (rows_of(scan) < 2048) return f(Shape<8, 16, 4, 3>());
-    f(Shape<4, 16, 4, 3>());
+    f(Shape<4, 16, 4, 4>());
   }
 }
 
+// Registers count for more than warps here: two blocks per multiprocessor spill nothing.
 template <Layout layout, class F>
 void choose_backward(const F& f) {
-#ifdef VIM_MM_TUNE
-  if constexpr (layout != Layout::any) return tuned_backward(tune("W"), f);
-#endif
   if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());
-  else f(Shape<8, 8, 4, 3, 2>());
+  else f(Shape<8, 8, 4, 2, 2>());
 }
 
 }  // namespace VIM_MM_ISA

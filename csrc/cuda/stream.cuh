@@ -17,7 +17,9 @@ inline namespace VIM_MM_ISA {
 // dtype, of 16 bits or of 32.
 enum class Layout { any, half, single };
 
-constexpr int item_of(Layout layout) { return layout == Layout::half ? 2 : 4; }
+constexpr __host__ __device__ int item_of(Layout layout) {
+  return layout == Layout::half ? 2 : 4;
+}
 
 // What the conversions of such a dtype need to know. With Layout::any they look it up.
 template <bool Bfloat, bool Reversed>

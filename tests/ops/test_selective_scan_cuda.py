@@ -198,7 +198,7 @@ def test_groups_in_one_call(method):
 
 
 def test_any_strides():
-    """(B, L, D) layouts and slices give the bits of contiguous tensors, and keep their layout."""
+    """(B, L, D) layouts and slices give the results of contiguous tensors, and keep their layout."""
     plain = on_cuda(make_inputs(channels=40, length=50, states=16, dtype=torch.float32))
     strided = {}
     for name, x in plain.items():
@@ -211,10 +211,8 @@ def test_any_strides():
     results = results_and_gradients(cuda_scan, strided)
     expected = results_and_gradients(cuda_scan, plain)
     for name, value in results.items():
-        if name in ('grad_D', 'grad_delta_bias'):  # summed over time in another order
-            torch.testing.assert_close(value, expected[name])
-        else:
-            assert torch.equal(value, expected[name]), name
+        # Contiguous tensors have kernels of their own, which add up in another order.
+        assert worst_error(value, expected[name]) <= 2 * BOUNDS[torch.float32], name
     assert results['out'].stride() == strided['u'].stride()
     assert results['grad_u'].stride() == strided['u'].stride()
 

@@ -53,10 +53,11 @@ def test_opcheck_forward_without_optional_inputs():
 @each_method
 def test_opcheck_backward(method):
     arguments = native_arguments(method, requires_grad=False)
-    grads = [torch.randn_like(x) for x in torch.ops.vim_mm.selective_scan_fwd(*arguments)]
+    *results, edges = torch.ops.vim_mm.selective_scan_fwd(*arguments)
+    grads = [torch.randn_like(x) for x in results]
     op = torch.ops.vim_mm.selective_scan_bwd.default
-    torch.library.opcheck(op, (*grads, *arguments))
-    torch.library.opcheck(op, (None, grads[1], *arguments))
+    torch.library.opcheck(op, (*grads, edges, *arguments))
+    torch.library.opcheck(op, (None, grads[1], edges, *arguments))
 
 
 @each_method

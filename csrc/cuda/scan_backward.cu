@@ -1,0 +1,34 @@
+// Launches the backward scan, behind those of the adjoint at the edges of chunks.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include "backward.cuh"
+#include "launch.cuh"
+
+namespace vim_mm {
+
+void scan_backward(const BackwardArguments& p, void* stream) {
+  const ScanArguments& scan = p.scan;
+  scan_edges({scan, true, false, p.grad_out, p.grad_last_state, p.grad_edges, p.chunks}, stream);
+  if (!is_causal(scan.method)) {
+    const int64_t floats = scan.batch * scan.groups * scan.channels * p.chunks * scan.states *
+                           (scan.is_complex ? 2 : 1);
+    float* const others = static_cast<float*>(p.grad_edges) + floats;
+    scan_edges({scan, true, true, p.grad_out, {}, others, p.chunks}, stream);
+  }
+  const View& grad_z = scan.gated ? p.grad_z : p.grad_u;
+  const Layout layout = layout_of(scan, {p.grad_out, p.grad_u, p.grad_delta, grad_z});
+  dispatch_method(scan.method, [&](auto method) {
+    using Method = decltype(method);
+    dispatch_layout(scan, layout, [&](auto e, auto layout) {
+      using E = decltype(e);
+      choose_backward<layout()>([&](auto shape) {
+        using Block = decltype(shape);
+        launch(backward_kernel<Method, E, Block, layout()>,
+               scan.batch * scan.groups * p.chunks * p.slabs, Block::threads,
+               sizeof(BackwardShared<E, Block>), p, stream);
+      });
+    });
+  });
+}
+
+}  // namespace vim_mm

@@ -1,0 +1,39 @@
+// Launches the scans that keep only what crosses the edges of chunks.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include "edges.cuh"
+#include "launch.cuh"
+
+namespace vim_mm {
+namespace {
+
+template <class Method, bool Adjoint, bool Ascending>
+void launch_edges(const EdgesArguments& p, void* stream) {
+  const View& driving = Adjoint ? p.grad_out : p.scan.u;
+  dispatch_layout(p.scan, layout_of(p.scan, {driving}), [&](auto e, auto layout) {
+    using E = decltype(e);
+    choose_edges<layout()>(p.scan, [&](auto shape) {
+      using Block = decltype(shape);
+      launch(edges_kernel<Method, E, Block, layout(), Adjoint, Ascending>,
+             blocks_of<Block>(p.scan), Block::threads,
+             sizeof(EdgesShared<E, Block>) +
+                 CarriedStates<E, Block, layout()>::bytes(p.scan.states),
+             p, stream);
+    });
+  });
+}
+
+}  // namespace
+
+void scan_edges(const EdgesArguments& p, void* stream) {
+  dispatch_method(p.scan.method, [&](auto method) {
+    using Method = decltype(method);
+    if constexpr (!Method::causal) {
+      if (!p.adjoint) return launch_edges<Method, false, false>(p, stream);
+      if (p.ascending) return launch_edges<Method, true, true>(p, stream);
+    }
+    launch_edges<Method, true, false>(p, stream);
+  });
+}
+
+}  // namespace vim_mm

@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "launch.cuh"
-
-template struct vim_mm::MethodKernels<vim_mm::Foh>;

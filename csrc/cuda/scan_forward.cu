@@ -1,0 +1,27 @@
+// Launches the forward scan.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include "launch.cuh"
+
+namespace vim_mm {
+
+void scan_forward(const ForwardArguments& p, void* stream) {
+  const ScanArguments& scan = p.scan;
+  if (!is_causal(scan.method))
+    scan_edges({scan, false, false, {}, {}, p.other_edges, p.chunks}, stream);
+  dispatch_method(scan.method, [&](auto method) {
+    using Method = decltype(method);
+    dispatch_layout(scan, layout_of(scan, {p.out}), [&](auto e, auto layout) {
+      using E = decltype(e);
+      choose_forward<Method, layout()>(scan, [&](auto shape) {
+        using Block = decltype(shape);
+        launch(forward_kernel<Method, E, Block, layout()>, blocks_of<Block>(scan), Block::threads,
+               sizeof(ForwardShared<E, Block>) +
+                   CarriedStates<E, Block, layout()>::bytes(scan.states),
+               p, stream);
+      });
+    });
+  });
+}
+
+}  // namespace vim_mm
