@@ -72,7 +72,8 @@ class RowScan {
         const V a_i = load<V>(a + i);
         const Coefficients<V> c = decltype(m)::coefficients(dt_i, a_i);
         const Derivatives<V> d = decltype(m)::derivatives(dt_i, a_i, c);
-        const V values[6] = {c.a_bar, c.beta, a_i * d.a_bar_z, dt_i * d.a_bar_z, d.beta_dt, d.beta_a};
+        const V values[6] = {c.a_bar,          c.beta,    a_i * d.a_bar_z,
+                             dt_i * d.a_bar_z, d.beta_dt, d.beta_a};
         for (int k = 0; k < 6; ++k) store<V>(out[k] + i, values[k]);
       }
     });

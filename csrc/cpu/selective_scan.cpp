@@ -378,13 +378,11 @@ auto dispatch_compute_type(const Tensor& u, const Tensor& A, const F& f) {
   return wide ? f(double(), double(), ScalarType::Double) : f(float(), float(), ScalarType::Float);
 }
 
-std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cpu(const Tensor& u, const Tensor& delta,
-                                                  const Tensor& A, const Tensor& B, const Tensor& C,
-                                                  const std::optional<Tensor>& D,
-                                                  const std::optional<Tensor>& z,
-                                                  const std::optional<Tensor>& delta_bias,
-                                                  bool delta_softplus, int64_t method,
-                                                  const std::vector<int64_t>& reverse) {
+std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cpu(
+    const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
+    const std::optional<Tensor>& D, const std::optional<Tensor>& z,
+    const std::optional<Tensor>& delta_bias, bool delta_softplus, int64_t method,
+    const std::vector<int64_t>& reverse) {
   const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
   const auto [out, last_state] = dispatch_compute_type(u, A, [&](auto s, auto e, ScalarType type) {
     return forward_rows<decltype(s), decltype(e)>(in, type);
@@ -394,9 +392,9 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cpu(const Tensor& u, const
 
 Gradients selective_scan_bwd_cpu(const std::optional<Tensor>& grad_out,
                                  const std::optional<Tensor>& grad_last_state,
-                                 const Tensor& /*edges*/, const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
-                                 const Tensor& C, const std::optional<Tensor>& D,
-                                 const std::optional<Tensor>& z,
+                                 const Tensor& /*edges*/, const Tensor& u, const Tensor& delta,
+                                 const Tensor& A, const Tensor& B, const Tensor& C,
+                                 const std::optional<Tensor>& D, const std::optional<Tensor>& z,
                                  const std::optional<Tensor>& delta_bias, bool delta_softplus,
                                  int64_t method, const std::vector<int64_t>& reverse) {
   const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};

@@ -56,8 +56,7 @@ struct Segment {
 // One state: adds to the segment's sums and to the gradients of B and C, returns that of A over the
 // segment. grad_input is the gradient of `drive`; where that is dt u, its part of grad_dt is missing.
 template <class Method, class E, class Shape, Layout layout>
-__device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a,
-                                       const SegmentOf<E, layout>& b_of,
+__device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a, const SegmentOf<E, layout>& b_of,
                                        const SegmentOf<E, layout>& c_of, const Edges<E>& edges,
                                        E (&grad_b)[Shape::steps], E (&grad_c)[Shape::steps]) {
   constexpr int steps = Shape::steps, segments = Shape::segments;
@@ -102,8 +101,8 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a,
       c_of.quad(first, c);
 #pragma unroll
       for (int j = 0; j < kQuad; ++j)
-        other_grad_x = conj(a_bar[first + j]) *
-                       (other_grad_x + lane.grad_y[first + j] * conj(c[j]));
+        other_grad_x =
+            conj(a_bar[first + j]) * (other_grad_x + lane.grad_y[first + j] * conj(c[j]));
     }
     other_grad_x =
         enter_segments<true, segments>(conj(transition), other_grad_x, edges.other_grad_x);
@@ -268,8 +267,9 @@ class BackwardBlock {
   }
   // D or delta_bias of a channel of the group, 0 where there is none.
   __device__ __forceinline__ float channel_value(const View& v, int64_t c) const {
-    return v.data && c < scan_.channels ? load_real(v.data + work_.g * v.group + c * v.row, v.storage)
-                                        : 0.0f;
+    return v.data && c < scan_.channels
+               ? load_real(v.data + work_.g * v.group + c * v.row, v.storage)
+               : 0.0f;
   }
 
   __device__ __forceinline__ void load_matrices(int first_state) {
@@ -404,9 +404,9 @@ class BackwardBlock {
     const int channel = row / segments;
     const auto b_of = B_.segment(shared_.B, work_, channel, segment_, in_tile, n);
     const auto c_of = C_.segment(shared_.C, work_, channel, segment_, in_tile, n);
-    shared_.grad_a[in_tile][row] = pull_back<Method, E, Shape, layout>(
-        lane, shared_.a[channel][in_tile], b_of, c_of, shared_.edges[channel][in_tile], grad_b,
-        grad_c);
+    shared_.grad_a[in_tile][row] =
+        pull_back<Method, E, Shape, layout>(lane, shared_.a[channel][in_tile], b_of, c_of,
+                                            shared_.edges[channel][in_tile], grad_b, grad_c);
   }
 
   // A's gradient over the chunk, of a tile of states: takes the place of the adjoint that entered,
@@ -482,13 +482,12 @@ class BackwardBlock {
           grad_z[i] = at.gate_slope * (weight * y[i] + D_[k] * at.u);
           to_D[i] = at.grad_y * at.u;
         }
-        grad_u_.template store<Format>(p_.grad_u, slots_, k, grad_u, whole,
-                                                     work_.channels, left_);
-        grad_delta_.template store<Format>(p_.grad_delta, slots_, k, grad_delta,
-                                                         whole, work_.channels, left_);
+        grad_u_.template store<Format>(p_.grad_u, slots_, k, grad_u, whole, work_.channels, left_);
+        grad_delta_.template store<Format>(p_.grad_delta, slots_, k, grad_delta, whole,
+                                           work_.channels, left_);
         if (scan_.gated)
-          grad_z_.template store<Format>(p_.grad_z, slots_, k, grad_z, whole,
-                                                       work_.channels, left_);
+          grad_z_.template store<Format>(p_.grad_z, slots_, k, grad_z, whole, work_.channels,
+                                         left_);
 #pragma unroll
         for (int i = 0; i < width; ++i) {
           if (slots_.step(k) + i >= left_) grad_delta[i] = 0.0f;
@@ -532,7 +531,8 @@ class BackwardBlock {
   const Places slots_;
   const int lane_, warp_, channel_, segment_, left_;
   StateMatrix<E, Shape, layout> B_, C_;
-  Stream<float, Shape::channels, Shape, layout> u_, delta_, z_, grad_out_, grad_u_, grad_delta_, grad_z_;
+  Stream<float, Shape::channels, Shape, layout> u_, delta_, z_, grad_out_, grad_u_, grad_delta_,
+      grad_z_;
   float bias_[count], next_D_[count], D_[count];
   int64_t next_first_ = slab_ * Shape::channels;  // channel of the streams' next loads
   E a_;

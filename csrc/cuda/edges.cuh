@@ -50,8 +50,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
       for (int m = 0; m < States::of_warp; ++m) {
         const int n = first + warp * States::of_warp + m;
         if (n < states)
-          carried.set(m, n,
-                      load_element<E>(work.at(v) + channel * v.row + n * v.last, v.storage));
+          carried.set(m, n, load_element<E>(work.at(v) + channel * v.row + n * v.last, v.storage));
       }
     }
   }

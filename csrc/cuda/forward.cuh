@@ -18,7 +18,8 @@ class CarriedStates {
   static constexpr int of_warp = kStateTile / Shape::warps;
 
   // `memory`: bytes(states) in shared memory.
-  __device__ __forceinline__ CarriedStates(const ScanArguments& scan, const Work& work, void* memory)
+  __device__ __forceinline__ CarriedStates(const ScanArguments& scan, const Work& work,
+                                           void* memory)
       : memory_(static_cast<E*>(memory)), states_(int(scan.states)) {
     const int channel = threadIdx.x % 32 / Shape::segments;
     const auto a = [&](int n) {
@@ -308,8 +309,8 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
           value[i] = weight * value[i] + D * u_now[k][i];
           if (scan.gated) value[i] *= z_now[k][i] * sigmoid(z_now[k][i]);
         }
-        out.template store<Format>(p.out, slots, k, value,
-                                   can_be_whole && left == Shape::window, work.channels, left);
+        out.template store<Format>(p.out, slots, k, value, can_be_whole && left == Shape::window,
+                                   work.channels, left);
       }
     });
     out.next(Shape::window * slots.to_step(p.out));

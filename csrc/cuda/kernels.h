@@ -62,9 +62,9 @@ struct BackwardArguments {
   View grad_out, grad_last_state;   // incoming; either may be missing
   View grad_u, grad_delta, grad_z;  // outgoing
   const void* edges;                // of forward
-  void* grad_edges;                 // their adjoint; in the end parts of A's gradient [B, G, H, chunks, N]
-  void *grad_B, *grad_C;            // [slabs, B, G, N, L], or [B, G, H, chunks, N] where constant
-  float *grad_D, *grad_bias;        // [B, G, H, chunks]
+  void* grad_edges;       // their adjoint; in the end parts of A's gradient [B, G, H, chunks, N]
+  void *grad_B, *grad_C;  // [slabs, B, G, N, L], or [B, G, H, chunks, N] where constant
+  float *grad_D, *grad_bias;  // [B, G, H, chunks]
   int64_t chunks, slabs;
 };
 

@@ -14,11 +14,11 @@ void launch_edges(const EdgesArguments& p, void* stream) {
     using E = decltype(e);
     choose_edges<layout()>(p.scan, [&](auto shape) {
       using Block = decltype(shape);
-      launch(edges_kernel<Method, E, Block, layout(), Adjoint, Ascending>,
-             blocks_of<Block>(p.scan), Block::threads,
-             sizeof(EdgesShared<E, Block>) +
-                 CarriedStates<E, Block, layout()>::bytes(p.scan.states),
-             p, stream);
+      launch(
+          edges_kernel<Method, E, Block, layout(), Adjoint, Ascending>, blocks_of<Block>(p.scan),
+          Block::threads,
+          sizeof(EdgesShared<E, Block>) + CarriedStates<E, Block, layout()>::bytes(p.scan.states),
+          p, stream);
     });
   });
 }

@@ -15,10 +15,10 @@ void scan_forward(const ForwardArguments& p, void* stream) {
       using E = decltype(e);
       choose_forward<Method, layout()>(scan, [&](auto shape) {
         using Block = decltype(shape);
-        launch(forward_kernel<Method, E, Block, layout()>, blocks_of<Block>(scan), Block::threads,
-               sizeof(ForwardShared<E, Block>) +
-                   CarriedStates<E, Block, layout()>::bytes(scan.states),
-               p, stream);
+        launch(
+            forward_kernel<Method, E, Block, layout()>, blocks_of<Block>(scan), Block::threads,
+            sizeof(ForwardShared<E, Block>) + CarriedStates<E, Block, layout()>::bytes(scan.states),
+            p, stream);
       });
     });
   });

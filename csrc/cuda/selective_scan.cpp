@@ -74,8 +74,8 @@ bool is_aligned(const ScanArguments& scan, std::initializer_list<View> others) {
   const auto fits = [&](const View& v) {
     return (reinterpret_cast<int64_t>(v.data) | v.batch | v.group | v.row) % bytes == 0;
   };
-  return scan.steps % 4 == 0 && fits(scan.u) && fits(scan.delta) && fits(scan.z) &&
-         fits(scan.B) && fits(scan.C) && std::all_of(others.begin(), others.end(), fits);
+  return scan.steps % 4 == 0 && fits(scan.u) && fits(scan.delta) && fits(scan.z) && fits(scan.B) &&
+         fits(scan.C) && std::all_of(others.begin(), others.end(), fits);
 }
 
 ScanArguments scan_arguments(const Inputs& in, const Sizes& sizes) {
@@ -127,8 +127,10 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cuda(
   const Tensor out = empty_like(u);
   const Tensor last_state =
       new_empty(u, {sizes.batch, sizes.groups, sizes.channels, sizes.states}, type);
-  const Tensor edges = new_empty(u, {count_directions(method), sizes.batch, sizes.groups,
-                                     sizes.channels, p.chunks, sizes.states}, type);
+  const Tensor edges = new_empty(
+      u,
+      {count_directions(method), sizes.batch, sizes.groups, sizes.channels, p.chunks, sizes.states},
+      type);
   p.out = view_of(out, 0);
   p.scan.aligned = is_aligned(p.scan, {p.out});
   p.last_state = last_state.data_ptr();
@@ -146,7 +148,8 @@ int64_t count_slabs(const ScanArguments& scan, int64_t chunks) {
   const int64_t blocks = std::max<int64_t>(1, scan.batch * scan.groups * chunks);
   int64_t best = 1;
   double least = 0.0;
-  for (int64_t slabs = 1; slabs <= kMaxSlabs && (slabs - 1) * kLeastChannels < scan.channels; ++slabs) {
+  for (int64_t slabs = 1; slabs <= kMaxSlabs && (slabs - 1) * kLeastChannels < scan.channels;
+       ++slabs) {
     const double rounds = double(ceil_div(slabs * blocks, kBlocksOfLargeGpu)) / double(slabs);
     if (slabs > 1 && rounds > 0.95 * least) continue;
     best = slabs, least = rounds;
@@ -180,10 +183,10 @@ Sum sum_into(const Tensor& gradient, int first, const Tensor& parts, int64_t out
 }
 
 Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
-                                  const std::optional<Tensor>& grad_last_state,
-                                  const Tensor& edges, const Tensor& u, const Tensor& delta,
-                                  const Tensor& A, const Tensor& B, const Tensor& C,
-                                  const std::optional<Tensor>& D, const std::optional<Tensor>& z,
+                                  const std::optional<Tensor>& grad_last_state, const Tensor& edges,
+                                  const Tensor& u, const Tensor& delta, const Tensor& A,
+                                  const Tensor& B, const Tensor& C, const std::optional<Tensor>& D,
+                                  const std::optional<Tensor>& z,
                                   const std::optional<Tensor>& delta_bias, bool delta_softplus,
                                   int64_t method, const std::vector<int64_t>& reverse) {
   const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};

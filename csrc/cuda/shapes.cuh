@@ -20,9 +20,7 @@ inline Layout layout_of(const ScanArguments& scan, std::initializer_list<View> o
   if (scan.is_complex || scan.constant_B || scan.constant_C || scan.states > kStateTile)
     return Layout::any;
   const int item = scan.u.storage == Storage::float32 ? 4 : 2;
-  const auto fits = [&](const View& v) {
-    return v.storage == scan.u.storage && v.last == item;
-  };
+  const auto fits = [&](const View& v) { return v.storage == scan.u.storage && v.last == item; };
   for (const View& v : {scan.u, scan.delta, scan.z, scan.B, scan.C})
     if (!fits(v)) return Layout::any;
   for (const View& v : others)

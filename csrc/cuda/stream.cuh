@@ -17,9 +17,7 @@ inline namespace VIM_MM_ISA {
 // dtype, of 16 bits or of 32.
 enum class Layout { any, half, single };
 
-constexpr __host__ __device__ int item_of(Layout layout) {
-  return layout == Layout::half ? 2 : 4;
-}
+constexpr __host__ __device__ int item_of(Layout layout) { return layout == Layout::half ? 2 : 4; }
 
 // What the conversions of such a dtype need to know. With Layout::any they look it up.
 template <bool Bfloat, bool Reversed>
@@ -247,8 +245,7 @@ __device__ __forceinline__ void get_sum(const Tile<float, Rows, Shape> (&tiles)[
   for (int i = 0; i < width; ++i) sum[i] = 0.0f;
 #pragma unroll
   for (int t = 0; t < Tiles; ++t) {
-    const Packed p =
-        *reinterpret_cast<const Packed*>(&tiles[t].at(slots.row(k), slots.step(k)));
+    const Packed p = *reinterpret_cast<const Packed*>(&tiles[t].at(slots.row(k), slots.step(k)));
 #pragma unroll
     for (int i = 0; i < width; ++i) sum[i] += p.v[i];
   }
@@ -312,8 +309,8 @@ class StateMatrix {
                                                           int n) const {
     if (!constant()) return {tile.segment[in_tile * Shape::segments + segment], E(0.0f)};
     if (channel >= work.channels) return {nullptr, E(0.0f)};
-    return {nullptr, load_element<E>(work.at(view_) + channel * view_.row + n * view_.last,
-                                     view_.storage)};
+    return {nullptr,
+            load_element<E>(work.at(view_) + channel * view_.row + n * view_.last, view_.storage)};
   }
 
  private:

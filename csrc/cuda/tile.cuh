@@ -20,8 +20,8 @@
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
-constexpr int kQuad = 4;         // entries read or written at once, where their layout allows it
-constexpr int kStateTile = 16;   // states whose B and C are in shared memory at once
+constexpr int kQuad = 4;        // entries read or written at once, where their layout allows it
+constexpr int kStateTile = 16;  // states whose B and C are in shared memory at once
 
 // `Sets`: how many times as many channels as a warp has lanes for come into shared memory at once.
 template <int Segments, int Steps, int Warps, int MinBlocks = 1, int Sets = 1>
