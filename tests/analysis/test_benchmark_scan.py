@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 
 import pytest
 import torch
@@ -61,10 +62,35 @@ def test_a_variable_that_would_change_the_path_is_an_error(tmp_path):
     assert re.search('RuntimeError: unset VIM_USE_CUDA_KERNEL', printed)
 
 
-def test_a_peer_that_computes_something_else_is_an_error():
-    import runpy
+@pytest.fixture(scope='module')
+def tool():
+    return runpy.run_path(str(TOOLS / 'analysis/benchmark_scan.py'))
 
-    hold_to = runpy.run_path(str(TOOLS / 'analysis/benchmark_scan.py'))['hold_to']
+
+def test_ratios_and_floors_by_hand(tool):
+    """Two shapes; the peer takes 6 and 8 microseconds, zoh 2 and 4, foh 3 and 16."""
+    records = [
+        {'shape': shape, 'batch': 1, 'dim': 2, 'seqlen': 3, 'dstate': 4, 'dtype': 'bf16',
+         'dt_bias': 0.0, 'forward_ex2_floor': 1e-6, 'forward_memory_floor': 5e-7, 'scan': scan,
+         'forward': 1e-6 * time, 'backward': 2e-6 * time, 'peak_bytes': 2**20 * time}
+        for shape, times in {'one': (6, 2, 3), 'two': (8, 4, 16)}.items()
+        for scan, time in zip(('mamba_ssm', 'zoh', 'foh'), times, strict=True)
+    ]  # fmt: skip
+    text = tool['report'](records, ['mamba_ssm'])
+    forward = table_under('Forward, microseconds', text)
+    assert forward['ex2 floor'] == ('1', '1') and forward['memory floor'] == ('0.5', '0.5')
+    assert forward['mamba_ssm'] == ('6', '8') and forward['foh'] == ('3', '16')
+    assert table_under('Peak memory', text)['zoh'] == ('2', '4')
+    gain = table_under('Forward, time of mamba_ssm over time of the column', text)
+    assert gain['shape'] == ('one', 'two', 'least', 'greatest', 'mean')
+    assert gain['zoh'] == ('3.00', '2.00', '2.00', '3.00', '2.45')
+    assert gain['foh'] == ('2.00', '0.50', '0.50', '2.00', '1.00')
+    cost = table_under('Backward, time of the column over time of zoh', text)
+    assert cost['foh'] == ('1.50', '4.00', '1.50', '4.00', '2.45')
+
+
+def test_a_peer_that_computes_something_else_is_an_error(tool):
+    hold_to = tool['hold_to']
     ours = torch.linspace(-1, 1, 5)
     hold_to(ours, ours + 1e-6, 'peer', 'fp32')
     with pytest.raises(RuntimeError, match=r'peer differs from zoh by 1\.0e-02'):

@@ -1,8 +1,7 @@
 """Times the selective scan, forward and backward apart, beside its peers and its floors.
 
     python tools/analysis/benchmark_scan.py --batch 2 --dim 384 --seqlen 1024 --dstate 16
-    python tools/analysis/benchmark_scan.py --device cuda --shapes all linear \
-        --out work_dirs/benchmark_scan.json --markdown work_dirs/benchmark_scan.md
+    python tools/analysis/benchmark_scan.py --device cuda --shapes all linear --markdown scan.md
 
 ``--shapes all`` is the standard run: seven shapes of Vim in bf16 and the seed notes' in fp32.
 ``linear`` is one of them at L from 1024 to 65536. Inputs are those of a Mamba layer
@@ -31,7 +30,7 @@ import torch
 
 from vim_mm.analysis.floors import Card
 from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
-from vim_mm.analysis.peers import installed_peers, peer_version
+from vim_mm.analysis.peers import Peer, installed_peers, peer_version
 from vim_mm.analysis.tables import figures, markdown_table
 from vim_mm.analysis.timing import (
     DTYPES,
@@ -82,7 +81,9 @@ def chosen_shapes(args: argparse.Namespace) -> dict[str, ScanShape]:
     }
 
 
-def scans(args: argparse.Namespace, shape: ScanShape, dt_bias: float) -> dict[str, Scan]:
+def scans(
+    args: argparse.Namespace, shape: ScanShape, dt_bias: float, peers: dict[str, Peer]
+) -> dict[str, Scan]:
     """What is timed at a shape, by the name of its column: peers, then our methods."""
     inputs = make_inputs(shape, args.device, dt_bias)
     grad_out = torch.randn_like(inputs['u'])
@@ -94,7 +95,7 @@ def scans(args: argparse.Namespace, shape: ScanShape, dt_bias: float) -> dict[st
         return differentiable_scan(scan, inputs.values(), grad_out)
 
     columns = {}
-    for name, peer in (installed_peers() if args.device == 'cuda' else {}).items():
+    for name, peer in peers.items():
         columns[name] = peer(inputs, grad_out)
         outputs = [scan.forward()[0] for scan in (ours('zoh', kernel), columns[name])]
         hold_to(*outputs, name, shape.dtype)
@@ -111,7 +112,7 @@ def hold_to(ours: torch.Tensor, theirs: torch.Tensor, name: str, dtype: str) -> 
         raise RuntimeError(f'{name} differs from zoh by {error:.1e} in {dtype}: not comparable')
 
 
-def measure(args: argparse.Namespace, card: Card | None) -> list[Record]:
+def measure(args: argparse.Namespace, card: Card | None, peers: dict[str, Peer]) -> list[Record]:
     """One record for each shape, step size and column."""
     records = []
     for (name, shape), dt_bias in product(chosen_shapes(args).items(), args.dt_bias):
@@ -120,7 +121,7 @@ def measure(args: argparse.Namespace, card: Card | None) -> list[Record]:
             for label in PASSES:
                 given[f'{label}_ex2_floor'] = card.ex2_seconds(shape)
                 given[f'{label}_memory_floor'] = card.memory_seconds(shape, label == 'backward')
-        for column, scan in scans(args, shape, dt_bias).items():
+        for column, scan in scans(args, shape, dt_bias, peers).items():
             print(f'{name}, bias {dt_bias:g}: {column}', file=sys.stderr, flush=True)
             times = pass_times(scan, args.device, args.n_trials)
             memory = peak_memory(scan.both, args.device)
@@ -242,7 +243,7 @@ def main() -> None:
     args = parse_args()
     torch.set_num_threads(args.threads)
     card = Card.measure() if args.device == 'cuda' else None
-    peers = [*installed_peers()] if args.device == 'cuda' else []
+    peers = installed_peers() if args.device == 'cuda' else {}
     facts = environment(args.device) | {name: peer_version(name) for name in peers}
     lines = [', '.join(f'{name} {value}' for name, value in facts.items() if value is not None)]
     if card is not None:
@@ -250,11 +251,11 @@ def main() -> None:
             f'Floors: {card.ex2 / 1e12:.2f} T ex2/s ({card.ex2_source}), '
             f'{card.bandwidth / 1e12:.2f} TB/s (copy of 2 GiB, read and written)'
         )
-    records = measure(args, card)
+    records = measure(args, card, peers)
     linear = [r for r in records if r['shape'] in LINEAR]
     others = [r for r in records if r['shape'] not in LINEAR]
     if others:
-        lines.append(report(others, peers))
+        lines.append(report(others, [*peers]))
     if linear:
         lines.append(report_linear(linear))
     tables = '\n\n'.join(lines)

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from vim_mm.analysis.timing import Scan
 
+# Takes what make_inputs returns and the gradient of the output.
+Peer = Callable[[dict[str, Tensor], Tensor], Scan]
+
 
 def mamba_ssm_scan(inputs: dict[str, Tensor], grad_out: Tensor) -> Scan:
     """The CUDA scan of mamba_ssm, which knows ``zoh``, called without its autograd function.
@@ -40,7 +43,7 @@ def mamba_ssm_scan(inputs: dict[str, Tensor], grad_out: Tensor) -> Scan:
 _KNOWN = {'mamba_ssm': ('selective_scan_cuda', mamba_ssm_scan)}
 
 
-def installed_peers() -> dict[str, Callable[[dict[str, Tensor], Tensor], Scan]]:
+def installed_peers() -> dict[str, Peer]:
     """Those that can be imported, by name."""
     return {name: scan for name, (module, scan) in _KNOWN.items() if find_spec(module) is not None}
 
