@@ -77,6 +77,7 @@ def bound(table: dict[str, float], path: Path, dtype: str) -> float:
 
 
 def verify_coefficients(report: Report, paths: list[Path], methods: list[str]) -> None:
+    """Part 1."""
     for dtype in COEFFICIENTS:
         for method in methods:
             for kind in ('real', 'complex'):
@@ -117,7 +118,7 @@ def random_weights(u: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
 def run(
     path: Path, inputs: dict[str, Tensor], dtype: str, method: str, weights: tuple, **options
 ) -> dict[str, Tensor]:
-    """out, last_state and every gradient of inputs that are rounded to a dtype, in fp64."""
+    """out, last_state and every gradient, by name, of inputs that are first cast to a dtype."""
     given = {}
     for name, x in inputs.items():
         real = DTYPES[dtype]
@@ -144,6 +145,7 @@ def errors_of(results: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[s
 
 
 def verify_small_scans(report: Report, paths: list[Path], methods: list[str]) -> None:
+    """Part 2."""
     for situation, options in SITUATIONS.items():
         reverse = options.get('reverse', False)
         inputs = small_inputs(**{k: v for k, v in options.items() if k != 'reverse'})
@@ -161,12 +163,13 @@ def verify_small_scans(report: Report, paths: list[Path], methods: list[str]) ->
 
 
 def rounded(inputs: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
-    """The inputs of a dtype, in fp64."""
+    """What casting to a dtype makes of the inputs, in fp64."""
     names = ('u', 'delta', 'z', 'B', 'C')
     return {n: x.to(DTYPES[dtype]).double() if n in names else x for n, x in inputs.items()}
 
 
 def verify_scans(report: Report, paths: list[Path], methods: list[str], shape: ScanShape) -> None:
+    """Part 3."""
     inputs = {name: x.detach() for name, x in make_inputs(shape, 'cpu').items()}
     weights = random_weights(inputs['u'], inputs['A'])
     for dtype in SCANS:
@@ -190,6 +193,7 @@ def differences(outputs: dict[str, Tensor]) -> Iterator[tuple[str, str, float, f
 
 
 def verify_pairs(report: Report, paths: list[Path], methods: list[str]) -> None:
+    """Part 4."""
     inputs = small_inputs()
     for path in paths:
         given = {name: x.float().to(path.device) for name, x in inputs.items()}

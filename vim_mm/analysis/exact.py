@@ -21,8 +21,8 @@ _COMPLEX = ('last_state', 'grad_A', 'grad_B', 'grad_C')
 # Step of the central differences: their error is its square, and rounding is 1e-40 of the value.
 _STEP = '1e-20'
 
-# A number is an object array [value, scale]: scale is the sum of the absolute values of
-# the terms that the value is a sum of, so what rounding errors are relative to.
+# A number is an object array [value, scale]: scale is the sum of the absolute values of the terms
+# that the value is a sum of, so what rounding errors are relative to.
 
 
 def exact(value, scale=None):
@@ -95,7 +95,12 @@ EXACT = {
 
 
 def truth(method, dt, a):
-    """Values and scales, each (points, 6) in the order of QUANTITIES."""
+    """What a method computes at the points dt and a, tensors (points,).
+
+    Returns:
+        Values, complex, and scales, to which errors are relative: arrays (points, 6) in the order
+        of QUANTITIES.
+    """
     rows = []
     with mp.workdps(DIGITS):
         for point in zip(dt.tolist(), a.tolist(), strict=True):
