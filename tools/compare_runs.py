@@ -4,19 +4,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from vim_mm.analysis.runs import read_history
-
-
-def markdown_table(rows: list[dict[str, str]]) -> str:
-    """Rows of the same columns as an aligned Markdown table; the first column is text."""
-    columns = list(rows[0])
-    widths = [max(len(name), *(len(row[name]) for row in rows)) for name in columns]
-    lines = [columns, ['-' * width for width in widths], *([*row.values()] for row in rows)]
-    return '\n'.join(
-        f'| {first:{widths[0]}} | '
-        + ' | '.join(f'{cell:>{width}}' for cell, width in zip(rest, widths[1:], strict=True))
-        + ' |'
-        for first, *rest in lines
-    )
+from vim_mm.analysis.tables import markdown_table
 
 
 def summary(work_dir: Path) -> dict[str, str]:

@@ -6,9 +6,10 @@ import math
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.model import revert_sync_batchnorm
-from mmengine.optim import build_optim_wrapper
+from mmengine.model import BaseModel, revert_sync_batchnorm
+from mmengine.optim import OptimWrapper, build_optim_wrapper
 from mmengine.registry import MODELS, init_default_scope
+from torch import nn
 
 from tests.configs.samples import SIZE, detection_batch, segmentation_batch
 from tests.ops.golden import METHODS
@@ -66,13 +67,18 @@ def release_memory():
     gc.collect()
 
 
-@pytest.mark.parametrize('name', config_names())
-def test_builds_trains_a_step_and_predicts(name):
-    cfg = load(name)
+def build_cheap(cfg: Config) -> tuple[BaseModel, OptimWrapper]:
+    """The model in training mode, and its optimizer."""
     make_cheap(cfg)
     init_default_scope(cfg.default_scope)
     model = revert_sync_batchnorm(MODELS.build(cfg.model)).train()
-    optim_wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
+    return model, build_optim_wrapper(model, cfg.optim_wrapper)
+
+
+@pytest.mark.parametrize('name', config_names())
+def test_builds_trains_a_step_and_predicts(name):
+    cfg = load(name)
+    model, optim_wrapper = build_cheap(cfg)
     segmentation = cfg.default_scope == 'mmseg'
     if segmentation:
         batch = segmentation_batch(model.num_classes)
@@ -98,3 +104,26 @@ def test_builds_trains_a_step_and_predicts(name):
         instances = predictions[0].pred_instances
         assert 0 < len(instances) <= 3
         assert instances.masks.shape[1:] == SIZE
+
+
+@pytest.mark.parametrize('name', ['mask_rcnn_vim_shapes.py', 'cascade_mask_rcnn_vim_t_zoh.py'])
+def test_detection_heads_hand_over_float32_in_mixed_precision(name):
+    from mmdet.models import BBoxHead, FCNMaskHead
+
+    cfg = load(f'det/{name}')
+    cfg.optim_wrapper.type = 'BFloat16OptimWrapper'
+    model, optim_wrapper = build_cheap(cfg)
+    optim_wrapper.initialize_count_status(model, 0, 1)
+    dtypes = {}
+
+    def note(module, inputs, outputs):
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        dtypes.setdefault(type(module), set()).update(out.dtype for out in outputs)
+
+    for module in model.roi_head.modules():
+        if isinstance(module, (nn.Linear, BBoxHead, FCNMaskHead)):
+            module.register_forward_hook(note)
+    log = model.train_step(detection_batch(cfg.model.roi_head.mask_head.num_classes), optim_wrapper)
+    assert math.isfinite(log['loss'])
+    assert dtypes.pop(nn.Linear) == {torch.bfloat16}
+    assert list(dtypes.values()) == [{torch.float32}] * 2, dtypes

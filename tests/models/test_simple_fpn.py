@@ -28,6 +28,17 @@ def test_levels_are_normalized_over_channels():
         torch.testing.assert_close(variance, torch.ones_like(variance), atol=1e-2, rtol=0)
 
 
+def test_roi_align_reads_the_levels_right():
+    roi_align = pytest.importorskip(
+        'mmcv.ops', reason='needs mmcv with compiled operators'
+    ).roi_align
+    for stride, out in zip((4, 8, 16, 32, 64), SimpleFPN(16, 8)((torch.randn(1, 16, 8, 8),))):
+        pixel = torch.tensor([[0.0, 0.0, 0.0, stride, stride]])
+        torch.testing.assert_close(
+            roi_align(out, pixel, 1, 1 / stride, 1)[..., 0, 0], out[..., 0, 0]
+        )
+
+
 def test_extra_level_subsamples():
     outs = SimpleFPN(16, 8, num_outs=6)((torch.randn(1, 16, 8, 8),))
     assert torch.equal(outs[4], outs[3][..., ::2, ::2])

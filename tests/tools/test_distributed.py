@@ -26,8 +26,11 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def test_one_node(configs, data_root, options, tmp_path):
-    config = configs['seg']
+@pytest.mark.parametrize('task', ['seg', 'det'])
+def test_one_node(task, configs, data_root, options, tmp_path):
+    if task == 'det':
+        pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
+    config = configs[task]
     # A port that is set for something else must not matter, nor must one in use.
     log = run_tool('dist_train.sh', config, 2, *options, cwd=tmp_path, MASTER_PORT='1')
     assert 'Distributed training: True' in log and 'GPU number: 2' in log

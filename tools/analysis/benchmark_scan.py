@@ -1,157 +1,201 @@
-"""Times the selective scan, forward and backward, for every method and backend.
+"""Times the selective scan, forward and backward apart, beside its peers and its floors.
 
-    python tools/analysis/benchmark_scan.py --batch 2 --dim 384 --seqlen 1024 --dstate 16 \
-        --out work_dirs/benchmark_scan.json
-    python tools/analysis/benchmark_scan.py --device cuda --dtype bf16 --shapes all
+    python tools/analysis/benchmark_scan.py --batch 2 --dim 384 --seqlen 1024 --dstate 16
+    python tools/analysis/benchmark_scan.py --device cuda --shapes all linear --markdown scan.md
 
-Inputs are those of a Mamba layer: u, gate, B, C normal; delta 0.5 normal, bias 0.5 normal - 4, so
-that dt is about 0.02 (``--dt-bias 0`` makes it about 0.7); A = -1 .. -N; with D, gate and softplus.
-Prints a table (milliseconds, median over the trials) and writes the same as JSON.
+``--shapes all`` is the standard run: seven shapes of Vim in bf16 and the seed notes' in fp32.
+``linear`` is one of them at L from 1024 to 65536. Inputs are those of a Mamba layer
+(``vim_mm.analysis.timing.make_inputs``), at two mean step sizes: ``--dt-bias -4``, where dt is
+about 0.02 and the phi functions are series, and 0, where dt is about 0.7 and closed forms occur.
 
 On CUDA a time is that of the device alone: several calls inside a CUDA graph, divided by their
-number. Above the table stands the floor of the forward pass: one ex2 per (b, d, l, n) at 16 per
-clock and multiprocessor, at the card's highest clock.
+number. Peers that are installed (mamba_ssm) are timed alike, after their output has been held to
+that of our zoh. The floors are measured on the card: one ex2 per (b, d, l, n), and every input read
+and every output written once; below some 60 MB data stay in cache between calls, and the second is
+no floor. Memory is the peak of forward and backward together beyond the inputs. Medians; tables in
+Markdown go to the terminal, progress to its error output.
 """
 
 import argparse
 import json
-import platform
-import subprocess
-from collections.abc import Callable
-from datetime import date
-from pathlib import Path
+import math
+import pathlib
+import sys
+from functools import partial
+from itertools import product
+from statistics import geometric_mean
+from typing import Any
 
 import torch
-from torch.utils.benchmark import Timer
 
-from vim_mm.ops import METHODS, selective_scan_fn
+from vim_mm.analysis.floors import Card
+from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
+from vim_mm.analysis.peers import Peer, installed_peers, peer_version
+from vim_mm.analysis.tables import figures, markdown_table
+from vim_mm.analysis.timing import (
+    DTYPES,
+    Scan,
+    ScanShape,
+    differentiable_scan,
+    environment,
+    make_inputs,
+    pass_times,
+    peak_memory,
+)
+from vim_mm.ops import METHODS
 
 # Vim's, by size and image side (b: batch), and the shape of the seed notes.
-SHAPES = {
-    't512': (8, 384, 1024),
-    't512b32': (32, 384, 1024),
-    't1024': (2, 384, 4096),
-    's512': (8, 768, 1024),
-    't224': (128, 384, 197),
-    't1248': (4, 384, 6084),
-    'seed': (8, 512, 1024),
+TABLE = {
+    't512': ScanShape(8, 384, 1024, dtype='bf16'),
+    't512b32': ScanShape(32, 384, 1024, dtype='bf16'),
+    't1024': ScanShape(2, 384, 4096, dtype='bf16'),
+    's512': ScanShape(8, 768, 1024, dtype='bf16'),
+    't224': ScanShape(128, 384, 197, dtype='bf16'),
+    't1248': ScanShape(4, 384, 6084, dtype='bf16'),
+    'seed': ScanShape(8, 512, 1024, dtype='bf16'),
+    'seed_fp32': ScanShape(8, 512, 1024, dtype='fp32'),
 }
-GRAPH_CALLS = 5
-EX2_PER_CLOCK = 16  # of one multiprocessor
-BACKENDS = ('kernel', 'reference')
-DTYPES = {'fp32': torch.float32, 'bf16': torch.bfloat16, 'fp16': torch.float16}
+LINEAR = {f'L{length}': ScanShape(8, 384, length, dtype='bf16') for length in (
+    1024, 2048, 4096, 8192, 16384, 32768, 65536
+)}  # fmt: skip
+SETS = {'all': TABLE, 'linear': LINEAR}
+PASSES = ('forward', 'backward')
+# A peer that differs more from our zoh, relative to the largest output, computes something else.
+AGREEMENT = {'fp32': 1e-4, 'fp16': 5e-3, 'bf16': 3e-2}
+
+Record = dict[str, Any]
 
 
-def make_inputs(args: argparse.Namespace) -> dict[str, torch.Tensor]:
-    """Keyword arguments of selective_scan_fn, requiring grad."""
-    generator = torch.Generator().manual_seed(0)
-    dtype = DTYPES[args.dtype]
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
-    rows = (args.batch, args.dim, args.seqlen)
-    states = (args.batch, 1, args.dstate, args.seqlen)
-    inputs = {
-        'u': normal(*rows).to(dtype),
-        'delta': (0.5 * normal(*rows)).to(dtype),
-        'A': -torch.arange(1.0, args.dstate + 1).repeat(args.dim, 1),
-        'B': normal(*states).to(dtype),
-        'C': normal(*states).to(dtype),
-        'D': torch.ones(args.dim),
-        'z': normal(*rows).to(dtype),
-        'delta_bias': 0.5 * normal(args.dim) + args.dt_bias,
+def chosen_shapes(args: argparse.Namespace) -> dict[str, ScanShape]:
+    """By name, as the command line asks for them."""
+    if not args.shapes:
+        shape = ScanShape(args.batch, args.dim, args.seqlen, dtype=args.dtype or 'fp32')
+        shapes = {'given': shape}
+    else:
+        shapes = {}
+        for name in args.shapes:
+            shapes |= SETS[name] if name in SETS else {name: (TABLE | LINEAR)[name]}
+    return {
+        name: ScanShape(s.batch, s.dim, s.seqlen, args.dstate, args.dtype or s.dtype)
+        for name, s in shapes.items()
     }
-    return {name: x.to(args.device).requires_grad_() for name, x in inputs.items()}
 
 
-def measure(method: str, backend: str, args: argparse.Namespace) -> dict[str, str | float]:
-    """One row of the table: medians in milliseconds."""
-    inputs = make_inputs(args)
-    grad = torch.randn_like(inputs['u'])
-    # On CUDA True, so that a missing kernel is an error and not a reference called kernel.
-    use_cuda_kernel = False if backend == 'reference' else (True if args.device == 'cuda' else None)
+def scans(
+    args: argparse.Namespace, shape: ScanShape, dt_bias: float, peers: dict[str, Peer]
+) -> dict[str, Scan]:
+    """What is timed at a shape, by the name of its column: peers, then our methods."""
+    inputs = make_inputs(shape, args.device, dt_bias)
+    grad_out = torch.randn_like(inputs['u'])
+    kernel = CUDA_KERNEL if args.device == 'cuda' else CPU_KERNEL
+    paths = {'kernel': kernel, 'reference': python_on(args.device)}
 
-    def forward() -> torch.Tensor:
-        return selective_scan_fn(
-            **inputs,
-            delta_softplus=True,
-            discretization_method=method,
-            use_cuda_kernel=use_cuda_kernel,
-        )
+    def ours(method: str, path: Path) -> Scan:
+        scan = partial(path.scan, inputs, method, delta_softplus=True)
+        return differentiable_scan(scan, inputs.values(), grad_out)
 
-    def forward_backward() -> None:
-        torch.autograd.grad(forward(), list(inputs.values()), grad)
-
-    row: dict[str, str | float] = {'method': method, 'backend': backend}
-    for name, function in (('forward', forward), ('forward_backward', forward_backward)):
-        times = (
-            device_times(function, args) if args.device == 'cuda' else host_times(function, args)
-        )
-        row[f'{name}_ms'] = 1e3 * times[len(times) // 2]
-        row[f'{name}_min_ms'] = 1e3 * times[0]
-    return row
+    columns = {}
+    for name, peer in peers.items():
+        columns[name] = peer(inputs, grad_out)
+        outputs = [scan.forward()[0] for scan in (ours('zoh', kernel), columns[name])]
+        hold_to(*outputs, name, shape.dtype)
+    for backend, method in product(args.backends, args.methods):
+        name = method if backend == 'kernel' else f'{method} {backend}'
+        columns[name] = ours(method, paths[backend])
+    return columns
 
 
-def host_times(function: Callable[[], object], args: argparse.Namespace) -> list[float]:
-    """Seconds per call, ascending."""
-    timer = Timer('f()', globals={'f': function}, num_threads=args.threads)
-    timer.timeit(1)
-    return sorted(timer.timeit(1).median for _ in range(args.n_trials))
+def hold_to(ours: torch.Tensor, theirs: torch.Tensor, name: str, dtype: str) -> None:
+    """RuntimeError if a peer's output is not that of our zoh."""
+    error = (ours.float() - theirs.float()).abs().max() / ours.float().abs().max()
+    if not error <= AGREEMENT[dtype]:
+        raise RuntimeError(f'{name} differs from zoh by {error:.1e} in {dtype}: not comparable')
 
 
-def device_times(function: Callable[[], object], args: argparse.Namespace) -> list[float]:
-    """Seconds per call on the GPU, without the host's share, ascending."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        function()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(GRAPH_CALLS):
-            function()
-    graph.replay()
-    times = []
-    for _ in range(args.n_trials):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e-3 * start.elapsed_time(end) / GRAPH_CALLS)
-    return sorted(times)
+def measure(args: argparse.Namespace, card: Card | None, peers: dict[str, Peer]) -> list[Record]:
+    """One record for each shape, step size and column."""
+    records = []
+    for (name, shape), dt_bias in product(chosen_shapes(args).items(), args.dt_bias):
+        given = {'shape': name, **vars(shape), 'dt_bias': dt_bias}
+        if card is not None:
+            for label in PASSES:
+                given[f'{label}_ex2_floor'] = card.ex2_seconds(shape)
+                given[f'{label}_memory_floor'] = card.memory_seconds(shape, label == 'backward')
+        for column, scan in scans(args, shape, dt_bias, peers).items():
+            print(f'{name}, bias {dt_bias:g}: {column}', file=sys.stderr, flush=True)
+            times = pass_times(scan, args.device, args.n_trials)
+            memory = peak_memory(scan.both, args.device)
+            records.append({**given, 'scan': column, **times, 'peak_bytes': memory})
+    return records
 
 
-def ex2_floor_ms(args: argparse.Namespace) -> float:
-    """Milliseconds for one ex2 per (b, d, l, n) on this GPU."""
-    card = torch.cuda.get_device_properties()
-    rate = card.multi_processor_count * EX2_PER_CLOCK * 1e3 * card.clock_rate
-    return 1e3 * args.batch * args.dim * args.seqlen * args.dstate / rate
+def pivot(records: list[Record], key: str, scale: float, per: str | None = None) -> str:
+    """A table of ``scale`` times a field, divided by the field ``per``.
+
+    A row for each shape; a column for each scan, after the floors of that field where it has any.
+    """
+    rows: dict[str, dict[str, str]] = {}
+    for record in records:
+        scaled = scale / (record[per] if per else 1)
+        shape = f'({record["batch"]}, {record["dim"]}, {record["seqlen"]}) {record["dtype"]}'
+        row = rows.setdefault(record['shape'], {'shape': record['shape'], '(B, D, L)': shape})
+        for limit in ('ex2', 'memory'):
+            if f'{key}_{limit}_floor' in record:
+                row[f'{limit} floor'] = figures(scaled * record[f'{key}_{limit}_floor'])
+        row[record['scan']] = figures(scaled * record[key])
+    return markdown_table([*rows.values()])
 
 
-def git_commit() -> str | None:
-    """The commit of this checkout, None outside of one."""
-    command = ['git', '-C', str(Path(__file__).parent), 'describe', '--always', '--dirty']
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    return result.stdout.strip() if result.returncode == 0 else None
+def ratios(records: list[Record], key: str, base: str, over_base: bool) -> str:
+    """A time of the scan ``base`` over every other's, or the inverse, and a summary below."""
+    times = {(r['shape'], r['scan']): r[key] for r in records}
+    shapes = [*dict.fromkeys(r['shape'] for r in records)]
+    values: dict[str, list[float]] = {}
+    for name in dict.fromkeys(r['scan'] for r in records if r['scan'] != base):
+        gains = [times[shape, base] / times[shape, name] for shape in shapes]
+        values[name] = [1 / gain for gain in gains] if over_base else gains
+    table = {shape: {name: v[i] for name, v in values.items()} for i, shape in enumerate(shapes)}
+    if len(shapes) > 1:
+        for title, summary in (('least', min), ('greatest', max), ('mean', geometric_mean)):
+            table[title] = {name: summary(v) for name, v in values.items()}
+    return markdown_table(
+        [
+            {'shape': shape, **{name: f'{value:.2f}' for name, value in row.items()}}
+            for shape, row in table.items()
+        ]
+    )
 
 
-def processor() -> str:
-    """The processor's name as the system gives it."""
-    cpuinfo = Path('/proc/cpuinfo')
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(':')[1].strip() for line in lines if line.startswith('model name')]
-    return names[0] if names else platform.processor()
+def report(records: list[Record], peers: list[str]) -> str:
+    """All tables in Markdown, those of each step size under its own heading."""
+    parts = []
+    for dt_bias in dict.fromkeys(r['dt_bias'] for r in records):
+        part = [r for r in records if r['dt_bias'] == dt_bias]
+        step = math.log1p(math.exp(dt_bias))
+        parts.append(f'## dt about {figures(step, 1)} (bias {dt_bias:g}), N = {part[0]["dstate"]}')
+        for key in PASSES:
+            parts.append(f'{key.capitalize()}, microseconds:\n\n{pivot(part, key, 1e6)}')
+        memory = pivot(part, 'peak_bytes', 2**-20)
+        parts.append(f'Peak memory of forward and backward, MiB:\n\n{memory}')
+        columns = {r['scan'] for r in part}
+        for base, key in product([*peers, 'zoh'], PASSES):
+            if base not in columns or len(columns) < 2:
+                continue
+            names = (base, 'the column') if base in peers else ('the column', base)
+            title = f'{key.capitalize()}, time of {names[0]} over time of {names[1]}'
+            table = ratios(part, key, base, over_base=base not in peers)
+            parts.append(f'{title} (mean: geometric):\n\n{table}')
+    return '\n\n'.join(parts)
 
 
-def environment(args: argparse.Namespace) -> dict[str, str | int | None]:
-    """What the figures depend on."""
-    facts = {'commit': git_commit(), 'date': date.today().isoformat(), 'torch': torch.__version__}
-    if args.device == 'cuda':
-        return facts | {'device': torch.cuda.get_device_name()}
-    capability = torch.ops.vim_mm.cpu_capability()
-    return facts | {'device': processor(), 'threads': args.threads, 'capability': capability}
+def report_linear(records: list[Record]) -> str:
+    """Cost of a step over the length: constant where the cost is linear."""
+    parts = ['## Cost over the length']
+    for dt_bias, key in product(dict.fromkeys(r['dt_bias'] for r in records), PASSES):
+        part = [r for r in records if r['dt_bias'] == dt_bias]
+        title = f'{key.capitalize()}, nanoseconds per step of the sequence, bias {dt_bias:g}'
+        parts.append(f'{title}:\n\n{pivot(part, key, 1e9, per="seqlen")}')
+    return '\n\n'.join(parts)
 
 
 def parse_args() -> argparse.Namespace:
@@ -165,57 +209,64 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--shapes',
         nargs='+',
-        choices=[*SHAPES, 'all'],
-        help='named (B, D, L) in place of the above',
+        choices=[*SETS, *TABLE, *LINEAR],
+        help='named (B, D, L) and dtype in place of the above, or sets of them',
     )
-    parser.add_argument('--dtype', choices=DTYPES, default='fp32', help='of u, delta, z, B and C')
-    parser.add_argument('--dt-bias', type=float, default=-4.0, help='mean of delta_bias')
+    parser.add_argument(
+        '--dtype',
+        choices=[name for name in DTYPES if name != 'fp64'],
+        help='of u, delta, z, B and C; without it fp32, or that of the named shape',
+    )
+    parser.add_argument(
+        '--dt-bias', nargs='+', type=float, default=[-4.0, 0.0], help='means of delta_bias'
+    )
     parser.add_argument('--methods', nargs='+', choices=METHODS, default=[*METHODS])
-    parser.add_argument('--backends', nargs='+', choices=BACKENDS, default=['kernel'])
+    parser.add_argument(
+        '--backends', nargs='+', choices=['kernel', 'reference'], default=['kernel']
+    )
     parser.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')
-    parser.add_argument('--threads', type=int, default=torch.get_num_threads())
+    parser.add_argument('--threads', type=int, default=torch.get_num_threads(), help='of the CPU')
     parser.add_argument('--n_trials', type=int, default=20)
-    parser.add_argument('--out', type=Path, help='write the table as JSON to this file')
+    parser.add_argument('--out', type=pathlib.Path, help='write every figure as JSON to this file')
+    parser.add_argument(
+        '--markdown', type=pathlib.Path, help='write the tables to this file as well'
+    )
     return parser.parse_args()
 
 
-def run_shape(args: argparse.Namespace) -> list[dict[str, str | float]]:
-    """Measure and print one shape."""
-    print(
-        f'\n(B, D, L) = ({args.batch}, {args.dim}, {args.seqlen}), N = {args.dstate}, '
-        f'{args.dtype}, bias {args.dt_bias:g}, median (minimum) of {args.n_trials}, milliseconds'
-    )
-    if args.device == 'cuda':
-        print(f'forward needs at least {ex2_floor_ms(args):.4f} for its exponentials')
-    print(f'{"method":10} {"backend":10} {"forward":>20} {"forward+backward":>20}')
-    rows = []
-    for backend in args.backends:
-        for method in args.methods:
-            row = measure(method, backend, args)
-            rows.append(row)
-            times = [
-                f'{row[f"{name}_ms"]:10.3f} ({row[f"{name}_min_ms"]:7.3f})'
-                for name in ('forward', 'forward_backward')
-            ]
-            print(f'{method:10} {backend:10} {times[0]:>20} {times[1]:>20}', flush=True)
-    return rows
+def write(path: pathlib.Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + '\n')
 
 
 def main() -> None:
     args = parse_args()
-    facts = environment(args)
-    print(', '.join(f'{name} {value}' for name, value in facts.items()))
-    names = [*SHAPES] if args.shapes and 'all' in args.shapes else args.shapes or []
-    shapes = [SHAPES[name] for name in names] or [(args.batch, args.dim, args.seqlen)]
-    results = []
-    for args.batch, args.dim, args.seqlen in shapes:
-        shape = {name: getattr(args, name) for name in ('batch', 'dim', 'seqlen', 'dstate')}
-        results.append({'shape': shape, 'rows': run_shape(args)})
+    torch.set_num_threads(args.threads)
+    card = Card.measure() if args.device == 'cuda' else None
+    peers = installed_peers() if args.device == 'cuda' else {}
+    facts = environment(args.device) | {name: peer_version(name) for name in peers}
+    lines = [', '.join(f'{name} {value}' for name, value in facts.items() if value is not None)]
+    if card is not None:
+        lines.append(
+            f'Floors: {card.ex2 / 1e12:.2f} T ex2/s ({card.ex2_source}), '
+            f'{card.bandwidth / 1e12:.2f} TB/s (copy of 2 GiB, read and written)'
+        )
+    records = measure(args, card, peers)
+    linear = [r for r in records if r['shape'] in LINEAR]
+    others = [r for r in records if r['shape'] not in LINEAR]
+    if others:
+        lines.append(report(others, [*peers]))
+    if linear:
+        lines.append(report_linear(linear))
+    tables = '\n\n'.join(lines)
+    print(tables)
+    if args.markdown:
+        write(args.markdown, tables)
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        settings = {'dtype': args.dtype, 'dt_bias': args.dt_bias, 'n_trials': args.n_trials}
-        result = {'environment': facts, 'settings': settings, 'results': results}
-        args.out.write_text(json.dumps(result, indent=2) + '\n')
+        floors = {} if card is None else vars(card)
+        units = 'seconds, bytes'
+        result = {'environment': facts, 'n_trials': args.n_trials, 'units': units, 'card': floors}
+        write(args.out, json.dumps(result | {'records': records}, indent=2))
 
 
 if __name__ == '__main__':

@@ -1,5 +1,6 @@
 """Around a training step: the optimizer wrapper behind ``--amp``."""
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -25,7 +26,7 @@ class BFloat16OptimWrapper(OptimWrapper):
     def initialize_count_status(self, model: nn.Module, *args) -> None:
         """As in OptimWrapper; the first call by the runner that tells the model."""
         super().initialize_count_status(model, *args)
-        for part in (model.module if is_model_wrapper(model) else model).children():
+        for part in _parts(model.module if is_model_wrapper(model) else model):
             part.register_forward_hook(_hand_over_float32)
 
     @contextmanager
@@ -33,6 +34,14 @@ class BFloat16OptimWrapper(OptimWrapper):
         """As in OptimWrapper, under autocast."""
         with super().optim_context(model), autocast(dtype=torch.bfloat16):
             yield
+
+
+def _parts(model: nn.Module) -> Iterator[nn.Module]:
+    """What the losses and predictions of a model are computed by, one call after another."""
+    yield from model.children()
+    # MMDetection never calls a RoI head, but what it is made of; a cascade holds that in lists.
+    for part in getattr(model, 'roi_head', nn.Module()).children():
+        yield from part if isinstance(part, nn.ModuleList) else (part,)
 
 
 def _hand_over_float32(module: nn.Module, inputs: tuple, outputs):

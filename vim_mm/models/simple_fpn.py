@@ -72,8 +72,9 @@ class SimpleFPN(BaseModule):
         """One map (B, in_channels, H, W), in a sequence, to ``num_outs`` maps, finest first."""
         if len(inputs) != 1:
             raise ValueError(f'inputs must hold one map, got {len(inputs)}')
+        # LayerNorm2d makes channels-last maps, which mmcv's RoIAlign, unchecked, reads as if NCHW.
         outs = [
-            lateral(rescale(inputs[0]))
+            lateral(rescale(inputs[0])).contiguous()
             for rescale, lateral in zip(self.rescale, self.lateral, strict=True)
         ]
         while len(outs) < self.num_outs:

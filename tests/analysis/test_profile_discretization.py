@@ -1,0 +1,108 @@
+"""The profile as a user runs it, its dense subject, and a verdict that follows the figures."""
+
+import json
+import runpy
+
+import pytest
+import torch
+
+from tests.tools.conftest import TOOLS, run_tool
+from vim_mm.analysis.timing import ScanShape, make_inputs
+from vim_mm.ops import METHODS, discretize, selective_scan_ref
+
+TOOL = 'analysis/profile_discretization.py'
+TINY = ('--batch', 2, '--dim', 3, '--seqlen', 12, '--dstate', 4, '--n_trials', 3)
+
+
+@pytest.fixture(scope='module')
+def tool():
+    return runpy.run_path(str(TOOLS / TOOL))
+
+
+def test_every_method_by_every_path(tmp_path):
+    printed = run_tool(TOOL, *TINY, '--out', 'figures.json', cwd=tmp_path)
+    result = json.loads((tmp_path / 'figures.json').read_text())
+    expected = [(m, path) for m in METHODS for path in ('CPU kernel', 'Python')]
+    expected.insert(expected.index(('bilinear', 'Python')) + 1, ('bilinear', 'dense inverse'))
+    for part in ('operations', 'scans'):
+        assert [(r['method'], r['path']) for r in result[part]] == expected
+        for record in result[part]:
+            errors = [value for name, value in record.items() if name.endswith('_error')]
+            assert len(errors) == 2 and all(0 <= error < 1e-5 for error in errors), record
+            assert record['peak_bytes'] > 0
+    assert all(r['forward_trials'] == r['backward_trials'] == 3 for r in result['scans'])
+    assert result['verdict'] in printed
+    peak = {r['path']: r['peak_bytes'] for r in result['scans'] if r['method'] == 'bilinear'}
+    assert peak['dense inverse'] > peak['Python'] > peak['CPU kernel']
+
+
+@pytest.mark.parametrize(('flag', 'part'), [('ops', 'operations'), ('scan', 'scans')])
+def test_one_part_alone(tmp_path, flag, part):
+    run_tool(TOOL, *TINY, f'--profile_{flag}', '--methods', 'rk4', '--out', 'f.json', cwd=tmp_path)
+    result = json.loads((tmp_path / 'f.json').read_text())
+    assert {'operations', 'scans'} & result.keys() == {part}
+
+
+def test_the_dense_inverse_is_bilinear(tool):
+    inputs = make_inputs(ScanShape(2, 3, 9, 4, 'fp64'), 'cpu', dt_bias=0.0)
+    dense = tool['dense_scan'](inputs)
+    expected = selective_scan_ref(**inputs, delta_softplus=True, discretization_method='bilinear')
+    torch.testing.assert_close(dense, expected, rtol=1e-12, atol=1e-12)
+    grads = [
+        torch.autograd.grad(y.square().sum(), list(inputs.values())) for y in (dense, expected)
+    ]
+    torch.testing.assert_close(*grads, rtol=1e-11, atol=1e-11)
+
+    steps, A = tool['steps_and_rates'](ScanShape(2, 3, 5, 4, 'fp64'), 'cpu')
+    torch.testing.assert_close(
+        tool['dense_coefficients'](steps, A), discretize(steps, A, 'bilinear'), rtol=1e-12, atol=0
+    )
+
+
+def test_what_does_not_fit_is_refused(tool):
+    """A thousand rows of the dense scan at N = 64 need some GiB, a million some TiB."""
+    (subject,) = (s for s in tool['subjects']('cpu', ['bilinear']) if s.path == 'dense inverse')
+    shape = ScanShape(1000, 1000, 1000, 64)
+    reason = tool['refusal'](lambda s: tool['scan_of'](subject, s).both, shape, 'cpu')
+    needed = float(reason.split()[2])
+    matrix = 4 * 1e9 * 64 * 64 / 2**30
+    assert 3 * matrix < needed < 20 * matrix
+    record = {'method': 'bilinear', 'path': 'dense inverse', 'refused': reason}
+    assert tool['table']([record]).startswith(f'Refused: bilinear by dense inverse {reason}')
+
+
+def scans(**seconds):
+    """Records of two methods, with the times of a path the same for both."""
+    return [
+        {'method': m, 'path': path, 'forward': t, 'backward': 2 * t, 'peak_bytes': 100 * t}
+        for m in ('zoh', 'bilinear')
+        for path, t in seconds.items()
+        if m == 'bilinear' or path != 'dense inverse'
+    ]
+
+
+def test_the_verdict_follows_the_figures(tool):
+    slow = {'CPU kernel': 1.0, 'Python': 8.0, 'dense inverse': 40.0}
+    text = tool['verdict'](scans(**slow), 'cpu')
+    assert 'faster than the CPU kernel for 0 of 2 methods; it takes 8.0 to 8.0 times' in text
+    assert 'takes 40.0 times as long as its kernel forward' in text
+    assert '5.0 times as long forward as Python without' in text
+    assert text.endswith('holds for no method here.')
+    fast = {'CPU kernel': 4.0, 'Python': 8.0, 'dense inverse': 2.0}
+    text = tool['verdict'](scans(**fast), 'cpu')
+    assert text.endswith('holds for bilinear by dense inverse.')
+    text = tool['verdict'](scans(**{'CPU kernel': 4.0, 'Python': 2.0}), 'cpu')
+    assert 'for 2 of 2 methods (zoh, bilinear); it takes 0.5' in text
+    assert text.endswith('holds for zoh by Python, bilinear by Python.')
+    assert tool['verdict'](scans(**{'Python': 2.0}), 'cpu').startswith('No verdict')
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+def test_on_a_gpu(tmp_path):
+    run_tool(TOOL, *TINY, '--out', 'figures.json', cwd=tmp_path, CUDA_VISIBLE_DEVICES='0')
+    result = json.loads((tmp_path / 'figures.json').read_text())
+    assert {r['path'] for r in result['scans']} == {
+        'CUDA kernel', 'CPU kernel', 'Python', 'dense inverse'
+    }  # fmt: skip
+    assert all(r['out_error'] < 1e-4 for r in result['scans'])

@@ -1,0 +1,67 @@
+"""The verification passes what is right, and fails what the prior art did wrong."""
+
+import dataclasses
+import re
+import runpy
+import sys
+
+import pytest
+import torch
+
+from tests.tools.conftest import TOOLS
+from vim_mm.ops import METHODS, selective_scan
+from vim_mm.ops.discretization import psi
+
+TOOL = 'analysis/verify_discretization.py'
+TINY = ('--dim', '2', '--seqlen', '9', '--dstate', '2', '--methods', 'zoh', 'foh')
+
+
+def verify(monkeypatch, capsys):
+    """Exit code, and the lines that failed, of the tool run in this process."""
+    monkeypatch.setattr(sys, 'argv', [TOOL, *TINY])
+    with pytest.raises(SystemExit) as exit_:
+        runpy.run_path(str(TOOLS / TOOL), run_name='__main__')
+    printed = capsys.readouterr().out
+    passed, failed = map(int, re.search(r'(\d+) passed, (\d+) failed\n$', printed).groups())
+    assert passed + failed >= 60
+    lines = re.findall('^FAIL  (.*)', printed, re.M)
+    assert len(lines) == failed
+    return exit_.value.code, lines
+
+
+def test_what_is_right_passes(monkeypatch, capsys):
+    assert verify(monkeypatch, capsys) == (0, [])
+
+
+def test_a_truncated_coefficient_fails(monkeypatch, capsys):
+    """foh's beta as a polynomial in z, as the prior art had it."""
+
+    def truncated(dt, a):
+        return psi(dt, a, 0), dt**2 * (1 / 2 + dt * a / 6 + (dt * a) ** 2 / 24)
+
+    wrong = dataclasses.replace(METHODS['foh'], coefficients=truncated)
+    monkeypatch.setitem(METHODS, 'foh', wrong)
+    code, lines = verify(monkeypatch, capsys)
+    assert code == 1
+    assert any(re.match('foh +real +fp64 +Python .*beta', line) for line in lines)
+    assert any(re.match('foh +stiff +fp64 +Python', line) for line in lines)
+    assert not any(line.startswith('zoh') for line in lines)
+    # Part 3 compares with the wrong reference; the exact values of parts 1 and 2 acquit the kernel.
+    exact = [line for line in lines if re.search('real|complex|wards|stiff', line)]
+    assert exact and not any('CPU kernel' in line for line in exact)
+
+
+def test_a_method_that_falls_back_to_another_fails(monkeypatch, capsys):
+    """The kernel runs zoh under the name foh."""
+    monkeypatch.setattr(selective_scan, 'method_id', lambda name: METHODS['zoh'].id)
+    code, lines = verify(monkeypatch, capsys)
+    assert code == 1
+    assert any(line.startswith('CPU kernel: every pair differs') for line in lines)
+    assert all('CPU kernel' in line for line in lines)
+    assert any(re.match('foh +forwards', line) for line in lines)
+
+
+def test_a_nan_fails():
+    report = runpy.run_path(str(TOOLS / TOOL))['Report']()
+    report.error('subject', {'one': 0.0, 'two': torch.nan, 'three': 1.0}, 1e-3)
+    assert (report.passed, report.failed) == (0, 1)

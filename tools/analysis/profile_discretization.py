@@ -1,0 +1,345 @@
+"""Times, memory and errors of the six methods by every path: single operations, then whole scans.
+
+    python tools/analysis/profile_discretization.py
+    python tools/analysis/profile_discretization.py --batch 1 --profile_scan --methods bilinear
+
+``--profile_ops`` computes A_bar and beta alone (a kernel their derivatives as well),
+``--profile_scan`` the full scan, forward and backward; without either, both. Paths: the compiled
+kernel of the device, the CPU kernel, the Python reference, and for ``bilinear`` the dense inverse
+of the project's seed notes: diagonal matrices written out as N x N and inverted. Ends with what the
+figures say of the notes' expectation that Python may be faster than a kernel.
+
+Times are wall clock as a caller sees them, launches included, medians of ``--n_trials`` calls or of
+as many as ``--seconds`` allow; for the device's share alone see benchmark_scan.py. Memory is the
+peak beyond the inputs: torch.cuda.max_memory_allocated, on the CPU the running sum of allocations
+that PyTorch's profiler records. Errors are the largest against the reference in fp64, relative to
+the largest entry, on one sample and at most 64 channels. All in fp32. What would not fit into the
+free memory, by the peak of a small part scaled up, is refused with a sentence.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import geometric_mean, median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
+from vim_mm.analysis.tables import figures, markdown_table
+from vim_mm.analysis.timing import (
+    Scan,
+    ScanShape,
+    differentiable_scan,
+    environment,
+    make_inputs,
+    peak_memory,
+    wall_times,
+)
+from vim_mm.ops import METHODS
+
+DENSE = 'dense inverse'
+_USABLE = 0.9  # of the free memory: the estimate is rough, and others need some
+Record = dict[str, Any]
+
+
+def dense_matrices(steps: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
+    """(1 - z/2)^-1 (1 + z/2) and (1 - z/2)^-1, z = dt diag(a), as matrices (..., N, N)."""
+    half = torch.diag_embed(steps * A / 2)
+    identity = torch.eye(half.shape[-1], dtype=half.dtype, device=half.device)
+    inverse = torch.linalg.inv(identity - half)
+    return inverse @ (identity + half), inverse
+
+
+def dense_coefficients(steps: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
+    """A_bar and beta of ``bilinear``, from the diagonals of the dense matrices."""
+    transition, inverse = dense_matrices(steps, A)
+    return transition.diagonal(dim1=-2, dim2=-1), steps * inverse.diagonal(dim1=-2, dim2=-1)
+
+
+def dense_scan(inputs: dict[str, Tensor]) -> Tensor:
+    """The scan by ``bilinear`` with dense matrices at every step: B D L N^2 numbers, several times.
+
+    As the seed notes' Python path had it, which took the matrices for an advantage.
+
+    Args:
+        inputs: As ``make_inputs`` returns them, B and C (B, 1, N, L).
+    """
+    u = inputs['u']
+    steps = F.softplus(inputs['delta'] + inputs['delta_bias'][:, None])[..., None]
+    transition, inverse = dense_matrices(steps, inputs['A'][:, None])
+    B, C = (inputs[name].transpose(2, 3) for name in 'BC')  # (B, 1, L, N)
+    drive = inverse @ (steps * B * u[..., None])[..., None]
+    x = torch.zeros_like(drive[:, :, 0])
+    y = []
+    for transition_t, drive_t, C_t in zip(*(m.unbind(2) for m in (transition, drive, C))):
+        x = transition_t @ x + drive_t
+        y.append((C_t * x[..., 0]).sum(-1))
+    return (torch.stack(y, dim=-1) + inputs['D'][:, None] * u) * F.silu(inputs['z'])
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A method by a path: its scan of ``make_inputs`` and its coefficients of (steps, A)."""
+
+    method: str
+    path: str
+    device: str
+    scan: Callable[[dict[str, Tensor]], Tensor]
+    coefficients: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def subject_by(path: Path, method: str) -> Subject:
+    return Subject(
+        method,
+        path.name,
+        path.device,
+        lambda inputs: path.scan(inputs, method, delta_softplus=True),
+        partial(path.coefficients, method=method),
+    )
+
+
+def subjects(device: str, methods: list[str]) -> list[Subject]:
+    """Every method by every path there is, on the device; the CPU kernel on the CPU."""
+    kernels = [CUDA_KERNEL, CPU_KERNEL] if device == 'cuda' else [CPU_KERNEL]
+    paths = []
+    for path in (*kernels, python_on(device)):
+        if missing := path.missing():
+            print(f'Not measured: {path.name}, because {missing}')
+        else:
+            paths.append(path)
+    chosen = []
+    for method in methods:
+        chosen += [subject_by(path, method) for path in paths]
+        if method == 'bilinear':
+            chosen.append(Subject(method, DENSE, device, dense_scan, dense_coefficients))
+    return chosen
+
+
+def scan_of(subject: Subject, shape: ScanShape) -> Scan:
+    inputs = make_inputs(shape, subject.device)
+    grad_out = torch.randn_like(inputs['u'])
+    return differentiable_scan(partial(subject.scan, inputs), inputs.values(), grad_out)
+
+
+def operation_of(subject: Subject, shape: ScanShape) -> Callable[[], tuple[Tensor, Tensor]]:
+    steps, A = steps_and_rates(shape, subject.device)
+    return lambda: subject.coefficients(steps, A)
+
+
+def steps_and_rates(shape: ScanShape, device: str) -> tuple[Tensor, Tensor]:
+    """dt (B, D, L, 1) after softplus, and a (D, 1, N)."""
+    inputs = {name: x.detach() for name, x in make_inputs(shape, device).items()}
+    steps = F.softplus(inputs['delta'] + inputs['delta_bias'][:, None])
+    return steps[..., None], inputs['A'][:, None]
+
+
+def free_memory(device: str) -> int:
+    """Bytes that can still be allocated."""
+    if device == 'cuda':
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0]
+    lines = pathlib.Path('/proc/meminfo').read_text().splitlines()
+    (available,) = (line.split()[1] for line in lines if line.startswith('MemAvailable:'))
+    return 1024 * int(available)
+
+
+def refusal(make: Callable[[ScanShape], Callable], shape: ScanShape, device: str) -> str | None:
+    """Why ``make(shape)`` cannot be called in the free memory, or None.
+
+    Everything here allocates in proportion to B D L, so the peak of a part tells that of the whole.
+    """
+    part = replace(shape, batch=1, dim=min(shape.dim, 8), seqlen=min(shape.seqlen, 64))
+    needed = peak_memory(make(part), device) * shape.size / part.size
+    free = free_memory(device)
+    if needed <= _USABLE * free:
+        return None
+    return f'needs about {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} GiB are free'
+
+
+def relative_error(value: Tensor, exact: Tensor) -> float:
+    return ((value - exact).abs().max() / exact.abs().max()).item()
+
+
+def part_for_errors(shape: ScanShape) -> ScanShape:
+    return replace(shape, batch=1, dim=min(shape.dim, 64))
+
+
+def operation_errors(subject: Subject, shape: ScanShape) -> dict[str, float]:
+    steps, A = steps_and_rates(part_for_errors(shape), subject.device)
+    exact = python_on(subject.device).coefficients(steps.double(), A.double(), subject.method)
+    pairs = zip(('A_bar', 'beta'), subject.coefficients(steps, A), exact, strict=True)
+    return {f'{name}_error': relative_error(value, truth) for name, value, truth in pairs}
+
+
+def scan_errors(subject: Subject, shape: ScanShape) -> dict[str, float]:
+    inputs = make_inputs(part_for_errors(shape), subject.device)
+    wide = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
+    reference = subject_by(python_on(subject.device), subject.method)
+    grad_out = torch.randn_like(inputs['u'])
+    (out, *grads), (exact, *exact_grads) = (
+        (y, *torch.autograd.grad(y, list(given.values()), grad_out.to(y.dtype)))
+        for y, given in ((subject.scan(inputs), inputs), (reference.scan(wide), wide))
+    )
+    errors = [relative_error(g, e) for g, e in zip(grads, exact_grads, strict=True)]
+    return {'out_error': relative_error(out, exact), 'gradient_error': max(errors)}
+
+
+@torch.no_grad()
+def profile_operation(subject: Subject, shape: ScanShape, args: argparse.Namespace) -> Record:
+    """Median seconds, peak bytes and errors of the coefficients; or why they were refused."""
+    record = {'method': subject.method, 'path': subject.path}
+    make = partial(operation_of, subject)
+    if reason := refusal(make, shape, subject.device):
+        return record | {'refused': reason}
+    operation = make(shape)
+    times = wall_times(operation, args.n_trials, args.seconds)
+    record |= {'seconds': median(times), 'trials': len(times)}
+    record['peak_bytes'] = peak_memory(operation, subject.device)
+    return record | operation_errors(subject, shape)
+
+
+def pass_records(scan: Scan, trials: int, seconds: float) -> Record:
+    """Median seconds and number of calls of either pass."""
+    result = scan.forward()
+    record: Record = {}
+    passes = {'forward': scan.forward, 'backward': lambda: scan.backward(result)}
+    for name, function in passes.items():
+        times = wall_times(function, trials, seconds)
+        record |= {name: median(times), f'{name}_trials': len(times)}
+    return record
+
+
+def profile_scan(subject: Subject, shape: ScanShape, args: argparse.Namespace) -> Record:
+    """Median seconds of either pass, peak bytes of both, and errors; or why they were refused."""
+    record = {'method': subject.method, 'path': subject.path}
+    if reason := refusal(lambda s: scan_of(subject, s).both, shape, subject.device):
+        return record | {'refused': reason}
+    scan = scan_of(subject, shape)
+    record |= pass_records(scan, args.n_trials, args.seconds)
+    record['peak_bytes'] = peak_memory(scan.both, subject.device)
+    return record | scan_errors(subject, shape)
+
+
+def table(records: list[Record]) -> str:
+    """The records that were not refused, a row each, and the sentences of the others."""
+    rows = []
+    for record in records:
+        if 'refused' not in record:
+            row = {name: record[name] for name in ('method', 'path')}
+            for name in ('seconds', 'forward', 'backward'):
+                if name in record:
+                    row['time, ms' if name == 'seconds' else f'{name}, ms'] = figures(
+                        1e3 * record[name]
+                    )
+            row['peak, MiB'] = figures(record['peak_bytes'] / 2**20)
+            errors = {name: value for name, value in record.items() if name.endswith('_error')}
+            row |= {n.replace('_error', ' error'): f'{e:.1e}' for n, e in errors.items()}
+            rows.append(row)
+    parts = [markdown_table(rows)] if rows else []
+    parts += [
+        f'Refused: {r["method"]} by {r["path"]} {r["refused"]}; take a smaller --batch or --seqlen'
+        for r in records
+        if 'refused' in r
+    ]
+    return '\n\n'.join(parts)
+
+
+def verdict(records: list[Record], device: str) -> str:
+    """What the measured times say of "the Python path can be faster than the kernel"."""
+    kernel = (CUDA_KERNEL if device == 'cuda' else CPU_KERNEL).name
+    by = {(r['method'], r['path']): r for r in records if 'refused' not in r}
+    methods = [m for m in METHODS if {(m, kernel), (m, 'Python')} <= by.keys()]
+    if not methods:
+        return f'No verdict: needs both the {kernel} and Python for at least one method.'
+    lines = ['The seed notes expect Python to be faster for bilinear, and maybe for the others.']
+    for key in ('forward', 'backward'):
+        slower = {m: by[m, 'Python'][key] / by[m, kernel][key] for m in methods}
+        faster = [m for m, ratio in slower.items() if ratio < 1]
+        lines.append(
+            f'{key.capitalize()}: Python is faster than the {kernel} for {len(faster)} of '
+            f'{len(methods)} methods{" (" + ", ".join(faster) + ")" if faster else ""}; it takes '
+            f'{min(slower.values()):.1f} to {max(slower.values()):.1f} times as long, '
+            f'{geometric_mean(slower.values()):.1f} in geometric mean.'
+        )
+    if ('bilinear', DENSE) in by and 'bilinear' in methods:
+        dense, fused, plain = (by['bilinear', path] for path in (DENSE, kernel, 'Python'))
+        ratio = {key: dense[key] / fused[key] for key in ('forward', 'backward', 'peak_bytes')}
+        lines.append(
+            f'Bilinear by dense inverses takes {ratio["forward"]:.1f} times as long as its kernel '
+            f'forward, {ratio["backward"]:.1f} times backward and {ratio["peak_bytes"]:.1f} times '
+            f'the memory, and {dense["forward"] / plain["forward"]:.1f} times as long forward as '
+            'Python without matrices.'
+        )
+    total = {key: r['forward'] + r['backward'] for key, r in by.items()}
+    wins = [
+        f'{method} by {path}'
+        for method, path in by
+        if method in methods
+        and path in ('Python', DENSE)
+        and total[method, path] < total[method, kernel]
+    ]
+    holds = f'for {", ".join(wins)}' if wins else 'for no method here'
+    lines.append(f'Forward and backward together, the expectation holds {holds}.')
+    return '\n'.join(lines)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--batch', type=int, default=8, help='B')
+    parser.add_argument('--dim', type=int, default=512, help='D')
+    parser.add_argument('--seqlen', type=int, default=1024, help='L')
+    parser.add_argument('--dstate', type=int, default=16, help='N')
+    parser.add_argument('--n_trials', type=int, default=100, help='calls that are timed, at most')
+    parser.add_argument('--seconds', type=float, default=3, help='for the calls of one figure')
+    parser.add_argument('--profile_ops', action='store_true', help='the coefficients only')
+    parser.add_argument('--profile_scan', action='store_true', help='the scans only')
+    parser.add_argument('--methods', nargs='+', choices=METHODS, default=[*METHODS])
+    parser.add_argument(
+        '--device',
+        choices=['cpu', 'cuda'],
+        default='cuda' if torch.cuda.is_available() else 'cpu',
+    )
+    parser.add_argument('--out', type=pathlib.Path, help='write every figure as JSON to this file')
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    shape = ScanShape(args.batch, args.dim, args.seqlen, args.dstate)
+    facts = environment(args.device)
+    print(', '.join(f'{name} {value}' for name, value in facts.items() if value is not None))
+    print(f'(B, D, L) = {shape}, N = {shape.dstate}, fp32, on {args.device}')
+    both = args.profile_ops == args.profile_scan
+    parts = {
+        'operations': (args.profile_ops or both, profile_operation, 'A_bar and beta alone'),
+        'scans': (args.profile_scan or both, profile_scan, 'Scans'),
+    }
+    result: Record = {'environment': facts, 'shape': vars(shape)}
+    chosen = subjects(args.device, args.methods)
+    for name, (wanted, profile, title) in parts.items():
+        if not wanted:
+            continue
+        result[name] = []
+        for subject in chosen:
+            print(f'{name}: {subject.method} by {subject.path}', file=sys.stderr, flush=True)
+            result[name].append(profile(subject, shape, args))
+        print(f'\n## {title}\n\n{table(result[name])}')
+    if 'scans' in result:
+        result['verdict'] = verdict(result['scans'], args.device)
+        print(f'\n## Is Python faster?\n\n{result["verdict"]}')
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(result, indent=2) + '\n')
+
+
+if __name__ == '__main__':
+    main()

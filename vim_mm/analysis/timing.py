@@ -1,0 +1,233 @@
+"""Time and memory of a scan for ``tools/analysis``: inputs of a layer, clocks, and the machine."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.profiler import profile
+
+from vim_mm.ops import library
+
+DTYPES = {
+    'fp64': torch.float64,
+    'fp32': torch.float32,
+    'bf16': torch.bfloat16,
+    'fp16': torch.float16,
+}
+# A graph of calls lasts so long that starting it does not show, and so short that many fit.
+_GRAPH_SECONDS = 2e-3
+_MAX_GRAPH_CALLS = 50
+_MIN_TRIALS = 3
+
+
+@dataclass(frozen=True)
+class ScanShape:
+    """Sizes of a scan, and the word (see ``DTYPES``) for the dtype of u, delta, z, B and C."""
+
+    batch: int
+    dim: int
+    seqlen: int
+    dstate: int = 16
+    dtype: str = 'fp32'
+
+    @property
+    def size(self) -> int:
+        """Pairs of a step and a state: B D L N."""
+        return self.batch * self.dim * self.seqlen * self.dstate
+
+    def __str__(self) -> str:
+        return f'({self.batch}, {self.dim}, {self.seqlen})'
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A scan ready to run.
+
+    Attributes:
+        forward (Callable): Returns a tuple whose first item is the output.
+        backward (Callable): Takes that tuple, any number of times, and computes every gradient.
+    """
+
+    forward: Callable[[], tuple]
+    backward: Callable[[tuple], Any]
+
+    def both(self) -> Any:
+        """A forward and a backward pass."""
+        return self.backward(self.forward())
+
+
+def make_inputs(
+    shape: ScanShape, device: str, dt_bias: float = -4.0, seed: int = 0
+) -> dict[str, Tensor]:
+    """Keyword arguments of ``selective_scan_fn`` as a Mamba layer gives them, requiring grad.
+
+    u, gate, B, C normal; delta 0.5 normal, its bias 0.5 normal + ``dt_bias``; A = -1 .. -N; D = 1.
+    Meant for ``delta_softplus``: dt is about 0.02 with the default bias, about 0.7 with 0.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    dtype = DTYPES[shape.dtype]
+    parameters = torch.promote_types(dtype, torch.float32)
+
+    def normal(*sizes: int) -> Tensor:
+        return torch.randn(sizes, generator=generator)
+
+    rows = (shape.batch, shape.dim, shape.seqlen)
+    states = (shape.batch, 1, shape.dstate, shape.seqlen)
+    inputs = {
+        'u': normal(*rows).to(dtype),
+        'delta': (0.5 * normal(*rows)).to(dtype),
+        'A': -torch.arange(1.0, shape.dstate + 1).repeat(shape.dim, 1).to(parameters),
+        'B': normal(*states).to(dtype),
+        'C': normal(*states).to(dtype),
+        'D': torch.ones(shape.dim, dtype=parameters),
+        'z': normal(*rows).to(dtype),
+        'delta_bias': (0.5 * normal(shape.dim) + dt_bias).to(parameters),
+    }
+    return {name: x.to(device).requires_grad_() for name, x in inputs.items()}
+
+
+def differentiable_scan(
+    scan: Callable[[], Tensor], inputs: Iterable[Tensor], grad_out: Tensor
+) -> Scan:
+    """A scan whose backward pass is autograd's."""
+    inputs = list(inputs)
+    return Scan(
+        lambda: (scan(),),
+        lambda result: torch.autograd.grad(result[0], inputs, grad_out, retain_graph=True),
+    )
+
+
+def wall_times(function: Callable[[], object], trials: int, seconds: float = 60.0) -> list[float]:
+    """Seconds of each call as its caller waits for it, after one that warms up; GPUs waited for.
+
+    Args:
+        function: What to call.
+        trials: Number of calls at most.
+        seconds: No call starts later than this, but at least three are made.
+    """
+
+    def call() -> float:
+        start = perf_counter()
+        function()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return perf_counter() - start
+
+    call()
+    times: list[float] = []
+    begin = perf_counter()
+    while len(times) < trials and (len(times) < _MIN_TRIALS or perf_counter() - begin < seconds):
+        times.append(call())
+    return times
+
+
+def device_times(prepare: Callable[[], Callable[[], object]], trials: int) -> list[float]:
+    """Seconds of a call on the GPU, without the host's share: several inside a CUDA graph.
+
+    Args:
+        prepare: Returns what to call. It runs on the stream that is captured, because autograd
+            runs a backward pass on the stream of its forward pass.
+        trials: Number of times that the graph is replayed.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        function = prepare()
+        function()
+        single = _event_time(function)
+    calls = max(1, min(_MAX_GRAPH_CALLS, round(_GRAPH_SECONDS / single)))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(calls):
+            function()
+    graph.replay()
+    return [_event_time(graph.replay) / calls for _ in range(trials)]
+
+
+def _event_time(function: Callable[[], object]) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    function()
+    end.record()
+    end.synchronize()
+    return 1e-3 * start.elapsed_time(end)
+
+
+def pass_times(scan: Scan, device: str, trials: int) -> dict[str, float]:
+    """Median seconds of the forward and of the backward pass alone, by names of the two.
+
+    On a GPU those of :func:`device_times`, elsewhere those of :func:`wall_times`.
+    """
+
+    def forward() -> Callable[[], object]:
+        return scan.forward
+
+    def backward() -> Callable[[], object]:
+        result = scan.forward()
+        return lambda: scan.backward(result)
+
+    if device == 'cuda':
+        times = {f.__name__: device_times(f, trials) for f in (forward, backward)}
+    else:
+        times = {f.__name__: wall_times(f(), trials) for f in (forward, backward)}
+    return {name: median(values) for name, values in times.items()}
+
+
+def peak_memory(function: Callable[[], object], device: str) -> int:
+    """Bytes that one call allocates at most at a time, beyond what is allocated before it.
+
+    On CUDA ``max_memory_allocated``. On the CPU the largest running sum of PyTorch's allocations
+    and releases as its profiler records them, which leaves out what a kernel keeps on its stack.
+    """
+    function()  # libraries allocate their workspaces at the first call
+    if device == 'cuda':
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        function()
+        return torch.cuda.max_memory_allocated() - before
+    os.environ.setdefault('KINETO_LOG_LEVEL', '5')  # else a machine without a GPU is an error
+    with profile(profile_memory=True) as recorded:
+        function()
+    events = [e for e in recorded.kineto_results.events() if e.name() == '[memory]']
+    allocated = largest = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        allocated += event.nbytes()
+        largest = max(largest, allocated)
+    return largest
+
+
+def _commit() -> str | None:
+    """The commit of this checkout, None outside of one."""
+    command = ['git', '-C', str(Path(__file__).parent), 'describe', '--always', '--dirty']
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def _processor() -> str:
+    """The processor's name as the system gives it."""
+    cpuinfo = Path('/proc/cpuinfo')
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(':')[1].strip() for line in lines if line.startswith('model name')]
+    return names[0] if names else platform.processor()
+
+
+def environment(device: str) -> dict[str, str | int | None]:
+    """What figures depend on: code, date, PyTorch and processors."""
+    facts = {'commit': _commit(), 'date': date.today().isoformat(), 'torch': torch.__version__}
+    if device == 'cuda':
+        card = torch.cuda.get_device_name()
+        facts |= {'device': card, 'CUDA': torch.version.cuda}
+    facts |= {'processor': _processor(), 'threads': torch.get_num_threads()}
+    if library.MISSING is None:
+        facts['capability'] = torch.ops.vim_mm.cpu_capability()
+    return facts
