@@ -198,7 +198,7 @@ def test_groups_in_one_call(method):
 
 
 def test_any_strides():
-    """(B, L, D) layouts and slices give the results of contiguous tensors, and keep their layout."""
+    """(B, L, D) layouts and slices give the same results, and keep their layout."""
     plain = on_cuda(make_inputs(channels=40, length=50, states=16, dtype=torch.float32))
     strided = {}
     for name, x in plain.items():

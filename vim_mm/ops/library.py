@@ -53,7 +53,20 @@ def _edges_shape(u: Tensor, A: Tensor, method: int) -> tuple:
 
 
 def _backward_fake(
-    grad_out, grad_last_state, edges, u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse
+    grad_out,
+    grad_last_state,
+    edges,
+    u,
+    delta,
+    A,
+    B,
+    C,
+    D,
+    z,
+    delta_bias,
+    delta_softplus,
+    method,
+    reverse,
 ) -> tuple[Tensor, ...]:
     inputs = (u, delta, A, B, C, D, z, delta_bias)
     return tuple(u.new_empty(0) if x is None else torch.empty_like(x) for x in inputs)
