@@ -284,14 +284,14 @@ VIM_MM_INLINE Complex<S> exp_of_product(S dt, Complex<S> a) {
   return exp_of_product(dt, a.re) * unit_phase(dt, a.im, S(1));
 }
 
-// e^z - 1 for |z| > 2, given e = e^z.
+// e^z - 1 for |z| > phi_radius, given e = e^z.
 template <class V>
 VIM_MM_INLINE V expm1_far(V, V, V e) {
   return e - V(ScalarOf<V>(1));
 }
 template <class S>
 VIM_MM_INLINE Complex<S> expm1_far(S dt, Complex<S> a, Complex<S> e) {
-  // |z| > 2 may still mean e^z close to 1, at z close to 2 pi i.
+  // Such z may still mean e^z close to 1, at z close to 2 pi i.
   const Complex<S> full = unit_phase(dt, a.im, S(1)), half = unit_phase(dt, a.im, S(0.5));
   return {exp_minus_one(dt * a.re) * full.re - S(2) * half.im * half.im, e.im};
 }

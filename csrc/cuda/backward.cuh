@@ -1,7 +1,7 @@
 // The backward scan of one chunk of time, given what crosses its edges: the states that enter it
 // (kept by forward) and their adjoint (from edges_kernel). Chunks do not wait for each other.
 //
-// A block owns a chunk and goes over channels, a few at a time. Each lane recomputes the states of
+// A block owns a chunk and goes over its share of the channels, a few at a time. Each lane recomputes the states of
 // its segment and runs the adjoint recurrence over them, all in registers. Gradients of u and delta
 // are sums over states: over those of a warp in registers, over warps in shared memory. Gradients
 // of B and C are sums over channels: a warp always has the same states, so that each lane adds up in
@@ -168,8 +168,8 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a, const SegmentO
   return grad_a;
 }
 
-// But with Layout::any gradients of B and C stay in registers over all channels; there each channel
-// set adds its part in memory.
+// Gradients of B and C stay in registers over all channels of the block, but with Layout::any each
+// set of channels adds its part in memory.
 template <class Method, class E, class Shape, Layout layout>
 class BackwardBlock {
   static constexpr int steps = Shape::steps, segments = Shape::segments;
@@ -218,7 +218,7 @@ class BackwardBlock {
       if (!fast && later > 0) load_edges(first + stride, 0);
     }
     __syncthreads();
-    if (begins < scan_.channels) write_channel_sums(work_.first_channel);
+    write_channel_sums(work_.first_channel);
     if constexpr (fast) {
 #pragma unroll
       for (int m = 0; m < states_of_warp; ++m) {
@@ -314,7 +314,7 @@ class BackwardBlock {
     return shared_.entries[(k * width + i) * Shape::threads + threadIdx.x];
   }
   __device__ __forceinline__ void commit_rows() {
-    constexpr float weight = output_weight<E>() * (Method::causal ? 1.0f : 0.5f);
+    constexpr float weight = output_weight<Method, E>();
     const bool gated = scan_.gated;
     specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
       using Format = decltype(format);
@@ -460,7 +460,7 @@ class BackwardBlock {
   }
 
   __device__ __forceinline__ void finish_rows() {
-    constexpr float weight = output_weight<E>() * (Method::causal ? 1.0f : 0.5f);
+    constexpr float weight = output_weight<Method, E>();
     const bool whole = is_whole(work_.channels);
     specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
       using Format = decltype(format);

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     edges_kernel(const __grid_constant__ EdgesArguments p) {
   constexpr int steps = Shape::steps, segments = Shape::segments;
   constexpr bool fast = layout != Layout::any;
-  constexpr float weight = output_weight<E>() * (Method::causal ? 1.0f : 0.5f);
+  constexpr float weight = output_weight<Method, E>();
   static_assert(Shape::window % kChunk == 0, "a window has whole chunks");
   using States = CarriedStates<E, Shape, layout>;
   using Places = Slots<Shape::channels, Shape, layout>;
@@ -122,12 +122,12 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
                             channel < work.channels;
     E* const edges =
         static_cast<E*>(p.edges) + (work.row(scan, channel) * p.chunks + chunk) * states;
-    Driving<Shape> driven(shared.dt, shared.drive);
+    Driving<Shape> driven;
 #pragma unroll 1
     for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
       if (first > 0) matrix.template commit<Unknown>(shared.matrix);
       __syncthreads();
-      if (first == 0) driven.load();
+      if (first == 0) driven.load(shared.dt, shared.drive);
       const bool last_tile = fast || first + kStateTile >= states;
       if (!last_tile) {
         matrix.load(first + kStateTile, states, left);
@@ -150,19 +150,17 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
         for (int quad = 0; quad < steps; quad += kQuad) {
           const int i = Ascending ? quad : steps - kQuad - quad;
           E entry[kQuad];
-          float dt[kQuad], value[kQuad];
           matrix_of.quad(i, entry);
-          driven.quad(i, dt, value);
 #pragma unroll
           for (int jj = 0; jj < kQuad; ++jj) {
             const int j = Ascending ? jj : kQuad - 1 - jj;
-            const Coefficients<E> k = Method::coefficients(dt[j], a);
-            if (Adjoint) x = conj(k.a_bar) * (x + value[j] * conj(entry[j]));
-            else x = k.a_bar * x + input_of<Method>(value[j], k, entry[j]);
+            const Coefficients<E> k = Method::coefficients(driven.dt[i + j], a);
+            if (Adjoint) x = conj(k.a_bar) * (x + driven.drive[i + j] * conj(entry[j]));
+            else x = k.a_bar * x + input_of<Method>(driven.drive[i + j], k, entry[j]);
             if (!Method::exponential) transition = transition * k.a_bar;
           }
         }
-        if (Method::exponential) transition = exp_of_product(driven.total_dt(), a);
+        if (Method::exponential) transition = exp_of_product(driven.total_dt, a);
         if (Adjoint) transition = conj(transition);
         const E entering = enter_segments<Ascending, segments>(transition, x, carried.x(m, n));
         if (keeps_edge && n < states) edges[n] = entering;

@@ -80,38 +80,17 @@ struct ForwardShared {
   float D[Shape::channels], bias[Shape::channels];
 };
 
-// dt and what drives the states, of a lane's segment: in registers, or where a warp has few states,
-// read anew for each of them, so that more warps find room.
+// dt and what drives the states, of a lane's segment.
 template <class Shape>
-class Driving {
- public:
-  __device__ __forceinline__ Driving(const RowTile<Shape>& dt, const RowTile<Shape>& drive)
-      : dt_in_(dt.segment[threadIdx.x % 32]), drive_in_(drive.segment[threadIdx.x % 32]) {}
-  __device__ __forceinline__ void load() {
-    float dt[steps];
-    load_segment(dt_in_, dt);
-    total_dt_ = sum(dt);
-    if constexpr (kept) {
-      load_segment(dt_in_, dt_);
-      load_segment(drive_in_, drive_);
-    }
-  }
-  __device__ __forceinline__ float total_dt() const { return total_dt_; }
-  __device__ __forceinline__ void quad(int first, float (&dt)[kQuad], float (&drive)[kQuad]) const {
-    if constexpr (kept) {
-#pragma unroll
-      for (int i = 0; i < kQuad; ++i) dt[i] = dt_[first + i], drive[i] = drive_[first + i];
-    } else {
-      load_quad(dt_in_ + first, dt);
-      load_quad(drive_in_ + first, drive);
-    }
-  }
+struct Driving {
+  float dt[Shape::steps], drive[Shape::steps], total_dt;
 
- private:
-  static constexpr int steps = Shape::steps;
-  static constexpr bool kept = Shape::warps <= 4;
-  const float *dt_in_, *drive_in_;
-  float total_dt_, dt_[kept ? steps : 1], drive_[kept ? steps : 1];
+  __device__ __forceinline__ void load(const RowTile<Shape>& dt_tile,
+                                       const RowTile<Shape>& drive_tile) {
+    load_segment(dt_tile.segment[threadIdx.x % 32], dt);
+    load_segment(drive_tile.segment[threadIdx.x % 32], drive);
+    total_dt = sum(dt);
+  }
 };
 
 // One value per channel (D, delta_bias), 0 where there is none.
@@ -124,6 +103,8 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     forward_kernel(const __grid_constant__ ForwardArguments p) {
   constexpr int steps = Shape::steps, segments = Shape::segments;
   constexpr bool fast = layout != Layout::any;
+  constexpr float weight = output_weight<Method, E>();
+  static_assert(Method::causal || Shape::window % kChunk == 0, "windows end where chunks do");
   using States = CarriedStates<E, Shape, layout>;
   using Places = Slots<Shape::channels, Shape, layout>;
   constexpr int count = Places::count, width = Places::width;
@@ -213,7 +194,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
                            (work.row(scan, channel) * p.chunks + last_chunk) * states;
     const bool has_other = !Method::causal && last_chunk < p.chunks && channel < work.channels;
 
-    Driving<Shape> driving(shared.dt, shared.drive);
+    Driving<Shape> driving;
     float y[steps] = {};
 #pragma unroll 1
     for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
@@ -222,7 +203,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
         C.template commit<Unknown>(shared.C);
       }
       __syncthreads();
-      if (first == 0) driving.load();
+      if (first == 0) driving.load(shared.dt, shared.drive);
       // The next tile comes while this one is at work.
       const bool last_tile = fast || first + kStateTile >= states;
       if (last_tile) {
@@ -246,19 +227,16 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
 #pragma unroll
         for (int i = 0; i < steps; i += kQuad) {
           E b[kQuad];
-          float dt[kQuad], drive[kQuad];
           b_of.quad(i, b);
-          driving.quad(i, dt, drive);
 #pragma unroll
           for (int j = 0; j < kQuad; ++j) {
-            const Coefficients<E> k = Method::coefficients(dt[j], a);
+            const Coefficients<E> k = Method::coefficients(driving.dt[i + j], a);
             a_bar[i + j] = k.a_bar;
-            input[i + j] = input_of<Method>(drive[j], k, b[j]);
+            input[i + j] = input_of<Method>(driving.drive[i + j], k, b[j]);
             x = i + j == 0 ? input[0] : a_bar[i + j] * x + input[i + j];
           }
         }
-        E transition = E(0.0f);
-        if (segments > 1) transition = transition_of<Method>(driving.total_dt(), a_bar, a);
+        const E transition = transition_of<Method>(driving.total_dt, a_bar, a);
         x = enter_segments<true, segments>(transition, x, carried.x(m, n));
         if (keeps_edge && n < states) edges[n] = x;
         E other_x = E(0.0f), local = input[steps - 1];
@@ -300,7 +278,6 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
       using Format = decltype(format);
 #pragma unroll
       for (int k = 0; k < count; ++k) {
-        constexpr float weight = output_weight<E>() * (Method::causal ? 1.0f : 0.5f);
         float value[width];
         get_sum(shared.y, slots, k, value);
         const float D = shared.D[slots.row(k)];

@@ -14,6 +14,7 @@ template <class Arguments>
 void launch(void (*kernel)(Arguments), int64_t blocks, int threads, size_t shared_bytes,
             const Arguments& arguments, void* stream) {
   if (blocks == 0) return;
+  if (blocks > INT32_MAX) throw std::runtime_error("vim_mm: too many rows for one launch");
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(shared_bytes)));
   kernel<<<static_cast<unsigned>(blocks), threads, shared_bytes,

@@ -7,7 +7,7 @@ namespace vim_mm {
 
 void scan_forward(const ForwardArguments& p, void* stream) {
   const ScanArguments& scan = p.scan;
-  if (!is_causal(scan.method))
+  if (!is_causal(scan.method) && scan.steps > 0)
     scan_edges({scan, false, false, {}, {}, p.other_edges, p.chunks}, stream);
   dispatch_method(scan.method, [&](auto method) {
     using Method = decltype(method);

@@ -202,6 +202,11 @@ Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
                       storage_of(edges) == Storage::float32 &&
                       is_complex(edges) == p.scan.is_complex,
                   "vim_mm: expected the edges that forward gave");
+  STD_TORCH_CHECK(!grad_out || (grad_out->numel() == u.numel() && grad_out->dim() == 4),
+                  "vim_mm: expected grad_out shaped like u");
+  STD_TORCH_CHECK(!grad_last_state || (grad_last_state->numel() == rows * sizes.states &&
+                                       is_complex(*grad_last_state) == p.scan.is_complex),
+                  "vim_mm: expected grad_last_state shaped like the last state, complex with A");
 
   const Tensor none = new_empty(u, {0});
   const auto like = [&](const std::optional<Tensor>& t) { return t ? empty_like(*t) : none; };
@@ -217,7 +222,14 @@ Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
   const Tensor B_parts = scratch((p.scan.constant_B ? per_chunks : per_slabs) * width);
   const Tensor C_parts = scratch((p.scan.constant_C ? per_chunks : per_slabs) * width);
 
-  if (grad_out) p.grad_out = narrow_view(*grad_out, 0);
+  // The gradient comes in whatever layout the next layer left; where u is contiguous in time and it is
+  // not, one copy is far cheaper than kernels for any stride.
+  std::optional<Tensor> incoming = grad_out;
+  if (grad_out && u.stride(3) == 1 && grad_out->stride(3) != 1) {
+    incoming = empty_like(grad_u);
+    torch::stable::copy_(*incoming, *grad_out);
+  }
+  if (incoming) p.grad_out = narrow_view(*incoming, 0);
   p.grad_last_state = view_of(grad_last_state, 0);
   p.grad_u = view_of(grad_u, 0);
   p.grad_delta = view_of(grad_delta, 0);

@@ -1,4 +1,4 @@
-// The choice of the shape of the blocks.
+// The choice of the kernel: what its tensors have in common, and the shape of its blocks.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -32,16 +32,18 @@ inline Layout layout_of(const ScanArguments& scan, std::initializer_list<View> o
 template <class F>
 void dispatch_layout(const ScanArguments& scan, Layout layout, const F& f) {
   using std::integral_constant;
-  if (scan.is_complex) return f(Complex<float>(), integral_constant<Layout, Layout::any>());
   switch (layout) {
-    case Layout::any: return f(float(), integral_constant<Layout, Layout::any>());
+    case Layout::any:
+      if (scan.is_complex) return f(Complex<float>(), integral_constant<Layout, Layout::any>());
+      return f(float(), integral_constant<Layout, Layout::any>());
     case Layout::half: return f(float(), integral_constant<Layout, Layout::half>());
     case Layout::single: return f(float(), integral_constant<Layout, Layout::single>());
   }
 }
 
 // Few rows want many segments side by side, so that all multiprocessors have work; many rows want
-// none, which spares the combination of segments. The thresholds were measured (docs/kernels.md).
+// none, which spares the combination of segments. The thresholds were measured on the shapes of
+// docs/benchmarks.md. A block has channels of one group only.
 template <class Method, Layout layout, class F>
 void choose_forward(const ScanArguments& scan, const F& f) {
   if constexpr (layout == Layout::any) {
@@ -50,8 +52,8 @@ void choose_forward(const ScanArguments& scan, const F& f) {
     const int64_t rows = rows_of(scan);
     if (rows < 2048) return f(Shape<8, 16, 4, 3>());
     if constexpr (Method::causal) {
-      if (rows >= 8192) return f(Shape<1, 16, 4, 4>());
-      if (rows >= 4096) return f(Shape<2, 16, 4, 3>());
+      if (rows >= 8192 && scan.channels >= 32) return f(Shape<1, 16, 4, 4>());
+      if (rows >= 4096 && scan.channels >= 16) return f(Shape<2, 16, 4, 3>());
     }
     f(Shape<4, 16, 4, 3>());
   }

@@ -48,7 +48,7 @@ struct Slots {
   static constexpr int entries = Rows * Shape::window / Shape::threads;
   static constexpr int width = layout == Layout::any ? 1 : entries < kQuad ? entries : kQuad;
   static constexpr int count = entries / width, per_row = Shape::window / width;
-  static_assert(entries > 0 && (count == 1 || Shape::threads % per_row == 0), "uneven tiles");
+  static_assert(entries > 0 && Shape::threads % per_row == 0, "uneven tiles");
   bool along_rows, reverse;
 
   __device__ __forceinline__ Slots(const View& v, const Work& work)
@@ -59,9 +59,7 @@ struct Slots {
   }
   __device__ __forceinline__ int step(int k) const {
     if (along_rows) return (threadIdx.x + k * Shape::threads) / Rows;
-    return count == 1 || Shape::threads % per_row == 0
-               ? threadIdx.x % per_row * width
-               : (threadIdx.x + k * Shape::threads) % per_row * width;
+    return threadIdx.x % per_row * width;
   }
   // Bytes from one step to the next.
   __device__ __forceinline__ int64_t to_step(const View& v) const {

@@ -76,13 +76,10 @@ __device__ __forceinline__ void store_segment(float* p, const float (&segment)[S
         make_float4(segment[i], segment[i + 1], segment[i + 2], segment[i + 3]);
 }
 
-template <class E>
+// What the sum over states is multiplied with: conjugate pairs count twice, two directions are averaged.
+template <class Method, class E>
 __device__ constexpr float output_weight() {
-  return 1.0f;
-}
-template <>
-__device__ constexpr float output_weight<Complex<float>>() {
-  return 2.0f;
+  return (sizeof(E) == sizeof(float) ? 1.0f : 2.0f) * (Method::causal ? 1.0f : 0.5f);
 }
 
 // 16 bits, or 32 for float32.
@@ -183,7 +180,10 @@ __device__ __forceinline__ E enter_segments(E transition, E& local, E carry) {
   const auto shuffle = [](E x, int by) {
     return Up ? shuffle_up(x, by, Segments) : shuffle_down(x, by, Segments);
   };
-  if (Segments == 1) return carry;
+  if constexpr (Segments == 1) {
+    local = transition * carry + local;
+    return carry;
+  }
   if (position == 0) local = transition * carry + local;
 #pragma unroll
   for (int by = 1; by < Segments; by *= 2) {

@@ -111,14 +111,25 @@ def test_states(method, states, is_complex):
     compare(inputs, delta_softplus=True, discretization_method=method)
 
 
-# As many rows as choose each of the block shapes.
-@pytest.mark.parametrize('method', ['zoh', 'foh', 'poly'])
+# As many rows as choose each of the block shapes; lengths that end within a window and with one.
+@pytest.mark.parametrize('method', ['zoh', 'bilinear', 'foh', 'poly'])
 @pytest.mark.parametrize(('batch', 'channels'), [(4, 70), (10, 300), (16, 450), (64, 300)])
-def test_rows(method, batch, channels):
+@pytest.mark.parametrize(
+    ('length', 'dtype', 'reverse'),
+    [
+        pytest.param(35, torch.float32, False, id='35'),
+        pytest.param(256, torch.float32, True, id='256-reverse'),
+        pytest.param(256, torch.bfloat16, True, id='256-bf16-reverse'),
+        pytest.param(300, torch.float16, False, id='300-fp16'),
+    ],
+)
+def test_rows(method, batch, channels, length, dtype, reverse):
     inputs = make_inputs(
-        batch=batch, channels=channels, length=35, states=16, dtype=torch.float32, form='grouped'
+        batch=batch, channels=channels, length=length, states=16, dtype=torch.float32
     )
-    compare(inputs, delta_softplus=True, discretization_method=method)
+    for name in ('u', 'delta', 'z', 'B', 'C'):
+        inputs[name] = inputs[name].detach().to(dtype)
+    compare(inputs, delta_softplus=True, discretization_method=method, reverse=reverse)
 
 
 @each_method
@@ -215,6 +226,42 @@ def test_any_strides():
         assert worst_error(value, expected[name]) <= 2 * BOUNDS[torch.float32], name
     assert results['out'].stride() == strided['u'].stride()
     assert results['grad_u'].stride() == strided['u'].stride()
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=['fp32', 'bf16'])
+def test_misaligned_rows(dtype):
+    """Contiguous in time, but beginning where nothing wider than an entry can be loaded."""
+    inputs = make_inputs(channels=40, length=257, states=16, dtype=torch.float32)
+    for name in ('u', 'delta', 'z', 'B', 'C'):
+        inputs[name] = inputs[name].detach()[..., 1:].to(dtype)
+        inputs[name] = torch.cat([inputs[name][..., :1], inputs[name]], dim=-1)[..., 1:]
+    compare(inputs, delta_softplus=True)
+
+
+@each_method
+def test_a_gradient_of_any_layout(method):
+    """What a transposing next layer sends back gives the bits of its contiguous copy."""
+    inputs = on_cuda(make_inputs(channels=40, length=128, states=16, dtype=torch.float32))
+    out = cuda_scan(**inputs, delta_softplus=True, discretization_method=method)
+    grad = torch.randn_like(out.transpose(1, 2).contiguous()).transpose(1, 2)
+    for strided in (grad, grad[:1, :1, :1].expand_as(grad)):
+        given, plain = (
+            torch.autograd.grad(out, list(inputs.values()), g, retain_graph=True)
+            for g in (strided, strided.contiguous())
+        )
+        for value, truth in zip(given, plain, strict=True):
+            assert torch.equal(value, truth)
+
+
+@each_method
+def test_no_steps_of_a_longer_tensor(method):
+    """L = 0 with the strides of a tensor that has steps."""
+    inputs = on_cuda(make_inputs(channels=8, length=128, states=16, dtype=torch.float32))
+    for name in ('u', 'delta', 'z', 'B', 'C'):
+        inputs[name] = inputs[name].detach()[..., :0].requires_grad_()
+    results = results_and_gradients(cuda_scan, inputs, discretization_method=method)
+    torch.cuda.synchronize()
+    assert not results['last_state'].any()
 
 
 @each_method
@@ -408,7 +455,7 @@ class TestUnderTorch:
 
     @each_method
     def test_opcheck(self, method):
-        inputs = on_cuda(make_inputs(form='grouped', dtype=torch.float32, length=20))
+        inputs = on_cuda(make_inputs(form='grouped', dtype=torch.float32, length=150))
         split = {
             name: x if x.dim() == 4 else x.unflatten(1 if x.dim() == 3 else 0, (2, -1))
             for name, x in inputs.items()
