@@ -259,17 +259,11 @@ class BackwardBlock {
     each([&](auto& stream, const View& v) { stream.next(p_.slabs * Shape::channels * v.row); });
 #pragma unroll
     for (int k = 0; k < count; ++k) {
-      const int64_t c = next_first_ + slots_.row(k);
-      bias_[k] = channel_value(scan_.delta_bias, c);
-      next_D_[k] = channel_value(scan_.D, c);
+      const int64_t h = next_first_ + slots_.row(k);
+      bias_[k] = channel_value(scan_.delta_bias, scan_, work_.g, h);
+      next_D_[k] = channel_value(scan_.D, scan_, work_.g, h);
     }
     next_first_ += p_.slabs * Shape::channels;
-  }
-  // D or delta_bias of a channel of the group, 0 where there is none.
-  __device__ __forceinline__ float channel_value(const View& v, int64_t c) const {
-    return v.data && c < scan_.channels
-               ? load_real(v.data + work_.g * v.group + c * v.row, v.storage)
-               : 0.0f;
   }
 
   __device__ __forceinline__ void load_matrices(int first_state) {

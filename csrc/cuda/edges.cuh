@@ -34,13 +34,12 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   const ScanArguments& scan = p.scan;
   const int states = int(scan.states);
 
-  const int64_t sets = (scan.channels + Shape::channels - 1) / Shape::channels;
-  Work work(scan, blockIdx.x / sets, Shape::window);
-  work.set_channels(scan, blockIdx.x % sets * Shape::channels, Shape::channels);
+  const Work work = work_of_block<Shape>(scan);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int channel = lane / segments, segment = lane % segments;
   if (threadIdx.x < Shape::channels)
-    shared.bias[threadIdx.x] = channel_value(scan.delta_bias, work, threadIdx.x);
+    shared.bias[threadIdx.x] =
+        channel_value(scan.delta_bias, scan, work.g, work.first_channel + threadIdx.x);
   States carried(scan, work, &shared + 1);
   if (p.grad_last_state.data && channel < work.channels) {
     const View& v = p.grad_last_state;

@@ -93,11 +93,6 @@ struct Driving {
   }
 };
 
-// One value per channel (D, delta_bias), 0 where there is none.
-__device__ __forceinline__ float channel_value(const View& v, const Work& work, int c) {
-  return v.data && c < work.channels ? load_real(work.at(v) + c * v.row, v.storage) : 0.0f;
-}
-
 template <class Method, class E, class Shape, Layout layout>
 __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     forward_kernel(const __grid_constant__ ForwardArguments p) {
@@ -113,14 +108,13 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   const ScanArguments& scan = p.scan;
   const int states = int(scan.states);
 
-  const int64_t sets = (scan.channels + Shape::channels - 1) / Shape::channels;
-  Work work(scan, blockIdx.x / sets, Shape::window);
-  work.set_channels(scan, blockIdx.x % sets * Shape::channels, Shape::channels);
+  const Work work = work_of_block<Shape>(scan);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int channel = lane / segments, segment = lane % segments;
   if (threadIdx.x < Shape::channels) {
-    shared.D[threadIdx.x] = channel_value(scan.D, work, threadIdx.x);
-    shared.bias[threadIdx.x] = channel_value(scan.delta_bias, work, threadIdx.x);
+    const int64_t h = work.first_channel + threadIdx.x;
+    shared.D[threadIdx.x] = channel_value(scan.D, scan, work.g, h);
+    shared.bias[threadIdx.x] = channel_value(scan.delta_bias, scan, work.g, h);
   }
   States carried(scan, work, &shared + 1);
   __syncthreads();

@@ -146,6 +146,22 @@ struct Work {
   }
 };
 
+// That of a block which has channels of its own, in the grid of blocks_of (launch.cuh).
+template <class Shape>
+__device__ __forceinline__ Work work_of_block(const ScanArguments& scan) {
+  const int64_t sets = (scan.channels + Shape::channels - 1) / Shape::channels;
+  Work work(scan, blockIdx.x / sets, Shape::window);
+  work.set_channels(scan, blockIdx.x % sets * Shape::channels, Shape::channels);
+  return work;
+}
+
+// D or delta_bias of channel h of a group, 0 where there is none.
+__device__ __forceinline__ float channel_value(const View& v, const ScanArguments& scan, int64_t g,
+                                               int64_t h) {
+  return v.data && h < scan.channels ? load_real(v.data + g * v.group + h * v.row, v.storage)
+                                     : 0.0f;
+}
+
 __device__ __forceinline__ float shuffle_up(float x, int by, int width) {
   return __shfl_up_sync(0xffffffffu, x, by, width);
 }

@@ -54,6 +54,20 @@ def grouped_inputs(groups, shared=(), **sizes):
     return inputs
 
 
+def strided_copies(inputs):
+    """The same numbers: rank 3 with its last two dimensions stored the other way round, else every
+    other entry of a tensor."""
+    copies = {}
+    for name, x in inputs.items():
+        x = x.detach()
+        if x.dim() == 3:
+            x = x.transpose(1, 2).contiguous().transpose(1, 2)
+        else:
+            x = torch.stack([x, x], dim=-1)[..., 0]
+        copies[name] = x.requires_grad_()
+    return copies
+
+
 def results_and_gradients(scan, inputs, **options):
     """out, last_state and the gradient of every input, for a loss that uses both outputs."""
     out, last_state = scan(**inputs, return_last_state=True, **options)

@@ -9,7 +9,13 @@ import torch
 from torch.autograd import gradcheck
 
 from tests.ops import golden
-from tests.ops.inputs import grouped_inputs, make_inputs, results_and_gradients, worst_error
+from tests.ops.inputs import (
+    grouped_inputs,
+    make_inputs,
+    results_and_gradients,
+    strided_copies,
+    worst_error,
+)
 from vim_mm.ops import library, selective_scan_fn, selective_scan_grouped_fn, selective_scan_ref
 from vim_mm.ops.discretization import METHODS
 
@@ -177,14 +183,7 @@ def test_parameters_of_any_float_dtype():
 def test_any_strides():
     """Slices, transposes and strides of 0 give what contiguous tensors give, with their layout."""
     plain = make_inputs(batch=2, channels=4, length=10, states=3)
-    strided = {}
-    for name, x in plain.items():
-        x = x.detach()
-        if x.dim() == 3:
-            x = x.transpose(1, 2).contiguous().transpose(1, 2)
-        else:
-            x = torch.stack([x, x], dim=-1)[..., 0]
-        strided[name] = x.requires_grad_()
+    strided = strided_copies(plain)
     results = results_and_gradients(selective_scan_fn, strided)
     expected = results_and_gradients(selective_scan_fn, plain)
     for name, value in results.items():

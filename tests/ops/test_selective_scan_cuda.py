@@ -7,7 +7,13 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from tests.ops import golden
-from tests.ops.inputs import grouped_inputs, make_inputs, results_and_gradients, worst_error
+from tests.ops.inputs import (
+    grouped_inputs,
+    make_inputs,
+    results_and_gradients,
+    strided_copies,
+    worst_error,
+)
 from vim_mm.ops import selective_scan_fn, selective_scan_grouped_fn, selective_scan_ref
 from vim_mm.ops.discretization import METHODS, method_id
 
@@ -211,14 +217,7 @@ def test_groups_in_one_call(method):
 def test_any_strides():
     """(B, L, D) layouts and slices give the same results, and keep their layout."""
     plain = on_cuda(make_inputs(channels=40, length=50, states=16, dtype=torch.float32))
-    strided = {}
-    for name, x in plain.items():
-        x = x.detach()
-        if x.dim() == 3:
-            x = x.transpose(1, 2).contiguous().transpose(1, 2)
-        else:
-            x = torch.stack([x, x], dim=-1)[..., 0]
-        strided[name] = x.requires_grad_()
+    strided = strided_copies(plain)
     results = results_and_gradients(cuda_scan, strided)
     expected = results_and_gradients(cuda_scan, plain)
     for name, value in results.items():
