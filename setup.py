@@ -21,7 +21,12 @@ CPP_SOURCES = [
     'csrc/cpu/selective_scan.cpp',
 ]
 CUDA_SOURCES = [
+    'csrc/cuda/add_rms_norm.cu',
+    'csrc/cuda/block.cpp',
+    'csrc/cuda/causal_conv1d.cu',
+    'csrc/cuda/gate.cu',
     'csrc/cuda/kernels.cu',
+    'csrc/cuda/parameters.cu',
     'csrc/cuda/scan_backward.cu',
     'csrc/cuda/scan_edges.cu',
     'csrc/cuda/scan_forward.cu',
@@ -41,6 +46,8 @@ CXX_FLAGS = [
     '-fno-math-errno',
     '-fno-trapping-math',
 ]
+# torch's stable C interface to CUDA streams is hidden without it.
+CUDA_DEFINITIONS = ['-DUSE_CUDA']
 NVCC_FLAGS = ['-std=c++17', '-O3', '-Xfatbin', '-compress-all']
 
 
@@ -60,11 +67,12 @@ def extension():
     if cuda:
         os.environ.setdefault('TORCH_CUDA_ARCH_LIST', CUDA_ARCHITECTURES)
     make = CUDAExtension if cuda else CppExtension
+    definitions = DEFINITIONS + (CUDA_DEFINITIONS if cuda else [])
     return make(
         'vim_mm._C',
         sources=CPP_SOURCES + (CUDA_SOURCES if cuda else []),
         depends=[str(path) for path in sorted(Path('csrc').rglob('*.*h'))],
-        extra_compile_args={'cxx': DEFINITIONS + CXX_FLAGS, 'nvcc': DEFINITIONS + NVCC_FLAGS},
+        extra_compile_args={'cxx': definitions + CXX_FLAGS, 'nvcc': definitions + NVCC_FLAGS},
         py_limited_api=True,
     )
 

@@ -2,10 +2,6 @@
 // memory. Shapes and letters as in ops.cpp.
 //
 // SPDX-License-Identifier: Apache-2.0
-#ifndef USE_CUDA
-#define USE_CUDA  // torch's stable C interface to streams is hidden without it
-#endif
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -18,6 +14,8 @@
 
 #include "../arguments.h"
 #include "kernels.h"
+#include "selective_scan.h"
+#include "tensors.h"
 
 namespace vim_mm {
 namespace {
@@ -29,25 +27,6 @@ using torch::stable::accelerator::DeviceGuard;
 constexpr int64_t kBlocksOfLargeGpu = 264, kMaxSlabs = 4, kLeastChannels = 64;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-void* current_stream(const Tensor& t) {
-  void* stream = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(t.get_device_index(), &stream));
-  return stream;
-}
-
-Storage storage_of(const Tensor& t) {
-  switch (t.scalar_type()) {
-    case ScalarType::Float:
-    case ScalarType::ComplexFloat: return Storage::float32;
-    case ScalarType::Half: return Storage::float16;
-    case ScalarType::BFloat16: return Storage::bfloat16;
-    case ScalarType::Double:
-    case ScalarType::ComplexDouble: return Storage::float64;
-    default: STD_TORCH_CHECK(false, "vim_mm: expected a floating point or complex tensor");
-  }
-  return {};
-}
 
 // Lines the dimensions up with [batch, group, row, last], beginning where a tensor does.
 View view_of(const Tensor& t, int first) {
@@ -112,19 +91,17 @@ ScanArguments scan_arguments(const Inputs& in, const Sizes& sizes) {
 int64_t count_chunks(const Sizes& sizes) { return ceil_div(sizes.steps, kChunk); }
 int64_t count_directions(int64_t method) { return is_causal(method) ? 1 : 2; }
 
-std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cuda(
-    const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
-    const std::optional<Tensor>& D, const std::optional<Tensor>& z,
-    const std::optional<Tensor>& delta_bias, bool delta_softplus, int64_t method,
-    const std::vector<int64_t>& reverse) {
-  const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
+}  // namespace
+
+std::tuple<Tensor, Tensor> scan_into(const Tensor& out, const Inputs& in) {
+  const Tensor& u = in.u;
+  const int64_t method = in.method;
   const Sizes sizes(in);
   const DeviceGuard guard(u.get_device_index());
   ForwardArguments p{};
   p.scan = scan_arguments(in, sizes);
   p.chunks = count_chunks(sizes);
   const ScalarType type = p.scan.is_complex ? ScalarType::ComplexFloat : ScalarType::Float;
-  const Tensor out = empty_like(u);
   const Tensor last_state =
       new_empty(u, {sizes.batch, sizes.groups, sizes.channels, sizes.states}, type);
   const Tensor edges = new_empty(
@@ -138,6 +115,19 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cuda(
   p.other_edges = static_cast<char*>(edges.data_ptr()) +
                   sizes.rows() * p.chunks * sizes.states * edges.element_size();
   scan_forward(p, current_stream(u));
+  return {last_state, edges};
+}
+
+namespace {
+
+std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cuda(
+    const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
+    const std::optional<Tensor>& D, const std::optional<Tensor>& z,
+    const std::optional<Tensor>& delta_bias, bool delta_softplus, int64_t method,
+    const std::vector<int64_t>& reverse) {
+  const Tensor out = empty_like(u);
+  const auto [last_state, edges] = scan_into(
+      out, {u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse});
   return {out, last_state, edges};
 }
 
@@ -182,14 +172,14 @@ Sum sum_into(const Tensor& gradient, int first, const Tensor& parts, int64_t out
   return sum;
 }
 
-Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
-                                  const std::optional<Tensor>& grad_last_state, const Tensor& edges,
-                                  const Tensor& u, const Tensor& delta, const Tensor& A,
-                                  const Tensor& B, const Tensor& C, const std::optional<Tensor>& D,
-                                  const std::optional<Tensor>& z,
-                                  const std::optional<Tensor>& delta_bias, bool delta_softplus,
-                                  int64_t method, const std::vector<int64_t>& reverse) {
-  const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
+}  // namespace
+
+void scan_backward_into(const Gradients& grads, const std::optional<Tensor>& grad_out,
+                        const std::optional<Tensor>& grad_last_state, const Tensor& edges,
+                        const Inputs& in) {
+  const Tensor& u = in.u;
+  const std::optional<Tensor>&z = in.z, &D = in.D, &delta_bias = in.delta_bias;
+  const int64_t method = in.method;
   const Sizes sizes(in);
   const DeviceGuard guard(u.get_device_index());
   BackwardArguments p{};
@@ -208,10 +198,6 @@ Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
                                        is_complex(*grad_last_state) == p.scan.is_complex),
                   "vim_mm: expected grad_last_state shaped like the last state, complex with A");
 
-  const Tensor none = new_empty(u, {0});
-  const auto like = [&](const std::optional<Tensor>& t) { return t ? empty_like(*t) : none; };
-  const Gradients grads{empty_like(u), empty_like(delta), empty_like(A), empty_like(B),
-                        empty_like(C), like(D),           like(z),       like(delta_bias)};
   const auto& [grad_u, grad_delta, grad_A, grad_B, grad_C, grad_D, grad_z, grad_bias] = grads;
 
   // Floats; states and what is summed into A, B and C are complex with A.
@@ -258,6 +244,23 @@ Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
   if (D) add(grad_D, 1, D_parts, true);
   if (delta_bias) add(grad_bias, 1, bias_parts, true);
   sum_in_order(sums, stream);
+}
+
+namespace {
+
+Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
+                                  const std::optional<Tensor>& grad_last_state, const Tensor& edges,
+                                  const Tensor& u, const Tensor& delta, const Tensor& A,
+                                  const Tensor& B, const Tensor& C, const std::optional<Tensor>& D,
+                                  const std::optional<Tensor>& z,
+                                  const std::optional<Tensor>& delta_bias, bool delta_softplus,
+                                  int64_t method, const std::vector<int64_t>& reverse) {
+  const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
+  const Tensor none = new_empty(u, {0});
+  const auto like = [&](const std::optional<Tensor>& t) { return t ? empty_like(*t) : none; };
+  const Gradients grads{empty_like(u), empty_like(delta), empty_like(A), empty_like(B),
+                        empty_like(C), like(D),           like(z),       like(delta_bias)};
+  scan_backward_into(grads, grad_out, grad_last_state, edges, in);
   return grads;
 }
 

@@ -220,9 +220,9 @@ def test_backend_on_cuda(backends, monkeypatch, has_kernel, dtype, wish, outcome
     monkeypatch.setattr(library, 'has_kernel', lambda device_type: has_kernel)
     if isinstance(outcome, str):
         with pytest.raises(RuntimeError, match=outcome):
-            selective_scan._use_compiled(wish, 'cuda', dtype)
+            selective_scan.use_compiled(wish, 'cuda', dtype)
     else:
-        assert selective_scan._use_compiled(wish, 'cuda', dtype) is outcome
+        assert selective_scan.use_compiled(wish, 'cuda', dtype) is outcome
 
 
 @pytest.mark.parametrize('method', METHODS)

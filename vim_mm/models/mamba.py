@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vim_mm.ops import causal_conv1d, selective_scan_grouped_fn
+from vim_mm.ops.block import MAX_TAPS, MixerParameters, fused_mixer
 from vim_mm.ops.discretization import get_method
+from vim_mm.ops.selective_scan import use_compiled
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
@@ -88,8 +90,10 @@ class Mamba(nn.Module):
         self.dt_init_b = dt_init_b
         self.bimamba_type = bimamba_type
         self.if_divide_out = if_divide_out
+        self.average = if_divide_out and bimamba_type == 'v2'
         self.discretization_method = discretization_method
         self.use_cuda_kernel = use_cuda_kernel
+        self.d_conv = d_conv
 
         self.reverse = (False,) if bimamba_type == 'none' else (False, True)
         self.A_names = ('A_log', 'A_b_log')[: len(self.reverse)]
@@ -152,8 +156,46 @@ class Mamba(nn.Module):
         # The inverse of softplus, log(e^dt - 1), without overflow or cancellation.
         dt_proj.bias.copy_(dt + torch.log(-torch.expm1(-dt)))
 
+    def fused_dtype(self, hidden_states: Tensor) -> torch.dtype | None:
+        """The dtype in which the fast block computes, None where the plain one is taken.
+
+        The one place of that choice: the fast block is taken on CUDA where the compiled scan is,
+        for ``d_conv`` up to 8. Both have the same dtypes: autocast's, else the parameters'.
+        """
+        dtype = self.in_proj.weight.dtype
+        if torch.is_autocast_enabled(hidden_states.device.type):
+            dtype = torch.get_autocast_dtype(hidden_states.device.type)
+        fused = (
+            hidden_states.is_cuda
+            and self.d_conv <= MAX_TAPS
+            and use_compiled(self.use_cuda_kernel, 'cuda', dtype)
+        )
+        return dtype if fused else None
+
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Mix along the sequence: (B, L, d_model) to the same shape."""
+        dtype = self.fused_dtype(hidden_states)
+        if dtype is None:
+            return self.forward_plain(hidden_states)
+        parameters = MixerParameters(
+            in_proj=self.in_proj.weight,
+            in_bias=self.in_proj.bias,
+            out_proj=self.out_proj.weight,
+            out_bias=self.out_proj.bias,
+            conv=self._each('conv1d', 'weight'),
+            conv_bias=[b for b in self._each('conv1d', 'bias') if b is not None],
+            x_proj=self._each('x_proj', 'weight'),
+            dt_proj=self._each('dt_proj', 'weight'),
+            dt_bias=self._each('dt_proj', 'bias'),
+            D=self._each('D'),
+            A_log=self._all_A_log(),
+        )
+        method = get_method(self.discretization_method).id
+        scale = 0.5 if self.average else 1.0
+        return fused_mixer(hidden_states, parameters, method, self.reverse, scale, dtype)
+
+    def forward_plain(self, hidden_states: Tensor) -> Tensor:
+        """:meth:`forward`, on any device: the truth that the fast block is held to."""
         batch, length, _ = hidden_states.shape
         directions = len(self.reverse)
 
@@ -192,6 +234,5 @@ class Mamba(nn.Module):
             use_cuda_kernel=self.use_cuda_kernel,
             reverse=self.reverse,
         )
-        halve = self.if_divide_out and self.bimamba_type == 'v2'
-        y = y.mean(1) if halve else y.sum(1)
+        y = y.mean(1) if self.average else y.sum(1)
         return self.out_proj(y.transpose(1, 2))

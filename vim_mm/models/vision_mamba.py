@@ -21,6 +21,7 @@ from vim_mm.models.tokens import (
     rotate,
     split_cls,
 )
+from vim_mm.ops.block import add_rms_norm
 
 ARCHS = {
     'tiny': dict(embed_dims=192, num_layers=24),
@@ -54,7 +55,11 @@ class PatchEmbed(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: mixer(norm(stream)). The caller adds ``drop_path`` of that to the stream."""
+    """One layer: mixer(norm(stream)), where the stream is ``residual + update``.
+
+    The update is ``drop_path`` of the previous layer's output. The caller takes that drop, so that
+    it can have the output itself; the sum is made here, so that it is made along with the norm.
+    """
 
     def __init__(self, embed_dims: int, drop_path: float, mixer_cfg: dict):
         super().__init__()
@@ -62,8 +67,17 @@ class Block(nn.Module):
         self.mixer = Mamba(embed_dims, **mixer_cfg)
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, residual: Tensor) -> Tensor:
-        return self.mixer(self.norm(residual.to(self.norm.weight.dtype)))
+    def forward(self, residual: Tensor, update: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The mixer's output (B, L, C), and the stream in the dtype of residual."""
+        dtype = self.mixer.fused_dtype(residual)
+        if dtype is None:
+            stream = residual if update is None else residual + update
+            normed = self.norm(stream.to(self.norm.weight.dtype))
+        else:
+            normed, stream = add_rms_norm(
+                residual, update, self.norm.weight, self.norm.eps, dtype
+            )
+        return self.mixer(normed), stream
 
 
 @MODELS.register_module()
@@ -297,16 +311,20 @@ class VisionMamba(BaseModule):
             x = rotate(x, table)
 
         outputs = []
+        update = None
         for i, layer in enumerate(self.layers):
-            recompute = self.with_cp and x.requires_grad
-            mixed = checkpoint(layer, x, use_reentrant=False) if recompute else layer(x)
+            if self.with_cp and (x.requires_grad or (update is not None and update.requires_grad)):
+                mixed, x = checkpoint(layer, x, update, use_reentrant=False)
+            else:
+                mixed, x = layer(x, update)
             update = layer.drop_path(mixed)
             if i in self.out_indices:
                 feature = mixed if self.out_feature == 'mixer' else x + update
                 if self.out_feature == 'norm':
                     feature = getattr(self, self.norm_names[i])(feature)
                 outputs.append(self._format(feature, grid))
-            x = x + (rotate(update, table) if self.if_rope else update)
+            if self.if_rope:
+                update = rotate(update, table)
         return tuple(outputs)
 
     def _embed(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:

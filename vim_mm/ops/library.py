@@ -4,6 +4,7 @@ Shapes and letters of the operators stand with their schemas in csrc/ops.cpp.
 """
 
 import importlib.util
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,15 +42,16 @@ def _forward_fake(
 ) -> tuple[Tensor, Tensor, Tensor]:
     state_shape = (*u.shape[:3], A.shape[-1])
     last_state = u.new_empty(state_shape, dtype=state_dtype(u, A))
-    return torch.empty_like(u), last_state, last_state.new_empty(_edges_shape(u, A, method))
+    # The CPU kernel needs nothing of its forward.
+    on_cuda = u.device.type == 'cuda'
+    edges = edges_shape(u.shape, A.shape[-1], method) if on_cuda else (0,)
+    return torch.empty_like(u), last_state, last_state.new_empty(edges)
 
 
-def _edges_shape(u: Tensor, A: Tensor, method: int) -> tuple:
-    """(directions, B, G, H, chunks, N) on CUDA; the CPU kernel needs nothing of its forward."""
-    if u.device.type != 'cuda':
-        return (0,)
+def edges_shape(shape: Sequence[int], states: int, method: int) -> tuple[int, ...]:
+    """(directions, B, G, H, chunks, N), given (B, G, H, L): of what CUDA's backward takes."""
     directions = 1 if _CAUSAL[method] else 2
-    return (directions, *u.shape[:3], -(-u.shape[3] // _CHUNK), A.shape[-1])
+    return (directions, *shape[:3], -(-shape[3] // _CHUNK), states)
 
 
 def _backward_fake(

@@ -90,7 +90,7 @@ def selective_scan_fn(
     _check_bool('return_last_state', return_last_state)
     method = method_id(discretization_method)
 
-    if not _use_compiled(use_cuda_kernel, u.device.type, u.dtype):
+    if not use_compiled(use_cuda_kernel, u.device.type, u.dtype):
         return selective_scan_ref(
             u, delta, A, B, C, D, z, delta_bias, delta_softplus, return_last_state,
             discretization_method, reverse,
@@ -180,7 +180,7 @@ def selective_scan_grouped_fn(
     _check_bool('return_last_state', return_last_state)
     method = method_id(discretization_method)
 
-    if _use_compiled(use_cuda_kernel, u.device.type, u.dtype):
+    if use_compiled(use_cuda_kernel, u.device.type, u.dtype):
         out, last_state, _ = torch.ops.vim_mm.selective_scan_fwd(
             u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, [*map(int, reverse)]
         )
@@ -331,7 +331,7 @@ def _requested_kernel(use_cuda_kernel: bool | None) -> bool | None:
 
 
 @torch.compiler.assume_constant_result
-def _use_compiled(use_cuda_kernel: bool | None, device_type: str, dtype: torch.dtype) -> bool:
+def use_compiled(use_cuda_kernel: bool | None, device_type: str, dtype: torch.dtype) -> bool:
     """Whether to call the compiled kernel; the one place where a backend is chosen."""
     wish = _requested_kernel(use_cuda_kernel)
     if wish is False:
