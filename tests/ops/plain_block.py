@@ -1,5 +1,7 @@
-"""The operators of the fast block in plain PyTorch: what tests hold the CUDA kernels to, and, set in
-their place, what runs the hand-written backward of the fast block on the CPU."""
+"""The operators of the fast block in plain PyTorch.
+
+Tests hold the CUDA kernels to them, and in their place they run the fast block on the CPU.
+"""
 
 import torch
 import torch.nn.functional as F

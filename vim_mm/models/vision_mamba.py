@@ -74,9 +74,7 @@ class Block(nn.Module):
             stream = residual if update is None else residual + update
             normed = self.norm(stream.to(self.norm.weight.dtype))
         else:
-            normed, stream = add_rms_norm(
-                residual, update, self.norm.weight, self.norm.eps, dtype
-            )
+            normed, stream = add_rms_norm(residual, update, self.norm.weight, self.norm.eps, dtype)
         return self.mixer(normed), stream
 
 

@@ -1,8 +1,8 @@
 """The fast block: residual add + RMSNorm, and the mixer, as fused CUDA operators around the scan.
 
-Both functions equal a plain composition (``Block`` and ``Mamba.forward`` of vim_mm.models) and exist
-because that takes some forty launches a layer. Their backward passes are written by hand. Shapes
-and letters of the operators stand with their schemas in csrc/ops.cpp.
+Both functions equal a plain composition (``Block`` and ``Mamba.forward_plain`` of vim_mm.models)
+and exist because that takes some forty launches a layer. Their backward passes are written by
+hand. Shapes and letters of the operators stand with their schemas in csrc/ops.cpp.
 """
 
 import math
@@ -33,7 +33,7 @@ def add_rms_norm(
         dtype: float32, float16 or bfloat16, of the normalized sum.
 
     Returns:
-        The normalized sum in ``dtype`` and the sum in the dtype to which residual and update promote.
+        The normalized sum in ``dtype``, and the sum in the dtype that both of them promote to.
 
     Raises:
         RuntimeError: An argument is not as above.
@@ -71,7 +71,8 @@ class _AddRMSNorm(torch.autograd.Function):
         grad_residual, grad_update, grad_weight = _ops.add_rms_norm_bwd(
             grad_normed.contiguous(), grad_total, total, rstd, weight, ctx.update_dtype
         )
-        return grad_residual, None if ctx.update_dtype is None else grad_update, grad_weight, None, None
+        grad_update = None if ctx.update_dtype is None else grad_update
+        return grad_residual, grad_update, grad_weight, None, None
 
 
 class MixerParameters(NamedTuple):
@@ -244,7 +245,8 @@ class _Mixer(torch.autograd.Function):
             A_log=(grad_A * A).unbind(0),
         )
         flat = (
-            None if t is None else g.to(t.dtype) for g, t in zip(_flatten(grads), tensors, strict=True)
+            None if t is None else g.to(t.dtype)
+            for g, t in zip(_flatten(grads), tensors, strict=True)
         )
         grad_x = grad_tokens.view(*ctx.batch_length, -1).to(ctx.input_dtype)
         return grad_x, None, *flat
