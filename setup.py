@@ -22,10 +22,11 @@ CPP_SOURCES = [
 ]
 CUDA_SOURCES = [
     'csrc/cuda/add_rms_norm.cu',
-    'csrc/cuda/block.cpp',
     'csrc/cuda/causal_conv1d.cu',
     'csrc/cuda/gate.cu',
     'csrc/cuda/kernels.cu',
+    'csrc/cuda/mixer.cpp',
+    'csrc/cuda/norm.cpp',
     'csrc/cuda/parameters.cu',
     'csrc/cuda/scan_backward.cu',
     'csrc/cuda/scan_edges.cu',

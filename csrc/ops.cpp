@@ -14,10 +14,9 @@
 //   last_state        [B, G, H, N]   float32 or float64, or the complex type of that precision
 //   edges             what backward takes of forward's states, as the backend likes it
 //
-// The operators of the fast block (CUDA only) know K directions, in front, and P sets of parameters:
-// K of them, or 1 that the directions share. Channels are rows, [K, H, B, L] or flat [K, H, B L],
-// contiguous but where it says otherwise; R is the rank of the step sizes, W the number of taps.
-// What a block saves is float32, float16 or bfloat16, one dtype for all; parameters any float.
+// The operators of the fast block (CUDA only) have K directions, one scan each, and P sets of
+// parameters: K of them, or 1 that the directions share. R is the rank of the step sizes, W the
+// number of taps. Activations are float32, float16 or bfloat16, parameters any float, all contiguous.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <Python.h>
@@ -40,47 +39,34 @@ STABLE_TORCH_LIBRARY(vim_mm, m) {
   m.def("cpu_capability() -> str");
 
   // normed = rms_norm(sum) in `dtype`, sum = residual + update in residual's dtype; without an update
-  // the sum is empty, and is residual. [.., C], contiguous; rstd [..] is 1 / rms, float32.
+  // the sum is empty, and is residual. residual and normed [.., C], residual and weight [C] float32 or
+  // `dtype`, update `dtype`; rstd [..] is 1 / rms, float32.
   m.def(
       "add_rms_norm_fwd(Tensor residual, Tensor? update, Tensor weight, float eps, "
       "ScalarType dtype) -> (Tensor normed, Tensor sum, Tensor rstd)");
-  // The gradient of update is that of residual in update's dtype; empty where that is not given.
+  // The gradient of update is that of residual in the dtype of grad_normed; empty if not asked for.
   m.def(
       "add_rms_norm_bwd(Tensor grad_normed, Tensor? grad_sum, Tensor sum, Tensor rstd, "
-      "Tensor weight, ScalarType? update_dtype) "
+      "Tensor weight, bool with_update) "
       "-> (Tensor grad_residual, Tensor grad_update, Tensor grad_weight)");
-  // in_proj [E, C] and out_proj as they are, x_proj [P, R + 2N, H] and dt_proj [P, H, R] stacked, all
-  // in `dtype`; A [K, H, N] = -exp(A_log), D [P, H] and dt_bias [P, H] stacked, in float32.
+  // The mixer of a block. x and out [B, L, C]; in_proj [2H, C], out_proj [C, H], their biases [2H] and
+  // [C]; P times conv [H, 1, W], W <= 8, conv_bias [H] (or none), x_proj [R + 2N, H], dt_proj [H, R],
+  // dt_bias [H] and D [H]; K times A_log [H, N] and a flag. The sum over directions counts `scale`.
+  // Keeps, if asked, what backward needs:
+  //   xz [2H, B L]; dt_B_C [P, R' + 2N, B L], R' = R and rows of zeros in front up to a multiple of 8;
+  //   edges of the scan, flat; the sum over directions [H, B, L]; and the parameters in two buffers, in
+  //   x's dtype and in float32 (mixer.cpp has their order).
   m.def(
-      "pack_parameters(Tensor in_proj, Tensor out_proj, Tensor[] x_proj, Tensor[] dt_proj, "
-      "Tensor[] A_log, Tensor[] D, Tensor[] dt_bias, ScalarType dtype) -> (Tensor in_proj, "
-      "Tensor out_proj, Tensor x_proj, Tensor dt_proj, Tensor A, Tensor D, Tensor dt_bias)");
-  // u [P, H, B, L] = silu(conv1d(x)), x [H, B, L] with any stride of H; P weights [H, 1, W], W <= 8,
-  // P biases [H] or none, P flags.
-  m.def("conv1d_silu_fwd(Tensor x, Tensor[] weight, Tensor[] bias, int[] reverse) -> Tensor u");
-  // Of all directions: grad_x like x, grad_weight [P, H, W] and grad_bias [P, H] in float32.
+      "mixer_fwd(Tensor x, Tensor in_proj, Tensor? in_bias, Tensor out_proj, Tensor? out_bias, "
+      "Tensor[] conv, Tensor[] conv_bias, Tensor[] x_proj, Tensor[] dt_proj, Tensor[] dt_bias, "
+      "Tensor[] D, Tensor[] A_log, int method, int[] reverse, float scale, bool keep) "
+      "-> (Tensor out, Tensor[] kept)");
+  // Gradients of x and all parameters, in their order; an empty tensor where there is no bias.
   m.def(
-      "conv1d_silu_bwd(Tensor grad_u, Tensor x, Tensor[] weight, Tensor[] bias, int[] reverse, "
-      "Tensor(a!) grad_x) -> (Tensor grad_weight, Tensor grad_bias)");
-  // The scan of all directions: u [P, H, B, L], delta [P, H, B L], dt_B_C [P, R + 2N, B L], of which
-  // it reads B and C, A [K, H, N], D and dt_bias [P, H]; y [K, H, B, L], edges flat.
-  m.def(
-      "directional_scan_fwd(Tensor u, Tensor delta, Tensor dt_B_C, Tensor A, Tensor D, "
-      "Tensor dt_bias, int method, int[] reverse) -> (Tensor y, Tensor edges)");
-  // grad_y [H, B, L] as gate_bwd gives it. All gradients are per direction, K in front; those of B and
-  // C go to the last rows of grad_dt_B_C [K, R + 2N, B L].
-  m.def(
-      "directional_scan_bwd(Tensor grad_y, Tensor edges, Tensor u, Tensor delta, Tensor dt_B_C, "
-      "Tensor A, Tensor D, Tensor dt_bias, int method, int[] reverse, Tensor(a!) grad_dt_B_C) "
-      "-> (Tensor grad_u, Tensor grad_delta, Tensor grad_A, Tensor grad_D, Tensor grad_dt_bias)");
-  // out = silu(z) * sum, [H, B, L], sum = scale times that of y over directions, [H, B, L], which is
-  // empty unless it is to be kept.
-  m.def(
-      "gate_fwd(Tensor y, Tensor z, float scale, bool keep_sum) -> (Tensor out, Tensor sum)");
-  // grad_y [H, B, L] is that of every direction. Gives out once more: cheaper to compute than to keep.
-  m.def(
-      "gate_bwd(Tensor grad_out, Tensor sum, Tensor z, float scale, Tensor(a!) grad_z) "
-      "-> (Tensor grad_y, Tensor out)");
+      "mixer_bwd(Tensor grad_out, Tensor x, Tensor[] kept, Tensor in_proj, Tensor? in_bias, "
+      "Tensor out_proj, Tensor? out_bias, Tensor[] conv, Tensor[] conv_bias, Tensor[] x_proj, "
+      "Tensor[] dt_proj, Tensor[] dt_bias, Tensor[] D, Tensor[] A_log, int method, int[] reverse, "
+      "float scale) -> Tensor[]");
 }
 
 // Importing the module is loading the library; it has nothing of its own.

@@ -1,4 +1,5 @@
-// The sum of the residual stream and a layer's update, and its RMSNorm. A warp has a row at a time.
+// The sum of the residual stream and a layer's update, and its RMSNorm. A warp has a row at a time and
+// reads it twice, the second time from the cache: that costs less than registers for any length.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
@@ -10,130 +11,156 @@
 namespace vim_mm {
 namespace {
 
-constexpr int kWarp = 32, kWarps = 8;
+constexpr int kWarp = 32, kForwardWarps = 8, kBackwardWarps = 16;
 
-template <int Width>
-__global__ void __launch_bounds__(kWarp * kWarps)
+// R is the type of the residual stream, T that of the mixer, W that of the weight.
+template <class R, class T, class W, int Width>
+__global__ void __launch_bounds__(kWarp * kForwardWarps)
     add_rms_norm_kernel(const __grid_constant__ AddRmsNorm p) {
-  const int64_t row = blockIdx.x * int64_t(kWarps) + threadIdx.x / kWarp;
+  const int64_t row = blockIdx.x * int64_t(kForwardWarps) + threadIdx.x / kWarp;
   if (row >= p.rows) return;
-  const int64_t start = row * p.channels;
-  const int first = threadIdx.x % kWarp * Width;
-  float squares = 0.0f;
-  for (int64_t c = first; c < p.channels; c += kWarp * Width) {
-    float x[Width], update[Width];
-    load_entries(p.residual.data, p.residual.storage, start + c, x);
-    if (p.update.data) {
-      load_entries(p.update.data, p.update.storage, start + c, update);
+  const int channels = p.channels, first = threadIdx.x % kWarp * Width;
+  const R* const residual = static_cast<const R*>(p.residual) + row * channels;
+  const T* const update = static_cast<const T*>(p.update) + row * channels;
+  const auto load_sum = [&](int c, float (&x)[Width]) {
+    load_pack(residual + c, x);
+    if (!p.update) return;
+    float added[Width];
+    load_pack(update + c, added);
 #pragma unroll
-      for (int i = 0; i < Width; ++i) x[i] += update[i];
-      store_entries(p.sum.data, p.sum.storage, start + c, x);
-      // As it was rounded.
-      load_entries(p.sum.data, p.sum.storage, start + c, x);
-    }
+    for (int i = 0; i < Width; ++i) x[i] = to_float(from_float<R>(x[i] + added[i]));
+  };
+
+  float squares = 0.0f;
+  for (int c = first; c < channels; c += kWarp * Width) {
+    float x[Width];
+    load_sum(c, x);
+    if (p.update) store_pack(static_cast<R*>(p.sum) + row * channels + c, x);
 #pragma unroll
     for (int i = 0; i < Width; ++i) squares += x[i] * x[i];
   }
-  const float rstd = rsqrtf(sum_over_warp(squares) / float(p.channels) + float(p.eps));
+  const float rstd = rsqrtf(sum_over_warp(squares) / float(channels) + p.eps);
   if (threadIdx.x % kWarp == 0) p.rstd[row] = rstd;
-  // A second read, from the cache, costs less than the registers for rows of any length.
-  const Parameter from = p.update.data ? Parameter{p.sum.data, p.sum.storage} : p.residual;
-  for (int64_t c = first; c < p.channels; c += kWarp * Width) {
-    float x[Width];
-    load_entries(from.data, from.storage, start + c, x);
+  for (int c = first; c < channels; c += kWarp * Width) {
+    float x[Width], weight[Width];
+    load_sum(c, x);
+    load_pack(static_cast<const W*>(p.weight) + c, weight);
 #pragma unroll
-    for (int i = 0; i < Width; ++i) x[i] *= rstd * load_entry(p.weight, c + i);
-    store_entries(p.normed.data, p.normed.storage, start + c, x);
+    for (int i = 0; i < Width; ++i) x[i] *= rstd * weight[i];
+    store_pack(static_cast<T*>(p.normed) + row * channels + c, x);
   }
 }
 
 // Rows go round robin over all warps; each warp adds up its part of the weight's gradient in shared
 // memory, so that the order of the sum depends on sizes only.
-template <int Width>
-__global__ void __launch_bounds__(kWarp * kWarps)
+template <class R, class T, class W, int Width>
+__global__ void __launch_bounds__(kWarp * kBackwardWarps)
     add_rms_norm_backward_kernel(const __grid_constant__ AddRmsNormBackward p) {
-  extern __shared__ float grad_weight[];  // [warps, channels]
+  extern __shared__ float4 shared[];  // [warps, channels]
+  const int channels = p.channels, first = threadIdx.x % kWarp * Width;
   const int warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp;
-  float* const mine = grad_weight + warp * p.channels;
-  const int first = threadIdx.x % kWarp * Width;
-  for (int64_t c = first; c < p.channels; c += kWarp * Width)
+  float* const grad_weight = reinterpret_cast<float*>(shared);
+  float* const mine = grad_weight + warp * channels;
+  for (int c = first; c < channels; c += kWarp * Width)
 #pragma unroll
     for (int i = 0; i < Width; ++i) mine[c + i] = 0.0f;
 
   for (int64_t row = blockIdx.x * int64_t(warps) + warp; row < p.rows;
        row += gridDim.x * int64_t(warps)) {
-    const int64_t start = row * p.channels;
+    const R* const sum = static_cast<const R*>(p.sum) + row * channels;
+    const T* const grad_normed = static_cast<const T*>(p.grad_normed) + row * channels;
     const float rstd = p.rstd[row];
     float dot = 0.0f;
-    for (int64_t c = first; c < p.channels; c += kWarp * Width) {
-      float x[Width], grad[Width];
-      load_entries(p.sum.data, p.sum.storage, start + c, x);
-      load_entries(p.grad_normed.data, p.grad_normed.storage, start + c, grad);
+    for (int c = first; c < channels; c += kWarp * Width) {
+      float x[Width], grad[Width], weight[Width];
+      load_pack(sum + c, x);
+      load_pack(grad_normed + c, grad);
+      load_pack(static_cast<const W*>(p.weight) + c, weight);
 #pragma unroll
       for (int i = 0; i < Width; ++i) {
         const float along = grad[i] * x[i] * rstd;
         mine[c + i] += along;
-        dot += along * load_entry(p.weight, c + i);
+        dot += along * weight[i];
       }
     }
-    dot = sum_over_warp(dot) / float(p.channels);
-    for (int64_t c = first; c < p.channels; c += kWarp * Width) {
-      float x[Width], grad[Width], passed[Width] = {};
-      load_entries(p.sum.data, p.sum.storage, start + c, x);
-      load_entries(p.grad_normed.data, p.grad_normed.storage, start + c, grad);
-      if (p.grad_sum.data) load_entries(p.grad_sum.data, p.grad_sum.storage, start + c, passed);
+    dot = sum_over_warp(dot) / float(channels);
+    for (int c = first; c < channels; c += kWarp * Width) {
+      float x[Width], grad[Width], weight[Width], passed[Width] = {};
+      load_pack(sum + c, x);
+      load_pack(grad_normed + c, grad);
+      load_pack(static_cast<const W*>(p.weight) + c, weight);
+      if (p.grad_sum) load_pack(static_cast<const R*>(p.grad_sum) + row * channels + c, passed);
 #pragma unroll
       for (int i = 0; i < Width; ++i)
-        passed[i] += rstd * (grad[i] * load_entry(p.weight, c + i) - x[i] * rstd * dot);
-      store_entries(p.grad_residual.data, p.grad_residual.storage, start + c, passed);
-      if (p.grad_update.data)
-        store_entries(p.grad_update.data, p.grad_update.storage, start + c, passed);
+        passed[i] += rstd * (grad[i] * weight[i] - x[i] * rstd * dot);
+      store_pack(static_cast<R*>(p.grad_residual) + row * channels + c, passed);
+      if (p.grad_update) store_pack(static_cast<T*>(p.grad_update) + row * channels + c, passed);
     }
   }
 
   __syncthreads();
-  for (int64_t c = threadIdx.x; c < p.channels; c += blockDim.x) {
+  for (int c = threadIdx.x; c < channels; c += blockDim.x) {
     float total = 0.0f;
-    for (int w = 0; w < warps; ++w) total += grad_weight[w * p.channels + c];
-    p.grad_weight[blockIdx.x * p.channels + c] = total;
+    for (int w = 0; w < warps; ++w) total += grad_weight[w * channels + c];
+    p.grad_weight[blockIdx.x * int64_t(channels) + c] = total;
   }
 }
 
-template <class... Tensors>
-bool is_aligned(int64_t channels, const Tensors&... tensors) {
-  return (fits(tensors.data, tensors.storage, kQuad, channels) && ...);
+// Calls f(residual, mixer, weight, width) with objects of the types and a constant.
+template <class P, class F>
+void dispatch(const P& p, std::initializer_list<const void*> residuals,
+              std::initializer_list<const void*> others, const F& f) {
+  if (p.channels > INT32_MAX) throw std::runtime_error("vim_mm: too many channels");
+  bool aligned = fits(p.weight, p.weight_storage, kQuad, 0);
+  for (const void* t : residuals)
+    aligned = aligned && fits(t, p.residual_storage, kQuad, p.channels);
+  for (const void* t : others) aligned = aligned && fits(t, p.storage, kQuad, p.channels);
+  const auto with_width = [&](auto residual, auto t, auto weight) {
+    if (aligned) f(residual, t, weight, std::integral_constant<int, kQuad>());
+    else f(residual, t, weight, std::integral_constant<int, 1>());
+  };
+  dispatch_storage(p.storage, [&](auto t) {
+    const auto with_weight = [&](auto residual) {
+      if (p.weight_storage == Storage::float32) with_width(residual, t, float());
+      else with_width(residual, t, t);
+    };
+    if (p.residual_storage == Storage::float32) with_weight(float());
+    else with_weight(t);
+  });
 }
 
 }  // namespace
 
 void add_rms_norm(const AddRmsNorm& p, void* stream) {
-  const int64_t blocks = (p.rows + kWarps - 1) / kWarps;
+  const int64_t blocks = (p.rows + kForwardWarps - 1) / kForwardWarps;
   if (blocks == 0 || p.channels == 0) return;
   if (blocks > INT32_MAX) throw std::runtime_error("vim_mm: too many rows for one launch");
-  const bool aligned = is_aligned(p.channels, p.residual, p.update, p.normed, p.sum);
-  const auto kernel = aligned ? add_rms_norm_kernel<kQuad> : add_rms_norm_kernel<1>;
-  kernel<<<static_cast<unsigned>(blocks), kWarp * kWarps, 0, static_cast<cudaStream_t>(stream)>>>(
-      p);
+  dispatch(p, {p.residual, p.sum}, {p.update, p.normed},
+           [&](auto residual, auto t, auto weight, auto width) {
+             add_rms_norm_kernel<decltype(residual), decltype(t), decltype(weight), width()>
+                 <<<static_cast<unsigned>(blocks), kWarp * kForwardWarps, 0,
+                    static_cast<cudaStream_t>(stream)>>>(p);
+           });
   check(cudaGetLastError());
 }
 
 void add_rms_norm_backward(const AddRmsNormBackward& p, void* stream) {
   if (p.channels == 0) return;
-  const bool aligned = is_aligned(p.channels, p.grad_normed, p.grad_sum, p.sum, p.grad_residual,
-                                  p.grad_update);
-  const auto kernel =
-      aligned ? add_rms_norm_backward_kernel<kQuad> : add_rms_norm_backward_kernel<1>;
   // As many warps as have room for a row each.
   int device = 0, most = 0;
   check(cudaGetDevice(&device));
   check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   const int64_t row = p.channels * int64_t(sizeof(float));
-  const int64_t warps = std::min<int64_t>(kWarps, most / row);
+  const int warps = static_cast<int>(std::min<int64_t>(kBackwardWarps, most / row));
   if (warps == 0) throw std::runtime_error("vim_mm: too many channels for the RMSNorm's backward");
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(warps * row)));
-  kernel<<<p.blocks, static_cast<unsigned>(kWarp * warps), warps * row,
-           static_cast<cudaStream_t>(stream)>>>(p);
+  dispatch(p, {p.sum, p.grad_sum, p.grad_residual}, {p.grad_normed, p.grad_update},
+           [&](auto residual, auto t, auto weight, auto width) {
+             const auto kernel = add_rms_norm_backward_kernel<decltype(residual), decltype(t),
+                                                              decltype(weight), width()>;
+             const int bytes = static_cast<int>(warps * row);
+             check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+             kernel<<<p.blocks, kWarp * warps, bytes, static_cast<cudaStream_t>(stream)>>>(p);
+           });
   check(cudaGetLastError());
 }
 

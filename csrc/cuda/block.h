@@ -1,5 +1,5 @@
-// What the operators around the scan of a block (block.cpp) hand to their kernels. Letters as in
-// ops.cpp; all tensors are contiguous unless a stride is given, counted in entries.
+// What the operators around the scan of a block hand to their kernels. Letters as in ops.cpp; all
+// tensors are contiguous unless a stride is given, counted in entries.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -10,29 +10,21 @@ namespace vim_mm {
 
 constexpr int kMaxDirections = 2, kMaxTaps = 8;
 
-// A tensor of any floating point type.
-struct Parameter {
-  const void* data = nullptr;  // null: there is none
-  Storage storage = Storage::float32;
-};
-struct Output {
-  void* data = nullptr;
-  Storage storage = Storage::float32;
-};
-
-// normed = (residual + update) / rms * weight, row by row.
+// normed = sum / rms(sum) * weight, row by row, sum = residual + update.
 struct AddRmsNorm {
+  Storage residual_storage, storage, weight_storage;  // each float32, or as `storage` is
   int64_t rows, channels;
-  double eps;
-  Parameter residual, update, weight;  // there may be no update
-  Output normed, sum;                  // sum where there is an update, stored as residual is
-  float* rstd;                         // [rows], 1 / rms
+  float eps;
+  const void *residual, *update, *weight;  // there may be no update, and then no sum
+  void *normed, *sum;                      // sum stored as residual is
+  float* rstd;                             // [rows], 1 / rms
 };
 struct AddRmsNormBackward {
+  Storage residual_storage, storage, weight_storage;
   int64_t rows, channels;
-  Parameter grad_normed, grad_sum, sum, weight;  // there may be no grad_sum
+  const void *grad_normed, *grad_sum, *sum, *weight;  // there may be no grad_sum
   const float* rstd;
-  Output grad_residual, grad_update;  // the same values; there may be no grad_update
+  void *grad_residual, *grad_update;  // the same values; there may be no grad_update
   float* grad_weight;                 // [blocks, channels], to be summed over blocks
   int blocks;
 };
@@ -43,8 +35,8 @@ struct Convolution {
   Storage storage;  // of x, u and their gradients
   int64_t channels, batch, steps;
   int directions, taps;
-  Parameter weight[kMaxDirections], bias[kMaxDirections];
   bool reverse[kMaxDirections];
+  const float *weight, *bias;  // [directions, channels, taps] and [directions, channels]
   const void* x;
   int64_t x_row;  // from one channel to the next
   void* u;
@@ -54,7 +46,7 @@ struct ConvolutionBackward {
   const void* grad_u;
   void* grad_x;
   int64_t grad_x_row;
-  float *grad_weight, *grad_bias;  // [directions, channels, taps] and [directions, channels]
+  float *grad_weight, *grad_bias;
 };
 
 // out = silu(z) * sum, sum = scale times the sum of y over directions, rounded to its type.
@@ -74,14 +66,21 @@ struct GateBackward {
   void *grad_y, *grad_z, *out;
 };
 
-// to = from, or -exp(from), in the type of each.
+// A matrix in another type: rows and columns of zeros may come first, and entries may be what
+// `function` makes of them. A matrix of zeros has no source.
 struct Conversion {
-  Parameter from;
-  Output to;
-  int64_t count;
-  bool negative_exp;
+  enum Function : int { copy, negative_exp, product };
+
+  const void* from = nullptr;
+  void* to = nullptr;
+  Storage from_storage = Storage::float32, to_storage = Storage::float32;
+  int rows = 1, columns = 0;  // of `to`, which is contiguous
+  int zero_rows = 0, zero_columns = 0;
+  int from_row = 0;               // from one row to the next
+  Function function = copy;
+  const float* factor = nullptr;  // of product, shaped like `to`
 };
-constexpr int kMaxConversions = 2 + 5 * kMaxDirections;
+constexpr int kMaxConversions = 4 + 7 * kMaxDirections;
 struct Conversions {
   Conversion each[kMaxConversions];
   int count = 0;

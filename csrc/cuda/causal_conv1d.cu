@@ -17,19 +17,19 @@ constexpr int kThreads = 256, kSpan = 8;
 
 // Steps [first, first + Count) of a row, zeros outside of it.
 template <bool Aligned, int Count, class T>
-__device__ __forceinline__ void load_steps(const T* row, int64_t first, int64_t steps,
+__device__ __forceinline__ void load_steps(const T* row, int first, int steps,
                                            float (&out)[Count]) {
   constexpr int width = Aligned ? kQuad : 1;
 #pragma unroll
   for (int i = 0; i < Count; i += width) {
     float values[width] = {};
-    if (first + i >= 0 && first + i < steps) load_pack(row + first + i, values);
+    if (unsigned(first + i) < unsigned(steps)) load_pack(row + (first + i), values);
 #pragma unroll
     for (int j = 0; j < width; ++j) out[i + j] = values[j];
   }
 }
 template <bool Aligned, class T>
-__device__ __forceinline__ void store_steps(T* row, int64_t first, int64_t steps,
+__device__ __forceinline__ void store_steps(T* row, int first, int steps,
                                             const float (&out)[kSpan]) {
   constexpr int width = Aligned ? kQuad : 1;
 #pragma unroll
@@ -37,7 +37,7 @@ __device__ __forceinline__ void store_steps(T* row, int64_t first, int64_t steps
     float values[width];
 #pragma unroll
     for (int j = 0; j < width; ++j) values[j] = out[i + j];
-    if (first + i < steps) store_pack(row + first + i, values);
+    if (first + i < steps) store_pack(row + (first + i), values);
   }
 }
 
@@ -54,12 +54,13 @@ struct Kernel {
 
   __device__ __forceinline__ Kernel() {}
   __device__ __forceinline__ Kernel(const Convolution& p, int k, int64_t channel) {
+    const int64_t row = k * p.channels + channel;
 #pragma unroll
     for (int w = 0; w < Taps; ++w) {
       const int tap = w - (Taps - p.taps);
-      weight[w] = tap < 0 ? 0.0f : load_entry(p.weight[k], channel * p.taps + tap);
+      weight[w] = tap < 0 ? 0.0f : p.weight[row * p.taps + tap];
     }
-    bias = p.bias[k].data ? load_entry(p.bias[k], channel) : 0.0f;
+    bias = p.bias[row];
   }
   // Before the activation, at step i of the span.
   template <bool Reverse, int Count>
@@ -95,16 +96,17 @@ __global__ void __launch_bounds__(kThreads)
   for (int k = 0; k < kMaxDirections; ++k)
     if (k < p.directions) kernels[k] = Kernel<Taps>(p, k, channel);
 
-  for (int64_t first = threadIdx.x * kSpan; first < p.steps; first += blockDim.x * kSpan) {
+  const int steps = p.steps;
+  for (int first = threadIdx.x * kSpan; first < steps; first += blockDim.x * kSpan) {
     float window[Taps + kSpan + Taps];
-    load_steps<Aligned>(x, first - Taps, p.steps, window);
+    load_steps<Aligned>(x, first - Taps, steps, window);
 #pragma unroll
     for (int k = 0; k < kMaxDirections; ++k) {
       if (k >= p.directions) break;
       float out[kSpan];
       if (p.reverse[k]) activate<true>(kernels[k], window, out);
       else activate<false>(kernels[k], window, out);
-      store_steps<Aligned>(static_cast<T*>(p.u) + (k * rows + row) * p.steps, first, p.steps, out);
+      store_steps<Aligned>(static_cast<T*>(p.u) + (k * rows + row) * p.steps, first, steps, out);
     }
   }
 }
@@ -153,22 +155,24 @@ __global__ void __launch_bounds__(kThreads)
   for (int k = 0; k < kMaxDirections; ++k)
     if (k < f.directions) kernels[k] = Kernel<Taps>(f, k, channel);
 
-  const uint32_t spans = (f.steps + kSpan - 1) / kSpan, all = spans * f.batch;
+  const int steps = f.steps;
+  const uint32_t spans = (steps + kSpan - 1) / kSpan, all = spans * f.batch;
   for (uint32_t i = threadIdx.x; i < all; i += kThreads) {
-    const int64_t b = i / spans, first = int64_t(i % spans) * kSpan;
+    const int64_t b = i / spans;
+    const int first = i % spans * kSpan;
     float window[Taps + kSpan + Taps], sum[kSpan] = {};
-    load_steps<Aligned>(x + b * f.steps, first - Taps, f.steps, window);
+    load_steps<Aligned>(x + b * f.steps, first - Taps, steps, window);
 #pragma unroll
     for (int k = 0; k < kMaxDirections; ++k) {
       if (k >= f.directions) break;
       const T* const row =
           static_cast<const T*>(p.grad_u) + (k * rows + channel * f.batch + b) * f.steps;
       float grad_u[kSpan + Taps];
-      load_steps<Aligned>(row, f.reverse[k] ? first - Taps : first, f.steps, grad_u);
+      load_steps<Aligned>(row, f.reverse[k] ? first - Taps : first, steps, grad_u);
       if (f.reverse[k]) differentiate<true>(kernels[k], window, grad_u, sum, grads[k]);
       else differentiate<false>(kernels[k], window, grad_u, sum, grads[k]);
     }
-    store_steps<Aligned>(grad_x + b * f.steps, first, f.steps, sum);
+    store_steps<Aligned>(grad_x + b * f.steps, first, steps, sum);
   }
 
   constexpr int warps = kThreads / 32, values = kMaxDirections * (Taps + 1);
@@ -208,8 +212,10 @@ bool is_aligned(const Convolution& p) {
          fits(p.u, p.storage, kQuad, 0);
 }
 
-unsigned checked_blocks(int64_t blocks) {
-  if (blocks > INT32_MAX) throw std::runtime_error("vim_mm: too many rows for one launch");
+// Within a channel 32 bits count steps.
+unsigned checked_blocks(int64_t blocks, const Convolution& p) {
+  if (blocks > INT32_MAX || p.batch * (p.steps + kSpan) > INT32_MAX / 2)
+    throw std::runtime_error("vim_mm: too many channels or steps for one launch");
   return static_cast<unsigned>(blocks);
 }
 
@@ -223,7 +229,7 @@ void convolve(const Convolution& p, void* stream) {
   const dim3 threads(width, kThreads / width);
   dispatch(p, is_aligned(p), [&](auto t, auto taps, auto aligned) {
     convolve_kernel<decltype(t), taps(), aligned()>
-        <<<checked_blocks((rows + threads.y - 1) / threads.y), threads, 0,
+        <<<checked_blocks((rows + threads.y - 1) / threads.y, p), threads, 0,
            static_cast<cudaStream_t>(stream)>>>(p);
   });
   check(cudaGetLastError());
@@ -232,13 +238,11 @@ void convolve(const Convolution& p, void* stream) {
 void convolve_backward(const ConvolutionBackward& p, void* stream) {
   const Convolution& f = p.forward;
   if (f.channels == 0) return;
-  if ((f.steps / kSpan + 1) * f.batch > INT32_MAX)
-    throw std::runtime_error("vim_mm: too many steps in a channel");
   const bool aligned = is_aligned(f) && fits(p.grad_u, f.storage, kQuad, 0) &&
                        fits(p.grad_x, f.storage, kQuad, p.grad_x_row);
   dispatch(f, aligned, [&](auto t, auto taps, auto aligned) {
     convolve_backward_kernel<decltype(t), taps(), aligned()>
-        <<<checked_blocks(f.channels), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+        <<<checked_blocks(f.channels, f), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
   });
   check(cudaGetLastError());
 }

@@ -73,8 +73,8 @@ void dispatch(Storage storage, int64_t count, bool wide, const F& f) {
 
 void gate(const Gate& p, void* stream) {
   bool wide = p.count % kWidth == 0;
-  for (const void* t : {p.y, p.z, static_cast<const void*>(p.out), static_cast<const void*>(p.sum)})
-    wide = wide && fits(t, p.storage, kWidth, 0);
+  for (const void* t : {p.y, p.z}) wide = wide && fits(t, p.storage, kWidth, 0);
+  for (const void* t : {p.out, p.sum}) wide = wide && fits(t, p.storage, kWidth, 0);
   dispatch(p.storage, p.count, wide, [&](unsigned blocks, auto t, auto width) {
     gate_kernel<decltype(t), width()>
         <<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);

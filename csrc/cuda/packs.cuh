@@ -3,12 +3,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <string.h>
-
 #include <stdexcept>
-#include <utility>
+#include <type_traits>
 
-#include "block.h"
 #include "tile.cuh"
 
 namespace vim_mm {
@@ -42,6 +39,12 @@ __device__ __forceinline__ __nv_bfloat16 from_float(float x) {
   return __float2bfloat16_rn(x);
 }
 
+template <class T>
+__device__ __forceinline__ auto pair_from_floats(float x, float y) {
+  if constexpr (std::is_same_v<T, __half>) return __floats2half2_rn(x, y);
+  else return __floats2bfloat162_rn(x, y);
+}
+
 template <class T, int Width>
 __device__ __forceinline__ void load_pack(const T* p, float (&values)[Width]) {
   const Pack<T, Width> pack = *reinterpret_cast<const Pack<T, Width>*>(p);
@@ -51,8 +54,17 @@ __device__ __forceinline__ void load_pack(const T* p, float (&values)[Width]) {
 template <class T, int Width>
 __device__ __forceinline__ void store_pack(T* p, const float (&values)[Width]) {
   Pack<T, Width> pack;
+  if constexpr (sizeof(T) == 2 && Width % 2 == 0) {
+    // One instruction converts a pair.
 #pragma unroll
-  for (int i = 0; i < Width; ++i) pack.item[i] = from_float<T>(values[i]);
+    for (int i = 0; i < Width; i += 2) {
+      const auto pair = pair_from_floats<T>(values[i], values[i + 1]);
+      pack.item[i] = pair.x, pack.item[i + 1] = pair.y;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < Width; ++i) pack.item[i] = from_float<T>(values[i]);
+  }
   *reinterpret_cast<Pack<T, Width>*>(p) = pack;
 }
 
@@ -63,26 +75,6 @@ VIM_MM_INLINE void dispatch_storage(Storage storage, const F& f) {
   if (storage == Storage::float32) f(float());
   else if (storage == Storage::float16) f(__half());
   else f(__nv_bfloat16());
-}
-
-// Entries [index, index + Width) of a tensor, 16 or 32 bits each.
-template <int Width>
-__device__ __forceinline__ void load_entries(const void* p, Storage storage, int64_t index,
-                                             float (&values)[Width]) {
-  dispatch_storage(storage, [&](auto t) {
-    load_pack(static_cast<const decltype(t)*>(p) + index, values);
-  });
-}
-template <int Width>
-__device__ __forceinline__ void store_entries(void* p, Storage storage, int64_t index,
-                                              const float (&values)[Width]) {
-  dispatch_storage(storage,
-                   [&](auto t) { store_pack(static_cast<decltype(t)*>(p) + index, values); });
-}
-
-// Entry `index` of a parameter, whatever its type.
-__device__ __forceinline__ float load_entry(const Parameter& p, int64_t index) {
-  return load_real(static_cast<const char*>(p.data) + index * item_of(p.storage), p.storage);
 }
 
 __device__ __forceinline__ float sum_over_warp(float x) {

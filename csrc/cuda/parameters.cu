@@ -1,4 +1,5 @@
-// A block's parameters as its kernels take them, all in one launch.
+// A block's parameters as its kernels take them, and their gradients as they are kept: many small
+// matrices in one launch.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
@@ -10,27 +11,34 @@
 namespace vim_mm {
 namespace {
 
-constexpr int kThreads = 256, kPerThread = 4;
+constexpr int kThreads = 256, kPerThread = 4, kPerBlock = kThreads * kPerThread;
+
+__host__ __device__ int64_t blocks_of(const Conversion& c) {
+  return (int64_t(c.rows) * c.columns + kPerBlock - 1) / kPerBlock;
+}
 
 __global__ void __launch_bounds__(kThreads)
     convert_kernel(const __grid_constant__ Conversions conversions) {
   // Blocks are counted through the conversions, in their order.
   int64_t block = blockIdx.x;
   int which = 0;
-  for (;; ++which) {
-    constexpr int per_block = kThreads * kPerThread;
-    const int64_t blocks = (conversions.each[which].count + per_block - 1) / per_block;
-    if (block < blocks) break;
-    block -= blocks;
-  }
+  while (block >= blocks_of(conversions.each[which]))
+    block -= blocks_of(conversions.each[which++]);
   const Conversion& c = conversions.each[which];
 #pragma unroll
   for (int k = 0; k < kPerThread; ++k) {
-    const int64_t i = (block * kPerThread + k) * kThreads + threadIdx.x;
-    if (i >= c.count) return;
-    const float x = load_entry(c.from, i);
-    store_real(static_cast<char*>(c.to.data) + i * item_of(c.to.storage), c.to.storage,
-               c.negative_exp ? -expf(x) : x);
+    const uint32_t i = block * kPerBlock + k * kThreads + threadIdx.x;
+    if (i >= uint32_t(c.rows) * c.columns) return;
+    const int row = int(i / c.columns) - c.zero_rows, column = int(i % c.columns) - c.zero_columns;
+    float x = 0.0f;
+    if (c.from && row >= 0 && column >= 0) {
+      const int64_t index = int64_t(row) * c.from_row + column;
+      x = load_real(static_cast<const char*>(c.from) + index * item_of(c.from_storage),
+                    c.from_storage);
+    }
+    if (c.function == Conversion::negative_exp) x = -expf(x);
+    if (c.function == Conversion::product) x *= c.factor[i];
+    store_real(static_cast<char*>(c.to) + int64_t(i) * item_of(c.to_storage), c.to_storage, x);
   }
 }
 
@@ -38,10 +46,13 @@ __global__ void __launch_bounds__(kThreads)
 
 void convert(const Conversions& conversions, void* stream) {
   int64_t blocks = 0;
-  for (int i = 0; i < conversions.count; ++i)
-    blocks += (conversions.each[i].count + kThreads * kPerThread - 1) / (kThreads * kPerThread);
+  for (int i = 0; i < conversions.count; ++i) {
+    const Conversion& c = conversions.each[i];
+    if (int64_t(c.rows) * c.columns > INT32_MAX)
+      throw std::runtime_error("vim_mm: too large a parameter");
+    blocks += blocks_of(c);
+  }
   if (blocks == 0) return;
-  if (blocks > INT32_MAX) throw std::runtime_error("vim_mm: too many parameters for one launch");
   convert_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
       conversions);
   check(cudaGetLastError());

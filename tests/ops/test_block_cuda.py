@@ -1,10 +1,14 @@
-"""The operators of the fast block on CUDA against plain PyTorch in fp64, one by one."""
+"""The operators of the fast block on CUDA: add + RMSNorm against fp64, and what torch.library asks.
+
+The mixer is held to the plain one in tests/models/test_fast_block.py.
+"""
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from tests.ops.plain_block import OPERATORS
 from vim_mm.ops import METHODS
+from vim_mm.ops.block import MixerParameters, add_rms_norm, fused_mixer
 from vim_mm.ops.discretization import method_id
 
 pytestmark = [
@@ -13,8 +17,6 @@ pytestmark = [
 ]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 each_dtype = pytest.mark.parametrize('dtype', DTYPES, ids=['fp32', 'fp16', 'bf16'])
-# Multiples of 8, of 4 and of neither; shorter than the taps; longer than a block.
-each_length = pytest.mark.parametrize('length', [1, 5, 8, 36, 197, 1024, 4100])
 # Largest error over largest value: in half precision the rounding of the result.
 BOUNDS = {torch.float32: 5e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 ops = torch.ops.vim_mm
@@ -24,172 +26,108 @@ def normal(*shape, dtype=torch.float32):
     return torch.randn(shape, device='cuda').to(dtype)
 
 
-def in_fp64(argument):
-    """The same argument, tensors and dtypes in double precision."""
-    if isinstance(argument, list):
-        return [in_fp64(a) for a in argument]
-    if isinstance(argument, torch.dtype):
-        return torch.float64
-    is_tensor = torch.is_tensor(argument) and argument.is_floating_point()
-    return argument.double() if is_tensor else argument
-
-
-def call(name, *arguments):
-    """Outputs of a CUDA operator, held to those of the plain one."""
-    outputs = getattr(ops, name)(*arguments)
-    expected = OPERATORS[name](*map(in_fp64, arguments))
-    outputs, expected = (x if isinstance(x, tuple) else (x,) for x in (outputs, expected))
-    for i, (value, truth) in enumerate(zip(outputs, expected, strict=True)):
-        assert value.shape == truth.shape
-        if value.numel():
-            assert_close(value, truth, f'output {i} of {name}')
-    return outputs
-
-
-def assert_close(value, truth, what):
-    assert torch.isfinite(value).all(), what
-    error = (value - truth).abs().max() / truth.abs().max()
-    assert error <= BOUNDS[value.dtype], f'{what} is off by {error:.1e}'
-
-
 @each_dtype
 @pytest.mark.parametrize('channels', [7, 8, 192, 1100])
-@pytest.mark.parametrize('residual_dtype', [torch.float32, None], ids=['fp32', 'same'])
+@pytest.mark.parametrize('stored', [torch.float32, None], ids=['fp32_stream', 'same_stream'])
 @pytest.mark.parametrize('with_update', [True, False], ids=['update', 'first'])
-def test_add_rms_norm(dtype, channels, residual_dtype, with_update):
+@pytest.mark.parametrize('used', ['both', 'normed', 'sum'])
+def test_add_rms_norm(dtype, channels, stored, with_update, used):
+    stored = stored or dtype
     shape = (3, 700, channels)
-    residual = normal(*shape, dtype=residual_dtype or dtype)
+    residual, weight = normal(*shape, dtype=stored), normal(channels)
     update = normal(*shape, dtype=dtype) if with_update else None
-    weight = normal(channels)
-    _, total, rstd = call('add_rms_norm_fwd', residual, update, weight, 1e-5, dtype)
-    if not with_update:
-        total = residual
-    grad, grad_total = normal(*shape, dtype=dtype), normal(*shape, dtype=residual.dtype)
-    given = (grad, grad_total, total, rstd, weight, dtype if with_update else None)
-    first = call('add_rms_norm_bwd', *given)
-    call('add_rms_norm_bwd', grad, None, total, rstd, weight, None)
-    for value, again in zip(first, ops.add_rms_norm_bwd(*given), strict=True):
+    grads = [normal(*shape, dtype=dtype), normal(*shape, dtype=stored)]
+
+    def run(function, wide):
+        leaves = [t for t in (residual, update, weight) if t is not None]
+        leaves = [(t.double() if wide else t.clone()).requires_grad_() for t in leaves]
+        given = (leaves[0], leaves[1] if with_update else None, leaves[-1])
+        outputs = function(*given, 1e-5, torch.float64 if wide else dtype)
+        loss = sum(
+            (o * g.to(o.dtype)).sum()
+            for o, g, name in zip(outputs, grads, ('normed', 'sum'), strict=True)
+            if used in ('both', name)
+        )
+        unused = torch.autograd.grad(loss, leaves, allow_unused=True)
+        return [
+            *outputs,
+            *(torch.zeros_like(x) if g is None else g for g, x in zip(unused, leaves)),
+        ]
+
+    def plain(residual, update, weight, eps, _):
+        total = residual if update is None else residual + update
+        return F.rms_norm(total, total.shape[-1:], weight, eps), total
+
+    results, truth = run(add_rms_norm, False), run(plain, True)
+    # The rounding of the stream goes into everything that follows.
+    for value, expected in zip(results, truth, strict=True):
+        assert torch.isfinite(value).all()
+        bound = max(BOUNDS[value.dtype], BOUNDS[stored], BOUNDS[dtype])
+        assert (value - expected).abs().max() <= bound * expected.abs().max()
+    assert results[0].dtype == dtype and results[1].dtype == stored
+    for value, again in zip(results, run(add_rms_norm, False), strict=True):
         assert torch.equal(value, again)
 
 
-@each_dtype
-def test_pack_parameters(dtype):
-    def pair(*shape, stored=torch.float32):
-        return [normal(*shape, dtype=stored) for _ in range(2)]
-
-    sizes = (normal(96, 24), normal(24, 48), pair(41, 48), pair(48, 9, stored=torch.bfloat16))
-    call('pack_parameters', *sizes, pair(48, 16), pair(48), pair(48), dtype)
-
-
-@each_dtype
-@each_length
-@pytest.mark.parametrize('taps', [1, 2, 3, 4, 5, 8])
-@pytest.mark.parametrize('reverse', [[0], [1], [0, 1]], ids=str)
-@pytest.mark.parametrize('with_bias', [True, False], ids=['bias', 'no_bias'])
-def test_conv1d_silu(dtype, length, taps, reverse, with_bias):
-    channels, batch = 33, 3
-    rows = normal(2 * channels, batch * length, dtype=dtype)
-    x = rows.view(2, channels, batch, length)[1]
-    weight = [normal(channels, 1, taps) for _ in reverse]
-    bias = [normal(channels, dtype=torch.bfloat16) for _ in reverse] if with_bias else []
-    call('conv1d_silu_fwd', x, weight, bias, reverse)
-
-    grad_u = normal(len(reverse), channels, batch, length, dtype=dtype)
-    halves = torch.full_like(rows, torch.nan).view(2, channels, batch, length)
-    expected = torch.empty_like(x, dtype=torch.float64)
-    given = (grad_u, x, weight, bias, reverse)
-    grads = ops.conv1d_silu_bwd(*given, halves[1])
-    truth = OPERATORS['conv1d_silu_bwd'](*map(in_fp64, given), expected)
-    assert_close(halves[1], expected, 'grad_x')
-    assert_close(grads[0], truth[0], 'grad_weight')
-    if with_bias:
-        assert_close(grads[1], truth[1], 'grad_bias')
-    assert halves[0].isnan().all()
-    again = torch.empty_like(halves)
-    for value, same in zip(grads, ops.conv1d_silu_bwd(*given, again[1]), strict=True):
-        assert torch.equal(value, same)
-    assert torch.equal(halves[1], again[1])
-
-
-@each_dtype
-@each_length
-@pytest.mark.parametrize('directions', [1, 2])
-def test_gate(dtype, length, directions):
-    channels, batch = 7, 3
-    y = normal(directions, channels, batch, length, dtype=dtype)
-    halves = normal(2 * channels, batch * length, dtype=dtype).view(2, channels, batch, length)
-    z = halves[1]
-    out, total = call('gate_fwd', y, z, 0.5, True)
-    assert torch.equal(ops.gate_fwd(y, z, 0.5, False)[0], out)
-    grad_out, grad_z = torch.randn_like(z), torch.empty_like(halves)[1]
-    grad_y, again = ops.gate_bwd(grad_out, total, z, 0.5, grad_z)
-    expected_z = torch.empty_like(z, dtype=torch.float64)
-    given = (in_fp64(t) for t in (grad_out, total, z))
-    expected_y, _ = OPERATORS['gate_bwd'](*given, 0.5, expected_z)
-    assert_close(grad_y, expected_y, 'grad_y')
-    assert_close(grad_z, expected_z, 'grad_z')
-    assert torch.equal(again, out)
-
-
-def scan_arguments(dtype, batch, length, sets=2, channels=40, states=16, rank=5):
-    def rows(*shape):
-        return normal(*shape, batch * length, dtype=dtype)
-
-    return [
-        rows(sets, channels).unflatten(2, (batch, length)),
-        rows(sets, channels),
-        rows(sets, rank + 2 * states),
-        -4 * torch.rand(2, channels, states, device='cuda'),
-        normal(sets, channels),
-        normal(sets, channels),
-    ]
-
-
-@each_dtype
-@pytest.mark.parametrize('method', METHODS)
-@pytest.mark.parametrize('length', [1, 64, 197, 1000])
-@pytest.mark.parametrize('sets', [1, 2], ids=['shared', 'separate'])
-def test_directional_scan_is_the_scan(dtype, method, length, sets):
-    """The bits of the scan operator, whose own tests are elsewhere."""
-    arguments = [*scan_arguments(dtype, 3, length, sets), method_id(method), [0, 1]]
-    y, edges = ops.directional_scan_fwd(*arguments)
-    expected_y, expected_edges = OPERATORS['directional_scan_fwd'](*arguments)
-    assert torch.equal(y, expected_y) and torch.equal(edges, expected_edges.flatten())
-
-    grad_y = torch.randn_like(y[0])
-    given = torch.full_like(arguments[2], torch.nan)[:1].expand(2, -1, -1).clone()
-    expected = given.clone()
-    grads = ops.directional_scan_bwd(grad_y, edges, *arguments, given)
-    truth = OPERATORS['directional_scan_bwd'](grad_y, expected_edges, *arguments, expected)
-    for value, same in zip(grads, truth, strict=True):
-        assert torch.equal(value, same)
-    assert torch.equal(given[:, 5:], expected[:, 5:])
-    assert given[:, :5].isnan().all()
-
-
-def test_wrong_arguments_are_errors():
-    x, weight = normal(6, 2, 9), normal(6, 1, 9)
-    with pytest.raises(RuntimeError, match='W <= 8'):
-        ops.conv1d_silu_fwd(x, [weight], [], [0])
-    with pytest.raises(RuntimeError, match='shape of weight'):
-        ops.conv1d_silu_fwd(x, [normal(5, 1, 4)], [], [0])
-    with pytest.raises(RuntimeError, match='contiguous rows'):
-        ops.conv1d_silu_fwd(x.mT, [normal(6, 1, 4)], [], [0])
-    with pytest.raises(RuntimeError, match='float32, float16 or bfloat16'):
-        ops.conv1d_silu_fwd(x.double(), [normal(6, 1, 4)], [], [0])
-    with pytest.raises(RuntimeError, match='dtype of y'):
-        ops.gate_fwd(normal(2, 6, 2, 9, dtype=torch.float16), x, 1.0, False)
+def test_wrong_arguments_of_the_norm_are_errors():
+    x, weight = normal(6, 2, 9), normal(9)
     with pytest.raises(RuntimeError, match='shape of update'):
-        ops.add_rms_norm_fwd(x, x[:5], normal(9), 1e-5, torch.float32)
-    arguments = scan_arguments(torch.float32, 2, 9)
-    with pytest.raises(RuntimeError, match='shape of delta'):
-        ops.directional_scan_fwd(arguments[0], arguments[1][:1], *arguments[2:], 0, [0, 1])
-    with pytest.raises(RuntimeError, match='flag per group'):
-        ops.directional_scan_fwd(*arguments, 0, [0])
+        add_rms_norm(x, x[:5], weight, 1e-5, torch.float32)
+    with pytest.raises(RuntimeError, match='dtype of update'):
+        add_rms_norm(x, x, weight, 1e-5, torch.float16)
+    with pytest.raises(RuntimeError, match='shape of weight'):
+        add_rms_norm(x, x, weight[:8], 1e-5, torch.float32)
+    with pytest.raises(RuntimeError, match='dtype of residual'):
+        add_rms_norm(x.double(), None, weight, 1e-5, torch.float32)
+
+
+def mixer_arguments(method='zoh', directions=2, sets=2, bias=False, dtype=torch.float32):
+    """Those of ``fused_mixer``: C 8, D 12, N 4, R 3, W 4."""
+
+    def each(count, *shape):
+        return [normal(*shape) for _ in range(count)]
+
+    parameters = MixerParameters(
+        in_proj=normal(24, 8),
+        in_bias=normal(24) if bias else None,
+        out_proj=normal(8, 12),
+        out_bias=normal(8) if bias else None,
+        conv=each(sets, 12, 1, 4),
+        conv_bias=each(sets, 12),
+        x_proj=each(sets, 11, 12),
+        dt_proj=each(sets, 12, 3),
+        dt_bias=each(sets, 12),
+        D=each(sets, 12),
+        A_log=each(directions, 12, 4),
+    )
+    return [normal(2, 70, 8, dtype=dtype), parameters, method_id(method), [0, 1][:directions], 0.5]
+
+
+def test_wrong_arguments_of_the_mixer_are_errors():
+    def mixer(*replaced, **parameters):
+        x, p, *options = mixer_arguments()
+        x = replaced[0](x) if replaced else x
+        return fused_mixer(x, p._replace(**parameters), *options)
+
+    mixer()
+    with pytest.raises(RuntimeError, match='dtype of x'):
+        mixer(torch.Tensor.double)
+    with pytest.raises(RuntimeError, match='shape of in_proj'):
+        mixer(lambda x: x[..., :7])
+    with pytest.raises(RuntimeError, match='W <= 8'):
+        mixer(conv=[normal(12, 1, 9)] * 2)
+    with pytest.raises(RuntimeError, match='number of D'):
+        mixer(D=[normal(12)])
+    with pytest.raises(RuntimeError, match='shape of x_proj'):
+        mixer(x_proj=[normal(10, 12)] * 2)
+    with pytest.raises(RuntimeError, match='contiguous'):
+        mixer(out_proj=normal(12, 8).t())
+    with pytest.raises(RuntimeError, match='1 or 2 directions'):
+        mixer(A_log=[normal(12, 4)] * 3)
 
 
 class TestOpcheck:
-    """What torch.library asks of operators. Its tests compare memory that nobody wrote."""
+    """What torch.library asks of operators. Deterministic mode fills memory that nobody wrote."""
 
     pytestmark = pytest.mark.usefixtures('nondeterministic')
 
@@ -200,37 +138,19 @@ class TestOpcheck:
     @pytest.mark.parametrize('with_update', [True, False], ids=['update', 'first'])
     def test_add_rms_norm(self, with_update):
         x, weight, dtype = normal(2, 9, 24), normal(24), torch.bfloat16
-        update = x.to(dtype) if with_update else None
-        forward = (x, update, weight, 1e-5, dtype)
+        forward = (x, x.to(dtype) if with_update else None, weight, 1e-5, dtype)
         torch.library.opcheck(ops.add_rms_norm_fwd, forward)
         rstd = ops.add_rms_norm_fwd(*forward)[2]
-        torch.library.opcheck(
-            ops.add_rms_norm_bwd,
-            (x.to(dtype), x, x, rstd, weight, dtype if with_update else None),
-        )
+        backward = (x.to(dtype), x, x, rstd, weight, with_update)
+        torch.library.opcheck(ops.add_rms_norm_bwd, backward)
 
-    def test_conv1d_silu(self):
-        x, weight, bias = normal(6, 2, 9), [normal(6, 1, 4)] * 2, [normal(6)] * 2
-        torch.library.opcheck(ops.conv1d_silu_fwd, (x, weight, bias, [0, 1]))
-        backward = (normal(2, 6, 2, 9), x, weight, bias, [0, 1], torch.zeros_like(x))
-        torch.library.opcheck(ops.conv1d_silu_bwd, backward)
-
-    def test_gate(self):
-        y, z = normal(2, 6, 2, 9), normal(6, 2, 9)
-        for keep_sum in (False, True):
-            torch.library.opcheck(ops.gate_fwd, (y, z, 0.5, keep_sum))
-        torch.library.opcheck(ops.gate_bwd, (z, z, z, 0.5, torch.zeros_like(z)))
-
-    def test_pack_parameters(self):
-        given = (normal(96, 24), normal(24, 48), [normal(41, 48)], [normal(48, 9)])
-        rest = ([normal(48, 16), normal(48, 16)], [normal(48)], [normal(48)])
-        torch.library.opcheck(ops.pack_parameters, (*given, *rest, torch.float16))
-
-    @pytest.mark.parametrize('method', ['zoh', 'poly'])
-    @pytest.mark.parametrize('sets', [1, 2], ids=['shared', 'separate'])
-    def test_directional_scan(self, method, sets):
-        arguments = [*scan_arguments(torch.float32, 2, 70, sets), method_id(method), [0, 1]]
-        torch.library.opcheck(ops.directional_scan_fwd, arguments)
-        y, edges = ops.directional_scan_fwd(*arguments)
-        grad = torch.zeros(2, *arguments[2].shape[1:], device='cuda')
-        torch.library.opcheck(ops.directional_scan_bwd, (y[0], edges, *arguments, grad))
+    @each_dtype
+    @pytest.mark.parametrize('method', METHODS)
+    @pytest.mark.parametrize('form', [(1, 1), (2, 1), (2, 2)], ids=['none', 'v1', 'v2'])
+    @pytest.mark.parametrize('bias', [True, False], ids=['bias', 'no_bias'])
+    def test_mixer(self, method, form, bias, dtype):
+        x, parameters, *options = mixer_arguments(method, *form, bias, dtype)
+        for keep in (True, False):
+            torch.library.opcheck(ops.mixer_fwd, (x, *parameters, *options, keep))
+        out, kept = ops.mixer_fwd(x, *parameters, *options, True)
+        torch.library.opcheck(ops.mixer_bwd, (out, x, kept, *parameters, *options))

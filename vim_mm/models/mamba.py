@@ -162,15 +162,11 @@ class Mamba(nn.Module):
         The one place of that choice: the fast block is taken on CUDA where the compiled scan is,
         for ``d_conv`` up to 8. Both have the same dtypes: autocast's, else the parameters'.
         """
-        dtype = self.in_proj.weight.dtype
-        if torch.is_autocast_enabled(hidden_states.device.type):
-            dtype = torch.get_autocast_dtype(hidden_states.device.type)
-        fused = (
-            hidden_states.is_cuda
-            and self.d_conv <= MAX_TAPS
-            and use_compiled(self.use_cuda_kernel, 'cuda', dtype)
-        )
-        return dtype if fused else None
+        if not hidden_states.is_cuda or self.d_conv > MAX_TAPS:
+            return None
+        autocast = torch.is_autocast_enabled('cuda')
+        dtype = torch.get_autocast_dtype('cuda') if autocast else self.in_proj.weight.dtype
+        return dtype if use_compiled(self.use_cuda_kernel, 'cuda', dtype) else None
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Mix along the sequence: (B, L, d_model) to the same shape."""
@@ -192,7 +188,7 @@ class Mamba(nn.Module):
         )
         method = get_method(self.discretization_method).id
         scale = 0.5 if self.average else 1.0
-        return fused_mixer(hidden_states, parameters, method, self.reverse, scale, dtype)
+        return fused_mixer(hidden_states.to(dtype), parameters, method, self.reverse, scale)
 
     def forward_plain(self, hidden_states: Tensor) -> Tensor:
         """:meth:`forward`, on any device: the truth that the fast block is held to."""

@@ -74,7 +74,8 @@ class Block(nn.Module):
             stream = residual if update is None else residual + update
             normed = self.norm(stream.to(self.norm.weight.dtype))
         else:
-            normed, stream = add_rms_norm(residual, update, self.norm.weight, self.norm.eps, dtype)
+            stream = residual.to(torch.promote_types(residual.dtype, dtype))
+            normed, stream = add_rms_norm(stream, update, self.norm.weight, self.norm.eps, dtype)
         return self.mixer(normed), stream
 
 
@@ -312,7 +313,10 @@ class VisionMamba(BaseModule):
         update = None
         for i, layer in enumerate(self.layers):
             if self.with_cp and (x.requires_grad or (update is not None and update.requires_grad)):
-                mixed, x = checkpoint(layer, x, update, use_reentrant=False)
+                # A layer draws no random numbers; to keep their state takes longer than to run it.
+                mixed, x = checkpoint(
+                    layer, x, update, use_reentrant=False, preserve_rng_state=False
+                )
             else:
                 mixed, x = layer(x, update)
             update = layer.drop_path(mixed)

@@ -1,0 +1,125 @@
+// Residual add and RMSNorm on CUDA tensors. Shapes and letters as in ops.cpp.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "block.h"
+#include "tensors.h"
+
+namespace vim_mm {
+namespace {
+
+using torch::stable::empty_like;
+using torch::stable::new_empty;
+using torch::stable::accelerator::DeviceGuard;
+
+constexpr int kBackwardRows = 16, kBackwardBlocks = 264;  // whatever the GPU: sums have one order
+
+void* data_of(const std::optional<Tensor>& t) { return t ? t->data_ptr() : nullptr; }
+
+// Checks what forward and backward have in common; returns the number of channels.
+int64_t channels_of(const Tensor& residual, const Tensor& weight, ScalarType dtype) {
+  STD_TORCH_CHECK(residual.dim() >= 1, "vim_mm: expected residual [.., C]");
+  const int64_t channels = residual.size(residual.dim() - 1);
+  expect_contiguous(residual, "residual", residual.sizes());
+  expect_contiguous(weight, "weight", {channels});
+  expect_type(residual, "residual", {ScalarType::Float, dtype});
+  expect_type(weight, "weight", {ScalarType::Float, dtype});
+  return channels;
+}
+
+std::tuple<Tensor, Tensor, Tensor> add_rms_norm_fwd(const Tensor& residual,
+                                                    const std::optional<Tensor>& update,
+                                                    const Tensor& weight, double eps,
+                                                    ScalarType dtype) {
+  const DeviceGuard guard(residual.get_device_index());
+  AddRmsNorm p{};
+  p.channels = channels_of(residual, weight, dtype);
+  p.rows = p.channels ? residual.numel() / p.channels : 0;
+  p.eps = static_cast<float>(eps);
+  if (update) {
+    expect_contiguous(*update, "update", residual.sizes());
+    expect_type(*update, "update", {dtype});
+  }
+  const Tensor normed = new_empty(residual, residual.sizes(), dtype);
+  expect_narrow(normed, "the normalized sum");
+  const Tensor sum = update ? empty_like(residual) : new_empty(residual, {0});
+  std::vector<int64_t> rows;
+  for (int64_t i = 0; i + 1 < residual.dim(); ++i) rows.push_back(residual.size(i));
+  const Tensor rstd = new_empty(residual, {rows.data(), rows.size()}, ScalarType::Float);
+  p.residual_storage = storage_of(residual);
+  p.storage = storage_of(normed);
+  p.weight_storage = storage_of(weight);
+  p.residual = residual.data_ptr(), p.update = data_of(update), p.weight = weight.data_ptr();
+  p.normed = normed.data_ptr();
+  if (update) p.sum = sum.data_ptr();
+  p.rstd = static_cast<float*>(rstd.data_ptr());
+  add_rms_norm(p, current_stream(residual));
+  return {normed, sum, rstd};
+}
+
+std::tuple<Tensor, Tensor, Tensor> add_rms_norm_bwd(const Tensor& grad_normed,
+                                                    const std::optional<Tensor>& grad_sum,
+                                                    const Tensor& sum, const Tensor& rstd,
+                                                    const Tensor& weight, bool with_update) {
+  const DeviceGuard guard(sum.get_device_index());
+  const ScalarType dtype = grad_normed.scalar_type();
+  AddRmsNormBackward p{};
+  p.channels = channels_of(sum, weight, dtype);
+  p.rows = p.channels ? sum.numel() / p.channels : 0;
+  expect_contiguous(grad_normed, "grad_normed", sum.sizes());
+  expect_narrow(grad_normed, "grad_normed");
+  if (grad_sum) {
+    expect_contiguous(*grad_sum, "grad_sum", sum.sizes());
+    expect_type(*grad_sum, "grad_sum", {sum.scalar_type()});
+  }
+  STD_TORCH_CHECK(rstd.numel() == p.rows && rstd.is_contiguous(), "vim_mm: wrong shape of rstd");
+  expect_type(rstd, "rstd", {ScalarType::Float});
+  p.blocks = static_cast<int>(
+      std::clamp<int64_t>((p.rows + kBackwardRows - 1) / kBackwardRows, 1, kBackwardBlocks));
+  const Tensor grad_residual = empty_like(sum);
+  const Tensor grad_update = with_update ? empty_like(grad_normed) : new_empty(grad_normed, {0});
+  const Tensor grad_weight = empty_like(weight);
+  const Tensor parts = new_empty(sum, {p.blocks, p.channels}, ScalarType::Float);
+  p.residual_storage = storage_of(sum);
+  p.storage = storage_of(grad_normed);
+  p.weight_storage = storage_of(weight);
+  p.grad_normed = grad_normed.data_ptr(), p.grad_sum = data_of(grad_sum);
+  p.sum = sum.data_ptr(), p.weight = weight.data_ptr();
+  p.rstd = static_cast<const float*>(rstd.data_ptr());
+  p.grad_residual = grad_residual.data_ptr();
+  if (with_update) p.grad_update = grad_update.data_ptr();
+  p.grad_weight = static_cast<float*>(parts.data_ptr());
+  void* const stream = current_stream(sum);
+  add_rms_norm_backward(p, stream);
+
+  Sums sums;
+  sums.count = 1;
+  Sum& total = sums.each[0] = {};
+  total.parts = p.grad_weight;
+  total.components = 1;
+  total.counts[0] = p.blocks, total.counts[1] = 1;
+  total.part_strides[0] = p.channels;
+  std::fill_n(total.sizes, 4, 1);
+  total.sizes[3] = p.channels, total.strides[3] = 1;
+  total.to.data = static_cast<char*>(grad_weight.data_ptr());
+  total.to.storage = p.weight_storage;
+  total.to.last = int64_t(grad_weight.element_size());
+  sum_in_order(sums, stream);
+  return {grad_residual, grad_update, grad_weight};
+}
+
+}  // namespace
+}  // namespace vim_mm
+
+STABLE_TORCH_LIBRARY_IMPL(vim_mm, CUDA, m) {
+  m.impl("add_rms_norm_fwd", TORCH_BOX(&vim_mm::add_rms_norm_fwd));
+  m.impl("add_rms_norm_bwd", TORCH_BOX(&vim_mm::add_rms_norm_bwd));
+}

@@ -1,0 +1,223 @@
+"""The fast block on CUDA: the mixer against the plain one in fp64, the backbone against itself."""
+
+import copy
+
+import pytest
+import torch
+import torch._dynamo
+
+from tests.models.small import compute_gradients, images, scramble, small_backbone
+from vim_mm.models import Mamba
+from vim_mm.ops import METHODS
+
+needs_cuda = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device'),
+]
+each_type = pytest.mark.parametrize('bimamba_type', ['none', 'v1', 'v2'])
+each_method = pytest.mark.parametrize('method', METHODS)
+
+
+def mixer(**kwargs):
+    return scramble(Mamba(**dict(d_model=24) | kwargs)).cuda()
+
+
+def plain_in_fp64(module):
+    """On the CPU, where there is no other."""
+    return copy.deepcopy(module).double().cpu()
+
+
+def results(module, x, grad):
+    """Output and gradients, by name."""
+    x = x.detach().requires_grad_()
+    out = module(x)
+    names, params = zip(*module.named_parameters(), strict=True)
+    grads = torch.autograd.grad(out, (x, *params), grad.to(out))
+    return dict(zip(('out', 'x', *names), (out.detach(), *grads), strict=True))
+
+
+def errors(given, expected):
+    """Largest error over largest value."""
+    worst = {}
+    for name, truth in expected.items():
+        value = given[name].cpu().double()
+        assert torch.isfinite(value).all(), name
+        worst[name] = ((value - truth.cpu()).abs().max() / truth.abs().max().cpu()).item()
+    return worst
+
+
+def assert_exact(given, expected):
+    for name, error in errors(given, expected).items():
+        assert error <= (1e-5 if name == 'out' else 1e-4), f'{name} is off by {error:.1e}'
+
+
+def test_the_plain_block_is_taken_where_the_fast_one_cannot_be():
+    on_cpu = torch.empty(1, 4, 8)
+    assert Mamba(8).fused_dtype(on_cpu) is None
+    assert Mamba(8).fused_dtype(on_cpu.to('meta')) is None
+
+
+class TestOnCuda:
+    pytestmark = needs_cuda
+
+    def test_choice(self, monkeypatch):
+        x = torch.empty(1, 4, 8, device='cuda')
+        assert Mamba(8).fused_dtype(x) == torch.float32
+        assert Mamba(8).half().fused_dtype(x) == torch.float16
+        with torch.autocast('cuda', torch.bfloat16):
+            assert Mamba(8).fused_dtype(x) == torch.bfloat16
+        assert Mamba(8).double().fused_dtype(x) is None
+        assert Mamba(8, d_conv=8).fused_dtype(x) == torch.float32
+        assert Mamba(8, d_conv=9).fused_dtype(x) is None
+        assert Mamba(8, use_cuda_kernel=False).fused_dtype(x) is None
+        monkeypatch.setenv('VIM_USE_CUDA_KERNEL', '0')
+        assert Mamba(8).fused_dtype(x) is None
+        assert Mamba(8, use_cuda_kernel=True).fused_dtype(x) == torch.float32
+
+    @each_method
+    @each_type
+    @pytest.mark.parametrize('length', [1, 5, 8, 36, 197, 1000])
+    def test_fp32_equals_the_plain_mixer(self, bimamba_type, method, length):
+        module = mixer(bimamba_type=bimamba_type, discretization_method=method)
+        x, grad = (torch.randn(2, length, 24, device='cuda') for _ in range(2))
+        given = results(module, x, grad)
+        truth = results(plain_in_fp64(module), x.cpu().double(), grad.cpu())
+        assert_exact(given, truth)
+        for name, again in results(module, x, grad).items():
+            assert torch.equal(again, given[name]), f'{name} differs from run to run'
+
+    @pytest.mark.parametrize('d_conv', range(1, 9))
+    @pytest.mark.parametrize('length', [2, 12, 13, 2060])
+    @pytest.mark.parametrize(
+        'options',
+        [
+            pytest.param(dict(), id='default'),
+            pytest.param(dict(conv_bias=False, dt_rank=8), id='no_conv_bias'),
+            pytest.param(dict(bias=True, d_state=5, if_divide_out=False), id='bias'),
+            pytest.param(dict(bias=True, bimamba_type='v1', expand=1.5), id='v1'),
+        ],
+    )
+    def test_every_option(self, d_conv, length, options):
+        module = mixer(d_conv=d_conv, **options)
+        x, grad = (torch.randn(3, length, 24, device='cuda') for _ in range(2))
+        truth = results(plain_in_fp64(module), x.cpu().double(), grad.cpu())
+        assert_exact(results(module, x, grad), truth)
+
+    @each_method
+    @each_type
+    @pytest.mark.parametrize(
+        'dtype, bound',
+        [
+            pytest.param(torch.float16, 1e-2, id='fp16'),
+            pytest.param(torch.bfloat16, 8e-2, id='bf16'),
+        ],
+    )
+    @pytest.mark.parametrize('length', [1, 196, 197])
+    def test_half_precision(self, bimamba_type, method, dtype, bound, length):
+        """By autocast and as a model of 16 bits."""
+        module = mixer(bimamba_type=bimamba_type, discretization_method=method)
+        x, grad = (torch.randn(2, length, 24, device='cuda').to(dtype) for _ in range(2))
+        truth = results(plain_in_fp64(module), x.cpu().double(), grad.cpu())
+        with torch.autocast('cuda', dtype):
+            given = results(module, x.float(), grad)
+        assert given['out'].dtype == dtype and given['x'].dtype == torch.float32
+        assert max(errors(given, truth).values()) <= bound
+
+        narrow = module.to(dtype)
+        truth = results(plain_in_fp64(narrow), x.cpu().double(), grad.cpu())
+        given = results(narrow, x, grad)
+        assert {value.dtype for value in given.values()} == {dtype}
+        assert max(errors(given, truth).values()) <= bound
+
+    def test_no_second_derivative(self):
+        module = mixer()
+        x = torch.randn(1, 9, 24, device='cuda', requires_grad=True)
+        (grad,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match='once_differentiable'):
+            grad.sum().backward()
+
+    @pytest.mark.parametrize(
+        'options',
+        [
+            pytest.param(dict(), id='mixer'),
+            pytest.param(dict(out_feature='residual', bimamba_type='v1'), id='residual'),
+            pytest.param(dict(out_feature='norm', out_indices=(0, 1)), id='norm'),
+            pytest.param(dict(if_rope=True, cls_token='middle'), id='rope'),
+            pytest.param(dict(drop_path_rate=0.5, if_abs_pos_embed=False), id='drop_path'),
+            pytest.param(dict(residual_in_fp32=False, bimamba_type='none'), id='stream'),
+            pytest.param(dict(frozen_stages=1), id='frozen'),
+        ],
+    )
+    @pytest.mark.parametrize('with_cp', [False, True], ids=['kept', 'recomputed'])
+    @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=['fp32', 'bf16'])
+    def test_backbone(self, options, with_cp, dtype, monkeypatch):
+        model = small_backbone(**options, with_cp=with_cp).cuda()
+        x = images(40, 24).cuda()
+        outputs, gradients = [], []
+        for _ in range(2):
+            torch.manual_seed(1)
+            with torch.autocast('cuda', dtype, enabled=dtype != torch.float32):
+                gradients.append(compute_gradients(model, x))
+                torch.manual_seed(1)
+                with torch.no_grad():
+                    outputs.append(model(x))
+            monkeypatch.setattr(Mamba, 'fused_dtype', lambda self, x: None)
+        for value, truth in zip(*outputs, strict=True):
+            assert value.dtype == truth.dtype
+        given, expected = ({'out': torch.cat([t.flatten() for t in o])} for o in outputs)
+        worst = errors(given | gradients[0], expected | gradients[1])
+        if dtype == torch.float32:
+            assert worst.pop('out') <= 1e-5 and max(worst.values()) <= 1e-4
+        else:
+            assert max(worst.values()) <= 0.15  # two roundings of a path through two layers
+
+    @each_type
+    @pytest.mark.parametrize('with_cp', [False, True], ids=['kept', 'recomputed'])
+    def test_compile_in_one_graph(self, bimamba_type, with_cp):
+        model = small_backbone(bimamba_type=bimamba_type, with_cp=with_cp, if_rope=True).cuda()
+        self.assert_compiled(model, [(40, 24)], dynamic=False)
+
+    def test_compile_sizes_that_share_a_graph(self):
+        model = small_backbone(out_feature='norm').cuda()
+        self.assert_compiled(model, [(40, 24), (56, 48), (72, 88)], dynamic=True)
+
+    @staticmethod
+    def assert_compiled(model, sizes, dynamic):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend='aot_eager')
+        for size in sizes:
+            x = images(*size).cuda()
+            expected, given = compute_gradients(model, x), compute_gradients(compiled, x)
+            for name, value in expected.items():
+                torch.testing.assert_close(
+                    given[f'_orig_mod.{name}'], value, rtol=1e-4, atol=1e-4, msg=name
+                )
+        assert torch._dynamo.utils.counters['stats']['unique_graphs'] == 1
+
+    @pytest.mark.parametrize('training', [True, False], ids=['training', 'inference'])
+    def test_graph_capture_and_replay(self, training):
+        """What the documentation shows: the eager bits, for new images too."""
+        model = small_backbone().cuda().train(training)
+        x = images(40, 24).cuda()
+
+        def run():
+            with torch.set_grad_enabled(training), torch.autocast('cuda', torch.bfloat16):
+                (out,) = model(x)
+            if not training:
+                return [out]
+            return [out.detach(), *torch.autograd.grad(out.float().sum(), list(model.parameters()))]
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = run()
+        for _ in range(2):
+            x.normal_()
+            graph.replay()
+            for value, truth in zip(captured, run(), strict=True):
+                assert torch.equal(value, truth)
