@@ -15,7 +15,7 @@ constexpr int kWarp = 32, kForwardWarps = 8, kBackwardWarps = 16;
 
 // R is the type of the residual stream, T that of the mixer, W that of the weight.
 template <class R, class T, class W, int Width>
-__global__ void __launch_bounds__(kWarp * kForwardWarps)
+__global__ void __launch_bounds__(kWarp* kForwardWarps)
     add_rms_norm_kernel(const __grid_constant__ AddRmsNorm p) {
   const int64_t row = blockIdx.x * int64_t(kForwardWarps) + threadIdx.x / kWarp;
   if (row >= p.rows) return;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kWarp * kForwardWarps)
 // Rows go round robin over all warps; each warp adds up its part of the weight's gradient in shared
 // memory, so that the order of the sum depends on sizes only.
 template <class R, class T, class W, int Width>
-__global__ void __launch_bounds__(kWarp * kBackwardWarps)
+__global__ void __launch_bounds__(kWarp* kBackwardWarps)
     add_rms_norm_backward_kernel(const __grid_constant__ AddRmsNormBackward p) {
   extern __shared__ float4 shared[];  // [warps, channels]
   const int channels = p.channels, first = threadIdx.x % kWarp * Width;
@@ -91,8 +91,7 @@ __global__ void __launch_bounds__(kWarp * kBackwardWarps)
       load_pack(static_cast<const W*>(p.weight) + c, weight);
       if (p.grad_sum) load_pack(static_cast<const R*>(p.grad_sum) + row * channels + c, passed);
 #pragma unroll
-      for (int i = 0; i < Width; ++i)
-        passed[i] += rstd * (grad[i] * weight[i] - x[i] * rstd * dot);
+      for (int i = 0; i < Width; ++i) passed[i] += rstd * (grad[i] * weight[i] - x[i] * rstd * dot);
       store_pack(static_cast<R*>(p.grad_residual) + row * channels + c, passed);
       if (p.grad_update) store_pack(static_cast<T*>(p.grad_update) + row * channels + c, passed);
     }
@@ -153,14 +152,15 @@ void add_rms_norm_backward(const AddRmsNormBackward& p, void* stream) {
   const int64_t row = p.channels * int64_t(sizeof(float));
   const int warps = static_cast<int>(std::min<int64_t>(kBackwardWarps, most / row));
   if (warps == 0) throw std::runtime_error("vim_mm: too many channels for the RMSNorm's backward");
-  dispatch(p, {p.sum, p.grad_sum, p.grad_residual}, {p.grad_normed, p.grad_update},
-           [&](auto residual, auto t, auto weight, auto width) {
-             const auto kernel = add_rms_norm_backward_kernel<decltype(residual), decltype(t),
-                                                              decltype(weight), width()>;
-             const int bytes = static_cast<int>(warps * row);
-             check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-             kernel<<<p.blocks, kWarp * warps, bytes, static_cast<cudaStream_t>(stream)>>>(p);
-           });
+  dispatch(
+      p, {p.sum, p.grad_sum, p.grad_residual}, {p.grad_normed, p.grad_update},
+      [&](auto residual, auto t, auto weight, auto width) {
+        const auto kernel = add_rms_norm_backward_kernel<decltype(residual), decltype(t),
+                                                         decltype(weight), width()>;
+        const int bytes = static_cast<int>(warps * row);
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        kernel<<<p.blocks, kWarp * warps, bytes, static_cast<cudaStream_t>(stream)>>>(p);
+      });
   check(cudaGetLastError());
 }
 

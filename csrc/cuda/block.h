@@ -76,7 +76,7 @@ struct Conversion {
   Storage from_storage = Storage::float32, to_storage = Storage::float32;
   int rows = 1, columns = 0;  // of `to`, which is contiguous
   int zero_rows = 0, zero_columns = 0;
-  int from_row = 0;               // from one row to the next
+  int from_row = 0;  // from one row to the next
   Function function = copy;
   const float* factor = nullptr;  // of product, shaped like `to`
 };

@@ -84,8 +84,7 @@ __device__ __forceinline__ void activate(const Kernel<Taps>& kernel, const float
 
 // Blocks are wide in time and, where there is little of it, high in rows (h, b).
 template <class T, int Taps, bool Aligned>
-__global__ void __launch_bounds__(kThreads)
-    convolve_kernel(const __grid_constant__ Convolution p) {
+__global__ void __launch_bounds__(kThreads) convolve_kernel(const __grid_constant__ Convolution p) {
   const int64_t row = blockIdx.x * int64_t(blockDim.y) + threadIdx.y;
   const int64_t rows = p.channels * p.batch;
   if (row >= rows) return;

@@ -61,8 +61,7 @@ Tensor contiguous_view(const Tensor& t, const Shape& sizes, int64_t offset = 0) 
 // A matrix or a batch of them, transposed.
 Tensor transposed(const Tensor& t) {
   Shape sizes, strides;
-  for (int64_t i = 0; i < t.dim(); ++i)
-    sizes.push_back(t.size(i)), strides.push_back(t.stride(i));
+  for (int64_t i = 0; i < t.dim(); ++i) sizes.push_back(t.size(i)), strides.push_back(t.stride(i));
   std::swap(sizes.end()[-1], sizes.end()[-2]);
   std::swap(strides.end()[-1], strides.end()[-2]);
   return view(t, sizes, strides);
@@ -136,15 +135,15 @@ struct Mixer {
     expect_narrow(x, "x");
     batch = x.size(0), steps = x.size(1), outer = x.size(2);
     directions = int64_t(p.A_log.size()), sets = int64_t(p.conv.size());
-    STD_TORCH_CHECK(directions >= 1 && directions <= kMaxDirections &&
-                        int64_t(reverse.size()) == directions &&
-                        (sets == 1 || sets == directions),
-                    "vim_mm: expected 1 or 2 directions, and one set of parameters or one for each");
+    STD_TORCH_CHECK(
+        directions >= 1 && directions <= kMaxDirections && int64_t(reverse.size()) == directions &&
+            (sets == 1 || sets == directions),
+        "vim_mm: expected 1 or 2 directions, and one set of parameters or one for each");
     STD_TORCH_CHECK(p.A_log[0].dim() == 2 && p.conv[0].dim() == 3,
                     "vim_mm: expected A_log [H, N] and convolutions [H, 1, W]");
     channels = p.A_log[0].size(0), states = p.A_log[0].size(1), taps = p.conv[0].size(2);
-    STD_TORCH_CHECK(taps >= 1 && taps <= kMaxTaps, "vim_mm: expected convolutions [H, 1, W], W <= ",
-                    kMaxTaps);
+    STD_TORCH_CHECK(taps >= 1 && taps <= kMaxTaps,
+                    "vim_mm: expected convolutions [H, 1, W], W <= ", kMaxTaps);
     has_in_bias = p.in_bias.has_value(), has_out_bias = p.out_bias.has_value();
     has_conv_bias = !p.conv_bias.empty();
     expect_contiguous(p.in_proj, "in_proj", {2 * channels, outer});
@@ -173,9 +172,12 @@ struct Mixer {
   int64_t rows() const { return padded_rank() + 2 * states; }  // of dt, B and C
 
   std::vector<Shape> narrow_shapes() const {
-    return {{2 * channels, outer},           {outer, channels},
-            {sets, rows(), channels},        {sets, channels, padded_rank()},
-            {has_in_bias ? 2 * channels : 0}, {has_out_bias ? outer : 0}};
+    return {{2 * channels, outer},
+            {outer, channels},
+            {sets, rows(), channels},
+            {sets, channels, padded_rank()},
+            {has_in_bias ? 2 * channels : 0},
+            {has_out_bias ? outer : 0}};
   }
   std::vector<Shape> wide_shapes() const {
     return {{directions, channels, states},
@@ -316,12 +318,14 @@ Tensor step_sizes(const Mixer& mixer, const Tensor& dt_B_C, const Packed& packed
   return delta;
 }
 
-std::tuple<Tensor, Tensors> mixer_fwd(
-    const Tensor& x, const Tensor& in_proj, const MaybeTensor& in_bias, const Tensor& out_proj,
-    const MaybeTensor& out_bias, const Tensors& conv, const Tensors& conv_bias,
-    const Tensors& x_proj, const Tensors& dt_proj, const Tensors& dt_bias, const Tensors& D,
-    const Tensors& A_log, int64_t method, const Flags& reverse, double scale, bool keep) {
-  const Parameters p{in_proj, in_bias, out_proj, out_bias, conv,  conv_bias,
+std::tuple<Tensor, Tensors> mixer_fwd(const Tensor& x, const Tensor& in_proj,
+                                      const MaybeTensor& in_bias, const Tensor& out_proj,
+                                      const MaybeTensor& out_bias, const Tensors& conv,
+                                      const Tensors& conv_bias, const Tensors& x_proj,
+                                      const Tensors& dt_proj, const Tensors& dt_bias,
+                                      const Tensors& D, const Tensors& A_log, int64_t method,
+                                      const Flags& reverse, double scale, bool keep) {
+  const Parameters p{in_proj, in_bias, out_proj, out_bias, conv, conv_bias,
                      x_proj,  dt_proj, dt_bias,  D,        A_log};
   const DeviceGuard guard(x.get_device_index());
   const Mixer mixer(x, p, reverse);
@@ -336,8 +340,8 @@ std::tuple<Tensor, Tensors> mixer_fwd(
   const Tensor x_rows = view(x, {mixer.outer, tokens}, {1, mixer.outer});
   if (in_bias) {
     const Tensor bias = view(packed.in_bias, {2 * channels, tokens}, {1, 0});
-    TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_addmm_out(
-        xz.get(), bias.get(), packed.in_proj.get(), x_rows.get(), 1.0, 1.0));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_addmm_out(xz.get(), bias.get(), packed.in_proj.get(),
+                                                     x_rows.get(), 1.0, 1.0));
   } else {
     multiply_into(xz, packed.in_proj, x_rows);
   }
@@ -347,8 +351,8 @@ std::tuple<Tensor, Tensors> mixer_fwd(
   const Tensor delta = step_sizes(mixer, dt_B_C, packed);
   const Tensor y = new_empty(x, {mixer.directions, channels, mixer.batch, mixer.steps});
   const Scan scan(mixer, packed, u, delta, dt_B_C);
-  const Tensor edges = std::get<1>(scan_into(mixer.per_direction(y, mixer.directions),
-                                             scan.inputs(packed, method, reverse)));
+  const Tensor edges = std::get<1>(
+      scan_into(mixer.per_direction(y, mixer.directions), scan.inputs(packed, method, reverse)));
 
   const Tensor z = mixer.half(xz, 1), gated = empty_like(z);
   const Tensor sum = keep ? empty_like(z) : new_empty(z, {0});
@@ -415,7 +419,7 @@ Tensors mixer_bwd(const Tensor& grad_out, const Tensor& x, const Tensors& kept,
                   const Tensors& x_proj, const Tensors& dt_proj, const Tensors& dt_bias,
                   const Tensors& D, const Tensors& A_log, int64_t method, const Flags& reverse,
                   double scale) {
-  const Parameters p{in_proj, in_bias, out_proj, out_bias, conv,  conv_bias,
+  const Parameters p{in_proj, in_bias, out_proj, out_bias, conv, conv_bias,
                      x_proj,  dt_proj, dt_bias,  D,        A_log};
   const DeviceGuard guard(x.get_device_index());
   const Mixer mixer(x, p, reverse);
@@ -484,9 +488,8 @@ Tensors mixer_bwd(const Tensor& grad_out, const Tensor& x, const Tensors& kept,
   multiply_into(grad_dt_proj, flat(grad_delta, all_channels), transposed(flat(dt_B_C, all_rows)));
   const Tensor grad_x_proj = floats({all_rows, all_channels});
   multiply_into(grad_x_proj, flat(grad_dt_B_C, all_rows), transposed(flat(u, all_channels)));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_baddbmm_out(grad_u.get(), grad_u.get(),
-                                                     transposed(packed.x_proj).get(),
-                                                     grad_dt_B_C.get(), 1.0, 1.0));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_baddbmm_out(
+      grad_u.get(), grad_u.get(), transposed(packed.x_proj).get(), grad_dt_B_C.get(), 1.0, 1.0));
   const Tensor grad_conv = floats({sets, channels, mixer.taps});
   const Tensor grad_conv_bias = floats({sets, channels});
   ConvolutionBackward c{};

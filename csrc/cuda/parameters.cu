@@ -22,8 +22,7 @@ __global__ void __launch_bounds__(kThreads)
   // Blocks are counted through the conversions, in their order.
   int64_t block = blockIdx.x;
   int which = 0;
-  while (block >= blocks_of(conversions.each[which]))
-    block -= blocks_of(conversions.each[which++]);
+  while (block >= blocks_of(conversions.each[which])) block -= blocks_of(conversions.each[which++]);
   const Conversion& c = conversions.each[which];
 #pragma unroll
   for (int k = 0; k < kPerThread; ++k) {

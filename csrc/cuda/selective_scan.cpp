@@ -2,6 +2,8 @@
 // memory. Shapes and letters as in ops.cpp.
 //
 // SPDX-License-Identifier: Apache-2.0
+#include "selective_scan.h"
+
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -14,7 +16,6 @@
 
 #include "../arguments.h"
 #include "kernels.h"
-#include "selective_scan.h"
 #include "tensors.h"
 
 namespace vim_mm {
@@ -126,8 +127,8 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cuda(
     const std::optional<Tensor>& delta_bias, bool delta_softplus, int64_t method,
     const std::vector<int64_t>& reverse) {
   const Tensor out = empty_like(u);
-  const auto [last_state, edges] = scan_into(
-      out, {u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse});
+  const auto [last_state, edges] =
+      scan_into(out, {u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse});
   return {out, last_state, edges};
 }
 
