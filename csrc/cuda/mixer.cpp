@@ -327,8 +327,8 @@ std::tuple<Tensor, Tensors> mixer_fwd(const Tensor& x, const Tensor& in_proj,
                                       const Flags& reverse, double scale, bool keep) {
   const Parameters p{in_proj, in_bias, out_proj, out_bias, conv, conv_bias,
                      x_proj,  dt_proj, dt_bias,  D,        A_log};
-  const DeviceGuard guard(x.get_device_index());
   const Mixer mixer(x, p, reverse);
+  const DeviceGuard guard(x.get_device_index());
   const int64_t tokens = mixer.tokens(), channels = mixer.channels;
   void* const stream = current_stream(x);
   const Tensor narrow = new_empty(x, {numel_of_pieces(mixer.narrow_shapes())});
@@ -421,8 +421,8 @@ Tensors mixer_bwd(const Tensor& grad_out, const Tensor& x, const Tensors& kept,
                   double scale) {
   const Parameters p{in_proj, in_bias, out_proj, out_bias, conv, conv_bias,
                      x_proj,  dt_proj, dt_bias,  D,        A_log};
-  const DeviceGuard guard(x.get_device_index());
   const Mixer mixer(x, p, reverse);
+  const DeviceGuard guard(x.get_device_index());
   const int64_t tokens = mixer.tokens(), channels = mixer.channels, sets = mixer.sets;
   const int64_t directions = mixer.directions, outer = mixer.outer, batch = mixer.batch;
   const int64_t steps = mixer.steps;

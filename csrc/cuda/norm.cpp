@@ -30,6 +30,9 @@ int64_t channels_of(const Tensor& residual, const Tensor& weight, ScalarType dty
   const int64_t channels = residual.size(residual.dim() - 1);
   expect_contiguous(residual, "residual", residual.sizes());
   expect_contiguous(weight, "weight", {channels});
+  STD_TORCH_CHECK(
+      dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
+      "vim_mm: expected a normalized sum of float32, float16 or bfloat16");
   expect_type(residual, "residual", {ScalarType::Float, dtype});
   expect_type(weight, "weight", {ScalarType::Float, dtype});
   return channels;
@@ -39,7 +42,6 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_fwd(const Tensor& residual,
                                                     const std::optional<Tensor>& update,
                                                     const Tensor& weight, double eps,
                                                     ScalarType dtype) {
-  const DeviceGuard guard(residual.get_device_index());
   AddRmsNorm p{};
   p.channels = channels_of(residual, weight, dtype);
   p.rows = p.channels ? residual.numel() / p.channels : 0;
@@ -48,8 +50,8 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_fwd(const Tensor& residual,
     expect_contiguous(*update, "update", residual.sizes());
     expect_type(*update, "update", {dtype});
   }
+  const DeviceGuard guard(residual.get_device_index());
   const Tensor normed = new_empty(residual, residual.sizes(), dtype);
-  expect_narrow(normed, "the normalized sum");
   const Tensor sum = update ? empty_like(residual) : new_empty(residual, {0});
   std::vector<int64_t> rows;
   for (int64_t i = 0; i + 1 < residual.dim(); ++i) rows.push_back(residual.size(i));
@@ -69,19 +71,18 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_bwd(const Tensor& grad_normed,
                                                     const std::optional<Tensor>& grad_sum,
                                                     const Tensor& sum, const Tensor& rstd,
                                                     const Tensor& weight, bool with_update) {
-  const DeviceGuard guard(sum.get_device_index());
   const ScalarType dtype = grad_normed.scalar_type();
   AddRmsNormBackward p{};
   p.channels = channels_of(sum, weight, dtype);
   p.rows = p.channels ? sum.numel() / p.channels : 0;
   expect_contiguous(grad_normed, "grad_normed", sum.sizes());
-  expect_narrow(grad_normed, "grad_normed");
   if (grad_sum) {
     expect_contiguous(*grad_sum, "grad_sum", sum.sizes());
     expect_type(*grad_sum, "grad_sum", {sum.scalar_type()});
   }
   STD_TORCH_CHECK(rstd.numel() == p.rows && rstd.is_contiguous(), "vim_mm: wrong shape of rstd");
   expect_type(rstd, "rstd", {ScalarType::Float});
+  const DeviceGuard guard(sum.get_device_index());
   p.blocks = static_cast<int>(
       std::clamp<int64_t>((p.rows + kBackwardRows - 1) / kBackwardRows, 1, kBackwardBlocks));
   const Tensor grad_residual = empty_like(sum);
