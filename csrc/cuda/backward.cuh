@@ -250,7 +250,8 @@ class BackwardBlock {
   // Starts the loads of the streams' next channels, of which there are so many.
   __device__ __forceinline__ void load_rows(int channels) {
     const auto each = [&](const auto& load) {
-      load(u_, scan_.u), load(delta_, scan_.delta), load(z_, scan_.z);
+      load(u_, scan_.u), load(delta_, scan_.delta);
+      if (scan_.gated) load(z_, scan_.z);
       load(grad_out_, p_.grad_out);
     };
     if (fast && is_whole(channels))

@@ -75,13 +75,13 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     if (fast && can_be_whole && left == Shape::window) {
       drive.load_whole(driving, slots);
       delta.load_whole(scan.delta, slots);
-      if (Adjoint) z.load_whole(scan.z, slots);
+      if (Adjoint && scan.gated) z.load_whole(scan.z, slots);
       matrix.load_whole();
       return;
     }
     drive.load(driving, slots, work.channels, left);
     delta.load(scan.delta, slots, work.channels, left);
-    if (Adjoint) z.load(scan.z, slots, work.channels, left);
+    if (Adjoint && scan.gated) z.load(scan.z, slots, work.channels, left);
     matrix.load(0, states, left);
   };
   load_window(work.steps_from(first_window, Shape::window));

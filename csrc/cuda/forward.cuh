@@ -165,14 +165,14 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     if (fast && can_be_whole && left == Shape::window) {
       u.load_whole(scan.u, slots);
       delta.load_whole(scan.delta, slots);
-      z.load_whole(scan.z, slots);
+      if (scan.gated) z.load_whole(scan.z, slots);
       B.load_whole();
       C.load_whole();
       return;
     }
     u.load(scan.u, slots, work.channels, left);
     delta.load(scan.delta, slots, work.channels, left);
-    z.load(scan.z, slots, work.channels, left);
+    if (scan.gated) z.load(scan.z, slots, work.channels, left);
     load_matrices(0, left);
   };
   load_window(work.steps_from(0, Shape::window));
