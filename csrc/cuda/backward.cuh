@@ -35,10 +35,11 @@ struct BackwardShared {
   StateTile<E, Shape> B, C;
   RowTile<Shape> y[Shape::warps], grad_input[Shape::warps], grad_dt[Shape::warps];
   RowTile<Shape> grad_D, grad_bias;
-  // A and the edges of the channels at hand, [channels][kStateTile] each.
-  E a[Shape::channels][kStateTile];
-  Edges<E> edges[Shape::channels][kStateTile];
-  E grad_a[kStateTile][Shape::channels * Shape::segments];  // of each segment
+  // A and the edges of the channels at hand, by channel and state; padded to spread channels, and
+  // in the last one states, over the banks.
+  E a[Shape::channels][kStateTile + 1];
+  Edges<E> edges[Shape::channels][kStateTile + 1];
+  E grad_a[kStateTile][Shape::channels * Shape::segments + 2];  // of each segment
   // Each thread's own, here to save registers.
   BackwardEntry entries[Shape::channels * Shape::window];
 };
@@ -59,7 +60,7 @@ template <class Method, class E, class Shape, Layout layout>
 __device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a, const SegmentOf<E, layout>& b_of,
                                        const SegmentOf<E, layout>& c_of, const Edges<E>& edges,
                                        E (&grad_b)[Shape::steps], E (&grad_c)[Shape::steps]) {
-  constexpr int steps = Shape::steps, segments = Shape::segments;
+  constexpr int steps = Shape::steps;
   E a_bar[steps], input[steps], before[steps], x = E(0.0f), grad_x = E(0.0f);
 #pragma unroll
   for (int first = 0; first < steps; first += kQuad) {
@@ -83,8 +84,8 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a, const SegmentO
       grad_x = conj(a_bar[first + j]) * (grad_x + lane.grad_y[first + j] * conj(c[j]));
   }
   const E transition = transition_of<Method>(lane.total_dt, a_bar, a);
-  x = enter_segments<true, segments>(transition, x, edges.x);
-  grad_x = enter_segments<false, segments>(conj(transition), grad_x, edges.grad_x);
+  x = enter_segments<true, Shape>(transition, x, edges.x);
+  grad_x = enter_segments<false, Shape>(conj(transition), grad_x, edges.grad_x);
 
   // The other direction: its states, then in the loop after it its adjoint, which ascends.
   E other_x[steps + 1], other_grad_x = E(0.0f), other_gradient[steps];
@@ -92,7 +93,7 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a, const SegmentO
     E local = E(0.0f);
 #pragma unroll
     for (int i = steps - 1; i >= 0; --i) local = a_bar[i] * local + input[i];
-    other_x[steps] = enter_segments<false, segments>(transition, local, edges.other_x);
+    other_x[steps] = enter_segments<false, Shape>(transition, local, edges.other_x);
 #pragma unroll
     for (int i = steps - 1; i >= 0; --i) other_x[i] = a_bar[i] * other_x[i + 1] + input[i];
 #pragma unroll
@@ -104,8 +105,7 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a, const SegmentO
         other_grad_x =
             conj(a_bar[first + j]) * (other_grad_x + lane.grad_y[first + j] * conj(c[j]));
     }
-    other_grad_x =
-        enter_segments<true, segments>(conj(transition), other_grad_x, edges.other_grad_x);
+    other_grad_x = enter_segments<true, Shape>(conj(transition), other_grad_x, edges.other_grad_x);
   }
 
 #pragma unroll
@@ -185,9 +185,9 @@ class BackwardBlock {
       : p_(p), scan_(p.scan), shared_(shared), slab_(blockIdx.x % p.slabs),
         chunk_(blockIdx.x / p.slabs % p.chunks),
         work_(scan_, blockIdx.x / (p.slabs * p.chunks), Shape::window), slots_(scan_.u, work_),
-        lane_(threadIdx.x % 32), warp_(threadIdx.x / 32), channel_(lane_ / segments),
-        segment_(lane_ % segments), left_(work_.steps_from(chunk_, Shape::window)),
-        B_(scan_.B, scan_.constant_B, work_), C_(scan_.C, scan_.constant_C, work_) {}
+        warp_(threadIdx.x / 32), segment_(segment_of_lane<Shape>()),
+        left_(work_.steps_from(chunk_, Shape::window)), B_(scan_.B, scan_.constant_B, work_),
+        C_(scan_.C, scan_.constant_C, work_) {}
 
   __device__ __forceinline__ void run() {
     if constexpr (fast) {
@@ -250,7 +250,8 @@ class BackwardBlock {
   // Starts the loads of the streams' next channels, of which there are so many.
   __device__ __forceinline__ void load_rows(int channels) {
     const auto each = [&](const auto& load) {
-      load(u_, scan_.u), load(delta_, scan_.delta), load(z_, scan_.z);
+      load(u_, scan_.u), load(delta_, scan_.delta);
+      if (scan_.gated) load(z_, scan_.z);
       load(grad_out_, p_.grad_out);
     };
     if (fast && is_whole(channels))
@@ -343,29 +344,27 @@ class BackwardBlock {
   __device__ __forceinline__ void advance(bool first_of_block) {
 #pragma unroll 1
     for (int set = 0; set < Shape::sets; ++set) {
-      const int row = set * 32 + lane_;  // of segments
       Segment<Shape> lane;
-      load_segment(shared_.dt.segment[row], lane.dt);
-      load_segment(shared_.drive.segment[row], lane.drive);
-      load_segment(shared_.grad_y.segment[row], lane.grad_y);
+      load_segment(shared_.dt.segment_of_lane(set), lane.dt);
+      load_segment(shared_.drive.segment_of_lane(set), lane.drive);
+      load_segment(shared_.grad_y.segment_of_lane(set), lane.grad_y);
       lane.total_dt = sum(lane.dt);
 #pragma unroll
       for (int i = 0; i < steps; ++i) lane.y[i] = lane.grad_input[i] = lane.grad_dt[i] = 0.0f;
       if constexpr (fast) {
 #pragma unroll
         for (int m = 0; m < states_of_warp; ++m)
-          pull_back_state(lane, row, 0, m, grad_B_[m], grad_C_[m]);
+          pull_back_state(lane, set, 0, m, grad_B_[m], grad_C_[m]);
       } else {
-        pull_back_all_states(lane, row, first_of_block);
+        pull_back_all_states(lane, first_of_block);
       }
-      store_segment(shared_.y[warp_].segment[row], lane.y);
-      store_segment(shared_.grad_input[warp_].segment[row], lane.grad_input);
-      store_segment(shared_.grad_dt[warp_].segment[row], lane.grad_dt);
+      store_segment(shared_.y[warp_].segment_of_lane(set), lane.y);
+      store_segment(shared_.grad_input[warp_].segment_of_lane(set), lane.grad_input);
+      store_segment(shared_.grad_dt[warp_].segment_of_lane(set), lane.grad_dt);
     }
   }
 
-  __device__ __forceinline__ void pull_back_all_states(Segment<Shape>& lane, int row,
-                                                       bool first_of_block) {
+  __device__ __forceinline__ void pull_back_all_states(Segment<Shape>& lane, bool first_of_block) {
     static_assert(fast || Shape::sets == 1, "tiles of states pass once");
 #pragma unroll 1
     for (int first = 0; first < scan_.states; first += kStateTile) {
@@ -381,7 +380,7 @@ class BackwardBlock {
       for (int m = 0; m < states_of_warp; ++m) {
         E grad_b[steps], grad_c[steps];
         clear(grad_b), clear(grad_c);
-        pull_back_state(lane, row, first, m, grad_b, grad_c);
+        pull_back_state(lane, 0, first, m, grad_b, grad_c);
         const int n = first + warp_ * states_of_warp + m;
         if (B_.constant()) write_row_gradient(p_.grad_B, n, sum_of(grad_b));
         else add_to_slab(p_.grad_B, n, grad_b, first_of_block);
@@ -391,14 +390,14 @@ class BackwardBlock {
     }
   }
 
-  __device__ __forceinline__ void pull_back_state(Segment<Shape>& lane, int row, int first, int m,
+  __device__ __forceinline__ void pull_back_state(Segment<Shape>& lane, int set, int first, int m,
                                                   E (&grad_b)[steps], E (&grad_c)[steps]) {
     const int in_tile = warp_ * states_of_warp + m, n = first + in_tile;
     if (!fast && n >= scan_.states) return;
-    const int channel = row / segments;
+    const int channel = channel_of_lane<Shape>(set);
     const auto b_of = B_.segment(shared_.B, work_, channel, segment_, in_tile, n);
     const auto c_of = C_.segment(shared_.C, work_, channel, segment_, in_tile, n);
-    shared_.grad_a[in_tile][row] =
+    shared_.grad_a[in_tile][set * 32 + threadIdx.x % 32] =
         pull_back<Method, E, Shape, layout>(lane, shared_.a[channel][in_tile], b_of, c_of,
                                             shared_.edges[channel][in_tile], grad_b, grad_c);
   }
@@ -406,12 +405,14 @@ class BackwardBlock {
   // A's gradient over the chunk, of a tile of states: takes the place of the adjoint that entered,
   // which nobody reads again.
   __device__ __forceinline__ void write_grad_A(int first_state) {
+    constexpr int per_set = Shape::channels_of_set;
 #pragma unroll
     for (int i = threadIdx.x; i < Shape::channels * kStateTile; i += Shape::threads) {
       const int c = i / kStateTile, n = i % kStateTile;
       E total = E(0.0f);
 #pragma unroll
-      for (int s = 0; s < segments; ++s) total = total + shared_.grad_a[n][c * segments + s];
+      for (int s = 0; s < segments; ++s)
+        total = total + shared_.grad_a[n][(c / per_set * segments + s) * per_set + c % per_set];
       if (c < work_.channels && first_state + n < scan_.states)
         static_cast<E*>(p_.grad_edges)[(work_.row(scan_, c) * p_.chunks + chunk_) * scan_.states +
                                        first_state + n] = total;
@@ -426,20 +427,17 @@ class BackwardBlock {
   }
   // To [B, G, H, chunks, N], summed over the segments.
   __device__ __forceinline__ void write_row_gradient(void* to, int n, E value) {
-#pragma unroll
-    for (int bit = 1; bit < segments; bit *= 2) value = value + shuffle_xor(value, bit);
-    if (segment_ == 0 && channel_ < work_.channels && n < scan_.states)
-      static_cast<E*>(to)[(work_.row(scan_, channel_) * p_.chunks + chunk_) * scan_.states + n] =
+    const int channel = channel_of_lane<Shape>(0);
+    value = sum_over_segments<Shape>(value);
+    if (segment_ == 0 && channel < work_.channels && n < scan_.states)
+      static_cast<E*>(to)[(work_.row(scan_, channel) * p_.chunks + chunk_) * scan_.states + n] =
           value;
   }
   // To this block's part of [slabs, B, G, N, L], summed over the channels.
   __device__ __forceinline__ void add_to_slab(void* slabs, int n, E (&value)[steps], bool fresh) {
 #pragma unroll
-    for (int bit = segments; bit < 32; bit *= 2) {
-#pragma unroll
-      for (int i = 0; i < steps; ++i) value[i] = value[i] + shuffle_xor(value[i], bit);
-    }
-    if (channel_ != 0 || n >= scan_.states) return;
+    for (int i = 0; i < steps; ++i) value[i] = sum_over_channels<Shape>(value[i]);
+    if (channel_of_lane<Shape>(0) != 0 || n >= scan_.states) return;
     const int64_t bg = work_.b * scan_.groups + work_.g;
     E* const to = static_cast<E*>(slabs) +
                   ((slab_ * scan_.batch * scan_.groups + bg) * scan_.states + n) * work_.steps;
@@ -469,7 +467,7 @@ class BackwardBlock {
           const BackwardEntry at = entry(k, i);
           if (Method::beta_is_step) {
             grad_delta[i] += at.u * grad_u[i];
-            grad_u[i] *= shared_.dt.at(slots_.row(k), slots_.step(k) + i);
+            grad_u[i] *= shared_.dt.at(slots_.row(k), slots_.step(k))[i];
           }
           grad_u[i] += D_[k] * at.grad_y;
           grad_delta[i] *= at.dt_slope;
@@ -501,15 +499,11 @@ class BackwardBlock {
     static_assert(Shape::sets <= Shape::warps, "a warp for each");
     if (warp_ >= Shape::sets) return;
     float D[steps], bias[steps];
-    load_segment(shared_.grad_D.segment[threadIdx.x], D);
-    load_segment(shared_.grad_bias.segment[threadIdx.x], bias);
-    float grad_D = sum(D), grad_bias = sum(bias);
-#pragma unroll
-    for (int bit = 1; bit < segments; bit *= 2) {
-      grad_D += shuffle_xor(grad_D, bit);
-      grad_bias += shuffle_xor(grad_bias, bit);
-    }
-    const int64_t h = first_channel + threadIdx.x / segments;
+    load_segment(shared_.grad_D.segment_of_lane(warp_), D);
+    load_segment(shared_.grad_bias.segment_of_lane(warp_), bias);
+    const float grad_D = sum_over_segments<Shape>(sum(D));
+    const float grad_bias = sum_over_segments<Shape>(sum(bias));
+    const int64_t h = first_channel + channel_of_lane<Shape>(warp_);
     if (segment_ != 0 || h >= scan_.channels) return;
     const int64_t at =
         ((work_.b * scan_.groups + work_.g) * scan_.channels + h) * p_.chunks + chunk_;
@@ -523,7 +517,7 @@ class BackwardBlock {
   const int64_t slab_, chunk_;
   Work work_;
   const Places slots_;
-  const int lane_, warp_, channel_, segment_, left_;
+  const int warp_, segment_, left_;
   StateMatrix<E, Shape, layout> B_, C_;
   Stream<float, Shape::channels, Shape, layout> u_, delta_, z_, grad_out_, grad_u_, grad_delta_,
       grad_z_;

@@ -35,8 +35,8 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   const int states = int(scan.states);
 
   const Work work = work_of_block<Shape>(scan);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int channel = lane / segments, segment = lane % segments;
+  const int warp = threadIdx.x / 32;
+  const int channel = channel_of_lane<Shape>(0), segment = segment_of_lane<Shape>();
   if (threadIdx.x < Shape::channels)
     shared.bias[threadIdx.x] =
         channel_value(scan.delta_bias, scan, work.g, work.first_channel + threadIdx.x);
@@ -49,7 +49,8 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
       for (int m = 0; m < States::of_warp; ++m) {
         const int n = first + warp * States::of_warp + m;
         if (n < states)
-          carried.set(m, n, load_element<E>(work.at(v) + channel * v.row + n * v.last, v.storage));
+          carried.put(0, m, n,
+                      load_element<E>(work.at(v) + channel * v.row + n * v.last, v.storage));
       }
     }
   }
@@ -74,13 +75,13 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     if (fast && can_be_whole && left == Shape::window) {
       drive.load_whole(driving, slots);
       delta.load_whole(scan.delta, slots);
-      if (Adjoint) z.load_whole(scan.z, slots);
+      if (Adjoint && scan.gated) z.load_whole(scan.z, slots);
       matrix.load_whole();
       return;
     }
     drive.load(driving, slots, work.channels, left);
     delta.load(scan.delta, slots, work.channels, left);
-    if (Adjoint) z.load(scan.z, slots, work.channels, left);
+    if (Adjoint && scan.gated) z.load(scan.z, slots, work.channels, left);
     matrix.load(0, states, left);
   };
   load_window(work.steps_from(first_window, Shape::window));
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
       if (first > 0) matrix.template commit<Unknown>(shared.matrix);
       __syncthreads();
-      if (first == 0) driven.load(shared.dt, shared.drive);
+      if (first == 0) driven.load(shared.dt, shared.drive, 0);
       const bool last_tile = fast || first + kStateTile >= states;
       if (!last_tile) {
         matrix.load(first + kStateTile, states, left);
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
       for (int m = 0; m < States::of_warp; ++m) {
         const int in_tile = warp * States::of_warp + m, n = first + in_tile;
         if (!fast && n >= states) break;
-        const E a = carried.a(m, n);
+        const E a = carried.a(0, m, n);
         const auto matrix_of = matrix.segment(shared.matrix, work, channel, segment, in_tile, n);
         E x = E(0.0f), transition = E(1.0f);
 #pragma unroll
@@ -161,9 +162,9 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
         }
         if (Method::exponential) transition = exp_of_product(driven.total_dt, a);
         if (Adjoint) transition = conj(transition);
-        const E entering = enter_segments<Ascending, segments>(transition, x, carried.x(m, n));
+        const E entering = enter_segments<Ascending, Shape>(transition, x, carried.x(0, m, n));
         if (keeps_edge && n < states) edges[n] = entering;
-        carried.carry(m, n, x, Ascending ? segments - 1 : 0);
+        carried.carry(0, m, n, x, Ascending ? segments - 1 : 0);
       }
       __syncthreads();
     }

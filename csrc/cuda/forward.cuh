@@ -21,8 +21,8 @@ class CarriedStates {
   __device__ __forceinline__ CarriedStates(const ScanArguments& scan, const Work& work,
                                            void* memory)
       : memory_(static_cast<E*>(memory)), states_(int(scan.states)) {
-    const int channel = threadIdx.x % 32 / Shape::segments;
-    const auto a = [&](int n) {
+    const auto a = [&](int set, int n) {
+      const int channel = channel_of_lane<Shape>(set);
       if (channel >= work.channels || n >= states_) return E(0.0f);
       return load_element<E>(work.at(scan.A) + channel * scan.A.row + n * scan.A.last,
                              scan.A.storage);
@@ -30,11 +30,13 @@ class CarriedStates {
     const int first = threadIdx.x / 32 * of_warp;
     if constexpr (fast) {
 #pragma unroll
-      for (int m = 0; m < of_warp; ++m) a_[m] = a(first + m), x_[m] = E(0.0f);
+      for (int set = 0; set < Shape::sets; ++set)
+#pragma unroll
+        for (int m = 0; m < of_warp; ++m) a_[set][m] = a(set, first + m), x_[set][m] = E(0.0f);
     } else {
       for (int tile = 0; tile < states_; tile += kStateTile)
         for (int m = 0; m < of_warp && tile + first + m < states_; ++m)
-          at(0, tile + first + m) = a(tile + first + m), at(1, tile + first + m) = E(0.0f);
+          at(0, tile + first + m) = a(0, tile + first + m), at(1, tile + first + m) = E(0.0f);
       __syncwarp();
     }
   }
@@ -42,34 +44,56 @@ class CarriedStates {
     return fast ? 0 : 2 * states * Shape::channels * sizeof(E);
   }
 
-  // State n, the m-th of this warp in its tile.
-  __device__ __forceinline__ E a(int m, int n) const { return fast ? a_[m] : at(0, n); }
-  __device__ __forceinline__ E x(int m, int n) const { return fast ? x_[m] : at(1, n); }
+  // State n, the m-th of this warp in its tile, of the lane's channel in a set.
+  __device__ __forceinline__ E a(int set, int m, int n) const {
+    return fast ? a_[set][m] : at(0, n);
+  }
+  __device__ __forceinline__ E x(int set, int m, int n) const {
+    return fast ? x_[set][m] : at(1, n);
+  }
   // `x` of the lane that has the window's last segment; every lane of the warp takes part.
-  __device__ __forceinline__ void carry(int m, int n, E x, int last_segment) {
-    x = shuffle(x, last_segment, Shape::segments);
+  __device__ __forceinline__ void carry(int set, int m, int n, E x, int last_segment) {
+    x = from_segment<Shape>(x, last_segment);
     if constexpr (fast) {
-      x_[m] = x;
+      x_[set][m] = x;
     } else {
       __syncwarp();
       at(1, n) = x;
       __syncwarp();
     }
   }
-  __device__ __forceinline__ void set(int m, int n, E x) {
-    if constexpr (fast) x_[m] = x;
+  __device__ __forceinline__ void put(int set, int m, int n, E x) {
+    if constexpr (fast) x_[set][m] = x;
     else at(1, n) = x;
+  }
+  // Writes the states of this warp to [channels, N], `row` entries from one channel to the next.
+  __device__ __forceinline__ void store(const Work& work, E* to, int64_t row) const {
+    static_assert(of_warp == kQuad, "one quad");
+    const int first = threadIdx.x / 32 * of_warp;
+#pragma unroll
+    for (int set = 0; set < Shape::sets; ++set) {
+      if (channel_of_lane<Shape>(set) >= work.channels) continue;
+      E* const states = to + set * Shape::channels_of_set * row + first;
+      if (states_ == kStateTile) {
+        store_segment(states, x_[set]);
+      } else {
+#pragma unroll
+        for (int m = 0; m < of_warp; ++m)
+          if (first + m < states_) states[m] = x_[set][m];
+      }
+    }
   }
 
  private:
   static constexpr bool fast = layout != Layout::any;
   __device__ __forceinline__ E& at(int kind, int n) const {
-    return memory_[(kind * states_ + n) * Shape::channels + threadIdx.x % 32 / Shape::segments];
+    return memory_[(kind * states_ + n) * Shape::channels + channel_of_lane<Shape>(0)];
   }
 
   E* const memory_;
   const int states_;
-  E a_[fast ? of_warp : 1], x_[fast ? of_warp : 1];
+  static_assert(fast || Shape::sets == 1, "one set of channels");
+  E a_[fast ? Shape::sets : 1][fast ? of_warp : 1], x_[fast ? Shape::sets : 1][fast ? of_warp : 1];
 };
 
 template <class E, class Shape>
@@ -86,9 +110,9 @@ struct Driving {
   float dt[Shape::steps], drive[Shape::steps], total_dt;
 
   __device__ __forceinline__ void load(const RowTile<Shape>& dt_tile,
-                                       const RowTile<Shape>& drive_tile) {
-    load_segment(dt_tile.segment[threadIdx.x % 32], dt);
-    load_segment(drive_tile.segment[threadIdx.x % 32], drive);
+                                       const RowTile<Shape>& drive_tile, int set) {
+    load_segment(dt_tile.segment_of_lane(set), dt);
+    load_segment(drive_tile.segment_of_lane(set), drive);
     total_dt = sum(dt);
   }
 };
@@ -103,14 +127,16 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   using States = CarriedStates<E, Shape, layout>;
   using Places = Slots<Shape::channels, Shape, layout>;
   constexpr int count = Places::count, width = Places::width;
+  // Where a chunk begins with a window, the states that enter it are at hand before the window is: they
+  // are stored at once, which pays where lanes have channels of their own.
+  constexpr bool edges_are_carried = fast && Shape::window < kChunk;
   extern __shared__ float4 memory[];
   auto& shared = *reinterpret_cast<ForwardShared<E, Shape>*>(memory);
   const ScanArguments& scan = p.scan;
   const int states = int(scan.states);
 
   const Work work = work_of_block<Shape>(scan);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int channel = lane / segments, segment = lane % segments;
+  const int warp = threadIdx.x / 32, segment = segment_of_lane<Shape>();
   if (threadIdx.x < Shape::channels) {
     const int64_t h = work.first_channel + threadIdx.x;
     shared.D[threadIdx.x] = channel_value(scan.D, scan, work.g, h);
@@ -139,39 +165,38 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     if (fast && can_be_whole && left == Shape::window) {
       u.load_whole(scan.u, slots);
       delta.load_whole(scan.delta, slots);
-      z.load_whole(scan.z, slots);
+      if (scan.gated) z.load_whole(scan.z, slots);
       B.load_whole();
       C.load_whole();
       return;
     }
     u.load(scan.u, slots, work.channels, left);
     delta.load(scan.delta, slots, work.channels, left);
-    z.load(scan.z, slots, work.channels, left);
+    if (scan.gated) z.load(scan.z, slots, work.channels, left);
     load_matrices(0, left);
   };
   load_window(work.steps_from(0, Shape::window));
 
   // Of the chunk that begins with this lane's segment, where one does.
-  E* edges = static_cast<E*>(p.edges) +
-             (work.row(scan, channel) * p.chunks + segment * steps / kChunk) * states;
+  const int64_t edges_of_row = p.chunks * states;
+  E* edges = static_cast<E*>(p.edges) + work.row(scan, channel_of_lane<Shape>(0)) * edges_of_row +
+             segment * steps / kChunk * states;
 #pragma unroll 1
   for (int64_t window = 0; window < work.windows; ++window) {
     const int left = work.steps_from(window, Shape::window);
-    float u_now[count][width], z_now[count][width];
     specialize<layout>(scan.u.storage, work.reverse, [&](auto format) {
       using Format = decltype(format);
 #pragma unroll
       for (int k = 0; k < count; ++k) {
         float dt[width], drive[width];
-        u.template values<Format>(scan.u, k, u_now[k]);
-        z.template values<Format>(scan.z, k, z_now[k]);
+        u.template values<Format>(scan.u, k, drive);
         delta.template values<Format>(scan.delta, k, dt);
         const float bias = shared.bias[slots.row(k)];
 #pragma unroll
         for (int i = 0; i < width; ++i) {
           dt[i] = step_size(dt[i], bias, scan.delta_softplus);
           if (slots.step(k) + i >= left) dt[i] = 0.0f;
-          drive[i] = Method::beta_is_step ? dt[i] * u_now[k][i] : u_now[k][i];
+          if (Method::beta_is_step) drive[i] *= dt[i];
         }
         put(shared.dt, slots, k, dt);
         put(shared.drive, slots, k, drive);
@@ -179,106 +204,117 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
       B.template commit<Format>(shared.B);
       C.template commit<Format>(shared.C);
     });
+    const auto u_now = u.held(), z_now = z.held();
 
     const int64_t step = window * Shape::window + segment * steps;
-    const bool keeps_edge = step % kChunk == 0 && step < work.steps && channel < work.channels;
+    const bool begins_chunk = step % kChunk == 0 && step < work.steps;
+    if constexpr (edges_are_carried) {
+      if (begins_chunk) carried.store(work, edges, edges_of_row);
+    }
     // What enters the window's last chunk from the other side, for methods that are not causal.
     const int64_t last_chunk = (window + 1) * Shape::window / kChunk - 1;
-    const E* const other = static_cast<const E*>(p.other_edges) +
-                           (work.row(scan, channel) * p.chunks + last_chunk) * states;
-    const bool has_other = !Method::causal && last_chunk < p.chunks && channel < work.channels;
 
-    Driving<Shape> driving;
-    float y[steps] = {};
+#pragma unroll
+    for (int set = 0; set < Shape::sets; ++set) {
+      const int channel = channel_of_lane<Shape>(set);
+      const bool keeps_edge = !edges_are_carried && begins_chunk && channel < work.channels;
+      const bool has_other = !Method::causal && last_chunk < p.chunks && channel < work.channels;
+      const E* const other = static_cast<const E*>(p.other_edges) +
+                             work.row(scan, channel) * edges_of_row + last_chunk * states;
+      Driving<Shape> driving;
+      float y[steps] = {};
 #pragma unroll 1
-    for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
-      if (first > 0) {
-        B.template commit<Unknown>(shared.B);
-        C.template commit<Unknown>(shared.C);
-      }
-      __syncthreads();
-      if (first == 0) driving.load(shared.dt, shared.drive);
-      // The next tile comes while this one is at work.
-      const bool last_tile = fast || first + kStateTile >= states;
-      if (last_tile) {
-        const int next_left = work.steps_from(window + 1, Shape::window);
-        u.next(Shape::window * slots.to_step(scan.u));
-        delta.next(Shape::window * slots.to_step(scan.delta));
-        z.next(Shape::window * slots.to_step(scan.z));
-        B.next(1), C.next(1);
-        load_window(next_left);
-      } else {
-        load_matrices(first + kStateTile, left);
-      }
+      for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
+        if (first > 0) {
+          B.template commit<Unknown>(shared.B);
+          C.template commit<Unknown>(shared.C);
+        }
+        if (set == 0) {
+          __syncthreads();
+          // The next tile comes while this one is at work.
+          if (fast || first + kStateTile >= states) {
+            u.next(Shape::window * slots.to_step(scan.u));
+            delta.next(Shape::window * slots.to_step(scan.delta));
+            z.next(Shape::window * slots.to_step(scan.z));
+            B.next(1), C.next(1);
+            load_window(work.steps_from(window + 1, Shape::window));
+          } else {
+            load_matrices(first + kStateTile, left);
+          }
+        }
+        if (first == 0) driving.load(shared.dt, shared.drive, set);
 #pragma unroll(fast ? States::of_warp : 1)
-      for (int m = 0; m < States::of_warp; ++m) {
-        const int in_tile = warp * States::of_warp + m, n = first + in_tile;
-        if (!fast && n >= states) break;
-        const E a = carried.a(m, n);
-        const auto b_of = B.segment(shared.B, work, channel, segment, in_tile, n);
-        const auto c_of = C.segment(shared.C, work, channel, segment, in_tile, n);
-        E a_bar[steps], input[steps], x = E(0.0f);
+        for (int m = 0; m < States::of_warp; ++m) {
+          const int in_tile = warp * States::of_warp + m, n = first + in_tile;
+          if (!fast && n >= states) break;
+          const E a = carried.a(set, m, n);
+          const auto b_of = B.segment(shared.B, work, channel, segment, in_tile, n);
+          const auto c_of = C.segment(shared.C, work, channel, segment, in_tile, n);
+          E a_bar[steps], input[steps], x = E(0.0f);
 #pragma unroll
-        for (int i = 0; i < steps; i += kQuad) {
-          E b[kQuad];
-          b_of.quad(i, b);
+          for (int i = 0; i < steps; i += kQuad) {
+            E b[kQuad];
+            b_of.quad(i, b);
 #pragma unroll
-          for (int j = 0; j < kQuad; ++j) {
-            const Coefficients<E> k = Method::coefficients(driving.dt[i + j], a);
-            a_bar[i + j] = k.a_bar;
-            input[i + j] = input_of<Method>(driving.drive[i + j], k, b[j]);
-            x = i + j == 0 ? input[0] : a_bar[i + j] * x + input[i + j];
+            for (int j = 0; j < kQuad; ++j) {
+              const Coefficients<E> k = Method::coefficients(driving.dt[i + j], a);
+              a_bar[i + j] = k.a_bar;
+              input[i + j] = input_of<Method>(driving.drive[i + j], k, b[j]);
+              x = i + j == 0 ? input[0] : a_bar[i + j] * x + input[i + j];
+            }
           }
-        }
-        const E transition = transition_of<Method>(driving.total_dt, a_bar, a);
-        x = enter_segments<true, segments>(transition, x, carried.x(m, n));
-        if (keeps_edge && n < states) edges[n] = x;
-        E other_x = E(0.0f), local = input[steps - 1];
-        if constexpr (!Method::causal) {
+          const E transition = transition_of<Method>(driving.total_dt, a_bar, a);
+          x = enter_segments<true, Shape>(transition, x, carried.x(set, m, n));
+          if (keeps_edge && n < states) edges[set * Shape::channels_of_set * edges_of_row + n] = x;
+          E other_x = E(0.0f), local = input[steps - 1];
+          if constexpr (!Method::causal) {
 #pragma unroll
-          for (int i = steps - 2; i >= 0; --i) local = a_bar[i] * local + input[i];
-          const E enters = has_other && n < states ? other[n] : E(0.0f);
-          other_x = enter_segments<false, segments>(transition, local, enters);
-        }
-#pragma unroll
-        for (int i = 0; i < steps; i += kQuad) {
-          E c[kQuad];
-          c_of.quad(i, c);
-#pragma unroll
-          for (int j = 0; j < kQuad; ++j) {
-            x = a_bar[i + j] * x + input[i + j];
-            y[i + j] += real(c[j] * x);
+            for (int i = steps - 2; i >= 0; --i) local = a_bar[i] * local + input[i];
+            const E enters = has_other && n < states ? other[n] : E(0.0f);
+            other_x = enter_segments<false, Shape>(transition, local, enters);
           }
-        }
-        carried.carry(m, n, x, segments - 1);
-        if constexpr (!Method::causal) {
 #pragma unroll
-          for (int i = steps - kQuad; i >= 0; i -= kQuad) {
+          for (int i = 0; i < steps; i += kQuad) {
             E c[kQuad];
             c_of.quad(i, c);
 #pragma unroll
-            for (int j = kQuad - 1; j >= 0; --j) {
-              other_x = a_bar[i + j] * other_x + input[i + j];
-              y[i + j] += real(c[j] * other_x);
+            for (int j = 0; j < kQuad; ++j) {
+              x = a_bar[i + j] * x + input[i + j];
+              y[i + j] += real(c[j] * x);
+            }
+          }
+          carried.carry(set, m, n, x, segments - 1);
+          if constexpr (!Method::causal) {
+#pragma unroll
+            for (int i = steps - kQuad; i >= 0; i -= kQuad) {
+              E c[kQuad];
+              c_of.quad(i, c);
+#pragma unroll
+              for (int j = kQuad - 1; j >= 0; --j) {
+                other_x = a_bar[i + j] * other_x + input[i + j];
+                y[i + j] += real(c[j] * other_x);
+              }
             }
           }
         }
+        if (!fast && first + kStateTile < states) __syncthreads();
       }
-      if (!last_tile) __syncthreads();
+      store_segment(shared.y[warp].segment_of_lane(set), y);
     }
-    store_segment(shared.y[warp].segment[lane], y);
     __syncthreads();
     specialize<layout>(scan.u.storage, work.reverse, [&](auto format) {
       using Format = decltype(format);
 #pragma unroll
       for (int k = 0; k < count; ++k) {
-        float value[width];
+        float value[width], u_of[width], z_of[width];
         get_sum(shared.y, slots, k, value);
+        u.template values<Format>(scan.u, k, u_now, u_of);
+        z.template values<Format>(scan.z, k, z_now, z_of);
         const float D = shared.D[slots.row(k)];
 #pragma unroll
         for (int i = 0; i < width; ++i) {
-          value[i] = weight * value[i] + D * u_now[k][i];
-          if (scan.gated) value[i] *= z_now[k][i] * sigmoid(z_now[k][i]);
+          value[i] = weight * value[i] + D * u_of[i];
+          if (scan.gated) value[i] *= z_of[i] * sigmoid(z_of[i]);
         }
         out.template store<Format>(p.out, slots, k, value, can_be_whole && left == Shape::window,
                                    work.channels, left);
@@ -290,13 +326,17 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   }
 
   E* const last_state = static_cast<E*>(p.last_state);
-  if (channel >= work.channels || segment != 0) return;
+#pragma unroll
+  for (int set = 0; set < Shape::sets; ++set) {
+    const int channel = channel_of_lane<Shape>(set);
+    if (channel >= work.channels || segment != 0) continue;
 #pragma unroll 1
-  for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
+    for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
 #pragma unroll(fast ? States::of_warp : 1)
-    for (int m = 0; m < States::of_warp; ++m) {
-      const int n = first + warp * States::of_warp + m;
-      if (n < states) last_state[work.row(scan, channel) * states + n] = carried.x(m, n);
+      for (int m = 0; m < States::of_warp; ++m) {
+        const int n = first + warp * States::of_warp + m;
+        if (n < states) last_state[work.row(scan, channel) * states + n] = carried.x(set, m, n);
+      }
     }
   }
 }

@@ -50,6 +50,7 @@ void choose_forward(const ScanArguments& scan, const F& f) {
     f(Shape<8, 8, 4>());
   } else {
     const int64_t rows = rows_of(scan);
+    if (rows < 1024) return f(Shape<16, 16, 4, 3>());
     if (rows < 2048) return f(Shape<8, 16, 4, 3>());
     if constexpr (Method::causal) {
       if (rows >= 8192 && scan.channels >= 32) return f(Shape<1, 16, 4, 4>());
@@ -64,6 +65,7 @@ void choose_edges(const ScanArguments& scan, const F& f) {
   if constexpr (layout == Layout::any) {
     f(Shape<8, 8, 4>());
   } else {
+    if (rows_of(scan) < 1024) return f(Shape<16, 16, 4, 3>());
     if (rows_of(scan) < 2048) return f(Shape<8, 16, 4, 3>());
     f(Shape<4, 16, 4, 4>());
   }

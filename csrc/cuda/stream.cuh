@@ -118,23 +118,22 @@ class Stream {
     }
   }
 
+  // The tile that was loaded, unconverted, while the next one comes.
+  struct Held;
+  __device__ __forceinline__ Held held() const {
+    Held held;
+#pragma unroll
+    for (int i = 0; i < count * words; ++i) held.raw[i] = raw_[i];
+    return held;
+  }
   template <class Format>
   __device__ __forceinline__ void values(const View& v, int k, E (&out)[width]) const {
-    const uint32_t* const raw = raw_ + k * words;
-    if constexpr (sizeof(E) > sizeof(uint32_t)) {
-      out[0] = {__uint_as_float(raw[0]), __uint_as_float(raw[1])};
-    } else if constexpr (layout == Layout::any) {
-      out[0] = decode(raw[0], v.storage);
-    } else {
-#pragma unroll
-      for (int i = 0; i < width; ++i) {
-        const int j = Format::reversed ? width - 1 - i : i;
-        if constexpr (layout == Layout::single) out[i] = __uint_as_float(raw[j]);
-        else if constexpr (Format::bfloat)
-          out[i] = __uint_as_float(j % 2 ? raw[j / 2] & 0xffff0000u : raw[j / 2] << 16);
-        else out[i] = __half2float(__ushort_as_half(uint16_t(raw[j / 2] >> j % 2 * 16)));
-      }
-    }
+    convert<Format>(v, raw_ + k * words, out);
+  }
+  template <class Format>
+  static __device__ __forceinline__ void values(const View& v, int k, const Held& held,
+                                                E (&out)[width]) {
+    convert<Format>(v, held.raw + k * words, out);
   }
 
   template <class Format>
@@ -161,6 +160,24 @@ class Stream {
   };
   static_assert(words * 4 >= width * item, "16 bits come in pairs");
 
+  template <class Format>
+  static __device__ __forceinline__ void convert(const View& v, const uint32_t* raw,
+                                                 E (&out)[width]) {
+    if constexpr (sizeof(E) > sizeof(uint32_t)) {
+      out[0] = {__uint_as_float(raw[0]), __uint_as_float(raw[1])};
+    } else if constexpr (layout == Layout::any) {
+      out[0] = decode(raw[0], v.storage);
+    } else {
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        const int j = Format::reversed ? width - 1 - i : i;
+        if constexpr (layout == Layout::single) out[i] = __uint_as_float(raw[j]);
+        else if constexpr (Format::bfloat)
+          out[i] = __uint_as_float(j % 2 ? raw[j / 2] & 0xffff0000u : raw[j / 2] << 16);
+        else out[i] = __half2float(__ushort_as_half(uint16_t(raw[j / 2] >> j % 2 * 16)));
+      }
+    }
+  }
   __device__ __forceinline__ char* at(const View& v, const Places& slots, int k) const {
     if (k == 0) return p_;
     if (slots.along_rows) return p_ + k * (Shape::threads / Rows * slots.to_step(v));
@@ -213,15 +230,19 @@ class Stream {
 
   char* p_;  // the first slot in the tile at hand
   alignas(words * 4) uint32_t raw_[count * words] = {};
+
+ public:
+  struct Held {
+    uint32_t raw[count * words];
+  };
 };
 
 // Writes a slot's values to a tile in shared memory.
-template <class V, int Rows, class Shape, Layout layout>
-__device__ __forceinline__ void put(Tile<V, Rows, Shape>& tile,
-                                    const Slots<Rows, Shape, layout>& slots, int k,
+template <class V, class Tile, int Rows, class Shape, Layout layout>
+__device__ __forceinline__ void put(Tile& tile, const Slots<Rows, Shape, layout>& slots, int k,
                                     const V (&values)[Slots<Rows, Shape, layout>::width]) {
   constexpr int width = Slots<Rows, Shape, layout>::width;
-  V* const to = &tile.at(slots.row(k), slots.step(k));
+  V* const to = tile.at(slots.row(k), slots.step(k));
   if constexpr (sizeof(V) == 4 && width == 4)
     *reinterpret_cast<float4*>(to) = make_float4(values[0], values[1], values[2], values[3]);
   else if constexpr (sizeof(V) == 4 && width == 2)
@@ -232,7 +253,7 @@ __device__ __forceinline__ void put(Tile<V, Rows, Shape>& tile,
 }
 // The sum over such tiles.
 template <int Rows, class Shape, Layout layout, int Tiles>
-__device__ __forceinline__ void get_sum(const Tile<float, Rows, Shape> (&tiles)[Tiles],
+__device__ __forceinline__ void get_sum(const RowTile<Shape> (&tiles)[Tiles],
                                         const Slots<Rows, Shape, layout>& slots, int k,
                                         float (&sum)[Slots<Rows, Shape, layout>::width]) {
   constexpr int width = Slots<Rows, Shape, layout>::width;
@@ -243,7 +264,7 @@ __device__ __forceinline__ void get_sum(const Tile<float, Rows, Shape> (&tiles)[
   for (int i = 0; i < width; ++i) sum[i] = 0.0f;
 #pragma unroll
   for (int t = 0; t < Tiles; ++t) {
-    const Packed p = *reinterpret_cast<const Packed*>(&tiles[t].at(slots.row(k), slots.step(k)));
+    const Packed p = *reinterpret_cast<const Packed*>(tiles[t].at(slots.row(k), slots.step(k)));
 #pragma unroll
     for (int i = 0; i < width; ++i) sum[i] += p.v[i];
   }
@@ -305,7 +326,7 @@ class StateMatrix {
   __device__ __forceinline__ SegmentOf<E, layout> segment(const Memory& tile, const Work& work,
                                                           int channel, int segment, int in_tile,
                                                           int n) const {
-    if (!constant()) return {tile.segment[in_tile * Shape::segments + segment], E(0.0f)};
+    if (!constant()) return {tile.segment(in_tile, segment), E(0.0f)};
     if (channel >= work.channels) return {nullptr, E(0.0f)};
     return {nullptr,
             load_element<E>(work.at(view_) + channel * view_.row + n * view_.last, view_.storage)};

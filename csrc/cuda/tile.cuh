@@ -29,27 +29,71 @@ struct Shape {
   static constexpr int segments = Segments, steps = Steps, warps = Warps, sets = Sets;
   static constexpr int min_blocks = MinBlocks;  // per multiprocessor: a bound on registers
   static constexpr int threads = 32 * Warps, window = Segments * Steps;
-  static constexpr int channels = 32 / Segments * Sets;
-  // A segment in shared memory. The padding spreads the segments of eight lanes over all banks.
-  static constexpr int pitch = Steps + kQuad;
+  static constexpr int channels_of_set = 32 / Segments, channels = channels_of_set * Sets;
 };
 
-// One value for each entry (row, step) of a window, by segments: rows are channels or states.
-template <class V, int Rows, class Shape>
-struct Tile {
-  V segment[Rows * Shape::segments][Shape::pitch];
-
-  __device__ __forceinline__ V& at(int row, int step) {
-    return segment[row * Shape::segments + step / Shape::steps][step % Shape::steps];
-  }
-  __device__ __forceinline__ const V& at(int row, int step) const {
-    return segment[row * Shape::segments + step / Shape::steps][step % Shape::steps];
-  }
-};
+// Lanes of one segment are neighbours: they read the same entries of B and C, and neighbours that do
+// cost shared memory half of what others cost.
 template <class Shape>
-using RowTile = Tile<float, Shape::channels, Shape>;
+__device__ __forceinline__ int channel_of_lane(int set) {
+  return set * Shape::channels_of_set + threadIdx.x % Shape::channels_of_set;
+}
+template <class Shape>
+__device__ __forceinline__ int segment_of_lane() {
+  return threadIdx.x % 32 / Shape::channels_of_set;
+}
+
+// One value for each channel and step of a window, by segments. Eight lanes at a time read or write
+// 16 bytes each: in the scan those of neighbouring channels, then of the next segments, in loads and
+// stores eight in a row. The gaps put both kinds of eight on different banks.
+template <class Shape>
+struct RowTile {
+  static constexpr int quads = Shape::steps / kQuad;
+  static constexpr bool paired = Shape::channels_of_set >= 4 && quads == 2;
+  static constexpr int odd_channels = Shape::channels / 2 * 4 + 1;  // where `paired`
+  static constexpr int remainder = Shape::channels_of_set < 4 || paired ? 2 : 4;
+  static constexpr int least = Shape::channels * (paired ? 4 : quads + 1);
+  static constexpr int segment_pitch = (least + (8 + remainder - least % 8) % 8) * kQuad;
+  alignas(16) float values[Shape::segments * segment_pitch];
+
+  // In floats.
+  static __device__ __forceinline__ int place(int channel, int segment) {
+    const int quad = paired ? channel / 2 * 4 + channel % 2 * odd_channels : channel * (quads + 1);
+    return segment * segment_pitch + quad * kQuad;
+  }
+  __device__ __forceinline__ float* segment(int channel, int segment) {
+    return values + place(channel, segment);
+  }
+  __device__ __forceinline__ const float* segment(int channel, int segment) const {
+    return values + place(channel, segment);
+  }
+  __device__ __forceinline__ float* segment_of_lane(int set) {
+    return segment(channel_of_lane<Shape>(set), cuda::segment_of_lane<Shape>());
+  }
+  __device__ __forceinline__ const float* segment_of_lane(int set) const {
+    return segment(channel_of_lane<Shape>(set), cuda::segment_of_lane<Shape>());
+  }
+  __device__ __forceinline__ float* at(int channel, int step) {
+    return segment(channel, step / Shape::steps) + step % Shape::steps;
+  }
+  __device__ __forceinline__ const float* at(int channel, int step) const {
+    return segment(channel, step / Shape::steps) + step % Shape::steps;
+  }
+};
+
+// One for each state and step. Padded where eight lanes read more than two segments.
 template <class E, class Shape>
-using StateTile = Tile<E, kStateTile, Shape>;
+struct StateTile {
+  static constexpr int pitch = Shape::steps + (Shape::channels_of_set < 4 ? kQuad : 0);
+  alignas(16) E values[kStateTile][Shape::segments * pitch];
+
+  __device__ __forceinline__ const E* segment(int state, int segment) const {
+    return values[state] + segment * pitch;
+  }
+  __device__ __forceinline__ E* at(int state, int step) {
+    return values[state] + step / Shape::steps * pitch + step % Shape::steps;
+  }
+};
 
 __device__ __forceinline__ void load_quad(const float* p, float (&quad)[kQuad]) {
   const float4 v = *reinterpret_cast<const float4*>(p);
@@ -162,56 +206,76 @@ __device__ __forceinline__ float channel_value(const View& v, const ScanArgument
                                      : 0.0f;
 }
 
-__device__ __forceinline__ float shuffle_up(float x, int by, int width) {
-  return __shfl_up_sync(0xffffffffu, x, by, width);
+__device__ __forceinline__ float shuffle_up(float x, int by) {
+  return __shfl_up_sync(0xffffffffu, x, by);
 }
-__device__ __forceinline__ float shuffle_down(float x, int by, int width) {
-  return __shfl_down_sync(0xffffffffu, x, by, width);
+__device__ __forceinline__ float shuffle_down(float x, int by) {
+  return __shfl_down_sync(0xffffffffu, x, by);
 }
-__device__ __forceinline__ float shuffle(float x, int lane, int width) {
-  return __shfl_sync(0xffffffffu, x, lane, width);
+__device__ __forceinline__ float shuffle(float x, int lane) {
+  return __shfl_sync(0xffffffffu, x, lane);
 }
 __device__ __forceinline__ float shuffle_xor(float x, int bit) {
   return __shfl_xor_sync(0xffffffffu, x, bit);
 }
-__device__ __forceinline__ Complex<float> shuffle_up(Complex<float> x, int by, int width) {
-  return {shuffle_up(x.re, by, width), shuffle_up(x.im, by, width)};
+__device__ __forceinline__ Complex<float> shuffle_up(Complex<float> x, int by) {
+  return {shuffle_up(x.re, by), shuffle_up(x.im, by)};
 }
-__device__ __forceinline__ Complex<float> shuffle_down(Complex<float> x, int by, int width) {
-  return {shuffle_down(x.re, by, width), shuffle_down(x.im, by, width)};
+__device__ __forceinline__ Complex<float> shuffle_down(Complex<float> x, int by) {
+  return {shuffle_down(x.re, by), shuffle_down(x.im, by)};
 }
-__device__ __forceinline__ Complex<float> shuffle(Complex<float> x, int lane, int width) {
-  return {shuffle(x.re, lane, width), shuffle(x.im, lane, width)};
+__device__ __forceinline__ Complex<float> shuffle(Complex<float> x, int lane) {
+  return {shuffle(x.re, lane), shuffle(x.im, lane)};
 }
 __device__ __forceinline__ Complex<float> shuffle_xor(Complex<float> x, int bit) {
   return {shuffle_xor(x.re, bit), shuffle_xor(x.im, bit)};
 }
 
+// That of the lane which has a segment of this lane's channel.
+template <class Shape, class E>
+__device__ __forceinline__ E from_segment(E x, int segment) {
+  return shuffle(x, segment * Shape::channels_of_set + threadIdx.x % Shape::channels_of_set);
+}
+template <class Shape, class E>
+__device__ __forceinline__ E sum_over_segments(E x) {
+#pragma unroll
+  for (int bit = Shape::channels_of_set; bit < 32; bit *= 2) x = x + shuffle_xor(x, bit);
+  return x;
+}
+template <class Shape, class E>
+__device__ __forceinline__ E sum_over_channels(E x) {
+#pragma unroll
+  for (int bit = 1; bit < Shape::channels_of_set; bit *= 2) x = x + shuffle_xor(x, bit);
+  return x;
+}
+
 // The state that enters each segment, `carry` being that which enters the first one; each segment
 // makes transition * state + local of it. `Up`: segments follow each other in the order of lanes.
 // `local` becomes what leaves the segment.
-template <bool Up, int Segments, class E>
+template <bool Up, class Shape, class E>
 __device__ __forceinline__ E enter_segments(E transition, E& local, E carry) {
-  const int lane = threadIdx.x % Segments, position = Up ? lane : Segments - 1 - lane;
-  const auto shuffle = [](E x, int by) {
-    return Up ? shuffle_up(x, by, Segments) : shuffle_down(x, by, Segments);
+  constexpr int segments = Shape::segments;
+  const int segment = segment_of_lane<Shape>(), position = Up ? segment : segments - 1 - segment;
+  const auto before = [](E x, int by) {
+    by *= Shape::channels_of_set;
+    return Up ? shuffle_up(x, by) : shuffle_down(x, by);
   };
-  if constexpr (Segments == 1) {
+  if constexpr (segments == 1) {
     local = transition * carry + local;
     return carry;
   }
   if (position == 0) local = transition * carry + local;
 #pragma unroll
-  for (int by = 1; by < Segments; by *= 2) {
-    const E before = shuffle(local, by);
-    if (position >= by) local = transition * before + local;
-    if (2 * by < Segments) {
-      const E transition_before = shuffle(transition, by);
+  for (int by = 1; by < segments; by *= 2) {
+    const E local_before = before(local, by);
+    if (position >= by) local = transition * local_before + local;
+    if (2 * by < segments) {
+      const E transition_before = before(transition, by);
       if (position >= by) transition = transition_before * transition;
     }
   }
-  const E before = shuffle(local, 1);
-  return position == 0 ? carry : before;
+  const E entering = before(local, 1);
+  return position == 0 ? carry : entering;
 }
 
 // The product of A_bar over a segment.
