@@ -153,8 +153,6 @@ class TestOpcheck:
         torch.library.opcheck(ops.mixer_fwd, (x, *parameters, *options, False))
         # What is kept has gaps that nobody writes or reads: they differ from call to call.
         keeping = (x, *parameters, *options, True)
-        torch.library.opcheck(
-            ops.mixer_fwd, keeping, test_utils=('test_schema', 'test_faketensor')
-        )
+        torch.library.opcheck(ops.mixer_fwd, keeping, test_utils=('test_schema', 'test_faketensor'))
         out, kept = ops.mixer_fwd(*keeping)
         torch.library.opcheck(ops.mixer_bwd, (out, x, kept, *parameters, *options))

@@ -173,16 +173,23 @@ class Mamba(nn.Module):
         dtype = self.fused_dtype(hidden_states)
         if dtype is None:
             return self.forward_plain(hidden_states)
+        # Modules by their dict: through attributes this takes longer than several launches.
+        modules = self._modules
+        conv, x_proj, dt_proj = (
+            [modules[name + end] for end in self.endings]
+            for name in ('conv1d', 'x_proj', 'dt_proj')
+        )
+        in_proj, out_proj = modules['in_proj'], modules['out_proj']
         parameters = MixerParameters(
-            in_proj=self.in_proj.weight,
-            in_bias=self.in_proj.bias,
-            out_proj=self.out_proj.weight,
-            out_bias=self.out_proj.bias,
-            conv=self._each('conv1d', 'weight'),
-            conv_bias=[b for b in self._each('conv1d', 'bias') if b is not None],
-            x_proj=self._each('x_proj', 'weight'),
-            dt_proj=self._each('dt_proj', 'weight'),
-            dt_bias=self._each('dt_proj', 'bias'),
+            in_proj=in_proj.weight,
+            in_bias=in_proj.bias,
+            out_proj=out_proj.weight,
+            out_bias=out_proj.bias,
+            conv=[module.weight for module in conv],
+            conv_bias=[] if conv[0].bias is None else [module.bias for module in conv],
+            x_proj=[module.weight for module in x_proj],
+            dt_proj=[module.weight for module in dt_proj],
+            dt_bias=[module.bias for module in dt_proj],
             D=self._each('D'),
             A_log=self._all_A_log(),
         )
