@@ -2,7 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 
-from vim_mm.engine import VimRunner
+from vim_mm.engine import build_runner
 from vim_mm.engine.checkpoint import last_checkpoint
 from vim_mm.engine.cli import add_arguments, read_config
 
@@ -35,7 +35,7 @@ def main() -> None:
     checkpoint = last_checkpoint(cfg.work_dir) if args.resume == 'auto' else args.resume
     if checkpoint is not None:
         cfg.load_from, cfg.resume = str(checkpoint), True
-    VimRunner.from_cfg(cfg).train()
+    build_runner(cfg).train()
 
 
 if __name__ == '__main__':

@@ -25,6 +25,7 @@ def test_tables_hold_what_the_file_holds(tmp_path):
     tables = (tmp_path / 'tables.md').read_text()
     assert tables in printed
     assert 'left out: public Vim, its kernels need CUDA' in printed
+    assert 'left out: public Vim without class token, its kernels need CUDA' in printed
     assert 'left out: zoh, graph: CUDA graphs need CUDA' in printed
     result = json.loads((tmp_path / 'figures.json').read_text())
     assert {'commit', 'date', 'torch'} <= result['environment'].keys()

@@ -43,15 +43,18 @@ def scan_bwd(*args):
 
 def conv_fwd(x, weight, bias, sequence, initial, out, final, silu):
     assert silu and sequence is initial is final is None
-    # Like the kernel, of any mix of dtypes.
-    out.copy_(causal_conv1d(x.to(weight.dtype), weight, bias, activation='silu'))
+    with torch.autocast('cpu', enabled=False):  # like the kernel, of any mix of dtypes
+        out.copy_(causal_conv1d(x.to(weight.dtype), weight, bias, activation='silu'))
 
 
 def conv_bwd(x, weight, bias, grad, sequence, initial, final, *out):
     assert sequence is initial is final is None
     grad_x, grad_weight, grad_bias, _, silu = out
     assert silu and not grad_weight.any() and not grad_bias.any()  # the kernel adds to them
-    found = gradients(lambda *x: causal_conv1d(*x, activation='silu'), (x, weight, bias), grad)
+    inputs = (x.to(weight.dtype), weight, bias)
+    found = gradients(
+        lambda *x: causal_conv1d(*x, activation='silu'), inputs, grad.to(weight.dtype)
+    )
     for target, value in zip((grad_x, grad_weight, grad_bias), found, strict=True):
         target.copy_(value)
 
@@ -64,8 +67,9 @@ def kernels(monkeypatch):
     monkeypatch.setitem(sys.modules, 'causal_conv1d_cuda', conv)
 
 
-def test_output_and_gradients_are_those_of_our_zoh(kernels):
-    ours = small_backbone(out_type='raw', out_feature='norm')
+@pytest.mark.parametrize('cls_token', ['none', 'middle'])
+def test_output_and_gradients_are_those_of_our_zoh(kernels, cls_token):
+    ours = small_backbone(out_type='raw', out_feature='norm', cls_token=cls_token)
     theirs = PublishedVim(ours)
     x = images()
     torch.testing.assert_close(theirs(x), ours(x), rtol=1e-4, atol=1e-4)

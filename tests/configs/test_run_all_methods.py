@@ -110,10 +110,11 @@ def test_prints_the_last_metric_of_each_method(folder):
         [cell.strip() for cell in line.strip('|').split('|')]
         for line in (folder / 'stdout.txt').read_text().splitlines()[-4:]
     ]
-    assert table[0] == ['run', 'iterations', 'mIoU']
+    assert table[0] == ['run', 'iterations', 'loss', 'mIoU']
     for row, method in zip(table[2:], ('zoh', 'rk4'), strict=True):
         ((step, mean_iou),) = logged(folder / 'work_dirs' / f'small_{method}', 'mIoU')
-        assert row == [f'small_{method}', str(step), f'{mean_iou:.2f}']
+        loss = logged(folder / 'work_dirs' / f'small_{method}', 'loss')[-1][1]
+        assert row == [f'small_{method}', str(step), f'{loss:.3g}', f'{mean_iou:.2f}']
 
 
 def test_runs_differ_in_the_method_only(folder):

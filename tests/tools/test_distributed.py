@@ -5,6 +5,7 @@ import socket
 import subprocess
 
 import pytest
+import torch
 
 from tests.tools.conftest import command, environment, run_tool
 from tests.tools.test_tools import iterations, metrics
@@ -64,6 +65,66 @@ def test_two_nodes(configs, options, tmp_path):
     assert 'GPU number: 2' in logs[0]
     assert iterations(logs[0]) == [1, 2]
     assert iterations(logs[1]) == [], 'only the first process should report'
+
+
+SHARDED = """
+_base_ = [{config!r}, 'vim_mm::_base_/fsdp.py']
+strategy = dict(
+    model_wrapper=dict(device_id='cpu'),
+    # PyTorch crashes where it is to move to the CPU what is there.
+    state_dict_cfg=dict(
+        _delete_=True,
+        state_dict_type='FULL_STATE_DICT',
+        state_dict_config=dict(type='FullStateDictConfig'),
+        optim_state_dict_config=dict(type='FullOptimStateDictConfig'),
+    ),
+)
+"""
+# SyncBN needs CUDA; the learning rate is high enough for four steps to show.
+PLAIN_NORMS = """
+_base_ = [{config!r}]
+norm = dict(norm_cfg=dict(type='BN'))
+model = dict(decode_head=norm, auxiliary_head=norm)
+optim_wrapper = dict(clip_grad=None)
+param_scheduler = []
+"""
+
+
+def test_fully_sharded(configs, data_root, tmp_path):
+    """By FSDP a model trains as by DDP, and leaves a checkpoint of the whole model."""
+    (tmp_path / 'whole.py').write_text(PLAIN_NORMS.format(config=str(configs['seg'])))
+    (tmp_path / 'sharded.py').write_text(SHARDED.format(config=str(tmp_path / 'whole.py')))
+    options = ('--cfg-options', f'data_root={data_root}', 'randomness.seed=0')
+    logs = {
+        name: run_tool('dist_train.sh', f'{name}.py', 2, '--work-dir', name, *options, cwd=tmp_path)
+        for name in ('whole', 'sharded')
+    }
+    losses = {name: re.findall(r'Iter\(train\).* loss: (\S+)', log) for name, log in logs.items()}
+    assert len(losses['whole']) == 4 and len(set(losses['whole'])) == 4
+    assert list(map(float, losses['sharded'])) == pytest.approx(
+        list(map(float, losses['whole'])), rel=1e-3
+    )
+    not_decayed = {
+        name: {
+            line.replace('_fsdp_wrapped_module.', '')
+            for line in re.findall(r'paramwise_options -- (.*weight_decay=0.0)', log)
+        }
+        for name, log in logs.items()
+    }
+    assert not_decayed['sharded'] == not_decayed['whole'] != set()
+    weights = [
+        torch.load(tmp_path / name / 'iter_4.pth', weights_only=False)['state_dict']
+        for name in ('whole', 'sharded')
+    ]
+    assert weights[0].keys() == weights[1].keys()
+    tested = run_tool('test.py', 'whole.py', 'sharded/iter_4.pth', *options[:2], cwd=tmp_path)
+    assert metrics(tested, 'test').startswith('aAcc: ')
+
+
+def test_clipping_by_a_shard_is_refused(configs, tmp_path):
+    (tmp_path / 'sharded.py').write_text(SHARDED.format(config=str(configs['seg'])))
+    log = run_tool('train.py', 'sharded.py', cwd=tmp_path, fails=True)
+    assert 'ValueError: MMEngine clips gradients by the norm of a shard under FSDP' in log
 
 
 SRUN = """#!/bin/bash

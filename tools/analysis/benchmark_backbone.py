@@ -9,8 +9,9 @@ and whose crossover points, the sides from which ours are cheaper than DeiT, are
 
 Backbones are built for the size of the image, run under autocast and return all tokens after the
 last norm; DeiT is timm's, on PyTorch's fused attention. Public Vim is written anew over the kernels
-of mamba_ssm and causal_conv1d (``vim_mm.analysis.published_vim``); its output in float32 is held to
-that of our ``zoh`` first. What cannot run here is left out, and said.
+of mamba_ssm and causal_conv1d (``vim_mm.analysis.published_vim``), with the class token of its
+release in the middle and without; its output in float32 is held to that of our ``zoh`` first. What
+cannot run here is left out, and said.
 
 A time is the median of what a caller waits for, in a CUDA graph that of the device. Memory is the
 peak of a call, parameters and images included; a training step is forward, backward and the
@@ -31,6 +32,8 @@ import torch
 
 from vim_mm.analysis.backbones import (
     MODES,
+    PEERS,
+    PUBLIC_VIM,
     Contender,
     Workload,
     absence,
@@ -50,7 +53,6 @@ SETS = {
     'standard': [(224, 64), (512, 8), (1024, 2), (1248, 2)],
     'sweep': [(side, 2) for side in (224, 384, 512, 768, 1024, 1248, 1536, 2048)],
 }
-PEERS = ('public Vim', 'DeiT')
 # Field of a record, factor to the unit of the table, and the table's title.
 TIME = ('seconds', 1e3, 'Milliseconds')
 MEMORY = ('peak_bytes', 2**-20, 'Peak memory in MiB')
@@ -89,9 +91,10 @@ def present(args: argparse.Namespace) -> dict[str, Contender]:
         if (reason := absence(name, args.device)) is not None:
             print(f'left out: {name}, {reason}', file=sys.stderr)
             continue
-        if name == 'public Vim':
+        if name in PUBLIC_VIM:
             images = torch.randn(2, 3, 96, 96, device=args.device)
-            pair = vim(args.arch, 'zoh', 96), contender.build(96, False)
+            ours = vim(args.arch, 'zoh', 96, cls_token=PUBLIC_VIM[name])
+            pair = ours, contender.build(96, False)
             error = hold_to(*(model.to(args.device) for model in pair), images)
             print(f'{name} differs from our zoh by {error:.1e} in float32', file=sys.stderr)
         chosen[name] = contender
@@ -315,7 +318,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     records = run(args)
     facts = environment(args.device)
-    if any(r['model'] == 'public Vim' for r in records):
+    if any(r['model'] in PUBLIC_VIM for r in records):
         facts |= {name: peer_version(name) for name in ('mamba_ssm', 'causal_conv1d')}
     head = ', '.join(f'{name} {value}' for name, value in facts.items() if value is not None)
     tables = f'{head}, {args.arch}, {args.dtype}\n\n{report(records)}'

@@ -25,6 +25,9 @@ from vim_mm.models.vision_mamba import ARCHS
 
 PATCH = 16
 DEIT_LAYERS = 12
+# By name, the class token: as released for classification, and as ours is for dense prediction.
+PUBLIC_VIM = {'public Vim': 'middle', 'public Vim without class token': 'none'}
+PEERS = (*PUBLIC_VIM, 'DeiT')
 # Of float32 tokens, relative to the largest: a peer that differs more computes something else.
 AGREEMENT = 1e-3
 
@@ -47,7 +50,9 @@ class Contender:
     modes: tuple[str, ...]
 
 
-def vim(arch: str, method: str, side: int, with_cp: bool = False) -> VisionMamba:
+def vim(
+    arch: str, method: str, side: int, with_cp: bool = False, cls_token: str = 'none'
+) -> VisionMamba:
     """Ours, made for that size, with all tokens after the last norm as output."""
     torch.manual_seed(0)
     return VisionMamba(
@@ -55,16 +60,17 @@ def vim(arch: str, method: str, side: int, with_cp: bool = False) -> VisionMamba
         img_size=side,
         out_type='raw',
         out_feature='norm',
+        cls_token=cls_token,
         discretization_method=method,
         with_cp=with_cp,
     )
 
 
-def published(arch: str, side: int, with_cp: bool = False) -> PublishedVim:
-    """Public Vim, with the weights of our ``zoh``."""
+def published(arch: str, cls_token: str, side: int, with_cp: bool = False) -> PublishedVim:
+    """Public Vim, with the weights of our ``zoh`` of the same class token."""
     if with_cp:
         raise ValueError('public Vim recomputes no layers')
-    return PublishedVim(vim(arch, 'zoh', side))
+    return PublishedVim(vim(arch, 'zoh', side, cls_token=cls_token))
 
 
 def deit(arch: str, side: int, with_cp: bool = False) -> nn.Module:
@@ -87,12 +93,15 @@ MODES = {
 
 
 def contenders(arch: str, methods: list[str], peers: list[str]) -> dict[str, Contender]:
-    """Ours by method, then those of 'public Vim' and 'DeiT' that are asked for, by name."""
+    """Ours by method, then those of ``PEERS`` that are asked for, by name."""
     depth = ARCHS[arch]['num_layers']
     everything = tuple(MODES)
     known = {
-        # Its kernels are no operators that torch.compile could trace.
-        'public Vim': (depth, partial(published, arch), ('infer', 'graph', 'train')),
+        **{
+            # Its kernels are no operators that torch.compile could trace.
+            name: (depth, partial(published, arch, cls_token), ('infer', 'graph', 'train'))
+            for name, cls_token in PUBLIC_VIM.items()
+        },
         'DeiT': (DEIT_LAYERS, partial(deit, arch), everything),
     }
     ours = {name: (depth, partial(vim, arch, name), everything) for name in methods}
@@ -102,7 +111,7 @@ def contenders(arch: str, methods: list[str], peers: list[str]) -> dict[str, Con
 
 def absence(name: str, device: str) -> str | None:
     """Why a peer cannot run on this device, or None."""
-    if name != 'public Vim':
+    if name not in PUBLIC_VIM:
         return None
     return 'its kernels need CUDA' if device != 'cuda' else published_vim.missing()
 

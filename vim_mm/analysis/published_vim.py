@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vim_mm.models.mamba import Mamba
+from vim_mm.models.tokens import insert_cls
 from vim_mm.models.vision_mamba import VisionMamba
 
 # By the distribution that has it, the module that is imported.
@@ -171,8 +172,9 @@ class PublishedVim(nn.Module):
 
     Args:
         backbone (VisionMamba): Of bimamba v2 that halves the sum of directions, method 'zoh',
-            without class token, RoPE and stochastic depth, whose output is the tokens after the
-            last norm (``out_type`` 'raw', ``out_feature`` 'norm').
+            without RoPE and stochastic depth, whose output is the tokens after the last norm
+            (``out_type`` 'raw', ``out_feature`` 'norm'). Released models have a class token in the
+            middle, which makes the length odd and costs them their vectorized loads.
     """
 
     def __init__(self, backbone: VisionMamba):
@@ -182,8 +184,11 @@ class PublishedVim(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor]:
         """Images of the size that the position embedding is made for, to tokens (B, L, C)."""
         backbone = self.backbone
-        patches = backbone.patch_embed(images).flatten(2).transpose(1, 2)
-        hidden, residual = patches + backbone.pos_embed, None
+        tokens = backbone.patch_embed(images).flatten(2).transpose(1, 2)
+        if backbone.placement != 'none':
+            cls = backbone.cls_token.expand(len(tokens), -1, -1)
+            tokens = insert_cls(tokens, cls, backbone.placement)
+        hidden, residual = tokens + backbone.pos_embed, None
         for layer in backbone.layers:
             hidden, residual = _add_norm(hidden, residual, layer.norm)
             hidden = _mix(layer.mixer, hidden)

@@ -1,8 +1,11 @@
 """Layer-wise learning rates: turns a backbone's layer depths into groups of the optimizer."""
 
-from mmengine.optim import DefaultOptimWrapperConstructor
+from contextlib import nullcontext
+
+from mmengine.optim import DefaultOptimWrapperConstructor, OptimWrapper
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
@@ -33,6 +36,14 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             raise ValueError("optim_wrapper_cfg['optimizer'] must have a 'lr'")
         if not 0 < self.rate <= 1:
             raise ValueError(f'layer_decay_rate must lie in (0, 1], got {self.rate}')
+
+    def __call__(self, model: nn.Module) -> OptimWrapper:
+        """Build the optimizer of ``model``, which may be wrapped for distributed training."""
+        # A shard has one dimension, whatever its parameter has.
+        sharded = isinstance(model, FullyShardedDataParallel)
+        whole = FullyShardedDataParallel.summon_full_params
+        with whole(model, writeback=False) if sharded else nullcontext():
+            return super().__call__(model)
 
     def add_params(self, params: list[dict], module: nn.Module, prefix: str = '', **kwargs) -> None:
         """Fill ``params`` with the groups of ``module``; MMEngine recurses through here."""

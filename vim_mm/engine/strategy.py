@@ -1,0 +1,44 @@
+"""Training by MMEngine's strategies, such as FSDP, in place of :class:`VimRunner`.
+
+A config asks for it with ``runner_type = 'FlexibleRunner'`` and a ``strategy``;
+``configs/_base_/fsdp.py`` is one that shards a model layer by layer.
+"""
+
+from mmengine.config import Config
+from mmengine.registry import FUNCTIONS, RUNNERS
+from mmengine.runner import FlexibleRunner, Runner
+from torch import nn
+
+from vim_mm.engine.runner import VimRunner, init_process_group
+from vim_mm.models.vision_mamba import Block
+
+
+@FUNCTIONS.register_module()
+def wrap_vim_blocks(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
+    """FSDP's ``auto_wrap_policy``: each layer of a backbone is a unit, all else another."""
+    return recurse or isinstance(module, Block)
+
+
+def build_runner(cfg: Config) -> Runner | FlexibleRunner:
+    """The runner that a config asks for.
+
+    Args:
+        cfg (Config): As the tools read it. Without ``runner_type`` it gets a :class:`VimRunner`;
+            with 'FlexibleRunner', MMEngine's runner for its ``strategy``.
+
+    Raises:
+        ValueError: The config asks FSDP to clip gradients. MMEngine would take the norm of the
+            part of a gradient that each process has, and clip differently in each.
+    """
+    if cfg.get('runner_type') is None:
+        return VimRunner.from_cfg(cfg)
+    sharded = 'FSDP' in cfg.get('strategy', {}).get('type', '')
+    if sharded and cfg.optim_wrapper.get('clip_grad') is not None:
+        raise ValueError(
+            'MMEngine clips gradients by the norm of a shard under FSDP: set '
+            'optim_wrapper.clip_grad=None'
+        )
+    # Before MMEngine, which would ask for CUDA.
+    if cfg.launcher != 'none':
+        init_process_group(cfg.launcher, **cfg.env_cfg.get('dist_cfg', {}))
+    return RUNNERS.build(cfg)
