@@ -1,27 +1,45 @@
-"""Prints the last metrics of runs side by side: ``python tools/compare_runs.py WORK_DIR ...``."""
+"""Holds runs side by side: ``python tools/compare_runs.py WORK_DIR ... [--picture FILE]``."""
 
 from argparse import ArgumentParser
 from pathlib import Path
 
+from vim_mm.analysis.plots import plot_losses
 from vim_mm.analysis.runs import read_history
 from vim_mm.analysis.tables import markdown_table
 
 
 def summary(work_dir: Path) -> dict[str, str]:
     """What the table says of one run."""
-    _, metrics = read_history(work_dir)
+    losses, metrics = read_history(work_dir)
     (iterations,) = {points[-1][0] for points in metrics.values()}
     return {
         'run': work_dir.name,
         'iterations': str(iterations),
+        'loss': f'{losses[-1][1]:.3g}',
         **{name: f'{points[-1][1]:.2f}' for name, points in metrics.items()},
     }
 
 
 def main() -> None:
-    parser = ArgumentParser(description='Print the last metrics of runs of one task as a table.')
+    parser = ArgumentParser(description='Print the last loss and metrics of runs.')
     parser.add_argument('work_dirs', nargs='+', type=Path, help='working directories of runs')
-    print(markdown_table([summary(work_dir) for work_dir in parser.parse_args().work_dirs]))
+    parser.add_argument(
+        '--picture',
+        type=Path,
+        help='draw the training losses: a panel for each parent directory, a line for each run, '
+        'of one name and colour in all panels',
+    )
+    args = parser.parse_args()
+    tables: dict[tuple[str, ...], list[dict[str, str]]] = {}  # one for each task
+    for row in map(summary, args.work_dirs):
+        tables.setdefault(tuple(row), []).append(row)
+    print(*map(markdown_table, tables.values()), sep='\n\n')
+    if args.picture:
+        panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
+        for work_dir in args.work_dirs:
+            resolved = work_dir.resolve()
+            panels.setdefault(resolved.parent.name, {})[work_dir.name] = read_history(work_dir)[0]
+        plot_losses(panels, args.picture)
 
 
 if __name__ == '__main__':

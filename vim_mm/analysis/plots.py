@@ -1,4 +1,4 @@
-"""Pictures of a run for ``tools/``: training curves, and predictions beside the ground truth."""
+"""Pictures for ``tools/``: training curves, predictions beside the ground truth, and benchmarks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,6 +39,71 @@ class Sample:
     image: np.ndarray
     truth: list[Region]
     prediction: list[Region]
+
+
+@dataclass
+class Line:
+    """Values over something, of one name."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+def plot_lines(panels: dict[str, Sequence[Line]], xlabel: str, path: str | Path) -> None:
+    """Draw panels side by side, both axes logarithmic, each name in one colour throughout.
+
+    Args:
+        panels (dict): By title, lines of positive values.
+        xlabel (str): What x is, in all panels.
+        path (str | Path): Picture to write.
+    """
+    figure = Figure(figsize=(4.2 * len(panels), 3.8), dpi=_DPI, layout='constrained')
+    names = [*dict.fromkeys(line.name for lines in panels.values() for line in lines)]
+    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    handles = {}
+    for axes, (title, lines) in zip(grid, panels.items(), strict=True):
+        for line in lines:
+            (handles[line.name],) = axes.plot(
+                line.x, line.y, color=f'C{names.index(line.name)}', marker='o', markersize=3.5
+            )
+        axes.set_title(title, fontsize=9)
+        axes.set(xlabel=xlabel, xscale='log', yscale='log')
+        ticks = sorted({x for line in lines for x in line.x})
+        axes.set_xticks(ticks, [f'{tick:g}' for tick in ticks], fontsize=7)
+        axes.set_xticks([], minor=True)
+        axes.grid(alpha=0.3, which='both')
+        axes.spines[['top', 'right']].set_visible(False)
+    figure.legend(
+        [handles[name] for name in names], names, loc='outside lower center',
+        ncols=len(names), frameon=False,
+    )  # fmt: skip
+    figure.savefig(path)
+
+
+def plot_losses(runs: dict[str, dict[str, Sequence[tuple[int, float]]]], path: str | Path) -> None:
+    """Draw the training losses of runs over one another, a panel for each group of them.
+
+    Args:
+        runs (dict): By title of the panel and name of the run, iteration and training loss.
+        path (str | Path): Picture to write.
+    """
+    figure = Figure(figsize=(4.2 * len(runs), 3.6), dpi=_DPI, layout='constrained')
+    names = [*dict.fromkeys(name for group in runs.values() for name in group)]
+    handles = {}
+    for axes, (title, group) in zip(figure.subplots(1, len(runs), squeeze=False)[0], runs.items()):
+        for name, points in group.items():
+            colour = f'C{names.index(name)}'
+            (handles[name],) = axes.plot(*_columns(points), color=colour, linewidth=1)
+        axes.set_title(title, fontsize=9)
+        axes.set(xlabel='iteration', ylabel='training loss', yscale='log')
+        axes.grid(alpha=0.3, which='both')
+        axes.spines[['top', 'right']].set_visible(False)
+    figure.legend(
+        [handles[name] for name in names], names, loc='outside lower center',
+        ncols=len(names), frameon=False,
+    )  # fmt: skip
+    figure.savefig(path)
 
 
 def plot_curves(

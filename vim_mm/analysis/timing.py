@@ -1,4 +1,4 @@
-"""Time and memory of a scan for ``tools/analysis``: inputs of a layer, clocks, and the machine."""
+"""Time and memory for ``tools/analysis``: a scan's inputs, clocks, and the machine."""
 
 import os
 import platform
@@ -180,6 +180,29 @@ def pass_times(scan: Scan, device: str, trials: int) -> dict[str, float]:
     else:
         times = {f.__name__: wall_times(f(), trials) for f in (forward, backward)}
     return {name: median(values) for name, values in times.items()}
+
+
+def enqueue_times(function: Callable[[], object], trials: int) -> list[float]:
+    """Seconds until each call returns, its work on the GPU still under way."""
+
+    def call() -> float:
+        torch.cuda.synchronize()
+        start = perf_counter()
+        function()
+        return perf_counter() - start
+
+    call()
+    return [call() for _ in range(trials)]
+
+
+def count_launches(function: Callable[[], object]) -> int:
+    """Kernels, copies and fills that one call starts on the GPU."""
+    function()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
+        function()
+        torch.cuda.synchronize()
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in recorded.events())
 
 
 def peak_memory(function: Callable[[], object], device: str) -> int:

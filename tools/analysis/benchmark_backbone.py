@@ -1,0 +1,334 @@
+"""Times whole backbones: ours by method, beside public Vim and DeiT, over the size of the image.
+
+    python tools/analysis/benchmark_backbone.py --device cuda --markdown backbone.md --picture b.png
+    python tools/analysis/benchmark_backbone.py --images 64x1 --modes infer train --n_trials 3
+
+``--images`` takes SIDExBATCH, or names of sets of them: ``standard``, the sizes of classification,
+segmentation and detection; ``sweep``, sides from 224 to 2048 at batch 2, which ``--picture`` draws
+and whose crossover points, the sides from which ours are cheaper than DeiT, are printed.
+
+Backbones are built for the size of the image, run under autocast and return all tokens after the
+last norm; DeiT is timm's, on PyTorch's fused attention. Public Vim is written anew over the kernels
+of mamba_ssm and causal_conv1d (``vim_mm.analysis.published_vim``); its output in float32 is held to
+that of our ``zoh`` first. What cannot run here is left out, and said.
+
+A time is the median of what a caller waits for, in a CUDA graph that of the device. Memory is the
+peak of a call, parameters and images included; a training step is forward, backward and the
+release of gradients. Tables in Markdown go to the terminal, progress to its error output.
+"""
+
+import argparse
+import gc
+import json
+import math
+import pathlib
+import re
+import sys
+from itertools import product
+from typing import Any
+
+import torch
+
+from vim_mm.analysis.backbones import (
+    MODES,
+    Contender,
+    Workload,
+    absence,
+    contenders,
+    hold_to,
+    measure,
+    vim,
+)
+from vim_mm.analysis.peers import peer_version
+from vim_mm.analysis.plots import Line, plot_lines
+from vim_mm.analysis.tables import figures, markdown_table
+from vim_mm.analysis.timing import DTYPES, environment
+from vim_mm.models.vision_mamba import ARCHS
+from vim_mm.ops import METHODS
+
+SETS = {
+    'standard': [(224, 64), (512, 8), (1024, 2), (1248, 2)],
+    'sweep': [(side, 2) for side in (224, 384, 512, 768, 1024, 1248, 1536, 2048)],
+}
+PEERS = ('public Vim', 'DeiT')
+# Field of a record, factor to the unit of the table, and the table's title.
+TIME = ('seconds', 1e3, 'Milliseconds')
+MEMORY = ('peak_bytes', 2**-20, 'Peak memory in MiB')
+
+Record = dict[str, Any]
+Size = tuple[int, int]
+
+
+def image_sizes(word: str) -> list[Size]:
+    """What one word of ``--images`` means, as (side, batch)."""
+    if word in SETS:
+        return SETS[word]
+    match = re.fullmatch(r'(\d+)x(\d+)', word)
+    if match is None:
+        raise argparse.ArgumentTypeError(f'expected SIDExBATCH or one of {[*SETS]}, got {word!r}')
+    return [(int(match[1]), int(match[2]))]
+
+
+def name_of(size: Size) -> str:
+    return f'{size[0]} x {size[0]}, batch {size[1]}'
+
+
+def skip_reason(contender: Contender, mode: str, device: str) -> str | None:
+    """Why a backbone is not measured in a mode, or None."""
+    if mode not in contender.modes:
+        return f'it has no such mode ({MODES[mode]})'
+    if mode == 'graph' and device != 'cuda':
+        return 'CUDA graphs need CUDA'
+    return None
+
+
+def present(args: argparse.Namespace) -> dict[str, Contender]:
+    """What to measure; what is absent is said and left out, and a peer is held to our zoh."""
+    chosen = {}
+    for name, contender in contenders(args.arch, args.methods, args.peers).items():
+        if (reason := absence(name, args.device)) is not None:
+            print(f'left out: {name}, {reason}', file=sys.stderr)
+            continue
+        if name == 'public Vim':
+            images = torch.randn(2, 3, 96, 96, device=args.device)
+            pair = vim(args.arch, 'zoh', 96), contender.build(96, False)
+            error = hold_to(*(model.to(args.device) for model in pair), images)
+            print(f'{name} differs from our zoh by {error:.1e} in float32', file=sys.stderr)
+        chosen[name] = contender
+    return chosen
+
+
+def run(args: argparse.Namespace) -> list[Record]:
+    """One record for each size, backbone and mode."""
+    records, said = [], set()
+    chosen = present(args)
+    for size, (name, contender) in product(args.sizes, chosen.items()):
+        side, batch = size
+        images = torch.randn(batch, 3, side, side, device=args.device)
+        for mode in args.modes:
+            reason = skip_reason(contender, mode, args.device)
+            if reason is not None:
+                if (name, mode) not in said:
+                    print(f'left out: {name}, {mode}: {reason}', file=sys.stderr)
+                said.add((name, mode))
+                continue
+            print(f'{name_of(size)}: {name}, {mode}', file=sys.stderr, flush=True)
+            model = contender.build(side, mode == 'train_cp').to(args.device)
+            result = measure(Workload(model, images, args.dtype), mode, args.n_trials, args.seconds)
+            given = {'side': side, 'batch': batch, 'model': name, 'mode': mode}
+            records.append(given | {'layers': contender.layers} | result)
+            del model
+            gc.collect()  # a compiled model holds itself in cycles
+    return records
+
+
+def sizes_of(records: list[Record]) -> list[Size]:
+    return [*dict.fromkeys((r['side'], r['batch']) for r in records)]
+
+
+def pivot(records: list[Record], key: str, scale: float) -> str:
+    """A table of ``scale`` times a field: a row for each size, a column for each backbone."""
+    rows = {size: {'image': name_of(size)} for size in sizes_of(records)}
+    names = dict.fromkeys(r['model'] for r in records)
+    for size, name in product(rows, names):
+        rows[size][name] = ''
+    for r in records:
+        rows[r['side'], r['batch']][r['model']] = figures(scale * r[key])
+    return markdown_table([*rows.values()])
+
+
+def ratios(records: list[Record], key: str, peer: str) -> str:
+    """That of the peer over that of each other: above 1 where the peer is slower or larger."""
+    values = {((r['side'], r['batch']), r['model']): r[key] for r in records}
+    names = [n for n in dict.fromkeys(r['model'] for r in records) if n not in PEERS]
+    return markdown_table(
+        [
+            {
+                'image': name_of(size),
+                **{name: f'{values[size, peer] / values[size, name]:.2f}' for name in names},
+            }
+            for size in sizes_of(records)
+            if (size, peer) in values
+        ]
+    )
+
+
+def host_table(records: list[Record]) -> str:
+    """Launches a layer, and microseconds of the host a layer until a call returns."""
+    rows = []
+    for r in records:
+        rows.append(
+            {
+                'image': name_of((r['side'], r['batch'])),
+                'model': r['model'],
+                'launches a layer': f'{r["launches"] / r["layers"]:.1f}',
+                'host us a layer': f'{1e6 * r["host_seconds"] / r["layers"]:.0f}',
+            }
+        )
+    return markdown_table(rows)
+
+
+def crossover(sides: list[int], ours: list[float], theirs: list[float]) -> float | None:
+    """The side from which ours cost less, up to the largest; None if they cost more there.
+
+    Between two sides costs are taken for powers of the side. The smallest side stands for itself
+    and all below.
+    """
+    gains = [math.log(b / a) for a, b in zip(ours, theirs, strict=True)]
+    if gains[-1] <= 0:
+        return None
+    last = max((i for i, gain in enumerate(gains) if gain <= 0), default=None)
+    if last is None:
+        return float(sides[0])
+    low, high = (math.log(side) for side in sides[last : last + 2])
+    share = -gains[last] / (gains[last + 1] - gains[last])
+    return math.exp(low + share * (high - low))
+
+
+def sweeps(records: list[Record]) -> list[Record]:
+    """Records at the one batch that has the most sides, by side."""
+    batches = {batch: {r['side'] for r in records if r['batch'] == batch} for batch in
+               dict.fromkeys(r['batch'] for r in records)}  # fmt: skip
+    batch = max(batches, key=lambda b: len(batches[b]))
+    return sorted((r for r in records if r['batch'] == batch), key=lambda r: r['side'])
+
+
+def curves(records: list[Record], mode: str, key: str) -> dict[str, tuple[list[int], list[float]]]:
+    """By backbone, sides and values of a field in one mode."""
+    found: dict[str, tuple[list[int], list[float]]] = {}
+    for r in records:
+        if r['mode'] == mode and key in r:
+            sides, values = found.setdefault(r['model'], ([], []))
+            sides.append(r['side'])
+            values.append(r[key])
+    return found
+
+
+def crossovers(records: list[Record]) -> str:
+    """From which side ours are cheaper than DeiT, by mode; empty without DeiT or with one side."""
+    part, lines = sweeps(records), []
+    fields = [(mode, TIME) for mode in MODES] + [('infer', MEMORY), ('train', MEMORY)]
+    for mode, (key, _, unit) in fields:
+        found = curves(part, mode, key)
+        theirs = found.pop('DeiT', None)
+        if theirs is None or len(theirs[0]) < 2:
+            continue
+        for name, (sides, values) in found.items():
+            if name in PEERS or sides != theirs[0]:
+                continue
+            side = crossover(sides, values, theirs[1])
+            text = f'not up to {sides[-1]}' if side is None else f'from {side:.0f} on'
+            if side == sides[0]:
+                text = f'at every side from {sides[0]} on'
+            lines.append({'what': f'{MODES[mode]}: {unit}', 'ours': name, 'below DeiT': text})
+    return markdown_table(lines) if lines else ''
+
+
+def report(records: list[Record]) -> str:
+    """All tables in Markdown."""
+    parts = []
+    for mode in MODES:
+        part = [r for r in records if r['mode'] == mode]
+        if not part:
+            continue
+        parts.append(f'## {MODES[mode][0].upper() + MODES[mode][1:]}')
+        for key, scale, unit in (TIME, MEMORY):
+            if all(key in r for r in part):
+                parts.append(f'{unit}:\n\n{pivot(part, key, scale)}')
+            for peer in PEERS:
+                others = {r['model'] for r in part} - {*PEERS}
+                if others and any(r['model'] == peer and key in r for r in part):
+                    table = ratios(part, key, peer)
+                    parts.append(f'{unit}, {peer} over the column:\n\n{table}')
+        if all('launches' in r for r in part):
+            parts.append(f'Host:\n\n{host_table(part)}')
+    if table := crossovers(records):
+        parts.append(f'## Where ours are below DeiT\n\n{table}')
+    return '\n\n'.join(parts)
+
+
+def draw(records: list[Record], path: pathlib.Path) -> None:
+    """Latency and memory over the side of the image."""
+    part = sweeps(records)
+    graph = any(r['mode'] == 'graph' for r in part)
+    panels = {}
+    for mode, (key, scale, unit) in (
+        ('graph' if graph else 'infer', TIME), ('train', TIME), ('train', MEMORY),
+    ):  # fmt: skip
+        found = curves(part, mode, key)
+        if found:
+            lines = [Line(n, s, [scale * v for v in values]) for n, (s, values) in found.items()]
+            panels[f'{MODES[mode]}: {unit}'] = lines
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plot_lines(panels, f'side of the image in pixels, batch {part[0]["batch"]}', path)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        '--images',
+        nargs='+',
+        type=image_sizes,
+        default=[SETS['standard'], SETS['sweep']],
+        metavar='SIDExBATCH',
+        help=f'sizes, or names of sets of them: {[*SETS]} (default: all)',
+    )
+    parser.add_argument('--arch', choices=ARCHS, default='tiny')
+    parser.add_argument('--methods', nargs='*', choices=METHODS, default=['zoh', 'bilinear'])
+    parser.add_argument('--peers', nargs='*', choices=PEERS, default=[*PEERS])
+    parser.add_argument(
+        '--modes',
+        nargs='+',
+        choices=MODES,
+        default=['infer', 'graph', 'train', 'train_cp'],
+        help='those of torch.compile take a minute of compilation each and are not in the default',
+    )
+    parser.add_argument(
+        '--dtype', choices=[name for name in DTYPES if name != 'fp64'], default='bf16',
+        help='of autocast; fp32 is without',
+    )  # fmt: skip
+    parser.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')
+    parser.add_argument('--threads', type=int, default=torch.get_num_threads(), help='of the CPU')
+    parser.add_argument('--n_trials', type=int, default=20)
+    parser.add_argument('--seconds', type=float, default=10.0, help='limit on timing one record')
+    parser.add_argument('--out', type=pathlib.Path, help='write every figure as JSON to this file')
+    parser.add_argument(
+        '--markdown', type=pathlib.Path, help='write the tables to this file as well'
+    )
+    parser.add_argument('--picture', type=pathlib.Path, help='draw the sweep into this file')
+    args = parser.parse_args()
+    args.sizes = [*dict.fromkeys(size for sizes in args.images for size in sizes)]
+    if not (args.methods or args.peers):
+        parser.error('nothing to measure: no --methods and no --peers')
+    return args
+
+
+def write(path: pathlib.Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + '\n')
+
+
+def main() -> None:
+    args = parse_args()
+    torch.set_num_threads(args.threads)
+    records = run(args)
+    facts = environment(args.device)
+    if any(r['model'] == 'public Vim' for r in records):
+        facts |= {name: peer_version(name) for name in ('mamba_ssm', 'causal_conv1d')}
+    head = ', '.join(f'{name} {value}' for name, value in facts.items() if value is not None)
+    tables = f'{head}, {args.arch}, {args.dtype}\n\n{report(records)}'
+    print(tables)
+    if args.markdown:
+        write(args.markdown, tables)
+    if args.out:
+        given = {'arch': args.arch, 'dtype': args.dtype, 'n_trials': args.n_trials}
+        result = {'environment': facts, **given, 'units': 'seconds, bytes', 'records': records}
+        write(args.out, json.dumps(result, indent=2))
+    if args.picture:
+        draw(records, args.picture)
+
+
+if __name__ == '__main__':
+    main()
