@@ -396,7 +396,7 @@ class ParameterGradients {
     c.from = floats_of(source), c.factor = floats_of(A), c.function = Conversion::product;
     vim_mm::add(all_, c);
   }
-  // Of a parameter that has one already.
+  // Of a parameter that has one already, or an empty tensor of its own where there is none.
   void add_done(const Tensor& gradient) { gradients_.push_back(gradient); }
   Tensors finish(void* stream) {
     convert(all_, stream);
@@ -505,7 +505,6 @@ Tensors mixer_bwd(const Tensor& grad_out, const Tensor& x, const Tensors& kept,
   multiply_into(contiguous_view(grad_x, {tokens, outer}), transposed(grad_xz), packed.in_proj);
 
   ParameterGradients result;
-  const Tensor none = new_empty(x, {0});
   // A bias' gradient lives here until it is converted.
   MaybeTensor in_sum, out_sum;
   if (in_bias) in_sum = sum_over(grad_xz, 1, false, ScalarType::Float);
@@ -517,10 +516,10 @@ Tensors mixer_bwd(const Tensor& grad_out, const Tensor& x, const Tensors& kept,
   result.add_done(grad_x);
   add_matrix(in_proj, grad_in_proj);
   if (in_bias) result.add(*in_bias, *in_sum);
-  else result.add_done(none);
+  else result.add_done(new_empty(x, {0}));
   add_matrix(out_proj, grad_out_proj);
   if (out_bias) result.add(*out_bias, *out_sum);
-  else result.add_done(none);
+  else result.add_done(new_empty(x, {0}));
   const auto add_each = [&](const Tensors& parameters, const Tensor& stack) {
     for (size_t k = 0; k < parameters.size(); ++k)
       result.add(parameters[k], select(stack, int64_t(k)));
