@@ -11,7 +11,7 @@ from vim_mm.analysis.tables import markdown_table
 def summary(work_dir: Path) -> dict[str, str]:
     """What the table says of one run."""
     losses, metrics = read_history(work_dir)
-    (iterations,) = {points[-1][0] for points in metrics.values()}
+    iterations = max(points[-1][0] for points in (losses, *metrics.values()))
     return {
         'run': work_dir.name,
         'iterations': str(iterations),

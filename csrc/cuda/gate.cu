@@ -1,6 +1,8 @@
 // The gate of a block, after the sum over directions.
 //
 // SPDX-License-Identifier: Apache-2.0
+#include <initializer_list>
+
 #include "block.h"
 #include "errors.h"
 #include "packs.cuh"
@@ -54,9 +56,12 @@ __global__ void __launch_bounds__(kThreads)
   store_pack(static_cast<T*>(p.grad_z) + i, z);
 }
 
-// Calls f(element, width) for `count` entries, `width` to a thread.
+// Calls f(blocks, element, width) for `count` entries of each tensor, `width` to a thread.
 template <class F>
-void dispatch(Storage storage, int64_t count, bool wide, const F& f) {
+void dispatch(Storage storage, int64_t count, std::initializer_list<const void*> tensors,
+              const F& f) {
+  bool wide = count % kWidth == 0;
+  for (const void* t : tensors) wide = wide && fits(t, storage, kWidth, 0);
   const int width = wide ? kWidth : 1;
   const int64_t blocks = (count / width + kThreads - 1) / kThreads;
   if (blocks == 0) return;
@@ -72,23 +77,18 @@ void dispatch(Storage storage, int64_t count, bool wide, const F& f) {
 }  // namespace
 
 void gate(const Gate& p, void* stream) {
-  bool wide = p.count % kWidth == 0;
-  for (const void* t : {p.y, p.z}) wide = wide && fits(t, p.storage, kWidth, 0);
-  for (const void* t : {p.out, p.sum}) wide = wide && fits(t, p.storage, kWidth, 0);
-  dispatch(p.storage, p.count, wide, [&](unsigned blocks, auto t, auto width) {
+  dispatch(p.storage, p.count, {p.y, p.z, p.out, p.sum}, [&](unsigned blocks, auto t, auto width) {
     gate_kernel<decltype(t), width()>
         <<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
   });
 }
 
 void gate_backward(const GateBackward& p, void* stream) {
-  bool wide = p.count % kWidth == 0;
-  for (const void* t : {p.grad_out, p.sum, p.z}) wide = wide && fits(t, p.storage, kWidth, 0);
-  for (const void* t : {p.grad_y, p.grad_z, p.out}) wide = wide && fits(t, p.storage, kWidth, 0);
-  dispatch(p.storage, p.count, wide, [&](unsigned blocks, auto t, auto width) {
-    gate_backward_kernel<decltype(t), width()>
-        <<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
-  });
+  dispatch(p.storage, p.count, {p.grad_out, p.sum, p.z, p.grad_y, p.grad_z, p.out},
+           [&](unsigned blocks, auto t, auto width) {
+             gate_backward_kernel<decltype(t), width()>
+                 <<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+           });
 }
 
 }  // namespace vim_mm

@@ -5,6 +5,7 @@
 // transposed. A convolution, projections and scans of all directions are one launch each.
 //
 // SPDX-License-Identifier: Apache-2.0
+// Products into given memory: torch's stable C interface, as AOTInductor's binaries call it.
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
@@ -146,14 +147,21 @@ struct Mixer {
                     "vim_mm: expected convolutions [H, 1, W], W <= ", kMaxTaps);
     has_in_bias = p.in_bias.has_value(), has_out_bias = p.out_bias.has_value();
     has_conv_bias = !p.conv_bias.empty();
-    expect_contiguous(p.in_proj, "in_proj", {2 * channels, outer});
-    expect_contiguous(p.out_proj, "out_proj", {outer, channels});
-    if (has_in_bias) expect_contiguous(*p.in_bias, "in_bias", {2 * channels});
-    if (has_out_bias) expect_contiguous(*p.out_bias, "out_bias", {outer});
+    const auto expect = [&](const Tensor& t, const char* name,
+                            std::initializer_list<int64_t> sizes) {
+      expect_contiguous(t, name, sizes);
+      STD_TORCH_CHECK(t.device() == x.device(), "vim_mm: expected ", name, " where x is");
+      expect_type(t, name,
+                  {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16, ScalarType::Double});
+    };
+    expect(p.in_proj, "in_proj", {2 * channels, outer});
+    expect(p.out_proj, "out_proj", {outer, channels});
+    if (has_in_bias) expect(*p.in_bias, "in_bias", {2 * channels});
+    if (has_out_bias) expect(*p.out_bias, "out_bias", {outer});
     const auto expect_each = [&](const Tensors& list, const char* name, int64_t count,
                                  std::initializer_list<int64_t> sizes) {
       STD_TORCH_CHECK(int64_t(list.size()) == count, "vim_mm: wrong number of ", name);
-      for (const Tensor& t : list) expect_contiguous(t, name, sizes);
+      for (const Tensor& t : list) expect(t, name, sizes);
     };
     expect_each(p.dt_proj, "dt_proj", sets,
                 {channels, p.dt_proj.empty() ? 0 : p.dt_proj[0].size(p.dt_proj[0].dim() - 1)});
@@ -294,15 +302,6 @@ void pack(const Mixer& mixer, const Parameters& p, const Packed& packed, void* s
   convert(all, stream);
 }
 
-Gate gate_of(const Tensor& z, double scale) {
-  Gate p{};
-  p.storage = storage_of(z);
-  p.count = z.numel();
-  p.scale = static_cast<float>(scale);
-  p.z = z.data_ptr();
-  return p;
-}
-
 // u of the convolution, and delta of u and dt_B_C; forward fills dt_B_C in between.
 Tensor convolve_rows(const Mixer& mixer, const Tensor& xz, const Packed& packed,
                      const Flags& reverse, void* stream) {
@@ -356,9 +355,10 @@ std::tuple<Tensor, Tensors> mixer_fwd(const Tensor& x, const Tensor& in_proj,
 
   const Tensor z = mixer.half(xz, 1), gated = empty_like(z);
   const Tensor sum = keep ? empty_like(z) : new_empty(z, {0});
-  Gate g = gate_of(z, scale);
+  Gate g{};
+  g.storage = storage_of(z), g.count = z.numel(), g.scale = static_cast<float>(scale);
   g.directions = int(mixer.directions);
-  g.y = y.data_ptr(), g.out = gated.data_ptr();
+  g.y = y.data_ptr(), g.z = z.data_ptr(), g.out = gated.data_ptr();
   if (keep) g.sum = sum.data_ptr();
   gate(g, stream);
 
@@ -406,7 +406,9 @@ class ParameterGradients {
  private:
   Conversion place(const Tensor& parameter) {
     gradients_.push_back(empty_like(parameter));
-    return conversion(parameter, gradients_.back());
+    Conversion c = conversion(parameter, gradients_.back());
+    c.from_storage = Storage::float32;  // that of the sums, whatever the parameter's
+    return c;
   }
 
   Conversions all_;

@@ -45,7 +45,8 @@ __device__ __forceinline__ int segment_of_lane() {
 
 // One value for each channel and step of a window, by segments. Eight lanes at a time read or write
 // 16 bytes each: in the scan those of neighbouring channels, then of the next segments, in loads and
-// stores eight in a row. The gaps put both kinds of eight on different banks.
+// stores eight in a row. The gaps put both kinds of eight on different banks, but for loads and stores
+// with 1 or 16 segments of 16 steps, two of which share one.
 template <class Shape>
 struct RowTile {
   static constexpr int quads = Shape::steps / kQuad;

@@ -127,6 +127,13 @@ def test_clipping_by_a_shard_is_refused(configs, tmp_path):
     assert 'ValueError: MMEngine clips gradients by the norm of a shard under FSDP' in log
 
 
+def test_resuming_by_a_strategy_is_refused(configs, tmp_path):
+    (tmp_path / 'whole.py').write_text(PLAIN_NORMS.format(config=str(configs['seg'])))
+    (tmp_path / 'sharded.py').write_text(SHARDED.format(config=str(tmp_path / 'whole.py')))
+    log = run_tool('train.py', 'sharded.py', '--resume', 'any.pth', cwd=tmp_path, fails=True)
+    assert "ValueError: MMEngine's strategies resume from checkpoints that lack weights" in log
+
+
 SRUN = """#!/bin/bash
 # Stands in for srun: prints its options, and runs the command as two tasks on this host.
 while [[ $1 == --* ]]; do echo "srun $1"; shift; done

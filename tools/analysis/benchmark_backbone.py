@@ -117,10 +117,14 @@ def run(args: argparse.Namespace) -> list[Record]:
                 continue
             print(f'{name_of(size)}: {name}, {mode}', file=sys.stderr, flush=True)
             model = contender.build(side, mode == 'train_cp').to(args.device)
-            result = measure(Workload(model, images, args.dtype), mode, args.n_trials, args.seconds)
+            workload = Workload(model, images, args.dtype)
             given = {'side': side, 'batch': batch, 'model': name, 'mode': mode}
-            records.append(given | {'layers': contender.layers} | result)
-            del model
+            try:
+                result = measure(workload, mode, args.n_trials, args.seconds)
+                records.append(given | {'layers': contender.layers} | result)
+            except torch.OutOfMemoryError:
+                print('left out: out of memory', file=sys.stderr)
+            del model, workload
             gc.collect()  # a compiled model holds itself in cycles
     return records
 

@@ -1,7 +1,9 @@
 """Training by MMEngine's strategies, such as FSDP, in place of :class:`VimRunner`.
 
 A config asks for it with ``runner_type = 'FlexibleRunner'`` and a ``strategy``;
-``configs/_base_/fsdp.py`` is one that shards a model layer by layer.
+``configs/_base_/fsdp.py`` is one that shards a model layer by layer. Two things that
+:class:`VimRunner` does MMEngine's runner does not: a checkpoint may be left half written when the
+process is killed, and validation has each process' own buffers.
 """
 
 from mmengine.config import Config
@@ -27,8 +29,9 @@ def build_runner(cfg: Config) -> Runner | FlexibleRunner:
             with 'FlexibleRunner', MMEngine's runner for its ``strategy``.
 
     Raises:
-        ValueError: The config asks FSDP to clip gradients. MMEngine would take the norm of the
-            part of a gradient that each process has, and clip differently in each.
+        ValueError: The config asks FSDP to clip gradients: MMEngine would take the norm of the
+            part of a gradient that each process has, and clip differently in each. Or it asks a
+            strategy to resume: MMEngine would go on without weights that the checkpoint lacks.
     """
     if cfg.get('runner_type') is None:
         return VimRunner.from_cfg(cfg)
@@ -37,6 +40,11 @@ def build_runner(cfg: Config) -> Runner | FlexibleRunner:
         raise ValueError(
             'MMEngine clips gradients by the norm of a shard under FSDP: set '
             'optim_wrapper.clip_grad=None'
+        )
+    if cfg.get('resume'):
+        raise ValueError(
+            "MMEngine's strategies resume from checkpoints that lack weights without a word: "
+            'start from the weights of one by load_from'
         )
     # Before MMEngine, which would ask for CUDA.
     if cfg.launcher != 'none':

@@ -42,7 +42,7 @@ def add_rms_norm(
     """
     residual = residual.contiguous()
     update = None if update is None else update.contiguous()
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and _any_requires_grad(residual, update, weight):
         normed, total = _AddRMSNorm.apply(residual, update, weight, eps, dtype)
     else:
         normed, total, _ = _ops.add_rms_norm_fwd(residual, update, weight, eps, dtype)
@@ -53,7 +53,7 @@ class _AddRMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, residual, update, weight, eps, dtype):
         normed, total, rstd = _ops.add_rms_norm_fwd(residual, update, weight, eps, dtype)
-        ctx.with_update = update is not None
+        ctx.with_update, ctx.dtype = update is not None, dtype
         ctx.save_for_backward(total if ctx.with_update else residual, rstd, weight)
         ctx.set_materialize_grads(False)
         return normed, total if ctx.with_update else None
@@ -63,7 +63,7 @@ class _AddRMSNorm(torch.autograd.Function):
     def backward(ctx: Any, grad_normed, grad_total):
         total, rstd, weight = ctx.saved_tensors
         if grad_normed is None:  # only the sum was used
-            grad_normed = torch.zeros_like(total)
+            grad_normed = torch.zeros_like(total, dtype=ctx.dtype)
         grad_total = None if grad_total is None else grad_total.contiguous()
         grad_residual, grad_update, grad_weight = _ops.add_rms_norm_bwd(
             grad_normed.contiguous(), grad_total, total, rstd, weight, ctx.with_update
@@ -126,14 +126,19 @@ def fused_mixer(
         (B, L, C) in x's dtype.
 
     Raises:
-        RuntimeError: An argument is not as above, or the compiled kernels are missing.
+        RuntimeError: An argument is not as above.
+        AttributeError: The compiled kernels are missing.
     """
     options = (method, [*map(int, reverse)], scale)
     x = x.contiguous()
-    if not torch.is_grad_enabled():
+    tensors = (*parameters[:_SINGLE], *chain(*parameters[_SINGLE:]))
+    if not (torch.is_grad_enabled() and _any_requires_grad(x, *tensors)):
         return _ops.mixer_fwd(x, *parameters, *options, False)[0]
-    counts = tuple(map(len, parameters[_SINGLE:]))
-    return _Mixer.apply(x, options, counts, *parameters[:_SINGLE], *chain(*parameters[_SINGLE:]))
+    return _Mixer.apply(x, options, tuple(map(len, parameters[_SINGLE:])), *tensors)
+
+
+def _any_requires_grad(*tensors: Tensor | None) -> bool:
+    return any(t is not None and t.requires_grad for t in tensors)
 
 
 class _Mixer(torch.autograd.Function):
