@@ -49,8 +49,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
       for (int m = 0; m < States::of_warp; ++m) {
         const int n = first + warp * States::of_warp + m;
         if (n < states)
-          carried.put(0, m, n,
-                      load_element<E>(work.at(v) + channel * v.row + n * v.last, v.storage));
+          carried.put(m, n, load_element<E>(work.at(v) + channel * v.row + n * v.last, v.storage));
       }
     }
   }
@@ -127,7 +126,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
       if (first > 0) matrix.template commit<Unknown>(shared.matrix);
       __syncthreads();
-      if (first == 0) driven.load(shared.dt, shared.drive, 0);
+      if (first == 0) driven.load(shared.dt, shared.drive);
       const bool last_tile = fast || first + kStateTile >= states;
       if (!last_tile) {
         matrix.load(first + kStateTile, states, left);
@@ -143,7 +142,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
       for (int m = 0; m < States::of_warp; ++m) {
         const int in_tile = warp * States::of_warp + m, n = first + in_tile;
         if (!fast && n >= states) break;
-        const E a = carried.a(0, m, n);
+        const E a = carried.a(m, n);
         const auto matrix_of = matrix.segment(shared.matrix, work, channel, segment, in_tile, n);
         E x = E(0.0f), transition = E(1.0f);
 #pragma unroll
@@ -162,9 +161,9 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
         }
         if (Method::exponential) transition = exp_of_product(driven.total_dt, a);
         if (Adjoint) transition = conj(transition);
-        const E entering = enter_segments<Ascending, Shape>(transition, x, carried.x(0, m, n));
+        const E entering = enter_segments<Ascending, Shape>(transition, x, carried.x(m, n));
         if (keeps_edge && n < states) edges[n] = entering;
-        carried.carry(0, m, n, x, Ascending ? segments - 1 : 0);
+        carried.carry(m, n, x, Ascending ? segments - 1 : 0);
       }
       __syncthreads();
     }

@@ -21,8 +21,8 @@ class CarriedStates {
   __device__ __forceinline__ CarriedStates(const ScanArguments& scan, const Work& work,
                                            void* memory)
       : memory_(static_cast<E*>(memory)), states_(int(scan.states)) {
-    const auto a = [&](int set, int n) {
-      const int channel = channel_of_lane<Shape>(set);
+    const int channel = channel_of_lane<Shape>(0);
+    const auto a = [&](int n) {
       if (channel >= work.channels || n >= states_) return E(0.0f);
       return load_element<E>(work.at(scan.A) + channel * scan.A.row + n * scan.A.last,
                              scan.A.storage);
@@ -30,13 +30,11 @@ class CarriedStates {
     const int first = threadIdx.x / 32 * of_warp;
     if constexpr (fast) {
 #pragma unroll
-      for (int set = 0; set < Shape::sets; ++set)
-#pragma unroll
-        for (int m = 0; m < of_warp; ++m) a_[set][m] = a(set, first + m), x_[set][m] = E(0.0f);
+      for (int m = 0; m < of_warp; ++m) a_[m] = a(first + m), x_[m] = E(0.0f);
     } else {
       for (int tile = 0; tile < states_; tile += kStateTile)
         for (int m = 0; m < of_warp && tile + first + m < states_; ++m)
-          at(0, tile + first + m) = a(0, tile + first + m), at(1, tile + first + m) = E(0.0f);
+          at(0, tile + first + m) = a(tile + first + m), at(1, tile + first + m) = E(0.0f);
       __syncwarp();
     }
   }
@@ -44,43 +42,35 @@ class CarriedStates {
     return fast ? 0 : 2 * states * Shape::channels * sizeof(E);
   }
 
-  // State n, the m-th of this warp in its tile, of the lane's channel in a set.
-  __device__ __forceinline__ E a(int set, int m, int n) const {
-    return fast ? a_[set][m] : at(0, n);
-  }
-  __device__ __forceinline__ E x(int set, int m, int n) const {
-    return fast ? x_[set][m] : at(1, n);
-  }
+  // State n, the m-th of this warp in its tile.
+  __device__ __forceinline__ E a(int m, int n) const { return fast ? a_[m] : at(0, n); }
+  __device__ __forceinline__ E x(int m, int n) const { return fast ? x_[m] : at(1, n); }
   // `x` of the lane that has the window's last segment; every lane of the warp takes part.
-  __device__ __forceinline__ void carry(int set, int m, int n, E x, int last_segment) {
+  __device__ __forceinline__ void carry(int m, int n, E x, int last_segment) {
     x = from_segment<Shape>(x, last_segment);
     if constexpr (fast) {
-      x_[set][m] = x;
+      x_[m] = x;
     } else {
       __syncwarp();
       at(1, n) = x;
       __syncwarp();
     }
   }
-  __device__ __forceinline__ void put(int set, int m, int n, E x) {
-    if constexpr (fast) x_[set][m] = x;
+  __device__ __forceinline__ void put(int m, int n, E x) {
+    if constexpr (fast) x_[m] = x;
     else at(1, n) = x;
   }
-  // Writes the states of this warp to [channels, N], `row` entries from one channel to the next.
-  __device__ __forceinline__ void store(const Work& work, E* to, int64_t row) const {
+  // Writes the states of this warp to the N of the lane's channel.
+  __device__ __forceinline__ void store(const Work& work, E* to) const {
     static_assert(of_warp == kQuad, "one quad");
     const int first = threadIdx.x / 32 * of_warp;
+    if (channel_of_lane<Shape>(0) >= work.channels) return;
+    if (states_ == kStateTile) {
+      store_segment(to + first, x_);
+    } else {
 #pragma unroll
-    for (int set = 0; set < Shape::sets; ++set) {
-      if (channel_of_lane<Shape>(set) >= work.channels) continue;
-      E* const states = to + set * Shape::channels_of_set * row + first;
-      if (states_ == kStateTile) {
-        store_segment(states, x_[set]);
-      } else {
-#pragma unroll
-        for (int m = 0; m < of_warp; ++m)
-          if (first + m < states_) states[m] = x_[set][m];
-      }
+      for (int m = 0; m < of_warp; ++m)
+        if (first + m < states_) to[first + m] = x_[m];
     }
   }
 
@@ -92,8 +82,8 @@ class CarriedStates {
 
   E* const memory_;
   const int states_;
-  static_assert(fast || Shape::sets == 1, "one set of channels");
-  E a_[fast ? Shape::sets : 1][fast ? of_warp : 1], x_[fast ? Shape::sets : 1][fast ? of_warp : 1];
+  static_assert(Shape::sets == 1, "a lane has one channel");
+  E a_[fast ? of_warp : 1], x_[fast ? of_warp : 1];
 };
 
 template <class E, class Shape>
@@ -110,12 +100,68 @@ struct Driving {
   float dt[Shape::steps], drive[Shape::steps], total_dt;
 
   __device__ __forceinline__ void load(const RowTile<Shape>& dt_tile,
-                                       const RowTile<Shape>& drive_tile, int set) {
-    load_segment(dt_tile.segment_of_lane(set), dt);
-    load_segment(drive_tile.segment_of_lane(set), drive);
+                                       const RowTile<Shape>& drive_tile) {
+    load_segment(dt_tile.segment_of_lane(0), dt);
+    load_segment(drive_tile.segment_of_lane(0), drive);
     total_dt = sum(dt);
   }
 };
+
+// One state over a segment: adds what it gives to y, and returns what leaves the segment. `carry` enters
+// the window; what enters the segment goes to `keep`. `other_carry` enters the window from the other
+// side, for methods that are not causal.
+template <class Method, class E, class Shape, Layout layout, class Keep>
+__device__ __forceinline__ E advance(const Driving<Shape>& driving, E a,
+                                     const SegmentOf<E, layout>& b_of,
+                                     const SegmentOf<E, layout>& c_of, E carry, E other_carry,
+                                     const Keep& keep, float (&y)[Shape::steps]) {
+  constexpr int steps = Shape::steps;
+  E a_bar[steps], input[steps], x = E(0.0f);
+#pragma unroll
+  for (int i = 0; i < steps; i += kQuad) {
+    E b[kQuad];
+    b_of.quad(i, b);
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      const Coefficients<E> k = Method::coefficients(driving.dt[i + j], a);
+      a_bar[i + j] = k.a_bar;
+      input[i + j] = input_of<Method>(driving.drive[i + j], k, b[j]);
+      x = i + j == 0 ? input[0] : a_bar[i + j] * x + input[i + j];
+    }
+  }
+  const E transition = transition_of<Method>(driving.total_dt, a_bar, a);
+  x = enter_segments<true, Shape>(transition, x, carry);
+  keep(x);
+  E other_x = E(0.0f), local = input[steps - 1];
+  if constexpr (!Method::causal) {
+#pragma unroll
+    for (int i = steps - 2; i >= 0; --i) local = a_bar[i] * local + input[i];
+    other_x = enter_segments<false, Shape>(transition, local, other_carry);
+  }
+#pragma unroll
+  for (int i = 0; i < steps; i += kQuad) {
+    E c[kQuad];
+    c_of.quad(i, c);
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      x = a_bar[i + j] * x + input[i + j];
+      y[i + j] += real(c[j] * x);
+    }
+  }
+  if constexpr (!Method::causal) {
+#pragma unroll
+    for (int i = steps - kQuad; i >= 0; i -= kQuad) {
+      E c[kQuad];
+      c_of.quad(i, c);
+#pragma unroll
+      for (int j = kQuad - 1; j >= 0; --j) {
+        other_x = a_bar[i + j] * other_x + input[i + j];
+        y[i + j] += real(c[j] * other_x);
+      }
+    }
+  }
+  return x;
+}
 
 template <class Method, class E, class Shape, Layout layout>
 __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
@@ -136,7 +182,8 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   const int states = int(scan.states);
 
   const Work work = work_of_block<Shape>(scan);
-  const int warp = threadIdx.x / 32, segment = segment_of_lane<Shape>();
+  const int warp = threadIdx.x / 32;
+  const int channel = channel_of_lane<Shape>(0), segment = segment_of_lane<Shape>();
   if (threadIdx.x < Shape::channels) {
     const int64_t h = work.first_channel + threadIdx.x;
     shared.D[threadIdx.x] = channel_value(scan.D, scan, work.g, h);
@@ -178,9 +225,8 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   load_window(work.steps_from(0, Shape::window));
 
   // Of the chunk that begins with this lane's segment, where one does.
-  const int64_t edges_of_row = p.chunks * states;
-  E* edges = static_cast<E*>(p.edges) + work.row(scan, channel_of_lane<Shape>(0)) * edges_of_row +
-             segment * steps / kChunk * states;
+  const int64_t row = work.row(scan, channel);
+  E* edges = static_cast<E*>(p.edges) + (row * p.chunks + segment * steps / kChunk) * states;
 #pragma unroll 1
   for (int64_t window = 0; window < work.windows; ++window) {
     const int left = work.steps_from(window, Shape::window);
@@ -209,98 +255,53 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     const int64_t step = window * Shape::window + segment * steps;
     const bool begins_chunk = step % kChunk == 0 && step < work.steps;
     if constexpr (edges_are_carried) {
-      if (begins_chunk) carried.store(work, edges, edges_of_row);
+      if (begins_chunk) carried.store(work, edges);
     }
+    const bool keeps_edge = !edges_are_carried && begins_chunk && channel < work.channels;
     // What enters the window's last chunk from the other side, for methods that are not causal.
     const int64_t last_chunk = (window + 1) * Shape::window / kChunk - 1;
+    const bool has_other = !Method::causal && last_chunk < p.chunks && channel < work.channels;
+    const E* const other =
+        static_cast<const E*>(p.other_edges) + (row * p.chunks + last_chunk) * states;
 
-#pragma unroll
-    for (int set = 0; set < Shape::sets; ++set) {
-      const int channel = channel_of_lane<Shape>(set);
-      const bool keeps_edge = !edges_are_carried && begins_chunk && channel < work.channels;
-      const bool has_other = !Method::causal && last_chunk < p.chunks && channel < work.channels;
-      const E* const other = static_cast<const E*>(p.other_edges) +
-                             work.row(scan, channel) * edges_of_row + last_chunk * states;
-      Driving<Shape> driving;
-      float y[steps] = {};
+    Driving<Shape> driving;
+    float y[steps] = {};
 #pragma unroll 1
-      for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
-        if (first > 0) {
-          B.template commit<Unknown>(shared.B);
-          C.template commit<Unknown>(shared.C);
-        }
-        if (set == 0) {
-          __syncthreads();
-          // The next tile comes while this one is at work.
-          if (fast || first + kStateTile >= states) {
-            u.next(Shape::window * slots.to_step(scan.u));
-            delta.next(Shape::window * slots.to_step(scan.delta));
-            z.next(Shape::window * slots.to_step(scan.z));
-            B.next(1), C.next(1);
-            load_window(work.steps_from(window + 1, Shape::window));
-          } else {
-            load_matrices(first + kStateTile, left);
-          }
-        }
-        if (first == 0) driving.load(shared.dt, shared.drive, set);
-#pragma unroll(fast ? States::of_warp : 1)
-        for (int m = 0; m < States::of_warp; ++m) {
-          const int in_tile = warp * States::of_warp + m, n = first + in_tile;
-          if (!fast && n >= states) break;
-          const E a = carried.a(set, m, n);
-          const auto b_of = B.segment(shared.B, work, channel, segment, in_tile, n);
-          const auto c_of = C.segment(shared.C, work, channel, segment, in_tile, n);
-          E a_bar[steps], input[steps], x = E(0.0f);
-#pragma unroll
-          for (int i = 0; i < steps; i += kQuad) {
-            E b[kQuad];
-            b_of.quad(i, b);
-#pragma unroll
-            for (int j = 0; j < kQuad; ++j) {
-              const Coefficients<E> k = Method::coefficients(driving.dt[i + j], a);
-              a_bar[i + j] = k.a_bar;
-              input[i + j] = input_of<Method>(driving.drive[i + j], k, b[j]);
-              x = i + j == 0 ? input[0] : a_bar[i + j] * x + input[i + j];
-            }
-          }
-          const E transition = transition_of<Method>(driving.total_dt, a_bar, a);
-          x = enter_segments<true, Shape>(transition, x, carried.x(set, m, n));
-          if (keeps_edge && n < states) edges[set * Shape::channels_of_set * edges_of_row + n] = x;
-          E other_x = E(0.0f), local = input[steps - 1];
-          if constexpr (!Method::causal) {
-#pragma unroll
-            for (int i = steps - 2; i >= 0; --i) local = a_bar[i] * local + input[i];
-            const E enters = has_other && n < states ? other[n] : E(0.0f);
-            other_x = enter_segments<false, Shape>(transition, local, enters);
-          }
-#pragma unroll
-          for (int i = 0; i < steps; i += kQuad) {
-            E c[kQuad];
-            c_of.quad(i, c);
-#pragma unroll
-            for (int j = 0; j < kQuad; ++j) {
-              x = a_bar[i + j] * x + input[i + j];
-              y[i + j] += real(c[j] * x);
-            }
-          }
-          carried.carry(set, m, n, x, segments - 1);
-          if constexpr (!Method::causal) {
-#pragma unroll
-            for (int i = steps - kQuad; i >= 0; i -= kQuad) {
-              E c[kQuad];
-              c_of.quad(i, c);
-#pragma unroll
-              for (int j = kQuad - 1; j >= 0; --j) {
-                other_x = a_bar[i + j] * other_x + input[i + j];
-                y[i + j] += real(c[j] * other_x);
-              }
-            }
-          }
-        }
-        if (!fast && first + kStateTile < states) __syncthreads();
+    for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
+      if (first > 0) {
+        B.template commit<Unknown>(shared.B);
+        C.template commit<Unknown>(shared.C);
       }
-      store_segment(shared.y[warp].segment_of_lane(set), y);
+      __syncthreads();
+      if (first == 0) driving.load(shared.dt, shared.drive);
+      // The next tile comes while this one is at work.
+      const bool last_tile = fast || first + kStateTile >= states;
+      if (last_tile) {
+        u.next(Shape::window * slots.to_step(scan.u));
+        delta.next(Shape::window * slots.to_step(scan.delta));
+        z.next(Shape::window * slots.to_step(scan.z));
+        B.next(1), C.next(1);
+        load_window(work.steps_from(window + 1, Shape::window));
+      } else {
+        load_matrices(first + kStateTile, left);
+      }
+#pragma unroll(fast ? States::of_warp : 1)
+      for (int m = 0; m < States::of_warp; ++m) {
+        const int in_tile = warp * States::of_warp + m, n = first + in_tile;
+        if (!fast && n >= states) break;
+        const auto b_of = B.segment(shared.B, work, channel, segment, in_tile, n);
+        const auto c_of = C.segment(shared.C, work, channel, segment, in_tile, n);
+        const E other_carry = has_other && n < states ? other[n] : E(0.0f);
+        const auto keep = [&](E x) {
+          if (keeps_edge && n < states) edges[n] = x;
+        };
+        const E x = advance<Method, E, Shape, layout>(driving, carried.a(m, n), b_of, c_of,
+                                                      carried.x(m, n), other_carry, keep, y);
+        carried.carry(m, n, x, segments - 1);
+      }
+      if (!last_tile) __syncthreads();
     }
+    store_segment(shared.y[warp].segment_of_lane(0), y);
     __syncthreads();
     specialize<layout>(scan.u.storage, work.reverse, [&](auto format) {
       using Format = decltype(format);
@@ -326,17 +327,13 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   }
 
   E* const last_state = static_cast<E*>(p.last_state);
-#pragma unroll
-  for (int set = 0; set < Shape::sets; ++set) {
-    const int channel = channel_of_lane<Shape>(set);
-    if (channel >= work.channels || segment != 0) continue;
+  if (channel >= work.channels || segment != 0) return;
 #pragma unroll 1
-    for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
+  for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
 #pragma unroll(fast ? States::of_warp : 1)
-      for (int m = 0; m < States::of_warp; ++m) {
-        const int n = first + warp * States::of_warp + m;
-        if (n < states) last_state[work.row(scan, channel) * states + n] = carried.x(set, m, n);
-      }
+    for (int m = 0; m < States::of_warp; ++m) {
+      const int n = first + warp * States::of_warp + m;
+      if (n < states) last_state[row * states + n] = carried.x(m, n);
     }
   }
 }
