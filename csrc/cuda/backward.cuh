@@ -61,20 +61,8 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a, const SegmentO
                                        const SegmentOf<E, layout>& c_of, const Edges<E>& edges,
                                        E (&grad_b)[Shape::steps], E (&grad_c)[Shape::steps]) {
   constexpr int steps = Shape::steps;
-  E a_bar[steps], input[steps], before[steps], x = E(0.0f), grad_x = E(0.0f);
-#pragma unroll
-  for (int first = 0; first < steps; first += kQuad) {
-    E b[kQuad];
-    b_of.quad(first, b);
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) {
-      const int i = first + j;
-      const Coefficients<E> k = Method::coefficients(lane.dt[i], a);
-      a_bar[i] = k.a_bar;
-      input[i] = input_of<Method>(lane.drive[i], k, b[j]);
-      x = i == 0 ? input[0] : a_bar[i] * x + input[i];
-    }
-  }
+  E a_bar[steps], input[steps], before[steps], grad_x = E(0.0f);
+  E x = scan_from_zero<Method>(lane.dt, lane.drive, a, b_of, a_bar, input);
 #pragma unroll
   for (int first = steps - kQuad; first >= 0; first -= kQuad) {
     E c[kQuad];

@@ -107,6 +107,28 @@ struct Driving {
   }
 };
 
+// A_bar and the inputs of a segment; returns the state that leaves it where zero enters.
+template <class Method, class E, Layout layout, int Steps>
+__device__ __forceinline__ E scan_from_zero(const float (&dt)[Steps], const float (&drive)[Steps],
+                                            E a, const SegmentOf<E, layout>& b_of,
+                                            E (&a_bar)[Steps], E (&input)[Steps]) {
+  E x = E(0.0f);
+#pragma unroll
+  for (int first = 0; first < Steps; first += kQuad) {
+    E b[kQuad];
+    b_of.quad(first, b);
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      const int i = first + j;
+      const Coefficients<E> k = Method::coefficients(dt[i], a);
+      a_bar[i] = k.a_bar;
+      input[i] = input_of<Method>(drive[i], k, b[j]);
+      x = i == 0 ? input[0] : a_bar[i] * x + input[i];
+    }
+  }
+  return x;
+}
+
 // One state over a segment: adds what it gives to y, and returns what leaves the segment. `carry` enters
 // the window; what enters the segment goes to `keep`. `other_carry` enters the window from the other
 // side, for methods that are not causal.
@@ -116,19 +138,8 @@ __device__ __forceinline__ E advance(const Driving<Shape>& driving, E a,
                                      const SegmentOf<E, layout>& c_of, E carry, E other_carry,
                                      const Keep& keep, float (&y)[Shape::steps]) {
   constexpr int steps = Shape::steps;
-  E a_bar[steps], input[steps], x = E(0.0f);
-#pragma unroll
-  for (int i = 0; i < steps; i += kQuad) {
-    E b[kQuad];
-    b_of.quad(i, b);
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) {
-      const Coefficients<E> k = Method::coefficients(driving.dt[i + j], a);
-      a_bar[i + j] = k.a_bar;
-      input[i + j] = input_of<Method>(driving.drive[i + j], k, b[j]);
-      x = i + j == 0 ? input[0] : a_bar[i + j] * x + input[i + j];
-    }
-  }
+  E a_bar[steps], input[steps];
+  E x = scan_from_zero<Method>(driving.dt, driving.drive, a, b_of, a_bar, input);
   const E transition = transition_of<Method>(driving.total_dt, a_bar, a);
   x = enter_segments<true, Shape>(transition, x, carry);
   keep(x);

@@ -44,7 +44,7 @@ from vim_mm.analysis.backbones import (
 )
 from vim_mm.analysis.peers import peer_version
 from vim_mm.analysis.plots import Line, plot_lines
-from vim_mm.analysis.tables import figures, markdown_table
+from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import DTYPES, environment
 from vim_mm.models.vision_mamba import ARCHS
 from vim_mm.ops import METHODS
@@ -312,11 +312,6 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def write(path: pathlib.Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + '\n')
-
-
 def main() -> None:
     args = parse_args()
     torch.set_num_threads(args.threads)
@@ -328,11 +323,11 @@ def main() -> None:
     tables = f'{head}, {args.arch}, {args.dtype}\n\n{report(records)}'
     print(tables)
     if args.markdown:
-        write(args.markdown, tables)
+        write_text(args.markdown, tables)
     if args.out:
         given = {'arch': args.arch, 'dtype': args.dtype, 'n_trials': args.n_trials}
         result = {'environment': facts, **given, 'units': 'seconds, bytes', 'records': records}
-        write(args.out, json.dumps(result, indent=2))
+        write_text(args.out, json.dumps(result, indent=2))
     if args.picture:
         draw(records, args.picture)
 

@@ -31,7 +31,7 @@ import torch
 from vim_mm.analysis.floors import Card
 from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
 from vim_mm.analysis.peers import Peer, installed_peers, peer_version
-from vim_mm.analysis.tables import figures, markdown_table
+from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import (
     DTYPES,
     Scan,
@@ -234,11 +234,6 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def write(path: pathlib.Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + '\n')
-
-
 def main() -> None:
     args = parse_args()
     torch.set_num_threads(args.threads)
@@ -261,12 +256,12 @@ def main() -> None:
     tables = '\n\n'.join(lines)
     print(tables)
     if args.markdown:
-        write(args.markdown, tables)
+        write_text(args.markdown, tables)
     if args.out:
         floors = {} if card is None else vars(card)
         units = 'seconds, bytes'
         result = {'environment': facts, 'n_trials': args.n_trials, 'units': units, 'card': floors}
-        write(args.out, json.dumps(result | {'records': records}, indent=2))
+        write_text(args.out, json.dumps(result | {'records': records}, indent=2))
 
 
 if __name__ == '__main__':

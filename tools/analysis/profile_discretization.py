@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
-from vim_mm.analysis.tables import figures, markdown_table
+from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import (
     Scan,
     ScanShape,
@@ -337,8 +337,7 @@ def main() -> None:
         result['verdict'] = verdict(result['scans'], args.device)
         print(f'\n## Is Python faster?\n\n{result["verdict"]}')
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=2) + '\n')
+        write_text(args.out, json.dumps(result, indent=2))
 
 
 if __name__ == '__main__':

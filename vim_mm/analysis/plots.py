@@ -1,12 +1,15 @@
 """Pictures for ``tools/``: training curves, predictions beside the ground truth, and benchmarks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 _PANEL_INCHES = 1.9
@@ -58,26 +61,18 @@ def plot_lines(panels: dict[str, Sequence[Line]], xlabel: str, path: str | Path)
         xlabel (str): What x is, in all panels.
         path (str | Path): Picture to write.
     """
-    figure = Figure(figsize=(4.2 * len(panels), 3.8), dpi=_DPI, layout='constrained')
-    names = [*dict.fromkeys(line.name for lines in panels.values() for line in lines)]
-    grid = figure.subplots(1, len(panels), squeeze=False)[0]
-    handles = {}
-    for axes, (title, lines) in zip(grid, panels.items(), strict=True):
-        for line in lines:
-            (handles[line.name],) = axes.plot(
-                line.x, line.y, color=f'C{names.index(line.name)}', marker='o', markersize=3.5
-            )
-        axes.set_title(title, fontsize=9)
+
+    def draw(axes: Axes, line: Line, colour: str) -> Line2D:
+        (handle,) = axes.plot(line.x, line.y, color=colour, marker='o', markersize=3.5)
+        return handle
+
+    named = {title: {line.name: line for line in lines} for title, lines in panels.items()}
+    figure, grid = _draw_panels(named, draw, 3.8)
+    for axes, lines in zip(grid, panels.values(), strict=True):
         axes.set(xlabel=xlabel, xscale='log', yscale='log')
         ticks = sorted({x for line in lines for x in line.x})
         axes.set_xticks(ticks, [f'{tick:g}' for tick in ticks], fontsize=7)
         axes.set_xticks([], minor=True)
-        axes.grid(alpha=0.3, which='both')
-        axes.spines[['top', 'right']].set_visible(False)
-    figure.legend(
-        [handles[name] for name in names], names, loc='outside lower center',
-        ncols=len(names), frameon=False,
-    )  # fmt: skip
     figure.savefig(path)
 
 
@@ -88,22 +83,39 @@ def plot_losses(runs: dict[str, dict[str, Sequence[tuple[int, float]]]], path: s
         runs (dict): By title of the panel and name of the run, iteration and training loss.
         path (str | Path): Picture to write.
     """
-    figure = Figure(figsize=(4.2 * len(runs), 3.6), dpi=_DPI, layout='constrained')
-    names = [*dict.fromkeys(name for group in runs.values() for name in group)]
-    handles = {}
-    for axes, (title, group) in zip(figure.subplots(1, len(runs), squeeze=False)[0], runs.items()):
-        for name, points in group.items():
-            colour = f'C{names.index(name)}'
-            (handles[name],) = axes.plot(*_columns(points), color=colour, linewidth=1)
-        axes.set_title(title, fontsize=9)
+
+    def draw(axes: Axes, points: Sequence[tuple[int, float]], colour: str) -> Line2D:
+        (handle,) = axes.plot(*_columns(points), color=colour, linewidth=1)
+        return handle
+
+    figure, grid = _draw_panels(runs, draw, 3.6)
+    for axes in grid:
         axes.set(xlabel='iteration', ylabel='training loss', yscale='log')
+    figure.savefig(path)
+
+
+def _draw_panels(
+    panels: dict[str, dict[str, Any]], draw: Callable[[Axes, Any, str], Line2D], height: float
+) -> tuple[Figure, list[Axes]]:
+    """A panel for each title, side by side; what has one name has one colour in all of them.
+
+    ``draw`` puts one thing into a panel in a colour; ``height`` is in inches.
+    """
+    figure = Figure(figsize=(4.2 * len(panels), height), dpi=_DPI, layout='constrained')
+    names = [*dict.fromkeys(name for group in panels.values() for name in group)]
+    grid = [*figure.subplots(1, len(panels), squeeze=False)[0]]
+    handles = {}
+    for axes, (title, group) in zip(grid, panels.items(), strict=True):
+        for name, thing in group.items():
+            handles[name] = draw(axes, thing, f'C{names.index(name)}')
+        axes.set_title(title, fontsize=9)
         axes.grid(alpha=0.3, which='both')
         axes.spines[['top', 'right']].set_visible(False)
     figure.legend(
         [handles[name] for name in names], names, loc='outside lower center',
         ncols=len(names), frameon=False,
     )  # fmt: skip
-    figure.savefig(path)
+    return figure, grid
 
 
 def plot_curves(
