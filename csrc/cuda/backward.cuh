@@ -50,52 +50,148 @@ struct Segment {
   static constexpr int steps = Shape::steps;
   // drive: u, or dt u where beta = dt; grad_y: that of y + D u, before the gate, weighted.
   float dt[steps], drive[steps], grad_y[steps];
-  float total_dt;
   float y[steps], grad_input[steps], grad_dt[steps];
 };
 
-// One state: adds to the segment's sums and to the gradients of B and C, returns that of A over the
-// segment. grad_input is the gradient of `drive`; where that is dt u, its part of grad_dt is missing.
-template <class Method, class E, class Shape, Layout layout>
-__device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a, const SegmentOf<E, layout>& b_of,
-                                       const SegmentOf<E, layout>& c_of, const Edges<E>& edges,
-                                       E (&grad_b)[Shape::steps], E (&grad_c)[Shape::steps]) {
-  constexpr int steps = Shape::steps;
-  E a_bar[steps], input[steps], before[steps], grad_x = E(0.0f);
-  E x = scan_from_zero<Method>(lane.dt, lane.drive, a, b_of, a_bar, input);
+constexpr __host__ __device__ int log2_of(int x) { return x > 1 ? 1 + log2_of(x / 2) : 0; }
+
+// A sum or product over the 1, 2, 4, .. segments in front of a lane's, and over those behind it. Where there
+// are not so many it is of no use.
+template <class V, class Shape>
+struct Around {
+  static constexpr int levels = log2_of(Shape::segments);
+  V front[levels], behind[levels];
+};
+template <class Shape, class V, class Add>
+__device__ __forceinline__ Around<V, Shape> around(V own, const Add& add) {
+  Around<V, Shape> to;
+  to.front[0] = shuffle_up(own, Shape::channels_of_set);
+  to.behind[0] = shuffle_down(own, Shape::channels_of_set);
 #pragma unroll
-  for (int first = steps - kQuad; first >= 0; first -= kQuad) {
-    E c[kQuad];
+  for (int k = 1; k < to.levels; ++k) {
+    const int by = Shape::channels_of_set << (k - 1);
+    to.front[k] = add(to.front[k - 1], shuffle_up(to.front[k - 1], by));
+    to.behind[k] = add(to.behind[k - 1], shuffle_down(to.behind[k - 1], by));
+  }
+  return to;
+}
+
+// What enters a lane's segment, where `carry` enters the first one and each leaves `leaving` and its
+// transition times what enters. `transitions`: over the 1, 2, 4, .. segments in front.
+template <bool Up, class Shape, class E, int Levels>
+__device__ __forceinline__ E enter_segments(const E (&transitions)[Levels], E leaving, E carry) {
+  const int segment = segment_of_lane<Shape>();
+  const int position = Up ? segment : Shape::segments - 1 - segment;
+  const auto before = [](E x, int by) {
+    by *= Shape::channels_of_set;
+    return Up ? shuffle_up(x, by) : shuffle_down(x, by);
+  };
+  E x = before(leaving, 1);
+  if (position == 0) x = carry;
+#pragma unroll
+  for (int k = 0; k < Levels; ++k) {
+    const E earlier = before(x, 1 << k);
+    if (position >= 1 << k) x = transitions[k] * earlier + x;
+  }
+  return x;
+}
+
+// One state over a lane's segment: what the recurrences are made of, and what enters them.
+template <class Method, class E, class Shape>
+struct StateSegment {
+  E a, a_bar[Shape::steps], input[Shape::steps];
+  E from_y[Shape::steps];   // the part of the state's gradient that does not come from later states
+  E x, grad_x;              // enters in scan order, and against it
+  E other_x, other_grad_x;  // of the other direction, where there is one
+};
+
+template <class Method, class E, class Shape, Layout layout>
+__device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
+    const Segment<Shape>& lane, const Around<float, Shape>& dt_around, E a,
+    const SegmentOf<E, layout>& b_of, const SegmentOf<E, layout>& c_of, const Edges<E>& edges) {
+  constexpr int steps = Shape::steps;
+  StateSegment<Method, E, Shape> s;
+  s.a = a;
+  E x, product;
+#pragma unroll
+  for (int first = 0; first < steps; first += kQuad) {
+    E b[kQuad], c[kQuad];
+    b_of.quad(first, b);
     c_of.quad(first, c);
 #pragma unroll
-    for (int j = kQuad - 1; j >= 0; --j)
-      grad_x = conj(a_bar[first + j]) * (grad_x + lane.grad_y[first + j] * conj(c[j]));
-  }
-  const E transition = transition_of<Method>(lane.total_dt, a_bar, a);
-  x = enter_segments<true, Shape>(transition, x, edges.x);
-  grad_x = enter_segments<false, Shape>(conj(transition), grad_x, edges.grad_x);
-
-  // The other direction: its states, then in the loop after it its adjoint, which ascends.
-  E other_x[steps + 1], other_grad_x = E(0.0f), other_gradient[steps];
-  if constexpr (!Method::causal) {
-    E local = E(0.0f);
-#pragma unroll
-    for (int i = steps - 1; i >= 0; --i) local = a_bar[i] * local + input[i];
-    other_x[steps] = enter_segments<false, Shape>(transition, local, edges.other_x);
-#pragma unroll
-    for (int i = steps - 1; i >= 0; --i) other_x[i] = a_bar[i] * other_x[i + 1] + input[i];
-#pragma unroll
-    for (int first = 0; first < steps; first += kQuad) {
-      E c[kQuad];
-      c_of.quad(first, c);
-#pragma unroll
-      for (int j = 0; j < kQuad; ++j)
-        other_grad_x =
-            conj(a_bar[first + j]) * (other_grad_x + lane.grad_y[first + j] * conj(c[j]));
+    for (int j = 0; j < kQuad; ++j) {
+      const int i = first + j;
+      const Coefficients<E> k = Method::coefficients(lane.dt[i], a);
+      s.a_bar[i] = k.a_bar;
+      s.input[i] = input_of<Method>(lane.drive[i], k, b[j]);
+      s.from_y[i] = lane.grad_y[i] * conj(c[j]);
+      x = i == 0 ? s.input[0] : s.a_bar[i] * x + s.input[i];
+      product = i == 0 ? s.a_bar[0] : product * s.a_bar[i];
     }
-    other_grad_x = enter_segments<true, Shape>(conj(transition), other_grad_x, edges.other_grad_x);
+  }
+  E grad_x = s.from_y[steps - 1];
+#pragma unroll
+  for (int i = steps - 1; i > 0; --i) grad_x = conj(s.a_bar[i]) * grad_x + s.from_y[i - 1];
+  grad_x = conj(s.a_bar[0]) * grad_x;
+
+  Around<E, Shape> transitions;
+  if constexpr (Method::exponential) {
+#pragma unroll
+    for (int k = 0; k < transitions.levels; ++k) {
+      transitions.front[k] = exp_of_product(dt_around.front[k], a);
+      transitions.behind[k] = conj(exp_of_product(dt_around.behind[k], a));
+    }
+  } else {
+    transitions = around<Shape>(product, [](E one, E other) { return one * other; });
+#pragma unroll
+    for (int k = 0; k < transitions.levels; ++k)
+      transitions.behind[k] = conj(transitions.behind[k]);
+  }
+  s.x = enter_segments<true, Shape>(transitions.front, x, edges.x);
+  s.grad_x = enter_segments<false, Shape>(transitions.behind, grad_x, edges.grad_x);
+
+  // The other direction: its states descend, their adjoint ascends.
+  if constexpr (!Method::causal) {
+    x = s.input[steps - 1];
+#pragma unroll
+    for (int i = steps - 2; i >= 0; --i) x = s.a_bar[i] * x + s.input[i];
+    grad_x = s.from_y[0];
+#pragma unroll
+    for (int i = 0; i < steps - 1; ++i) grad_x = conj(s.a_bar[i]) * grad_x + s.from_y[i + 1];
+    grad_x = conj(s.a_bar[steps - 1]) * grad_x;
+#pragma unroll
+    for (int k = 0; k < transitions.levels; ++k) {
+      transitions.front[k] = conj(transitions.front[k]);
+      transitions.behind[k] = conj(transitions.behind[k]);
+    }
+    s.other_x = enter_segments<false, Shape>(transitions.behind, x, edges.other_x);
+    s.other_grad_x = enter_segments<true, Shape>(transitions.front, grad_x, edges.other_grad_x);
+  }
+  return s;
+}
+
+// Adds one state's part to the segment's sums and to the gradients of B and C, returns that of A over the
+// segment. grad_input is the gradient of `drive`; where that is dt u, its part of grad_dt is missing.
+template <class Method, class E, class Shape, Layout layout>
+__device__ __forceinline__ E pull_back(Segment<Shape>& lane,
+                                       const StateSegment<Method, E, Shape>& s,
+                                       const SegmentOf<E, layout>& b_of,
+                                       const SegmentOf<E, layout>& c_of, E (&grad_b)[Shape::steps],
+                                       E (&grad_c)[Shape::steps]) {
+  constexpr int steps = Shape::steps;
+  static_assert(Method::causal || Method::exponential, "or other_gradient lacks a factor");
+  E other_x[steps + 1], other_gradient[steps];
+  if constexpr (!Method::causal) {
+    other_x[steps] = s.other_x;
+#pragma unroll
+    for (int i = steps - 1; i >= 0; --i) other_x[i] = s.a_bar[i] * other_x[i + 1] + s.input[i];
+    other_gradient[0] = s.other_grad_x + s.from_y[0];
+#pragma unroll
+    for (int i = 1; i < steps; ++i)
+      other_gradient[i] = conj(s.a_bar[i - 1]) * other_gradient[i - 1] + s.from_y[i];
   }
 
+  E x = s.x, before[steps];
 #pragma unroll
   for (int first = 0; first < steps; first += kQuad) {
     E c[kQuad];
@@ -104,50 +200,46 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a, const SegmentO
     for (int j = 0; j < kQuad; ++j) {
       const int i = first + j;
       before[i] = x;
-      x = a_bar[i] * x + input[i];
+      x = s.a_bar[i] * x + s.input[i];
       const E both = Method::causal ? x : x + other_x[i];
       lane.y[i] += real(c[j] * both);
       grad_c[i] = grad_c[i] + lane.grad_y[i] * conj(both);
-      if constexpr (!Method::causal) {
-        other_gradient[i] = other_grad_x + lane.grad_y[i] * conj(c[j]);
-        other_grad_x = conj(a_bar[i]) * other_gradient[i];
-      }
     }
   }
 
-  E grad_a = E(0.0f);
+  E grad_a = E(0.0f), own_gradient;
 #pragma unroll
   for (int first = steps - kQuad; first >= 0; first -= kQuad) {
-    E b[kQuad], c[kQuad];
+    E b[kQuad];
     b_of.quad(first, b);
-    c_of.quad(first, c);
 #pragma unroll
     for (int j = kQuad - 1; j >= 0; --j) {
       const int i = first + j;
       const float dt = lane.dt[i], drive = lane.drive[i];
-      E gradient = grad_x + lane.grad_y[i] * conj(c[j]);  // of the state after step i
-      grad_x = conj(a_bar[i]) * gradient;
-      // d a_bar / dz is a_bar itself for an exponential, which is already in grad_x.
-      E grad_z = (Method::exponential ? grad_x : gradient) * conj(before[i]);
+      // Of the state after step i.
+      own_gradient = i == steps - 1 ? s.grad_x + s.from_y[i]
+                                    : conj(s.a_bar[i + 1]) * own_gradient + s.from_y[i];
+      // d a_bar / dz is a_bar itself for an exponential.
+      const E slope = Method::exponential ? conj(s.a_bar[i]) : E(1.0f);
+      E gradient = own_gradient, grad_z = (slope * own_gradient) * conj(before[i]);
       if constexpr (!Method::causal) {
-        static_assert(Method::causal || Method::exponential, "or other_gradient lacks a factor");
-        grad_z = grad_z + (conj(a_bar[i]) * other_gradient[i]) * conj(other_x[i + 1]);
+        grad_z = grad_z + (slope * other_gradient[i]) * conj(other_x[i + 1]);
         gradient = gradient + other_gradient[i];
       }
       const E driven = gradient * conj(b[j]);
       if constexpr (Method::beta_is_step) {
         lane.grad_input[i] += real(driven);
-        lane.grad_dt[i] += real(grad_z * conj(a));
+        lane.grad_dt[i] += real(grad_z * conj(s.a));
         grad_b[i] = grad_b[i] + drive * gradient;
         grad_a = grad_a + dt * grad_z;
       } else {
-        Coefficients<E> k = Method::coefficients(dt, a);
-        k.a_bar = a_bar[i];
-        const Derivatives<E> d = Method::derivatives(dt, a, k);
+        Coefficients<E> k = Method::coefficients(dt, s.a);
+        k.a_bar = s.a_bar[i];
+        const Derivatives<E> d = Method::derivatives(dt, s.a, k);
         const E grad_beta = drive * driven;
         if constexpr (!Method::exponential) grad_z = grad_z * conj(d.a_bar_z);
         lane.grad_input[i] += real(driven * conj(k.beta));
-        lane.grad_dt[i] += real(grad_z * conj(a) + grad_beta * conj(d.beta_dt));
+        lane.grad_dt[i] += real(grad_z * conj(s.a) + grad_beta * conj(d.beta_dt));
         grad_b[i] = grad_b[i] + gradient * conj(drive * k.beta);
         grad_a = grad_a + (dt * grad_z + grad_beta * conj(d.beta_a));
       }
@@ -336,15 +428,22 @@ class BackwardBlock {
       load_segment(shared_.dt.segment_of_lane(set), lane.dt);
       load_segment(shared_.drive.segment_of_lane(set), lane.drive);
       load_segment(shared_.grad_y.segment_of_lane(set), lane.grad_y);
-      lane.total_dt = sum(lane.dt);
+      const auto dt_around =
+          around<Shape>(sum(lane.dt), [](float one, float other) { return one + other; });
 #pragma unroll
       for (int i = 0; i < steps; ++i) lane.y[i] = lane.grad_input[i] = lane.grad_dt[i] = 0.0f;
       if constexpr (fast) {
+        // A state's shuffles have its predecessor's arithmetic to wait with.
+        auto state = enter(lane, dt_around, set, 0, 0);
 #pragma unroll
-        for (int m = 0; m < states_of_warp; ++m)
-          pull_back_state(lane, set, 0, m, grad_B_[m], grad_C_[m]);
+        for (int m = 0; m < states_of_warp; ++m) {
+          decltype(state) next;
+          if (m + 1 < states_of_warp) next = enter(lane, dt_around, set, 0, m + 1);
+          leave(lane, state, set, 0, m, grad_B_[m], grad_C_[m]);
+          state = next;
+        }
       } else {
-        pull_back_all_states(lane, first_of_block);
+        pull_back_all_states(lane, dt_around, first_of_block);
       }
       store_segment(shared_.y[warp_].segment_of_lane(set), lane.y);
       store_segment(shared_.grad_input[warp_].segment_of_lane(set), lane.grad_input);
@@ -352,7 +451,9 @@ class BackwardBlock {
     }
   }
 
-  __device__ __forceinline__ void pull_back_all_states(Segment<Shape>& lane, bool first_of_block) {
+  __device__ __forceinline__ void pull_back_all_states(Segment<Shape>& lane,
+                                                       const Around<float, Shape>& dt_around,
+                                                       bool first_of_block) {
     static_assert(fast || Shape::sets == 1, "tiles of states pass once");
 #pragma unroll 1
     for (int first = 0; first < scan_.states; first += kStateTile) {
@@ -368,8 +469,9 @@ class BackwardBlock {
       for (int m = 0; m < states_of_warp; ++m) {
         E grad_b[steps], grad_c[steps];
         clear(grad_b), clear(grad_c);
-        pull_back_state(lane, 0, first, m, grad_b, grad_c);
         const int n = first + warp_ * states_of_warp + m;
+        if (n < scan_.states)
+          leave(lane, enter(lane, dt_around, 0, first, m), 0, first, m, grad_b, grad_c);
         if (B_.constant()) write_row_gradient(p_.grad_B, n, sum_of(grad_b));
         else add_to_slab(p_.grad_B, n, grad_b, first_of_block);
         if (C_.constant()) write_row_gradient(p_.grad_C, n, sum_of(grad_c));
@@ -378,16 +480,28 @@ class BackwardBlock {
     }
   }
 
-  __device__ __forceinline__ void pull_back_state(Segment<Shape>& lane, int set, int first, int m,
-                                                  E (&grad_b)[steps], E (&grad_c)[steps]) {
-    const int in_tile = warp_ * states_of_warp + m, n = first + in_tile;
-    if (!fast && n >= scan_.states) return;
-    const int channel = channel_of_lane<Shape>(set);
-    const auto b_of = B_.segment(shared_.B, work_, channel, segment_, in_tile, n);
-    const auto c_of = C_.segment(shared_.C, work_, channel, segment_, in_tile, n);
-    shared_.grad_a[in_tile][set * 32 + threadIdx.x % 32] =
-        pull_back<Method, E, Shape, layout>(lane, shared_.a[channel][in_tile], b_of, c_of,
-                                            shared_.edges[channel][in_tile], grad_b, grad_c);
+  __device__ __forceinline__ auto matrix(const StateMatrix<E, Shape, layout>& matrix,
+                                         const StateTile<E, Shape>& tile, int set, int first,
+                                         int m) const {
+    const int in_tile = warp_ * states_of_warp + m;
+    return matrix.segment(tile, work_, channel_of_lane<Shape>(set), segment_, in_tile,
+                          first + in_tile);
+  }
+  // The m-th of the warp's states, in the tile that begins at state `first`, of a set of channels.
+  __device__ __forceinline__ StateSegment<Method, E, Shape> enter(
+      const Segment<Shape>& lane, const Around<float, Shape>& dt_around, int set, int first,
+      int m) const {
+    const int in_tile = warp_ * states_of_warp + m, channel = channel_of_lane<Shape>(set);
+    return enter_state<Method, E, Shape, layout>(
+        lane, dt_around, shared_.a[channel][in_tile], matrix(B_, shared_.B, set, first, m),
+        matrix(C_, shared_.C, set, first, m), shared_.edges[channel][in_tile]);
+  }
+  __device__ __forceinline__ void leave(Segment<Shape>& lane,
+                                        const StateSegment<Method, E, Shape>& state, int set,
+                                        int first, int m, E (&grad_b)[steps], E (&grad_c)[steps]) {
+    shared_.grad_a[warp_ * states_of_warp + m][set * 32 + threadIdx.x % 32] =
+        pull_back<Method, E, Shape, layout>(lane, state, matrix(B_, shared_.B, set, first, m),
+                                            matrix(C_, shared_.C, set, first, m), grad_b, grad_c);
   }
 
   // A's gradient over the chunk, of a tile of states: takes the place of the adjoint that entered,
