@@ -99,7 +99,7 @@ __device__ __forceinline__ E enter_segments(const E (&transitions)[Levels], E le
 // One state over a lane's segment: what the recurrences are made of, and what enters them.
 template <class Method, class E, class Shape>
 struct StateSegment {
-  E a, a_bar[Shape::steps], input[Shape::steps];
+  E a, a_bar[Shape::steps], input[Shape::steps], b[Shape::steps], c[Shape::steps];
   E from_y[Shape::steps];   // the part of the state's gradient that does not come from later states
   E x, grad_x;              // enters in scan order, and against it
   E other_x, other_grad_x;  // of the other direction, where there is one
@@ -113,21 +113,16 @@ __device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
   StateSegment<Method, E, Shape> s;
   s.a = a;
   E x, product;
+  b_of.load(s.b);
+  c_of.load(s.c);
 #pragma unroll
-  for (int first = 0; first < steps; first += kQuad) {
-    E b[kQuad], c[kQuad];
-    b_of.quad(first, b);
-    c_of.quad(first, c);
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) {
-      const int i = first + j;
-      const Coefficients<E> k = Method::coefficients(lane.dt[i], a);
-      s.a_bar[i] = k.a_bar;
-      s.input[i] = input_of<Method>(lane.drive[i], k, b[j]);
-      s.from_y[i] = lane.grad_y[i] * conj(c[j]);
-      x = i == 0 ? s.input[0] : s.a_bar[i] * x + s.input[i];
-      product = i == 0 ? s.a_bar[0] : product * s.a_bar[i];
-    }
+  for (int i = 0; i < steps; ++i) {
+    const Coefficients<E> k = Method::coefficients(lane.dt[i], a);
+    s.a_bar[i] = k.a_bar;
+    s.input[i] = input_of<Method>(lane.drive[i], k, s.b[i]);
+    s.from_y[i] = lane.grad_y[i] * conj(s.c[i]);
+    x = i == 0 ? s.input[0] : s.a_bar[i] * x + s.input[i];
+    product = i == 0 ? s.a_bar[0] : product * s.a_bar[i];
   }
   E grad_x = s.from_y[steps - 1];
 #pragma unroll
@@ -172,12 +167,10 @@ __device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
 
 // Adds one state's part to the segment's sums and to the gradients of B and C, returns that of A over the
 // segment. grad_input is the gradient of `drive`; where that is dt u, its part of grad_dt is missing.
-template <class Method, class E, class Shape, Layout layout>
+template <class Method, class E, class Shape>
 __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
                                        const StateSegment<Method, E, Shape>& s,
-                                       const SegmentOf<E, layout>& b_of,
-                                       const SegmentOf<E, layout>& c_of, E (&grad_b)[Shape::steps],
-                                       E (&grad_c)[Shape::steps]) {
+                                       E (&grad_b)[Shape::steps], E (&grad_c)[Shape::steps]) {
   constexpr int steps = Shape::steps;
   static_assert(Method::causal || Method::exponential, "or other_gradient lacks a factor");
   E other_x[steps + 1], other_gradient[steps];
@@ -193,56 +186,44 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
 
   E x = s.x, before[steps];
 #pragma unroll
-  for (int first = 0; first < steps; first += kQuad) {
-    E c[kQuad];
-    c_of.quad(first, c);
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) {
-      const int i = first + j;
-      before[i] = x;
-      x = s.a_bar[i] * x + s.input[i];
-      const E both = Method::causal ? x : x + other_x[i];
-      lane.y[i] += real(c[j] * both);
-      grad_c[i] = grad_c[i] + lane.grad_y[i] * conj(both);
-    }
+  for (int i = 0; i < steps; ++i) {
+    before[i] = x;
+    x = s.a_bar[i] * x + s.input[i];
+    const E both = Method::causal ? x : x + other_x[i];
+    lane.y[i] += real(s.c[i] * both);
+    grad_c[i] = grad_c[i] + lane.grad_y[i] * conj(both);
   }
 
   E grad_a = E(0.0f), own_gradient;
 #pragma unroll
-  for (int first = steps - kQuad; first >= 0; first -= kQuad) {
-    E b[kQuad];
-    b_of.quad(first, b);
-#pragma unroll
-    for (int j = kQuad - 1; j >= 0; --j) {
-      const int i = first + j;
-      const float dt = lane.dt[i], drive = lane.drive[i];
-      // Of the state after step i.
-      own_gradient = i == steps - 1 ? s.grad_x + s.from_y[i]
-                                    : conj(s.a_bar[i + 1]) * own_gradient + s.from_y[i];
-      // d a_bar / dz is a_bar itself for an exponential.
-      const E slope = Method::exponential ? conj(s.a_bar[i]) : E(1.0f);
-      E gradient = own_gradient, grad_z = (slope * own_gradient) * conj(before[i]);
-      if constexpr (!Method::causal) {
-        grad_z = grad_z + (slope * other_gradient[i]) * conj(other_x[i + 1]);
-        gradient = gradient + other_gradient[i];
-      }
-      const E driven = gradient * conj(b[j]);
-      if constexpr (Method::beta_is_step) {
-        lane.grad_input[i] += real(driven);
-        lane.grad_dt[i] += real(grad_z * conj(s.a));
-        grad_b[i] = grad_b[i] + drive * gradient;
-        grad_a = grad_a + dt * grad_z;
-      } else {
-        Coefficients<E> k = Method::coefficients(dt, s.a);
-        k.a_bar = s.a_bar[i];
-        const Derivatives<E> d = Method::derivatives(dt, s.a, k);
-        const E grad_beta = drive * driven;
-        if constexpr (!Method::exponential) grad_z = grad_z * conj(d.a_bar_z);
-        lane.grad_input[i] += real(driven * conj(k.beta));
-        lane.grad_dt[i] += real(grad_z * conj(s.a) + grad_beta * conj(d.beta_dt));
-        grad_b[i] = grad_b[i] + gradient * conj(drive * k.beta);
-        grad_a = grad_a + (dt * grad_z + grad_beta * conj(d.beta_a));
-      }
+  for (int i = steps - 1; i >= 0; --i) {
+    const float dt = lane.dt[i], drive = lane.drive[i];
+    // Of the state after step i.
+    own_gradient = i == steps - 1 ? s.grad_x + s.from_y[i]
+                                  : conj(s.a_bar[i + 1]) * own_gradient + s.from_y[i];
+    // d a_bar / dz is a_bar itself for an exponential.
+    const E slope = Method::exponential ? conj(s.a_bar[i]) : E(1.0f);
+    E gradient = own_gradient, grad_z = (slope * own_gradient) * conj(before[i]);
+    if constexpr (!Method::causal) {
+      grad_z = grad_z + (slope * other_gradient[i]) * conj(other_x[i + 1]);
+      gradient = gradient + other_gradient[i];
+    }
+    const E driven = gradient * conj(s.b[i]);
+    if constexpr (Method::beta_is_step) {
+      lane.grad_input[i] += real(driven);
+      lane.grad_dt[i] += real(grad_z * conj(s.a));
+      grad_b[i] = grad_b[i] + drive * gradient;
+      grad_a = grad_a + dt * grad_z;
+    } else {
+      Coefficients<E> k = Method::coefficients(dt, s.a);
+      k.a_bar = s.a_bar[i];
+      const Derivatives<E> d = Method::derivatives(dt, s.a, k);
+      const E grad_beta = drive * driven;
+      if constexpr (!Method::exponential) grad_z = grad_z * conj(d.a_bar_z);
+      lane.grad_input[i] += real(driven * conj(k.beta));
+      lane.grad_dt[i] += real(grad_z * conj(s.a) + grad_beta * conj(d.beta_dt));
+      grad_b[i] = grad_b[i] + gradient * conj(drive * k.beta);
+      grad_a = grad_a + (dt * grad_z + grad_beta * conj(d.beta_a));
     }
   }
   return grad_a;
@@ -439,7 +420,7 @@ class BackwardBlock {
         for (int m = 0; m < states_of_warp; ++m) {
           decltype(state) next;
           if (m + 1 < states_of_warp) next = enter(lane, dt_around, set, 0, m + 1);
-          leave(lane, state, set, 0, m, grad_B_[m], grad_C_[m]);
+          leave(lane, state, set, m, grad_B_[m], grad_C_[m]);
           state = next;
         }
       } else {
@@ -471,7 +452,7 @@ class BackwardBlock {
         clear(grad_b), clear(grad_c);
         const int n = first + warp_ * states_of_warp + m;
         if (n < scan_.states)
-          leave(lane, enter(lane, dt_around, 0, first, m), 0, first, m, grad_b, grad_c);
+          leave(lane, enter(lane, dt_around, 0, first, m), 0, m, grad_b, grad_c);
         if (B_.constant()) write_row_gradient(p_.grad_B, n, sum_of(grad_b));
         else add_to_slab(p_.grad_B, n, grad_b, first_of_block);
         if (C_.constant()) write_row_gradient(p_.grad_C, n, sum_of(grad_c));
@@ -480,28 +461,23 @@ class BackwardBlock {
     }
   }
 
-  __device__ __forceinline__ auto matrix(const StateMatrix<E, Shape, layout>& matrix,
-                                         const StateTile<E, Shape>& tile, int set, int first,
-                                         int m) const {
-    const int in_tile = warp_ * states_of_warp + m;
-    return matrix.segment(tile, work_, channel_of_lane<Shape>(set), segment_, in_tile,
-                          first + in_tile);
-  }
   // The m-th of the warp's states, in the tile that begins at state `first`, of a set of channels.
   __device__ __forceinline__ StateSegment<Method, E, Shape> enter(
       const Segment<Shape>& lane, const Around<float, Shape>& dt_around, int set, int first,
       int m) const {
-    const int in_tile = warp_ * states_of_warp + m, channel = channel_of_lane<Shape>(set);
+    const int in_tile = warp_ * states_of_warp + m, n = first + in_tile;
+    const int channel = channel_of_lane<Shape>(set);
     return enter_state<Method, E, Shape, layout>(
-        lane, dt_around, shared_.a[channel][in_tile], matrix(B_, shared_.B, set, first, m),
-        matrix(C_, shared_.C, set, first, m), shared_.edges[channel][in_tile]);
+        lane, dt_around, shared_.a[channel][in_tile],
+        B_.segment(shared_.B, work_, channel, segment_, in_tile, n),
+        C_.segment(shared_.C, work_, channel, segment_, in_tile, n),
+        shared_.edges[channel][in_tile]);
   }
   __device__ __forceinline__ void leave(Segment<Shape>& lane,
-                                        const StateSegment<Method, E, Shape>& state, int set,
-                                        int first, int m, E (&grad_b)[steps], E (&grad_c)[steps]) {
+                                        const StateSegment<Method, E, Shape>& state, int set, int m,
+                                        E (&grad_b)[steps], E (&grad_c)[steps]) {
     shared_.grad_a[warp_ * states_of_warp + m][set * 32 + threadIdx.x % 32] =
-        pull_back<Method, E, Shape, layout>(lane, state, matrix(B_, shared_.B, set, first, m),
-                                            matrix(C_, shared_.C, set, first, m), grad_b, grad_c);
+        pull_back(lane, state, grad_b, grad_c);
   }
 
   // A's gradient over the chunk, of a tile of states: takes the place of the adjoint that entered,

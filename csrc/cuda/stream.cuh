@@ -284,6 +284,12 @@ struct SegmentOf {
       for (int i = 0; i < kQuad; ++i) out[i] = value;
     }
   }
+  template <int Steps>
+  __device__ __forceinline__ void load(E (&out)[Steps]) const {
+#pragma unroll
+    for (int first = 0; first < Steps; first += kQuad)
+      quad(first, reinterpret_cast<E(&)[kQuad]>(out[first]));
+  }
 };
 
 // B or C as a stream of state tiles; with `any` it may be constant in time: then each lane reads the
