@@ -34,7 +34,6 @@ struct BackwardShared {
   RowTile<Shape> dt, drive, grad_y;
   StateTile<E, Shape> B, C;
   RowTile<Shape> y[Shape::warps], grad_input[Shape::warps], grad_dt[Shape::warps];
-  RowTile<Shape> grad_D, grad_bias;
   // A and the edges of the channels at hand, by channel and state; padded to spread channels, and
   // in the last one states, over the banks.
   E a[Shape::channels][kStateTile + 1];
@@ -42,6 +41,7 @@ struct BackwardShared {
   E grad_a[kStateTile][Shape::channels * Shape::segments + 2];  // of each segment
   // Each thread's own, here to save registers.
   BackwardEntry entries[Shape::channels * Shape::window];
+  float bias[Shape::channels], D[Shape::channels];  // of the channels that come next
 };
 
 // What a lane has of its segment, and the sums over states that it collects.
@@ -258,28 +258,39 @@ class BackwardBlock {
     }
     const int64_t stride = p_.slabs * Shape::channels, begins = slab_ * Shape::channels;
     begin();
-    load_rows(work_.channels);
+    load_rows(begins);
     load_edges(begins, 0);
+    commit_parameters();
+    __syncthreads();
+    specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
+      commit_rows<decltype(format)>();
+    });
+    commit_edges();
 #pragma unroll 1
     for (int64_t first = begins; first < scan_.channels; first += stride) {
-      work_.set_channels(scan_, first, Shape::channels);
-      commit_rows();
-      commit_edges();
+      const bool last = first + stride >= scan_.channels;
       __syncthreads();
-      if (first > begins) write_channel_sums(first - stride);
-      const int64_t later = scan_.channels - first - stride;
-      if (later > 0) {
-        load_rows(later < Shape::channels ? int(later) : Shape::channels);
+      if (first > begins) write_row_sums(work_.channels);
+      work_.set_channels(scan_, first, Shape::channels);
+      if (!last) {
+        load_rows(first + stride);
         if (fast) load_edges(first + stride, 0);
       }
       advance(first == begins);
+      commit_parameters();
       __syncthreads();
       write_grad_A(fast ? 0 : (int(scan_.states) - 1) / kStateTile * kStateTile);
-      finish_rows();
-      if (!fast && later > 0) load_edges(first + stride, 0);
+      // Together, because each of the two waits often: what is left after the last channels is not used.
+      specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
+        using Format = decltype(format);
+        finish_rows<Format>();
+        commit_rows<Format>();
+      });
+      if (!fast && !last) load_edges(first + stride, 0);
+      commit_edges();
     }
     __syncthreads();
-    write_channel_sums(work_.first_channel);
+    write_row_sums(work_.channels);
     if constexpr (fast) {
 #pragma unroll
       for (int m = 0; m < states_of_warp; ++m) {
@@ -308,8 +319,10 @@ class BackwardBlock {
   __device__ __forceinline__ bool is_whole(int channels) const {
     return scan_.aligned && left_ == Shape::window && channels == Shape::channels;
   }
-  // Starts the loads of the streams' next channels, of which there are so many.
-  __device__ __forceinline__ void load_rows(int channels) {
+  // Starts the loads of the channels from there on, which are next in the streams.
+  __device__ __forceinline__ void load_rows(int64_t first_channel) {
+    const int64_t left = scan_.channels - first_channel;
+    const int channels = left < Shape::channels ? int(left) : Shape::channels;
     const auto each = [&](const auto& load) {
       load(u_, scan_.u), load(delta_, scan_.delta);
       if (scan_.gated) load(z_, scan_.z);
@@ -319,13 +332,14 @@ class BackwardBlock {
       each([&](auto& stream, const View& v) { stream.load_whole(v, slots_); });
     else each([&](auto& stream, const View& v) { stream.load(v, slots_, channels, left_); });
     each([&](auto& stream, const View& v) { stream.next(p_.slabs * Shape::channels * v.row); });
-#pragma unroll
-    for (int k = 0; k < count; ++k) {
-      const int64_t h = next_first_ + slots_.row(k);
-      bias_[k] = channel_value(scan_.delta_bias, scan_, work_.g, h);
-      next_D_[k] = channel_value(scan_.D, scan_, work_.g, h);
+    if (threadIdx.x < 2 * Shape::channels) {
+      const View& v = threadIdx.x < Shape::channels ? scan_.delta_bias : scan_.D;
+      parameter_ = channel_value(v, scan_, work_.g, first_channel + threadIdx.x % Shape::channels);
     }
-    next_first_ += p_.slabs * Shape::channels;
+  }
+  __device__ __forceinline__ void commit_parameters() {
+    float* const to = threadIdx.x < Shape::channels ? shared_.bias : shared_.D;
+    if (threadIdx.x < 2 * Shape::channels) to[threadIdx.x % Shape::channels] = parameter_;
   }
 
   __device__ __forceinline__ void load_matrices(int first_state) {
@@ -354,12 +368,14 @@ class BackwardBlock {
     const View& A = scan_.A;
     a_ = load_element<E>(A.data + work_.g * A.group + h * A.row + n * A.last, A.storage);
     const int64_t all = scan_.batch * scan_.groups * scan_.channels * p_.chunks * scan_.states;
-    const int64_t row = (work_.b * scan_.groups + work_.g) * scan_.channels + h;
-    const int64_t at = (row * p_.chunks + chunk_) * scan_.states + n;
-    const E* const x = static_cast<const E*>(p_.edges) + at;
-    const E* const grad_x = static_cast<const E*>(p_.grad_edges) + at;
+    const E* const x = static_cast<const E*>(p_.edges) + edge_at(h, n);
+    const E* const grad_x = static_cast<const E*>(p_.grad_edges) + edge_at(h, n);
     edges_.x = x[0], edges_.grad_x = grad_x[0];
     if (!Method::causal) edges_.other_x = x[all], edges_.other_grad_x = grad_x[all];
+  }
+  // In [B, G, H, chunks, N], for channel h of the group.
+  __device__ __forceinline__ int64_t edge_at(int64_t h, int n) const {
+    return first_edge_ + h * (p_.chunks * scan_.states) + n;
   }
   __device__ __forceinline__ void commit_edges() {
     const int c = threadIdx.x / kStateTile, n = threadIdx.x % kStateTile;
@@ -369,37 +385,36 @@ class BackwardBlock {
   __device__ __forceinline__ BackwardEntry& entry(int k, int i) {
     return shared_.entries[(k * width + i) * Shape::threads + threadIdx.x];
   }
+  template <class Format>
   __device__ __forceinline__ void commit_rows() {
     constexpr float weight = output_weight<Method, E>();
     const bool gated = scan_.gated;
-    specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
-      using Format = decltype(format);
 #pragma unroll
-      for (int k = 0; k < count; ++k) {
-        float u[width], dt[width], z[width], grad_y[width], drive[width], weighted[width];
-        u_.template values<Format>(scan_.u, k, u);
-        delta_.template values<Format>(scan_.delta, k, dt);
-        z_.template values<Format>(scan_.z, k, z);
-        grad_out_.template values<Format>(p_.grad_out, k, grad_y);
+    for (int k = 0; k < count; ++k) {
+      float u[width], dt[width], z[width], grad_y[width], drive[width], weighted[width];
+      u_.template values<Format>(scan_.u, k, u);
+      delta_.template values<Format>(scan_.delta, k, dt);
+      z_.template values<Format>(scan_.z, k, z);
+      grad_out_.template values<Format>(p_.grad_out, k, grad_y);
+      const float bias = shared_.bias[slots_.row(k)];
+      D_[k] = shared_.D[slots_.row(k)];
 #pragma unroll
-        for (int i = 0; i < width; ++i) {
-          const float x = dt[i] + bias_[k];
-          dt[i] = step_size(dt[i], bias_[k], scan_.delta_softplus);
-          const float dt_slope = scan_.delta_softplus ? softplus_slope(x, dt[i]) : 1.0f;
-          const float s = sigmoid(z[i]);
-          const float gate_slope = grad_y[i] * (s * (1.0f + z[i] * (1.0f - s)));
-          if (slots_.step(k) + i >= left_) dt[i] = 0.0f;
-          if (gated) grad_y[i] *= z[i] * s;
-          weighted[i] = weight * grad_y[i];
-          drive[i] = Method::beta_is_step ? dt[i] * u[i] : u[i];
-          entry(k, i) = {u[i], grad_y[i], gate_slope, dt_slope};
-        }
-        put(shared_.dt, slots_, k, dt);
-        put(shared_.drive, slots_, k, drive);
-        put(shared_.grad_y, slots_, k, weighted);
-        D_[k] = next_D_[k];
+      for (int i = 0; i < width; ++i) {
+        const float x = dt[i] + bias;
+        dt[i] = step_size(dt[i], bias, scan_.delta_softplus);
+        const float dt_slope = scan_.delta_softplus ? softplus_slope(x, dt[i]) : 1.0f;
+        const float s = sigmoid(z[i]);
+        const float gate_slope = grad_y[i] * (s * (1.0f + z[i] * (1.0f - s)));
+        if (slots_.step(k) + i >= left_) dt[i] = 0.0f;
+        if (gated) grad_y[i] *= z[i] * s;
+        weighted[i] = weight * grad_y[i];
+        drive[i] = Method::beta_is_step ? dt[i] * u[i] : u[i];
+        entry(k, i) = {u[i], grad_y[i], gate_slope, dt_slope};
       }
-    });
+      put(shared_.dt, slots_, k, dt);
+      put(shared_.drive, slots_, k, drive);
+      put(shared_.grad_y, slots_, k, weighted);
+    }
   }
 
   __device__ __forceinline__ void advance(bool first_of_block) {
@@ -492,8 +507,7 @@ class BackwardBlock {
       for (int s = 0; s < segments; ++s)
         total = total + shared_.grad_a[n][(c / per_set * segments + s) * per_set + c % per_set];
       if (c < work_.channels && first_state + n < scan_.states)
-        static_cast<E*>(p_.grad_edges)[(work_.row(scan_, c) * p_.chunks + chunk_) * scan_.states +
-                                       first_state + n] = total;
+        static_cast<E*>(p_.grad_edges)[edge_at(work_.first_channel + c, first_state + n)] = total;
     }
   }
 
@@ -508,8 +522,7 @@ class BackwardBlock {
     const int channel = channel_of_lane<Shape>(0);
     value = sum_over_segments<Shape>(value);
     if (segment_ == 0 && channel < work_.channels && n < scan_.states)
-      static_cast<E*>(to)[(work_.row(scan_, channel) * p_.chunks + chunk_) * scan_.states + n] =
-          value;
+      static_cast<E*>(to)[edge_at(work_.first_channel + channel, n)] = value;
   }
   // To this block's part of [slabs, B, G, N, L], summed over the channels.
   __device__ __forceinline__ void add_to_slab(void* slabs, int n, E (&value)[steps], bool fresh) {
@@ -529,64 +542,84 @@ class BackwardBlock {
     }
   }
 
+  template <class Format>
   __device__ __forceinline__ void finish_rows() {
     constexpr float weight = output_weight<Method, E>();
-    const bool whole = is_whole(work_.channels);
-    specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
-      using Format = decltype(format);
+    float grad_u[count][width], grad_delta[count][width], grad_z[count][width];
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+      float y[width], to_D = 0.0f, to_bias = 0.0f;
+      get_sum(shared_.y, slots_, k, y);
+      get_sum(shared_.grad_input, slots_, k, grad_u[k]);
+      get_sum(shared_.grad_dt, slots_, k, grad_delta[k]);
+      const float* const dt = shared_.dt.at(slots_.row(k), slots_.step(k));
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        const BackwardEntry at = entry(k, i);
+        if (Method::beta_is_step) {
+          grad_delta[k][i] += at.u * grad_u[k][i];
+          grad_u[k][i] *= dt[i];
+        }
+        grad_u[k][i] += D_[k] * at.grad_y;
+        grad_delta[k][i] *= at.dt_slope;
+        grad_z[k][i] = at.gate_slope * (weight * y[i] + D_[k] * at.u);
+        to_D += at.grad_y * at.u;
+        to_bias += slots_.step(k) + i < left_ ? grad_delta[k][i] : 0.0f;
+      }
+      sum_over_row(k, to_D, to_bias);
+    }
+    const auto store = [&](auto whole) {
 #pragma unroll
       for (int k = 0; k < count; ++k) {
-        float y[width], grad_u[width], grad_delta[width], grad_z[width], to_D[width];
-        get_sum(shared_.y, slots_, k, y);
-        get_sum(shared_.grad_input, slots_, k, grad_u);
-        get_sum(shared_.grad_dt, slots_, k, grad_delta);
-#pragma unroll
-        for (int i = 0; i < width; ++i) {
-          const BackwardEntry at = entry(k, i);
-          if (Method::beta_is_step) {
-            grad_delta[i] += at.u * grad_u[i];
-            grad_u[i] *= shared_.dt.at(slots_.row(k), slots_.step(k))[i];
-          }
-          grad_u[i] += D_[k] * at.grad_y;
-          grad_delta[i] *= at.dt_slope;
-          grad_z[i] = at.gate_slope * (weight * y[i] + D_[k] * at.u);
-          to_D[i] = at.grad_y * at.u;
-        }
-        grad_u_.template store<Format>(p_.grad_u, slots_, k, grad_u, whole, work_.channels, left_);
-        grad_delta_.template store<Format>(p_.grad_delta, slots_, k, grad_delta, whole,
-                                           work_.channels, left_);
-        if (scan_.gated)
-          grad_z_.template store<Format>(p_.grad_z, slots_, k, grad_z, whole, work_.channels,
-                                         left_);
-#pragma unroll
-        for (int i = 0; i < width; ++i) {
-          if (slots_.step(k) + i >= left_) grad_delta[i] = 0.0f;
-        }
-        put(shared_.grad_D, slots_, k, to_D);
-        put(shared_.grad_bias, slots_, k, grad_delta);
+        const auto store = [&](auto& stream, const View& v, const float(&values)[width]) {
+          stream.template store<Format>(v, slots_, k, values, decltype(whole)::value,
+                                        work_.channels, left_);
+        };
+        store(grad_u_, p_.grad_u, grad_u[k]);
+        store(grad_delta_, p_.grad_delta, grad_delta[k]);
+        if (scan_.gated) store(grad_z_, p_.grad_z, grad_z[k]);
       }
-    });
+    };
+    if (is_whole(work_.channels)) store(std::true_type());
+    else store(std::false_type());
     const int64_t rows = p_.slabs * Shape::channels;
     grad_u_.next(rows * p_.grad_u.row);
     grad_delta_.next(rows * p_.grad_delta.row);
     grad_z_.next(rows * p_.grad_z.row);
   }
 
-  // What finish_rows left, summed over time, by as many warps as there are sets.
-  __device__ __forceinline__ void write_channel_sums(int64_t first_channel) {
-    static_assert(Shape::sets <= Shape::warps, "a warp for each");
-    if (warp_ >= Shape::sets) return;
+  // A thread's part of the gradients of D and of delta_bias over the chunk.
+  __device__ __forceinline__ void sum_over_row(int k, float to_D, float to_bias) {
+    if constexpr (fast) {
+      static_assert(Places::per_row <= 32, "threads of a row are in one warp");
+#pragma unroll
+      for (int bit = 1; bit < Places::per_row; bit *= 2) {
+        to_D += shuffle_xor(to_D, bit);
+        to_bias += shuffle_xor(to_bias, bit);
+      }
+      if (slots_.step(k) == 0 && slots_.row(k) < work_.channels)
+        write_channel_sums(slots_.row(k), to_D, to_bias);
+    } else {
+      // In the place of what this thread has taken from there, till write_row_sums.
+      *shared_.y[0].at(slots_.row(k), slots_.step(k)) = to_D;
+      *shared_.grad_input[0].at(slots_.row(k), slots_.step(k)) = to_bias;
+    }
+  }
+  // By the warp that stores the next sums there.
+  __device__ __forceinline__ void write_row_sums(int channels) {
+    if (fast || warp_ != 0) return;
     float D[steps], bias[steps];
-    load_segment(shared_.grad_D.segment_of_lane(warp_), D);
-    load_segment(shared_.grad_bias.segment_of_lane(warp_), bias);
-    const float grad_D = sum_over_segments<Shape>(sum(D));
-    const float grad_bias = sum_over_segments<Shape>(sum(bias));
-    const int64_t h = first_channel + channel_of_lane<Shape>(warp_);
-    if (segment_ != 0 || h >= scan_.channels) return;
-    const int64_t at =
-        ((work_.b * scan_.groups + work_.g) * scan_.channels + h) * p_.chunks + chunk_;
-    p_.grad_D[at] = grad_D;
-    p_.grad_bias[at] = grad_bias;
+    load_segment(shared_.y[0].segment_of_lane(0), D);
+    load_segment(shared_.grad_input[0].segment_of_lane(0), bias);
+    const float to_D = sum_over_segments<Shape>(sum(D));
+    const float to_bias = sum_over_segments<Shape>(sum(bias));
+    const int c = channel_of_lane<Shape>(0);
+    if (segment_ == 0 && c < channels) write_channel_sums(c, to_D, to_bias);
+  }
+  __device__ __forceinline__ void write_channel_sums(int c, float to_D, float to_bias) {
+    const int64_t at = (first_row_ + work_.first_channel + c) * p_.chunks + chunk_;
+    p_.grad_D[at] = to_D;
+    p_.grad_bias[at] = to_bias;
   }
 
   const BackwardArguments& p_;
@@ -599,8 +632,9 @@ class BackwardBlock {
   StateMatrix<E, Shape, layout> B_, C_;
   Stream<float, Shape::channels, Shape, layout> u_, delta_, z_, grad_out_, grad_u_, grad_delta_,
       grad_z_;
-  float bias_[count], next_D_[count], D_[count];
-  int64_t next_first_ = slab_ * Shape::channels;  // channel of the streams' next loads
+  float parameter_ = 0.0f, D_[count];
+  const int64_t first_row_ = (work_.b * scan_.groups + work_.g) * scan_.channels;
+  const int64_t first_edge_ = (first_row_ * p_.chunks + chunk_) * scan_.states;
   E a_;
   Edges<E> edges_;
   E grad_B_[fast ? states_of_warp : 1][steps], grad_C_[fast ? states_of_warp : 1][steps];

@@ -261,12 +261,10 @@ __device__ __forceinline__ void get_sum(const RowTile<Shape> (&tiles)[Tiles],
     float v[width];
   };
 #pragma unroll
-  for (int i = 0; i < width; ++i) sum[i] = 0.0f;
-#pragma unroll
   for (int t = 0; t < Tiles; ++t) {
     const Packed p = *reinterpret_cast<const Packed*>(tiles[t].at(slots.row(k), slots.step(k)));
 #pragma unroll
-    for (int i = 0; i < width; ++i) sum[i] += p.v[i];
+    for (int i = 0; i < width; ++i) sum[i] = t == 0 ? p.v[i] : sum[i] + p.v[i];
   }
 }
 
