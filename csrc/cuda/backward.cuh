@@ -499,16 +499,13 @@ class BackwardBlock {
   // which nobody reads again.
   __device__ __forceinline__ void write_grad_A(int first_state) {
     constexpr int per_set = Shape::channels_of_set;
+    const int c = threadIdx.x / kStateTile, n = threadIdx.x % kStateTile;
+    if (c >= work_.channels || first_state + n >= scan_.states) return;
+    const E* const parts = &shared_.grad_a[n][c / per_set * 32 + c % per_set];
+    E total = parts[0];
 #pragma unroll
-    for (int i = threadIdx.x; i < Shape::channels * kStateTile; i += Shape::threads) {
-      const int c = i / kStateTile, n = i % kStateTile;
-      E total = E(0.0f);
-#pragma unroll
-      for (int s = 0; s < segments; ++s)
-        total = total + shared_.grad_a[n][(c / per_set * segments + s) * per_set + c % per_set];
-      if (c < work_.channels && first_state + n < scan_.states)
-        static_cast<E*>(p_.grad_edges)[edge_at(work_.first_channel + c, first_state + n)] = total;
-    }
+    for (int s = 1; s < segments; ++s) total = total + parts[s * per_set];
+    static_cast<E*>(p_.grad_edges)[edge_at(work_.first_channel + c, first_state + n)] = total;
   }
 
   static __device__ __forceinline__ E sum_of(const E (&x)[steps]) {

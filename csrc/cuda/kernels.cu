@@ -9,30 +9,34 @@
 namespace vim_mm {
 namespace {
 
-constexpr int kThreads = 256, kWarp = 32;
+constexpr int kThreads = 256, kManyParts = 16, kLoads = 8;
 
-// How many lanes share the parts of one entry, where there are many.
-__host__ __device__ int lanes_of(const Sum& sum) {
-  return sum.counts[0] * sum.counts[1] >= 64 ? 16 : 1;
+// How many threads share the parts of one entry, where there are many.
+__host__ __device__ int threads_per_entry(const Sum& sum) {
+  return sum.counts[0] * sum.counts[1] >= kManyParts ? kManyParts : 1;
 }
 __host__ __device__ int64_t floats_of(const Sum& sum) {
   return sum.sizes[0] * sum.sizes[1] * sum.sizes[2] * sum.sizes[3] * sum.components;
 }
 
-// `Index` holds every number of floats: division is the most of the work here.
+// Neighbouring threads have neighbouring entries. `Index` holds every number of floats: division is the
+// most of the work here.
 template <class Index>
 __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ Sums sums) {
+  __shared__ float totals[kThreads];
   const Sum& sum = sums.each[blockIdx.y];
-  const int lanes = lanes_of(sum), per_warp = kWarp / lanes;
-  const int lane = threadIdx.x % kWarp, first_part = lane / per_warp;
-  const Index warp = (blockIdx.x * Index(kThreads) + threadIdx.x) / kWarp;
-  const Index stride = gridDim.x * Index(kThreads / kWarp) * per_warp;
+  const int sharing = threads_per_entry(sum), entries = kThreads / sharing;
+  const int entry = threadIdx.x % entries, first_part = threadIdx.x / entries;
+  const int parts = sum.counts[0] * sum.counts[1], inner_parts = sum.counts[1];
+  const int64_t outer = sum.part_strides[0] * sum.components;
+  const int64_t inner = sum.part_strides[1] * sum.components;
+  const int64_t to_strides[4] = {sum.to.batch, sum.to.group, sum.to.row, sum.to.last};
   const Index floats = floats_of(sum), components = sum.components;
-  for (Index first = warp * per_warp; first < floats; first += stride) {
-    const Index index = first + lane % per_warp, component = index % components;
+  for (Index first = blockIdx.x * Index(entries); first < floats;
+       first += gridDim.x * Index(entries)) {
+    const Index index = first + entry, component = index % components;
     Index rest = index / components;
     int64_t from = 0, to = 0;
-    const int64_t to_strides[4] = {sum.to.batch, sum.to.group, sum.to.row, sum.to.last};
 #pragma unroll
     for (int d = 3; d >= 0; --d) {
       const Index size = sum.sizes[d], i = d == 0 ? rest : rest % size;
@@ -41,18 +45,26 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ S
       if (d > 0) rest /= size;
     }
     const float* const p = sum.parts + from * sum.components + component;
-    const int64_t outer = sum.part_strides[0] * sum.components;
-    const int64_t inner = sum.part_strides[1] * sum.components;
+    int i = first_part / inner_parts, j = first_part % inner_parts;
     float total = 0.0f;
-    int i = first_part / sum.counts[1], j = first_part % sum.counts[1];
-    if (index >= floats) i = sum.counts[0];
-#pragma unroll 4
-    while (i < sum.counts[0]) {
-      total += p[i * outer + j * inner];
-      j += lanes;
-      while (j >= sum.counts[1]) j -= sum.counts[1], ++i;
+    for (int part = first_part; index < floats && part < parts;) {
+      float values[kLoads];
+#pragma unroll
+      for (int k = 0; k < kLoads; ++k) {
+        values[k] = part < parts ? p[i * outer + j * inner] : 0.0f;
+        part += sharing;
+        i += sharing / inner_parts, j += sharing % inner_parts;
+        if (j >= inner_parts) j -= inner_parts, ++i;
+      }
+#pragma unroll
+      for (int k = 0; k < kLoads; ++k) total += values[k];
     }
-    for (int by = per_warp; by < kWarp; by *= 2) total += __shfl_xor_sync(0xffffffffu, total, by);
+    if (sharing > 1) {
+      __syncthreads();  // what was there has been read
+      totals[threadIdx.x] = total;
+      __syncthreads();
+      for (int k = 1; first_part == 0 && k < sharing; ++k) total += totals[k * entries + entry];
+    }
     const int item = sum.to.storage == Storage::float64 ? 8 : 4;
     if (index < floats && first_part == 0)
       store_real(sum.to.data + to + component * item, sum.to.storage, total);
@@ -73,9 +85,9 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void sum_in_order(const Sums& sums, void* stream) {
-  int64_t most = 0;
+  int64_t most = 0;  // threads
   for (int i = 0; i < sums.count; ++i)
-    most = std::max(most, floats_of(sums.each[i]) * lanes_of(sums.each[i]));
+    most = std::max(most, floats_of(sums.each[i]) * threads_per_entry(sums.each[i]));
   if (most == 0) return;
   const int64_t blocks = std::min<int64_t>((most + kThreads - 1) / kThreads, 1 << 16);
   const dim3 grid(static_cast<unsigned>(blocks), sums.count);
