@@ -258,8 +258,8 @@ class BackwardBlock {
     }
     const int64_t stride = p_.slabs * Shape::channels, begins = slab_ * Shape::channels;
     begin();
-    load_rows(begins);
-    load_edges(begins, 0);
+    load_rows(begins, work_.channels);
+    load_edges(work_.channels, 0, false);
     commit_parameters();
     __syncthreads();
     specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
@@ -268,13 +268,14 @@ class BackwardBlock {
     commit_edges();
 #pragma unroll 1
     for (int64_t first = begins; first < scan_.channels; first += stride) {
-      const bool last = first + stride >= scan_.channels;
+      const int64_t left = scan_.channels - first - stride;
+      const int later = left < Shape::channels ? int(left) : Shape::channels;
       __syncthreads();
       if (first > begins) write_row_sums(work_.channels);
       work_.set_channels(scan_, first, Shape::channels);
-      if (!last) {
-        load_rows(first + stride);
-        if (fast) load_edges(first + stride, 0);
+      if (later > 0) {
+        load_rows(first + stride, later);
+        if (fast) load_edges(later, 0, true);
       }
       advance(first == begins);
       commit_parameters();
@@ -286,7 +287,8 @@ class BackwardBlock {
         finish_rows<Format>();
         commit_rows<Format>();
       });
-      if (!fast && !last) load_edges(first + stride, 0);
+      edge_ += p_.next.edges, A_ += p_.next.A;
+      if (!fast && later > 0) load_edges(later, 0, false);
       commit_edges();
     }
     __syncthreads();
@@ -315,14 +317,15 @@ class BackwardBlock {
     begin(u_, scan_.u), begin(delta_, scan_.delta), begin(z_, scan_.z);
     begin(grad_out_, p_.grad_out), begin(grad_u_, p_.grad_u), begin(grad_delta_, p_.grad_delta);
     begin(grad_z_, p_.grad_z);
+    const int c = threadIdx.x / kStateTile, n = threadIdx.x % kStateTile;
+    edge_ = edge_at(work_.first_channel + c, n);
+    A_ = work_.at(scan_.A) + c * scan_.A.row + n * scan_.A.last;
   }
   __device__ __forceinline__ bool is_whole(int channels) const {
     return scan_.aligned && left_ == Shape::window && channels == Shape::channels;
   }
-  // Starts the loads of the channels from there on, which are next in the streams.
-  __device__ __forceinline__ void load_rows(int64_t first_channel) {
-    const int64_t left = scan_.channels - first_channel;
-    const int channels = left < Shape::channels ? int(left) : Shape::channels;
+  // Starts the loads of so many channels from there on, which are next in the streams.
+  __device__ __forceinline__ void load_rows(int64_t first_channel, int channels) {
     const auto each = [&](const auto& load) {
       load(u_, scan_.u), load(delta_, scan_.delta);
       if (scan_.gated) load(z_, scan_.z);
@@ -331,7 +334,8 @@ class BackwardBlock {
     if (fast && is_whole(channels))
       each([&](auto& stream, const View& v) { stream.load_whole(v, slots_); });
     else each([&](auto& stream, const View& v) { stream.load(v, slots_, channels, left_); });
-    each([&](auto& stream, const View& v) { stream.next(p_.slabs * Shape::channels * v.row); });
+    u_.next(p_.next.u), delta_.next(p_.next.delta), z_.next(p_.next.z);
+    grad_out_.next(p_.next.grad_out);
     if (threadIdx.x < 2 * Shape::channels) {
       const View& v = threadIdx.x < Shape::channels ? scan_.delta_bias : scan_.D;
       parameter_ = channel_value(v, scan_, work_.g, first_channel + threadIdx.x % Shape::channels);
@@ -355,27 +359,27 @@ class BackwardBlock {
     });
   }
 
-  // Starts the loads of A and of what enters the chunk, for a tile of states of the channels from
-  // `first_channel` on: one (channel, state) per thread.
-  __device__ __forceinline__ void load_edges(int64_t first_channel, int first_state) {
+  // Starts the loads of A and of what enters the chunk, for a tile of states of so many channels, those at hand
+  // or the next ones: one (channel, state) per thread.
+  __device__ __forceinline__ void load_edges(int channels, int first_state, bool next) {
     static_assert(Shape::channels * kStateTile <= Shape::threads, "one per thread");
-    const int64_t h = first_channel + threadIdx.x / kStateTile;
-    const int n = first_state + threadIdx.x % kStateTile;
     a_ = E(0.0f);
     edges_ = {E(0.0f), E(0.0f), E(0.0f), E(0.0f)};
-    if (threadIdx.x >= Shape::channels * kStateTile || h >= scan_.channels || n >= scan_.states)
+    if (int(threadIdx.x / kStateTile) >= channels ||
+        first_state + int(threadIdx.x % kStateTile) >= scan_.states)
       return;
     const View& A = scan_.A;
-    a_ = load_element<E>(A.data + work_.g * A.group + h * A.row + n * A.last, A.storage);
+    a_ = load_element<E>(A_ + first_state * A.last + (next ? p_.next.A : 0), A.storage);
     const int64_t all = scan_.batch * scan_.groups * scan_.channels * p_.chunks * scan_.states;
-    const E* const x = static_cast<const E*>(p_.edges) + edge_at(h, n);
-    const E* const grad_x = static_cast<const E*>(p_.grad_edges) + edge_at(h, n);
+    const int64_t at = edge_ + first_state + (next ? p_.next.edges : 0);
+    const E* const x = static_cast<const E*>(p_.edges) + at;
+    const E* const grad_x = static_cast<const E*>(p_.grad_edges) + at;
     edges_.x = x[0], edges_.grad_x = grad_x[0];
     if (!Method::causal) edges_.other_x = x[all], edges_.other_grad_x = grad_x[all];
   }
   // In [B, G, H, chunks, N], for channel h of the group.
   __device__ __forceinline__ int64_t edge_at(int64_t h, int n) const {
-    return first_edge_ + h * (p_.chunks * scan_.states) + n;
+    return ((first_row_ + h) * p_.chunks + chunk_) * scan_.states + n;
   }
   __device__ __forceinline__ void commit_edges() {
     const int c = threadIdx.x / kStateTile, n = threadIdx.x % kStateTile;
@@ -456,7 +460,7 @@ class BackwardBlock {
       if (first > 0) {
         __syncthreads();
         write_grad_A(first - kStateTile);
-        load_edges(work_.first_channel, first);
+        load_edges(work_.channels, first, false);
         commit_edges();
       }
       load_matrices(first);
@@ -505,7 +509,7 @@ class BackwardBlock {
     E total = parts[0];
 #pragma unroll
     for (int s = 1; s < segments; ++s) total = total + parts[s * per_set];
-    static_cast<E*>(p_.grad_edges)[edge_at(work_.first_channel + c, first_state + n)] = total;
+    static_cast<E*>(p_.grad_edges)[edge_ + first_state] = total;
   }
 
   static __device__ __forceinline__ E sum_of(const E (&x)[steps]) {
@@ -579,10 +583,8 @@ class BackwardBlock {
     };
     if (is_whole(work_.channels)) store(std::true_type());
     else store(std::false_type());
-    const int64_t rows = p_.slabs * Shape::channels;
-    grad_u_.next(rows * p_.grad_u.row);
-    grad_delta_.next(rows * p_.grad_delta.row);
-    grad_z_.next(rows * p_.grad_z.row);
+    grad_u_.next(p_.next.grad_u), grad_delta_.next(p_.next.grad_delta);
+    grad_z_.next(p_.next.grad_z);
   }
 
   // A thread's part of the gradients of D and of delta_bias over the chunk.
@@ -631,7 +633,9 @@ class BackwardBlock {
       grad_z_;
   float parameter_ = 0.0f, D_[count];
   const int64_t first_row_ = (work_.b * scan_.groups + work_.g) * scan_.channels;
-  const int64_t first_edge_ = (first_row_ * p_.chunks + chunk_) * scan_.states;
+  // A thread's channel and state, in the first tile of states.
+  int64_t edge_;
+  const char* A_;
   E a_;
   Edges<E> edges_;
   E grad_B_[fast ? states_of_warp : 1][steps], grad_C_[fast ? states_of_warp : 1][steps];
