@@ -256,7 +256,8 @@ class BackwardBlock {
 #pragma unroll
       for (int m = 0; m < states_of_warp; ++m) clear(grad_B_[m]), clear(grad_C_[m]);
     }
-    const int64_t stride = p_.slabs * Shape::channels, begins = slab_ * Shape::channels;
+    const int channels = int(scan_.channels), stride = int(p_.slabs) * Shape::channels;
+    const int begins = int(slab_) * Shape::channels;
     begin();
     load_rows(begins, work_.channels);
     load_edges(work_.channels, 0, false);
@@ -267,9 +268,9 @@ class BackwardBlock {
     });
     commit_edges();
 #pragma unroll 1
-    for (int64_t first = begins; first < scan_.channels; first += stride) {
-      const int64_t left = scan_.channels - first - stride;
-      const int later = left < Shape::channels ? int(left) : Shape::channels;
+    for (int first = begins; first < channels; first += stride) {
+      const int left = channels - first - stride;
+      const int later = left < Shape::channels ? left : Shape::channels;
       __syncthreads();
       if (first > begins) write_row_sums(work_.channels);
       work_.set_channels(scan_, first, Shape::channels);
