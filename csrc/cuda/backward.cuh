@@ -50,6 +50,7 @@ struct Segment {
   static constexpr int steps = Shape::steps;
   // drive: u, or dt u where beta = dt; grad_y: that of y + D u, before the gate, weighted.
   float dt[steps], drive[steps], grad_y[steps];
+  float least_dt, most_dt;  // in magnitude
   float y[steps], grad_input[steps], grad_dt[steps];
 };
 
@@ -115,11 +116,16 @@ __device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
   E x, product;
   b_of.load(s.b);
   c_of.load(s.c);
+  with_range<Method>(lane.least_dt, lane.most_dt, a, [&](auto range) {
+#pragma unroll
+    for (int i = 0; i < steps; ++i) {
+      const Coefficients<E> k = Method::template coefficients<decltype(range)::value>(lane.dt[i], a);
+      s.a_bar[i] = k.a_bar;
+      s.input[i] = input_of<Method>(lane.drive[i], k, s.b[i]);
+    }
+  });
 #pragma unroll
   for (int i = 0; i < steps; ++i) {
-    const Coefficients<E> k = Method::coefficients(lane.dt[i], a);
-    s.a_bar[i] = k.a_bar;
-    s.input[i] = input_of<Method>(lane.drive[i], k, s.b[i]);
     s.from_y[i] = lane.grad_y[i] * conj(s.c[i]);
     x = i == 0 ? s.input[0] : s.a_bar[i] * x + s.input[i];
     product = i == 0 ? s.a_bar[0] : product * s.a_bar[i];
@@ -194,38 +200,42 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
     grad_c[i] = grad_c[i] + lane.grad_y[i] * conj(both);
   }
 
-  E grad_a = E(0.0f), own_gradient;
+  E grad_a = E(0.0f);
+  with_range<Method>(lane.least_dt, lane.most_dt, s.a, [&](auto range) {
+    E own_gradient;
 #pragma unroll
-  for (int i = steps - 1; i >= 0; --i) {
-    const float dt = lane.dt[i], drive = lane.drive[i];
-    // Of the state after step i.
-    own_gradient = i == steps - 1 ? s.grad_x + s.from_y[i]
-                                  : conj(s.a_bar[i + 1]) * own_gradient + s.from_y[i];
-    // d a_bar / dz is a_bar itself for an exponential.
-    const E slope = Method::exponential ? conj(s.a_bar[i]) : E(1.0f);
-    E gradient = own_gradient, grad_z = (slope * own_gradient) * conj(before[i]);
-    if constexpr (!Method::causal) {
-      grad_z = grad_z + (slope * other_gradient[i]) * conj(other_x[i + 1]);
-      gradient = gradient + other_gradient[i];
+    for (int i = steps - 1; i >= 0; --i) {
+      const float dt = lane.dt[i], drive = lane.drive[i];
+      // Of the state after step i.
+      own_gradient = i == steps - 1 ? s.grad_x + s.from_y[i]
+                                    : conj(s.a_bar[i + 1]) * own_gradient + s.from_y[i];
+      // d a_bar / dz is a_bar itself for an exponential.
+      const E slope = Method::exponential ? conj(s.a_bar[i]) : E(1.0f);
+      E gradient = own_gradient, grad_z = (slope * own_gradient) * conj(before[i]);
+      if constexpr (!Method::causal) {
+        grad_z = grad_z + (slope * other_gradient[i]) * conj(other_x[i + 1]);
+        gradient = gradient + other_gradient[i];
+      }
+      const E driven = gradient * conj(s.b[i]);
+      if constexpr (Method::beta_is_step) {
+        lane.grad_input[i] += real(driven);
+        lane.grad_dt[i] += real(grad_z * conj(s.a));
+        grad_b[i] = grad_b[i] + drive * gradient;
+        grad_a = grad_a + dt * grad_z;
+      } else {
+        Coefficients<E> k = Method::template coefficients<decltype(range)::value>(dt, s.a);
+        k.a_bar = s.a_bar[i];
+        const Derivatives<E> d =
+            Method::template derivatives<decltype(range)::value>(dt, s.a, k);
+        const E grad_beta = drive * driven;
+        if constexpr (!Method::exponential) grad_z = grad_z * conj(d.a_bar_z);
+        lane.grad_input[i] += real(driven * conj(k.beta));
+        lane.grad_dt[i] += real(grad_z * conj(s.a) + grad_beta * conj(d.beta_dt));
+        grad_b[i] = grad_b[i] + gradient * conj(drive * k.beta);
+        grad_a = grad_a + (dt * grad_z + grad_beta * conj(d.beta_a));
+      }
     }
-    const E driven = gradient * conj(s.b[i]);
-    if constexpr (Method::beta_is_step) {
-      lane.grad_input[i] += real(driven);
-      lane.grad_dt[i] += real(grad_z * conj(s.a));
-      grad_b[i] = grad_b[i] + drive * gradient;
-      grad_a = grad_a + dt * grad_z;
-    } else {
-      Coefficients<E> k = Method::coefficients(dt, s.a);
-      k.a_bar = s.a_bar[i];
-      const Derivatives<E> d = Method::derivatives(dt, s.a, k);
-      const E grad_beta = drive * driven;
-      if constexpr (!Method::exponential) grad_z = grad_z * conj(d.a_bar_z);
-      lane.grad_input[i] += real(driven * conj(k.beta));
-      lane.grad_dt[i] += real(grad_z * conj(s.a) + grad_beta * conj(d.beta_dt));
-      grad_b[i] = grad_b[i] + gradient * conj(drive * k.beta);
-      grad_a = grad_a + (dt * grad_z + grad_beta * conj(d.beta_a));
-    }
-  }
+  });
   return grad_a;
 }
 
@@ -427,6 +437,12 @@ class BackwardBlock {
     for (int set = 0; set < Shape::sets; ++set) {
       Segment<Shape> lane;
       load_segment(shared_.dt.segment_of_lane(set), lane.dt);
+      lane.least_dt = lane.most_dt = magnitude(lane.dt[0]);
+#pragma unroll
+      for (int i = 1; i < steps; ++i) {
+        lane.least_dt = fminf(lane.least_dt, magnitude(lane.dt[i]));
+        lane.most_dt = fmaxf(lane.most_dt, magnitude(lane.dt[i]));
+      }
       load_segment(shared_.drive.segment_of_lane(set), lane.drive);
       load_segment(shared_.grad_y.segment_of_lane(set), lane.grad_y);
       const auto dt_around =
