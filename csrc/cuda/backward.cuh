@@ -57,11 +57,22 @@ struct Segment {
 constexpr __host__ __device__ int log2_of(int x) { return x > 1 ? 1 + log2_of(x / 2) : 0; }
 
 // A sum or product over the 1, 2, 4, .. segments in front of a lane's, and over those behind it. Where there
-// are not so many it is of no use.
+// are not so many it is of no use. There are never half of all on both sides: the last ones share a place.
 template <class V, class Shape>
 struct Around {
   static constexpr int levels = log2_of(Shape::segments);
   V front[levels], behind[levels];
+
+  // Calls f(to, own) for what is not shared.
+  template <class Other, class F>
+  __device__ __forceinline__ void each(Around<Other, Shape>& to, const F& f) const {
+#pragma unroll
+    for (int k = 0; k + 1 < levels; ++k) {
+      to.front[k] = f(front[k]);
+      to.behind[k] = f(behind[k]);
+    }
+    to.front[levels - 1] = to.behind[levels - 1] = f(front[levels - 1]);
+  }
 };
 template <class Shape, class V, class Add>
 __device__ __forceinline__ Around<V, Shape> around(V own, const Add& add) {
@@ -74,6 +85,9 @@ __device__ __forceinline__ Around<V, Shape> around(V own, const Add& add) {
     to.front[k] = add(to.front[k - 1], shuffle_up(to.front[k - 1], by));
     to.behind[k] = add(to.behind[k - 1], shuffle_down(to.behind[k - 1], by));
   }
+  V& last = to.front[to.levels - 1];
+  if (segment_of_lane<Shape>() < Shape::segments / 2) last = to.behind[to.levels - 1];
+  to.behind[to.levels - 1] = last;
   return to;
 }
 
@@ -135,21 +149,14 @@ __device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
   for (int i = steps - 1; i > 0; --i) grad_x = conj(s.a_bar[i]) * grad_x + s.from_y[i - 1];
   grad_x = conj(s.a_bar[0]) * grad_x;
 
-  Around<E, Shape> transitions;
-  if constexpr (Method::exponential) {
-#pragma unroll
-    for (int k = 0; k < transitions.levels; ++k) {
-      transitions.front[k] = exp_of_product(dt_around.front[k], a);
-      transitions.behind[k] = conj(exp_of_product(dt_around.behind[k], a));
-    }
-  } else {
+  Around<E, Shape> transitions, adjoint;
+  if constexpr (Method::exponential)
+    dt_around.each(transitions, [&](float dt) { return exp_of_product(dt, a); });
+  else
     transitions = around<Shape>(product, [](E one, E other) { return one * other; });
-#pragma unroll
-    for (int k = 0; k < transitions.levels; ++k)
-      transitions.behind[k] = conj(transitions.behind[k]);
-  }
+  transitions.each(adjoint, [](E x) { return conj(x); });
   s.x = enter_segments<true, Shape>(transitions.front, x, edges.x);
-  s.grad_x = enter_segments<false, Shape>(transitions.behind, grad_x, edges.grad_x);
+  s.grad_x = enter_segments<false, Shape>(adjoint.behind, grad_x, edges.grad_x);
 
   // The other direction: its states descend, their adjoint ascends.
   if constexpr (!Method::causal) {
@@ -160,13 +167,8 @@ __device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
 #pragma unroll
     for (int i = 0; i < steps - 1; ++i) grad_x = conj(s.a_bar[i]) * grad_x + s.from_y[i + 1];
     grad_x = conj(s.a_bar[steps - 1]) * grad_x;
-#pragma unroll
-    for (int k = 0; k < transitions.levels; ++k) {
-      transitions.front[k] = conj(transitions.front[k]);
-      transitions.behind[k] = conj(transitions.behind[k]);
-    }
     s.other_x = enter_segments<false, Shape>(transitions.behind, x, edges.other_x);
-    s.other_grad_x = enter_segments<true, Shape>(transitions.front, grad_x, edges.other_grad_x);
+    s.other_grad_x = enter_segments<true, Shape>(adjoint.front, grad_x, edges.other_grad_x);
   }
   return s;
 }
@@ -295,8 +297,10 @@ class BackwardBlock {
       // Together, because each of the two waits often: what is left after the last channels is not used.
       specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
         using Format = decltype(format);
-        finish_rows<Format>();
+        Gradients gradients[count];
+        finish_rows(gradients);
         commit_rows<Format>();
+        store_rows<Format>(gradients);
       });
       edge_ += p_.next.edges, A_ += p_.next.A;
       if (!fast && later > 0) load_edges(later, 0, false);
@@ -315,6 +319,11 @@ class BackwardBlock {
   }
 
  private:
+  // Of a thread's entries of a row; D and bias are sums over them.
+  struct Gradients {
+    float u[width], delta[width], z[width], D, bias;
+  };
+
   static __device__ __forceinline__ void clear(E (&x)[steps]) {
 #pragma unroll
     for (int i = 0; i < steps; ++i) x[i] = E(0.0f);
@@ -560,52 +569,57 @@ class BackwardBlock {
     }
   }
 
-  template <class Format>
-  __device__ __forceinline__ void finish_rows() {
+  __device__ __forceinline__ void finish_rows(Gradients (&gradients)[count]) {
     constexpr float weight = output_weight<Method, E>();
-    float grad_u[count][width], grad_delta[count][width], grad_z[count][width];
 #pragma unroll
     for (int k = 0; k < count; ++k) {
-      float y[width], to_D = 0.0f, to_bias = 0.0f;
+      Gradients& grad = gradients[k];
+      float y[width];
       get_sum(shared_.y, slots_, k, y);
-      get_sum(shared_.grad_input, slots_, k, grad_u[k]);
-      get_sum(shared_.grad_dt, slots_, k, grad_delta[k]);
+      get_sum(shared_.grad_input, slots_, k, grad.u);
+      get_sum(shared_.grad_dt, slots_, k, grad.delta);
       const float* const dt = shared_.dt.at(slots_.row(k), slots_.step(k));
+      grad.D = grad.bias = 0.0f;
 #pragma unroll
       for (int i = 0; i < width; ++i) {
         const BackwardEntry at = entry(k, i);
         if (Method::beta_is_step) {
-          grad_delta[k][i] += at.u * grad_u[k][i];
-          grad_u[k][i] *= dt[i];
+          grad.delta[i] += at.u * grad.u[i];
+          grad.u[i] *= dt[i];
         }
-        grad_u[k][i] += D_[k] * at.grad_y;
-        grad_delta[k][i] *= at.dt_slope;
-        grad_z[k][i] = at.gate_slope * (weight * y[i] + D_[k] * at.u);
-        to_D += at.grad_y * at.u;
-        to_bias += slots_.step(k) + i < left_ ? grad_delta[k][i] : 0.0f;
+        grad.u[i] += D_[k] * at.grad_y;
+        grad.delta[i] *= at.dt_slope;
+        grad.z[i] = at.gate_slope * (weight * y[i] + D_[k] * at.u);
+        grad.D += at.grad_y * at.u;
+        grad.bias += slots_.step(k) + i < left_ ? grad.delta[i] : 0.0f;
       }
-      sum_over_row(k, to_D, to_bias);
+      sum_over_row(k, grad.D, grad.bias);
     }
-    const auto store = [&](auto whole) {
+  }
+  template <class Format>
+  __device__ __forceinline__ void store_rows(const Gradients (&gradients)[count]) {
+    const auto store_all = [&](auto whole) {
 #pragma unroll
       for (int k = 0; k < count; ++k) {
         const auto store = [&](auto& stream, const View& v, const float(&values)[width]) {
           stream.template store<Format>(v, slots_, k, values, decltype(whole)::value,
                                         work_.channels, left_);
         };
-        store(grad_u_, p_.grad_u, grad_u[k]);
-        store(grad_delta_, p_.grad_delta, grad_delta[k]);
-        if (scan_.gated) store(grad_z_, p_.grad_z, grad_z[k]);
+        store(grad_u_, p_.grad_u, gradients[k].u);
+        store(grad_delta_, p_.grad_delta, gradients[k].delta);
+        if (scan_.gated) store(grad_z_, p_.grad_z, gradients[k].z);
+        if (fast && slots_.step(k) == 0 && slots_.row(k) < work_.channels)
+          write_channel_sums(slots_.row(k), gradients[k].D, gradients[k].bias);
       }
     };
-    if (is_whole(work_.channels)) store(std::true_type());
-    else store(std::false_type());
+    if (is_whole(work_.channels)) store_all(std::true_type());
+    else store_all(std::false_type());
     grad_u_.next(p_.next.grad_u), grad_delta_.next(p_.next.grad_delta);
     grad_z_.next(p_.next.grad_z);
   }
 
-  // A thread's part of the gradients of D and of delta_bias over the chunk.
-  __device__ __forceinline__ void sum_over_row(int k, float to_D, float to_bias) {
+  // The gradients of D and of delta_bias over the chunk, from those of the threads that share a row.
+  __device__ __forceinline__ void sum_over_row(int k, float& to_D, float& to_bias) {
     if constexpr (fast) {
       static_assert(Places::per_row <= 32, "threads of a row are in one warp");
 #pragma unroll
@@ -613,8 +627,6 @@ class BackwardBlock {
         to_D += shuffle_xor(to_D, bit);
         to_bias += shuffle_xor(to_bias, bit);
       }
-      if (slots_.step(k) == 0 && slots_.row(k) < work_.channels)
-        write_channel_sums(slots_.row(k), to_D, to_bias);
     } else {
       // In the place of what this thread has taken from there, till write_row_sums.
       *shared_.y[0].at(slots_.row(k), slots_.step(k)) = to_D;
