@@ -255,9 +255,10 @@ class BackwardBlock {
 
  public:
   __device__ __forceinline__ BackwardBlock(const BackwardArguments& p, Shared& shared)
-      : p_(p), scan_(p.scan), shared_(shared), slab_(blockIdx.x % p.slabs),
-        chunk_(blockIdx.x / p.slabs % p.chunks),
-        work_(scan_, blockIdx.x / (p.slabs * p.chunks), Shape::window), slots_(scan_.u, work_),
+      : p_(p), scan_(p.scan), shared_(shared), slab_(blockIdx.x % uint32_t(p.slabs)),
+        chunk_(blockIdx.x / uint32_t(p.slabs) % uint32_t(p.chunks)),
+        work_(scan_, blockIdx.x / uint32_t(p.slabs) / uint32_t(p.chunks), Shape::window),
+        slots_(scan_.u, work_),
         warp_(threadIdx.x / 32), segment_(segment_of_lane<Shape>()),
         left_(work_.steps_from(chunk_, Shape::window)), B_(scan_.B, scan_.constant_B, work_),
         C_(scan_.C, scan_.constant_C, work_) {}
@@ -269,7 +270,7 @@ class BackwardBlock {
       for (int m = 0; m < states_of_warp; ++m) clear(grad_B_[m]), clear(grad_C_[m]);
     }
     const int channels = int(scan_.channels), stride = int(p_.slabs) * Shape::channels;
-    const int begins = int(slab_) * Shape::channels;
+    const int begins = slab_ * Shape::channels;
     begin();
     load_rows(begins, work_.channels);
     load_edges(work_.channels, 0, false);
@@ -426,10 +427,10 @@ class BackwardBlock {
       for (int i = 0; i < width; ++i) {
         const float x = dt[i] + bias;
         dt[i] = step_size(dt[i], bias, scan_.delta_softplus);
-        const float dt_slope = scan_.delta_softplus ? softplus_slope(x, dt[i]) : 1.0f;
+        float dt_slope = scan_.delta_softplus ? softplus_slope(x, dt[i]) : 1.0f;
         const float s = sigmoid(z[i]);
         const float gate_slope = grad_y[i] * (s * (1.0f + z[i] * (1.0f - s)));
-        if (slots_.step(k) + i >= left_) dt[i] = 0.0f;
+        if (slots_.step(k) + i >= left_) dt[i] = dt_slope = 0.0f;
         if (gated) grad_y[i] *= z[i] * s;
         weighted[i] = weight * grad_y[i];
         drive[i] = Method::beta_is_step ? dt[i] * u[i] : u[i];
@@ -557,16 +558,13 @@ class BackwardBlock {
     for (int i = 0; i < steps; ++i) value[i] = sum_over_channels<Shape>(value[i]);
     if (channel_of_lane<Shape>(0) != 0 || n >= scan_.states) return;
     const int64_t bg = work_.b * scan_.groups + work_.g;
-    E* const to = static_cast<E*>(slabs) +
-                  ((slab_ * scan_.batch * scan_.groups + bg) * scan_.states + n) * work_.steps;
+    const int64_t line = (slab_ * scan_.batch * scan_.groups + bg) * scan_.states + n;
+    const int64_t t = int64_t(chunk_) * Shape::window + segment_ * steps;
+    E* to = static_cast<E*>(slabs) + line * work_.steps + (work_.reverse ? work_.steps - 1 - t : t);
+    const int left = left_ - segment_ * steps, stride = work_.reverse ? -1 : 1;
 #pragma unroll
-    for (int i = 0; i < steps; ++i) {
-      const int step = segment_ * steps + i;
-      if (step >= left_) continue;
-      const int64_t t = chunk_ * Shape::window + step;
-      E& entry = to[work_.reverse ? work_.steps - 1 - t : t];
-      entry = fresh ? value[i] : entry + value[i];
-    }
+    for (int i = 0; i < steps; ++i, to += stride)
+      if (i < left) *to = fresh ? value[i] : *to + value[i];
   }
 
   __device__ __forceinline__ void finish_rows(Gradients (&gradients)[count]) {
@@ -591,7 +589,7 @@ class BackwardBlock {
         grad.delta[i] *= at.dt_slope;
         grad.z[i] = at.gate_slope * (weight * y[i] + D_[k] * at.u);
         grad.D += at.grad_y * at.u;
-        grad.bias += slots_.step(k) + i < left_ ? grad.delta[i] : 0.0f;
+        grad.bias += grad.delta[i];
       }
       sum_over_row(k, grad.D, grad.bias);
     }
@@ -653,7 +651,7 @@ class BackwardBlock {
   const BackwardArguments& p_;
   const ScanArguments& scan_;
   Shared& shared_;
-  const int64_t slab_, chunk_;
+  const int slab_, chunk_;
   Work work_;
   const Places slots_;
   const int warp_, segment_, left_;

@@ -169,9 +169,10 @@ struct Work {
   int channels;  // of the group, from first_channel on, no more than the block has
   bool reverse;
 
-  __device__ __forceinline__ Work(const ScanArguments& scan, int64_t bg, int window)
-      : b(bg / scan.groups), g(bg % scan.groups), first_channel(0), steps(scan.steps),
-        windows((scan.steps + window - 1) / window), channels(0) {
+  // 32 bits where they suffice: division is slow.
+  __device__ __forceinline__ Work(const ScanArguments& scan, uint32_t bg, int window)
+      : b(bg / uint32_t(scan.groups)), g(bg % uint32_t(scan.groups)), first_channel(0),
+        steps(scan.steps), windows((scan.steps + window - 1) / window), channels(0) {
     const int64_t flag = scan.same_direction ? 0 : g;
     reverse = scan.directions.bits[flag / 32] >> (flag % 32) & 1;
   }
@@ -196,7 +197,7 @@ struct Work {
 // That of a block which has channels of its own, in the grid of blocks_of (launch.cuh).
 template <class Shape>
 __device__ __forceinline__ Work work_of_block(const ScanArguments& scan) {
-  const int64_t sets = (scan.channels + Shape::channels - 1) / Shape::channels;
+  const uint32_t sets = (scan.channels + Shape::channels - 1) / Shape::channels;
   Work work(scan, blockIdx.x / sets, Shape::window);
   work.set_channels(scan, blockIdx.x % sets * Shape::channels, Shape::channels);
   return work;
