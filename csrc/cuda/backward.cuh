@@ -120,7 +120,7 @@ struct StateSegment {
   E other_x, other_grad_x;  // of the other direction, where there is one
 };
 
-template <class Method, class E, class Shape, Layout layout>
+template <class Method, Range range, class E, class Shape, Layout layout>
 __device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
     const Segment<Shape>& lane, const Around<float, Shape>& dt_around, E a,
     const SegmentOf<E, layout>& b_of, const SegmentOf<E, layout>& c_of, const Edges<E>& edges) {
@@ -130,16 +130,11 @@ __device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
   E x, product;
   b_of.load(s.b);
   c_of.load(s.c);
-  with_range<Method>(lane.least_dt, lane.most_dt, a, [&](auto range) {
-#pragma unroll
-    for (int i = 0; i < steps; ++i) {
-      const Coefficients<E> k = Method::template coefficients<decltype(range)::value>(lane.dt[i], a);
-      s.a_bar[i] = k.a_bar;
-      s.input[i] = input_of<Method>(lane.drive[i], k, s.b[i]);
-    }
-  });
 #pragma unroll
   for (int i = 0; i < steps; ++i) {
+    const Coefficients<E> k = Method::template coefficients<range>(lane.dt[i], a);
+    s.a_bar[i] = k.a_bar;
+    s.input[i] = input_of<Method>(lane.drive[i], k, s.b[i]);
     s.from_y[i] = lane.grad_y[i] * conj(s.c[i]);
     x = i == 0 ? s.input[0] : s.a_bar[i] * x + s.input[i];
     product = i == 0 ? s.a_bar[0] : product * s.a_bar[i];
@@ -175,7 +170,7 @@ __device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
 
 // Adds one state's part to the segment's sums and to the gradients of B and C, returns that of A over the
 // segment. grad_input is the gradient of `drive`; where that is dt u, its part of grad_dt is missing.
-template <class Method, class E, class Shape>
+template <Range range, class Method, class E, class Shape>
 __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
                                        const StateSegment<Method, E, Shape>& s,
                                        E (&grad_b)[Shape::steps], E (&grad_c)[Shape::steps]) {
@@ -203,41 +198,39 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
   }
 
   E grad_a = E(0.0f);
-  with_range<Method>(lane.least_dt, lane.most_dt, s.a, [&](auto range) {
-    E own_gradient;
+  E own_gradient;
 #pragma unroll
-    for (int i = steps - 1; i >= 0; --i) {
-      const float dt = lane.dt[i], drive = lane.drive[i];
-      // Of the state after step i.
-      own_gradient = i == steps - 1 ? s.grad_x + s.from_y[i]
-                                    : conj(s.a_bar[i + 1]) * own_gradient + s.from_y[i];
-      // d a_bar / dz is a_bar itself for an exponential.
-      const E slope = Method::exponential ? conj(s.a_bar[i]) : E(1.0f);
-      E gradient = own_gradient, grad_z = (slope * own_gradient) * conj(before[i]);
-      if constexpr (!Method::causal) {
-        grad_z = grad_z + (slope * other_gradient[i]) * conj(other_x[i + 1]);
-        gradient = gradient + other_gradient[i];
-      }
-      const E driven = gradient * conj(s.b[i]);
-      if constexpr (Method::beta_is_step) {
-        lane.grad_input[i] += real(driven);
-        lane.grad_dt[i] += real(grad_z * conj(s.a));
-        grad_b[i] = grad_b[i] + drive * gradient;
-        grad_a = grad_a + dt * grad_z;
-      } else {
-        Coefficients<E> k = Method::template coefficients<decltype(range)::value>(dt, s.a);
-        k.a_bar = s.a_bar[i];
-        const Derivatives<E> d =
-            Method::template derivatives<decltype(range)::value>(dt, s.a, k);
-        const E grad_beta = drive * driven;
-        if constexpr (!Method::exponential) grad_z = grad_z * conj(d.a_bar_z);
-        lane.grad_input[i] += real(driven * conj(k.beta));
-        lane.grad_dt[i] += real(grad_z * conj(s.a) + grad_beta * conj(d.beta_dt));
-        grad_b[i] = grad_b[i] + gradient * conj(drive * k.beta);
-        grad_a = grad_a + (dt * grad_z + grad_beta * conj(d.beta_a));
-      }
+  for (int i = steps - 1; i >= 0; --i) {
+    const float dt = lane.dt[i], drive = lane.drive[i];
+    // Of the state after step i.
+    own_gradient = i == steps - 1 ? s.grad_x + s.from_y[i]
+                                  : conj(s.a_bar[i + 1]) * own_gradient + s.from_y[i];
+    // d a_bar / dz is a_bar itself for an exponential.
+    const E slope = Method::exponential ? conj(s.a_bar[i]) : E(1.0f);
+    E gradient = own_gradient, grad_z = (slope * own_gradient) * conj(before[i]);
+    if constexpr (!Method::causal) {
+      grad_z = grad_z + (slope * other_gradient[i]) * conj(other_x[i + 1]);
+      gradient = gradient + other_gradient[i];
     }
-  });
+    const E driven = gradient * conj(s.b[i]);
+    if constexpr (Method::beta_is_step) {
+      lane.grad_input[i] += real(driven);
+      lane.grad_dt[i] += real(grad_z * conj(s.a));
+      grad_b[i] = grad_b[i] + drive * gradient;
+      grad_a = grad_a + dt * grad_z;
+    } else {
+      Coefficients<E> k = Method::template coefficients<range>(dt, s.a);
+      k.a_bar = s.a_bar[i];
+      const Derivatives<E> d =
+          Method::template derivatives<range>(dt, s.a, k);
+      const E grad_beta = drive * driven;
+      if constexpr (!Method::exponential) grad_z = grad_z * conj(d.a_bar_z);
+      lane.grad_input[i] += real(driven * conj(k.beta));
+      lane.grad_dt[i] += real(grad_z * conj(s.a) + grad_beta * conj(d.beta_dt));
+      grad_b[i] = grad_b[i] + gradient * conj(drive * k.beta);
+      grad_a = grad_a + (dt * grad_z + grad_beta * conj(d.beta_a));
+    }
+  }
   return grad_a;
 }
 
@@ -460,15 +453,7 @@ class BackwardBlock {
 #pragma unroll
       for (int i = 0; i < steps; ++i) lane.y[i] = lane.grad_input[i] = lane.grad_dt[i] = 0.0f;
       if constexpr (fast) {
-        // A state's shuffles have its predecessor's arithmetic to wait with.
-        auto state = enter(lane, dt_around, set, 0, 0);
-#pragma unroll
-        for (int m = 0; m < states_of_warp; ++m) {
-          decltype(state) next;
-          if (m + 1 < states_of_warp) next = enter(lane, dt_around, set, 0, m + 1);
-          leave(lane, state, set, m, grad_B_[m], grad_C_[m]);
-          state = next;
-        }
+        pull_back_states(lane, dt_around, set);
       } else {
         pull_back_all_states(lane, dt_around, first_of_block);
       }
@@ -478,6 +463,24 @@ class BackwardBlock {
     }
   }
 
+  __device__ __forceinline__ void pull_back_states(Segment<Shape>& lane,
+                                                   const Around<float, Shape>& dt_around, int set) {
+    if constexpr (Method::ranged) {
+#pragma unroll
+      for (int m = 0; m < states_of_warp; ++m)
+        pull_back_state(lane, dt_around, set, 0, m, grad_B_[m], grad_C_[m]);
+    } else {
+      // A state's shuffles have its predecessor's arithmetic to wait with.
+      auto state = enter<Range::anywhere>(lane, dt_around, set, 0, 0);
+#pragma unroll
+      for (int m = 0; m < states_of_warp; ++m) {
+        decltype(state) next;
+        if (m + 1 < states_of_warp) next = enter<Range::anywhere>(lane, dt_around, set, 0, m + 1);
+        leave<Range::anywhere>(lane, state, set, m, grad_B_[m], grad_C_[m]);
+        state = next;
+      }
+    }
+  }
   __device__ __forceinline__ void pull_back_all_states(Segment<Shape>& lane,
                                                        const Around<float, Shape>& dt_around,
                                                        bool first_of_block) {
@@ -498,7 +501,7 @@ class BackwardBlock {
         clear(grad_b), clear(grad_c);
         const int n = first + warp_ * states_of_warp + m;
         if (n < scan_.states)
-          leave(lane, enter(lane, dt_around, 0, first, m), 0, m, grad_b, grad_c);
+          pull_back_state(lane, dt_around, 0, first, m, grad_b, grad_c);
         if (B_.constant()) write_row_gradient(p_.grad_B, n, sum_of(grad_b));
         else add_to_slab(p_.grad_B, n, grad_b, first_of_block);
         if (C_.constant()) write_row_gradient(p_.grad_C, n, sum_of(grad_c));
@@ -508,22 +511,36 @@ class BackwardBlock {
   }
 
   // The m-th of the warp's states, in the tile that begins at state `first`, of a set of channels.
+  __device__ __forceinline__ void pull_back_state(Segment<Shape>& lane,
+                                                  const Around<float, Shape>& dt_around, int set,
+                                                  int first, int m, E (&grad_b)[steps],
+                                                  E (&grad_c)[steps]) {
+    const int in_tile = warp_ * states_of_warp + m;
+    with_range<Method>(lane.least_dt, lane.most_dt, shared_.a[channel_of_lane<Shape>(set)][in_tile],
+                       [&](auto range) {
+                         constexpr Range known = decltype(range)::value;
+                         const auto state = enter<known>(lane, dt_around, set, first, m);
+                         leave<known>(lane, state, set, m, grad_b, grad_c);
+                       });
+  }
+  template <Range range>
   __device__ __forceinline__ StateSegment<Method, E, Shape> enter(
       const Segment<Shape>& lane, const Around<float, Shape>& dt_around, int set, int first,
       int m) const {
     const int in_tile = warp_ * states_of_warp + m, n = first + in_tile;
     const int channel = channel_of_lane<Shape>(set);
-    return enter_state<Method, E, Shape, layout>(
+    return enter_state<Method, range, E, Shape, layout>(
         lane, dt_around, shared_.a[channel][in_tile],
         B_.segment(shared_.B, work_, channel, segment_, in_tile, n),
         C_.segment(shared_.C, work_, channel, segment_, in_tile, n),
         shared_.edges[channel][in_tile]);
   }
+  template <Range range>
   __device__ __forceinline__ void leave(Segment<Shape>& lane,
                                         const StateSegment<Method, E, Shape>& state, int set, int m,
                                         E (&grad_b)[steps], E (&grad_c)[steps]) {
     shared_.grad_a[warp_ * states_of_warp + m][set * 32 + threadIdx.x % 32] =
-        pull_back(lane, state, grad_b, grad_c);
+        pull_back<range>(lane, state, grad_b, grad_c);
   }
 
   // A's gradient over the chunk, of a tile of states: takes the place of the adjoint that entered,
