@@ -41,6 +41,12 @@ struct Derivatives {
 // only Psi makes use of it.
 enum class Range { anywhere, near, far };
 
+// Of methods whose beta is dt times a function of z: that function and its derivative.
+template <class V>
+struct Scale {
+  V value, slope;
+};
+
 // Sums of psi_k = dt^k phi_k(dt a), 1 <= k <= K, and of their derivatives by a; that by dt is
 // psi_(k-1), with psi_0 = e^z. For small |z| from the Taylor series of phi_(K+1) and
 // phi_k = z phi_(k+1) + 1/k! downwards; elsewhere from e^z and psi_k = (psi_(k-1) - dt^(k-1)/(k-1)!) / a
@@ -112,10 +118,12 @@ struct Psi {
 };
 
 // `ranged`: Range makes a difference. `causal`: scanned in one direction. `exponential`: a_bar = e^z, so that several steps together
-// have that of the sum of their dt. `beta_is_step`: beta = dt, the same for all states.
+// have that of the sum of their dt. `beta_is_step`: beta = dt, the same for all states. `scaled`: beta = dt
+// times a function of z, which is in `scale`.
 // `derivatives` takes what `coefficients` gave.
 struct Zoh {
-  static constexpr bool ranged = false, causal = true, exponential = true, beta_is_step = true;
+  static constexpr bool ranged = false, causal = true, exponential = true, beta_is_step = true,
+                        scaled = true;
   template <Range range = Range::anywhere, class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     return {exp_of_product(dt, a), V(dt)};
@@ -127,7 +135,8 @@ struct Zoh {
 };
 
 struct Foh {
-  static constexpr bool ranged = true, causal = true, exponential = true, beta_is_step = false;
+  static constexpr bool ranged = true, causal = true, exponential = true, beta_is_step = false,
+                        scaled = false;
   template <Range range = Range::anywhere, class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     const V e = exp_of_product(dt, a);
@@ -141,13 +150,20 @@ struct Foh {
 };
 
 struct Bilinear {
-  static constexpr bool ranged = false, causal = true, exponential = false, beta_is_step = false;
+  static constexpr bool ranged = false, causal = true, exponential = false, beta_is_step = false,
+                        scaled = true;
   template <Range range = Range::anywhere, class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     using S = ScalarOf<V>;
     const V half_z = V(S(0.5)) * (dt * a);
     const V q = reciprocal(V(S(1)) - half_z);
     return {(V(S(1)) + half_z) * q, dt * q};
+  }
+  template <class V>
+  static VIM_MM_INLINE Scale<V> scale(RealOf<V> dt, V a) {
+    using S = ScalarOf<V>;
+    const V q = reciprocal(V(S(1)) - V(S(0.5)) * (dt * a));
+    return {q, V(S(0.5)) * (q * q)};
   }
   template <Range range = Range::anywhere, class V>
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
@@ -159,7 +175,8 @@ struct Bilinear {
 };
 
 struct Poly {
-  static constexpr bool ranged = true, causal = false, exponential = true, beta_is_step = false;
+  static constexpr bool ranged = true, causal = false, exponential = true, beta_is_step = false,
+                        scaled = false;
   template <Range range = Range::anywhere, class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     const V e = exp_of_product(dt, a);
@@ -173,7 +190,8 @@ struct Poly {
 };
 
 struct HighOrder {
-  static constexpr bool ranged = true, causal = true, exponential = true, beta_is_step = false;
+  static constexpr bool ranged = true, causal = true, exponential = true, beta_is_step = false,
+                        scaled = false;
   template <Range range = Range::anywhere, class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     const V e = exp_of_product(dt, a);
@@ -187,21 +205,26 @@ struct HighOrder {
 };
 
 struct Rk4 {
-  static constexpr bool ranged = false, causal = true, exponential = true, beta_is_step = false;
+  static constexpr bool ranged = false, causal = true, exponential = true, beta_is_step = false,
+                        scaled = true;
   template <Range range = Range::anywhere, class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
+    return {exp_of_product(dt, a), dt * scale(dt, a).value};
+  }
+  template <class V>
+  static VIM_MM_INLINE Scale<V> scale(RealOf<V> dt, V a) {
     using S = ScalarOf<V>;
     const V z = dt * a;
     const V inner = V(S(1) / S(6)) + z * V(S(1) / S(24));
-    return {exp_of_product(dt, a), dt * (V(S(1)) + z * (V(S(0.5)) + z * inner))};
+    return {V(S(1)) + z * (V(S(0.5)) + z * inner),
+            V(S(0.5)) + z * (V(S(1) / S(3)) + z * V(S(0.125)))};
   }
   template <Range range = Range::anywhere, class V>
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
     using S = ScalarOf<V>;
     const V z = dt * a;
     const V beta_dt = V(S(1)) + z * (V(S(1)) + z * (V(S(0.5)) + z * V(S(1) / S(6))));
-    const V beta_a = dt * (dt * (V(S(0.5)) + z * (V(S(1) / S(3)) + z * V(S(0.125)))));
-    return {k.a_bar, beta_dt, beta_a};
+    return {k.a_bar, beta_dt, dt * (dt * scale(dt, a).slope)};
   }
 };
 

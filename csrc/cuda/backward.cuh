@@ -48,7 +48,7 @@ struct BackwardShared {
 template <class Shape>
 struct Segment {
   static constexpr int steps = Shape::steps;
-  // drive: u, or dt u where beta = dt; grad_y: that of y + D u, before the gate, weighted.
+  // drive: u, or dt u where beta is scaled with dt; grad_y: that of y + D u, before the gate, weighted.
   float dt[steps], drive[steps], grad_y[steps];
   float least_dt, most_dt;  // in magnitude
   float y[steps], grad_input[steps], grad_dt[steps];
@@ -134,7 +134,10 @@ __device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
   for (int i = 0; i < steps; ++i) {
     const Coefficients<E> k = Method::template coefficients<range>(lane.dt[i], a);
     s.a_bar[i] = k.a_bar;
-    s.input[i] = input_of<Method>(lane.drive[i], k, s.b[i]);
+    s.input[i] = lane.drive[i] * s.b[i];
+    if constexpr (!Method::scaled) s.input[i] = s.input[i] * k.beta;
+    else if constexpr (!Method::beta_is_step)
+      s.input[i] = s.input[i] * Method::scale(lane.dt[i], a).value;
     s.from_y[i] = lane.grad_y[i] * conj(s.c[i]);
     x = i == 0 ? s.input[0] : s.a_bar[i] * x + s.input[i];
     product = i == 0 ? s.a_bar[0] : product * s.a_bar[i];
@@ -175,7 +178,6 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
                                        const StateSegment<Method, E, Shape>& s,
                                        E (&grad_b)[Shape::steps], E (&grad_c)[Shape::steps]) {
   constexpr int steps = Shape::steps;
-  static_assert(Method::causal || Method::exponential, "or other_gradient lacks a factor");
   E other_x[steps + 1], other_gradient[steps];
   if constexpr (!Method::causal) {
     other_x[steps] = s.other_x;
@@ -205,26 +207,27 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
     // Of the state after step i.
     own_gradient = i == steps - 1 ? s.grad_x + s.from_y[i]
                                   : conj(s.a_bar[i + 1]) * own_gradient + s.from_y[i];
-    // d a_bar / dz is a_bar itself for an exponential.
-    const E slope = Method::exponential ? conj(s.a_bar[i]) : E(1.0f);
-    E gradient = own_gradient, grad_z = (slope * own_gradient) * conj(before[i]);
+    const Coefficients<E> k{s.a_bar[i], Method::template coefficients<range>(dt, s.a).beta};
+    const Derivatives<E> d = Method::template derivatives<range>(dt, s.a, k);
+    E by_z = d.a_bar_z * before[i];  // derivative of that state
+    if constexpr (Method::scaled && !Method::beta_is_step)
+      by_z = by_z + (drive * s.b[i]) * Method::scale(dt, s.a).slope;
+    E gradient = own_gradient, grad_z = own_gradient * conj(by_z);
     if constexpr (!Method::causal) {
-      grad_z = grad_z + (slope * other_gradient[i]) * conj(other_x[i + 1]);
+      static_assert(!Method::scaled, "or the other direction's share is missing");
+      grad_z = grad_z + other_gradient[i] * conj(d.a_bar_z * other_x[i + 1]);
       gradient = gradient + other_gradient[i];
     }
-    const E driven = gradient * conj(s.b[i]);
-    if constexpr (Method::beta_is_step) {
-      lane.grad_input[i] += real(driven);
+    if constexpr (Method::scaled) {
+      E scaled = gradient;
+      if constexpr (!Method::beta_is_step)
+        scaled = gradient * conj(Method::scale(dt, s.a).value);
+      lane.grad_input[i] += real(scaled * conj(s.b[i]));
       lane.grad_dt[i] += real(grad_z * conj(s.a));
-      grad_b[i] = grad_b[i] + drive * gradient;
+      grad_b[i] = grad_b[i] + drive * scaled;
       grad_a = grad_a + dt * grad_z;
     } else {
-      Coefficients<E> k = Method::template coefficients<range>(dt, s.a);
-      k.a_bar = s.a_bar[i];
-      const Derivatives<E> d =
-          Method::template derivatives<range>(dt, s.a, k);
-      const E grad_beta = drive * driven;
-      if constexpr (!Method::exponential) grad_z = grad_z * conj(d.a_bar_z);
+      const E driven = gradient * conj(s.b[i]), grad_beta = drive * driven;
       lane.grad_input[i] += real(driven * conj(k.beta));
       lane.grad_dt[i] += real(grad_z * conj(s.a) + grad_beta * conj(d.beta_dt));
       grad_b[i] = grad_b[i] + gradient * conj(drive * k.beta);
@@ -426,7 +429,7 @@ class BackwardBlock {
         if (slots_.step(k) + i >= left_) dt[i] = dt_slope = 0.0f;
         if (gated) grad_y[i] *= z[i] * s;
         weighted[i] = weight * grad_y[i];
-        drive[i] = Method::beta_is_step ? dt[i] * u[i] : u[i];
+        drive[i] = Method::scaled ? dt[i] * u[i] : u[i];
         entry(k, i) = {u[i], grad_y[i], gate_slope, dt_slope};
       }
       put(shared_.dt, slots_, k, dt);
@@ -598,7 +601,7 @@ class BackwardBlock {
 #pragma unroll
       for (int i = 0; i < width; ++i) {
         const BackwardEntry at = entry(k, i);
-        if (Method::beta_is_step) {
+        if (Method::scaled) {
           grad.delta[i] += at.u * grad.u[i];
           grad.u[i] *= dt[i];
         }
