@@ -37,12 +37,16 @@ struct Derivatives {
   V a_bar_z, beta_dt, beta_a;
 };
 
+// What is known of |z| when code is compiled: at most phi_radius, more than that, or nothing. Of what follows
+// only Psi makes use of it.
+enum class Range { anywhere, near, far };
+
 // Sums of psi_k = dt^k phi_k(dt a), 1 <= k <= K, and of their derivatives by a; that by dt is
 // psi_(k-1), with psi_0 = e^z. For small |z| from the Taylor series of phi_(K+1) and
 // phi_k = z phi_(k+1) + 1/k! downwards; elsewhere from e^z and psi_k = (psi_(k-1) - dt^(k-1)/(k-1)!) / a
 // upwards, which the compiler turns into products with one 1/a for all steps. Where the two meet each
 // costs a few ulps; what is not used of either may be infinite.
-template <int K, class V>
+template <int K, Range range, class V>
 struct Psi {
   using S = ScalarOf<V>;
   using R = RealOf<V>;
@@ -75,7 +79,7 @@ struct Psi {
       if (!low.empty) low.value = dt * low.value;
       high.add(weight[k], psi[k]);
     }
-    return select(near, low.value, high.value);
+    return choose(low.value, high.value);
   }
   // The sum of weight[k] d psi_k / da: dt^(k+1) phi_k' near 0, elsewhere (dt psi_(k-1) - k psi_k) / a.
   VIM_MM_INLINE V sum_by_a(const S (&weight)[K + 1]) const {
@@ -85,10 +89,15 @@ struct Psi {
       if (!low.empty) low.value = dt * low.value;
       high.add(weight[k], dt * psi[k - 1] - V(S(k)) * psi[k]);
     }
-    return select(near, dt * low.value, high.value * inverse);
+    return choose(dt * low.value, high.value * inverse);
   }
 
  private:
+  VIM_MM_INLINE V choose(V low, V high) const {
+    if constexpr (range == Range::near) return low;
+    if constexpr (range == Range::far) return high;
+    return select(near, low, high);
+  }
   // Weights are constants: what they make 0 or 1 costs nothing.
   struct Sum {
     V value;
@@ -102,45 +111,45 @@ struct Psi {
   };
 };
 
-// `causal`: scanned in one direction. `exponential`: a_bar = e^z, so that several steps together
+// `ranged`: Range makes a difference. `causal`: scanned in one direction. `exponential`: a_bar = e^z, so that several steps together
 // have that of the sum of their dt. `beta_is_step`: beta = dt, the same for all states.
 // `derivatives` takes what `coefficients` gave.
 struct Zoh {
-  static constexpr bool causal = true, exponential = true, beta_is_step = true;
-  template <class V>
+  static constexpr bool ranged = false, causal = true, exponential = true, beta_is_step = true;
+  template <Range range = Range::anywhere, class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     return {exp_of_product(dt, a), V(dt)};
   }
-  template <class V>
+  template <Range range = Range::anywhere, class V>
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
     return {k.a_bar, V(ScalarOf<V>(1)), V(ScalarOf<V>(0))};
   }
 };
 
 struct Foh {
-  static constexpr bool causal = true, exponential = true, beta_is_step = false;
-  template <class V>
+  static constexpr bool ranged = true, causal = true, exponential = true, beta_is_step = false;
+  template <Range range = Range::anywhere, class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     const V e = exp_of_product(dt, a);
-    return {e, Psi<2, V>(dt, a, e).sum({0, 0, 1})};
+    return {e, Psi<2, range, V>(dt, a, e).sum({0, 0, 1})};
   }
-  template <class V>
+  template <Range range = Range::anywhere, class V>
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
-    const Psi<2, V> psi(dt, a, k.a_bar);
+    const Psi<2, range, V> psi(dt, a, k.a_bar);
     return {k.a_bar, psi.sum({0, 1, 0}), psi.sum_by_a({0, 0, 1})};
   }
 };
 
 struct Bilinear {
-  static constexpr bool causal = true, exponential = false, beta_is_step = false;
-  template <class V>
+  static constexpr bool ranged = false, causal = true, exponential = false, beta_is_step = false;
+  template <Range range = Range::anywhere, class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     using S = ScalarOf<V>;
     const V half_z = V(S(0.5)) * (dt * a);
     const V q = reciprocal(V(S(1)) - half_z);
     return {(V(S(1)) + half_z) * q, dt * q};
   }
-  template <class V>
+  template <Range range = Range::anywhere, class V>
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
     using S = ScalarOf<V>;
     const V q = reciprocal(V(S(1)) - V(S(0.5)) * (dt * a));
@@ -150,43 +159,43 @@ struct Bilinear {
 };
 
 struct Poly {
-  static constexpr bool causal = false, exponential = true, beta_is_step = false;
-  template <class V>
+  static constexpr bool ranged = true, causal = false, exponential = true, beta_is_step = false;
+  template <Range range = Range::anywhere, class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     const V e = exp_of_product(dt, a);
-    return {e, Psi<2, V>(dt, a, e).sum({0, 1, 0.5})};
+    return {e, Psi<2, range, V>(dt, a, e).sum({0, 1, 0.5})};
   }
-  template <class V>
+  template <Range range = Range::anywhere, class V>
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
-    const Psi<2, V> psi(dt, a, k.a_bar);
+    const Psi<2, range, V> psi(dt, a, k.a_bar);
     return {k.a_bar, k.a_bar + psi.sum({0, 0.5, 0}), psi.sum_by_a({0, 1, 0.5})};
   }
 };
 
 struct HighOrder {
-  static constexpr bool causal = true, exponential = true, beta_is_step = false;
-  template <class V>
+  static constexpr bool ranged = true, causal = true, exponential = true, beta_is_step = false;
+  template <Range range = Range::anywhere, class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     const V e = exp_of_product(dt, a);
-    return {e, Psi<3, V>(dt, a, e).sum({0, 1, 1, 0.5})};
+    return {e, Psi<3, range, V>(dt, a, e).sum({0, 1, 1, 0.5})};
   }
-  template <class V>
+  template <Range range = Range::anywhere, class V>
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
-    const Psi<3, V> psi(dt, a, k.a_bar);
+    const Psi<3, range, V> psi(dt, a, k.a_bar);
     return {k.a_bar, k.a_bar + psi.sum({0, 1, 0.5, 0}), psi.sum_by_a({0, 1, 1, 0.5})};
   }
 };
 
 struct Rk4 {
-  static constexpr bool causal = true, exponential = true, beta_is_step = false;
-  template <class V>
+  static constexpr bool ranged = false, causal = true, exponential = true, beta_is_step = false;
+  template <Range range = Range::anywhere, class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     using S = ScalarOf<V>;
     const V z = dt * a;
     const V inner = V(S(1) / S(6)) + z * V(S(1) / S(24));
     return {exp_of_product(dt, a), dt * (V(S(1)) + z * (V(S(0.5)) + z * inner))};
   }
-  template <class V>
+  template <Range range = Range::anywhere, class V>
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
     using S = ScalarOf<V>;
     const V z = dt * a;

@@ -34,7 +34,6 @@ struct BackwardShared {
   RowTile<Shape> dt, drive, grad_y;
   StateTile<E, Shape> B, C;
   RowTile<Shape> y[Shape::warps], grad_input[Shape::warps], grad_dt[Shape::warps];
-  RowTile<Shape> grad_D, grad_bias;
   // A and the edges of the channels at hand, by channel and state; padded to spread channels, and
   // in the last one states, over the banks.
   E a[Shape::channels][kStateTile + 1];
@@ -42,6 +41,7 @@ struct BackwardShared {
   E grad_a[kStateTile][Shape::channels * Shape::segments + 2];  // of each segment
   // Each thread's own, here to save registers.
   BackwardEntry entries[Shape::channels * Shape::window];
+  float bias[Shape::channels], D[Shape::channels];  // of the channels that come next
 };
 
 // What a lane has of its segment, and the sums over states that it collects.
@@ -50,109 +50,192 @@ struct Segment {
   static constexpr int steps = Shape::steps;
   // drive: u, or dt u where beta = dt; grad_y: that of y + D u, before the gate, weighted.
   float dt[steps], drive[steps], grad_y[steps];
-  float total_dt;
+  float least_dt, most_dt;  // in magnitude
   float y[steps], grad_input[steps], grad_dt[steps];
 };
 
-// One state: adds to the segment's sums and to the gradients of B and C, returns that of A over the
-// segment. grad_input is the gradient of `drive`; where that is dt u, its part of grad_dt is missing.
+constexpr __host__ __device__ int log2_of(int x) { return x > 1 ? 1 + log2_of(x / 2) : 0; }
+
+// A sum or product over the 1, 2, 4, .. segments in front of a lane's, and over those behind it. Where there
+// are not so many it is of no use.
+template <class V, class Shape>
+struct Around {
+  static constexpr int levels = log2_of(Shape::segments);
+  V front[levels], behind[levels];
+};
+template <class Shape, class V, class Add>
+__device__ __forceinline__ Around<V, Shape> around(V own, const Add& add) {
+  Around<V, Shape> to;
+  to.front[0] = shuffle_up(own, Shape::channels_of_set);
+  to.behind[0] = shuffle_down(own, Shape::channels_of_set);
+#pragma unroll
+  for (int k = 1; k < to.levels; ++k) {
+    const int by = Shape::channels_of_set << (k - 1);
+    to.front[k] = add(to.front[k - 1], shuffle_up(to.front[k - 1], by));
+    to.behind[k] = add(to.behind[k - 1], shuffle_down(to.behind[k - 1], by));
+  }
+  return to;
+}
+
+// What enters a lane's segment, where `carry` enters the first one and each leaves `leaving` and its
+// transition times what enters. `transitions`: over the 1, 2, 4, .. segments in front.
+template <bool Up, class Shape, class E, int Levels>
+__device__ __forceinline__ E enter_segments(const E (&transitions)[Levels], E leaving, E carry) {
+  const int segment = segment_of_lane<Shape>();
+  const int position = Up ? segment : Shape::segments - 1 - segment;
+  const auto before = [](E x, int by) {
+    by *= Shape::channels_of_set;
+    return Up ? shuffle_up(x, by) : shuffle_down(x, by);
+  };
+  E x = before(leaving, 1);
+  if (position == 0) x = carry;
+#pragma unroll
+  for (int k = 0; k < Levels; ++k) {
+    const E earlier = before(x, 1 << k);
+    if (position >= 1 << k) x = transitions[k] * earlier + x;
+  }
+  return x;
+}
+
+// One state over a lane's segment: what the recurrences are made of, and what enters them.
+template <class Method, class E, class Shape>
+struct StateSegment {
+  E a, a_bar[Shape::steps], input[Shape::steps], b[Shape::steps], c[Shape::steps];
+  E from_y[Shape::steps];   // the part of the state's gradient that does not come from later states
+  E x, grad_x;              // enters in scan order, and against it
+  E other_x, other_grad_x;  // of the other direction, where there is one
+};
+
 template <class Method, class E, class Shape, Layout layout>
-__device__ __forceinline__ E pull_back(Segment<Shape>& lane, E a, const SegmentOf<E, layout>& b_of,
-                                       const SegmentOf<E, layout>& c_of, const Edges<E>& edges,
+__device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
+    const Segment<Shape>& lane, const Around<float, Shape>& dt_around, E a,
+    const SegmentOf<E, layout>& b_of, const SegmentOf<E, layout>& c_of, const Edges<E>& edges) {
+  constexpr int steps = Shape::steps;
+  StateSegment<Method, E, Shape> s;
+  s.a = a;
+  E x, product;
+  b_of.load(s.b);
+  c_of.load(s.c);
+  with_range<Method>(lane.least_dt, lane.most_dt, a, [&](auto range) {
+#pragma unroll
+    for (int i = 0; i < steps; ++i) {
+      const Coefficients<E> k = Method::template coefficients<decltype(range)::value>(lane.dt[i], a);
+      s.a_bar[i] = k.a_bar;
+      s.input[i] = input_of<Method>(lane.drive[i], k, s.b[i]);
+    }
+  });
+#pragma unroll
+  for (int i = 0; i < steps; ++i) {
+    s.from_y[i] = lane.grad_y[i] * conj(s.c[i]);
+    x = i == 0 ? s.input[0] : s.a_bar[i] * x + s.input[i];
+    product = i == 0 ? s.a_bar[0] : product * s.a_bar[i];
+  }
+  E grad_x = s.from_y[steps - 1];
+#pragma unroll
+  for (int i = steps - 1; i > 0; --i) grad_x = conj(s.a_bar[i]) * grad_x + s.from_y[i - 1];
+  grad_x = conj(s.a_bar[0]) * grad_x;
+
+  Around<E, Shape> transitions;
+  if constexpr (Method::exponential) {
+#pragma unroll
+    for (int k = 0; k < transitions.levels; ++k) {
+      transitions.front[k] = exp_of_product(dt_around.front[k], a);
+      transitions.behind[k] = conj(exp_of_product(dt_around.behind[k], a));
+    }
+  } else {
+    transitions = around<Shape>(product, [](E one, E other) { return one * other; });
+#pragma unroll
+    for (int k = 0; k < transitions.levels; ++k)
+      transitions.behind[k] = conj(transitions.behind[k]);
+  }
+  s.x = enter_segments<true, Shape>(transitions.front, x, edges.x);
+  s.grad_x = enter_segments<false, Shape>(transitions.behind, grad_x, edges.grad_x);
+
+  // The other direction: its states descend, their adjoint ascends.
+  if constexpr (!Method::causal) {
+    x = s.input[steps - 1];
+#pragma unroll
+    for (int i = steps - 2; i >= 0; --i) x = s.a_bar[i] * x + s.input[i];
+    grad_x = s.from_y[0];
+#pragma unroll
+    for (int i = 0; i < steps - 1; ++i) grad_x = conj(s.a_bar[i]) * grad_x + s.from_y[i + 1];
+    grad_x = conj(s.a_bar[steps - 1]) * grad_x;
+#pragma unroll
+    for (int k = 0; k < transitions.levels; ++k) {
+      transitions.front[k] = conj(transitions.front[k]);
+      transitions.behind[k] = conj(transitions.behind[k]);
+    }
+    s.other_x = enter_segments<false, Shape>(transitions.behind, x, edges.other_x);
+    s.other_grad_x = enter_segments<true, Shape>(transitions.front, grad_x, edges.other_grad_x);
+  }
+  return s;
+}
+
+// Adds one state's part to the segment's sums and to the gradients of B and C, returns that of A over the
+// segment. grad_input is the gradient of `drive`; where that is dt u, its part of grad_dt is missing.
+template <class Method, class E, class Shape>
+__device__ __forceinline__ E pull_back(Segment<Shape>& lane,
+                                       const StateSegment<Method, E, Shape>& s,
                                        E (&grad_b)[Shape::steps], E (&grad_c)[Shape::steps]) {
   constexpr int steps = Shape::steps;
-  E a_bar[steps], input[steps], before[steps], grad_x = E(0.0f);
-  E x = scan_from_zero<Method>(lane.dt, lane.drive, a, b_of, a_bar, input);
-#pragma unroll
-  for (int first = steps - kQuad; first >= 0; first -= kQuad) {
-    E c[kQuad];
-    c_of.quad(first, c);
-#pragma unroll
-    for (int j = kQuad - 1; j >= 0; --j)
-      grad_x = conj(a_bar[first + j]) * (grad_x + lane.grad_y[first + j] * conj(c[j]));
-  }
-  const E transition = transition_of<Method>(lane.total_dt, a_bar, a);
-  x = enter_segments<true, Shape>(transition, x, edges.x);
-  grad_x = enter_segments<false, Shape>(conj(transition), grad_x, edges.grad_x);
-
-  // The other direction: its states, then in the loop after it its adjoint, which ascends.
-  E other_x[steps + 1], other_grad_x = E(0.0f), other_gradient[steps];
+  static_assert(Method::causal || Method::exponential, "or other_gradient lacks a factor");
+  E other_x[steps + 1], other_gradient[steps];
   if constexpr (!Method::causal) {
-    E local = E(0.0f);
+    other_x[steps] = s.other_x;
 #pragma unroll
-    for (int i = steps - 1; i >= 0; --i) local = a_bar[i] * local + input[i];
-    other_x[steps] = enter_segments<false, Shape>(transition, local, edges.other_x);
+    for (int i = steps - 1; i >= 0; --i) other_x[i] = s.a_bar[i] * other_x[i + 1] + s.input[i];
+    other_gradient[0] = s.other_grad_x + s.from_y[0];
 #pragma unroll
-    for (int i = steps - 1; i >= 0; --i) other_x[i] = a_bar[i] * other_x[i + 1] + input[i];
-#pragma unroll
-    for (int first = 0; first < steps; first += kQuad) {
-      E c[kQuad];
-      c_of.quad(first, c);
-#pragma unroll
-      for (int j = 0; j < kQuad; ++j)
-        other_grad_x =
-            conj(a_bar[first + j]) * (other_grad_x + lane.grad_y[first + j] * conj(c[j]));
-    }
-    other_grad_x = enter_segments<true, Shape>(conj(transition), other_grad_x, edges.other_grad_x);
+    for (int i = 1; i < steps; ++i)
+      other_gradient[i] = conj(s.a_bar[i - 1]) * other_gradient[i - 1] + s.from_y[i];
   }
 
+  E x = s.x, before[steps];
 #pragma unroll
-  for (int first = 0; first < steps; first += kQuad) {
-    E c[kQuad];
-    c_of.quad(first, c);
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) {
-      const int i = first + j;
-      before[i] = x;
-      x = a_bar[i] * x + input[i];
-      const E both = Method::causal ? x : x + other_x[i];
-      lane.y[i] += real(c[j] * both);
-      grad_c[i] = grad_c[i] + lane.grad_y[i] * conj(both);
-      if constexpr (!Method::causal) {
-        other_gradient[i] = other_grad_x + lane.grad_y[i] * conj(c[j]);
-        other_grad_x = conj(a_bar[i]) * other_gradient[i];
-      }
-    }
+  for (int i = 0; i < steps; ++i) {
+    before[i] = x;
+    x = s.a_bar[i] * x + s.input[i];
+    const E both = Method::causal ? x : x + other_x[i];
+    lane.y[i] += real(s.c[i] * both);
+    grad_c[i] = grad_c[i] + lane.grad_y[i] * conj(both);
   }
 
   E grad_a = E(0.0f);
+  with_range<Method>(lane.least_dt, lane.most_dt, s.a, [&](auto range) {
+    E own_gradient;
 #pragma unroll
-  for (int first = steps - kQuad; first >= 0; first -= kQuad) {
-    E b[kQuad], c[kQuad];
-    b_of.quad(first, b);
-    c_of.quad(first, c);
-#pragma unroll
-    for (int j = kQuad - 1; j >= 0; --j) {
-      const int i = first + j;
+    for (int i = steps - 1; i >= 0; --i) {
       const float dt = lane.dt[i], drive = lane.drive[i];
-      E gradient = grad_x + lane.grad_y[i] * conj(c[j]);  // of the state after step i
-      grad_x = conj(a_bar[i]) * gradient;
-      // d a_bar / dz is a_bar itself for an exponential, which is already in grad_x.
-      E grad_z = (Method::exponential ? grad_x : gradient) * conj(before[i]);
+      // Of the state after step i.
+      own_gradient = i == steps - 1 ? s.grad_x + s.from_y[i]
+                                    : conj(s.a_bar[i + 1]) * own_gradient + s.from_y[i];
+      // d a_bar / dz is a_bar itself for an exponential.
+      const E slope = Method::exponential ? conj(s.a_bar[i]) : E(1.0f);
+      E gradient = own_gradient, grad_z = (slope * own_gradient) * conj(before[i]);
       if constexpr (!Method::causal) {
-        static_assert(Method::causal || Method::exponential, "or other_gradient lacks a factor");
-        grad_z = grad_z + (conj(a_bar[i]) * other_gradient[i]) * conj(other_x[i + 1]);
+        grad_z = grad_z + (slope * other_gradient[i]) * conj(other_x[i + 1]);
         gradient = gradient + other_gradient[i];
       }
-      const E driven = gradient * conj(b[j]);
+      const E driven = gradient * conj(s.b[i]);
       if constexpr (Method::beta_is_step) {
         lane.grad_input[i] += real(driven);
-        lane.grad_dt[i] += real(grad_z * conj(a));
+        lane.grad_dt[i] += real(grad_z * conj(s.a));
         grad_b[i] = grad_b[i] + drive * gradient;
         grad_a = grad_a + dt * grad_z;
       } else {
-        Coefficients<E> k = Method::coefficients(dt, a);
-        k.a_bar = a_bar[i];
-        const Derivatives<E> d = Method::derivatives(dt, a, k);
+        Coefficients<E> k = Method::template coefficients<decltype(range)::value>(dt, s.a);
+        k.a_bar = s.a_bar[i];
+        const Derivatives<E> d =
+            Method::template derivatives<decltype(range)::value>(dt, s.a, k);
         const E grad_beta = drive * driven;
         if constexpr (!Method::exponential) grad_z = grad_z * conj(d.a_bar_z);
         lane.grad_input[i] += real(driven * conj(k.beta));
-        lane.grad_dt[i] += real(grad_z * conj(a) + grad_beta * conj(d.beta_dt));
+        lane.grad_dt[i] += real(grad_z * conj(s.a) + grad_beta * conj(d.beta_dt));
         grad_b[i] = grad_b[i] + gradient * conj(drive * k.beta);
         grad_a = grad_a + (dt * grad_z + grad_beta * conj(d.beta_a));
       }
     }
-  }
+  });
   return grad_a;
 }
 
@@ -183,30 +266,44 @@ class BackwardBlock {
 #pragma unroll
       for (int m = 0; m < states_of_warp; ++m) clear(grad_B_[m]), clear(grad_C_[m]);
     }
-    const int64_t stride = p_.slabs * Shape::channels, begins = slab_ * Shape::channels;
+    const int channels = int(scan_.channels), stride = int(p_.slabs) * Shape::channels;
+    const int begins = int(slab_) * Shape::channels;
     begin();
-    load_rows(work_.channels);
-    load_edges(begins, 0);
+    load_rows(begins, work_.channels);
+    load_edges(work_.channels, 0, false);
+    commit_parameters();
+    __syncthreads();
+    specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
+      commit_rows<decltype(format)>();
+    });
+    commit_edges();
 #pragma unroll 1
-    for (int64_t first = begins; first < scan_.channels; first += stride) {
-      work_.set_channels(scan_, first, Shape::channels);
-      commit_rows();
-      commit_edges();
+    for (int first = begins; first < channels; first += stride) {
+      const int left = channels - first - stride;
+      const int later = left < Shape::channels ? left : Shape::channels;
       __syncthreads();
-      if (first > begins) write_channel_sums(first - stride);
-      const int64_t later = scan_.channels - first - stride;
+      if (first > begins) write_row_sums(work_.channels);
+      work_.set_channels(scan_, first, Shape::channels);
       if (later > 0) {
-        load_rows(later < Shape::channels ? int(later) : Shape::channels);
-        if (fast) load_edges(first + stride, 0);
+        load_rows(first + stride, later);
+        if (fast) load_edges(later, 0, true);
       }
       advance(first == begins);
+      commit_parameters();
       __syncthreads();
       write_grad_A(fast ? 0 : (int(scan_.states) - 1) / kStateTile * kStateTile);
-      finish_rows();
-      if (!fast && later > 0) load_edges(first + stride, 0);
+      // Together, because each of the two waits often: what is left after the last channels is not used.
+      specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
+        using Format = decltype(format);
+        finish_rows<Format>();
+        commit_rows<Format>();
+      });
+      edge_ += p_.next.edges, A_ += p_.next.A;
+      if (!fast && later > 0) load_edges(later, 0, false);
+      commit_edges();
     }
     __syncthreads();
-    write_channel_sums(work_.first_channel);
+    write_row_sums(work_.channels);
     if constexpr (fast) {
 #pragma unroll
       for (int m = 0; m < states_of_warp; ++m) {
@@ -231,12 +328,15 @@ class BackwardBlock {
     begin(u_, scan_.u), begin(delta_, scan_.delta), begin(z_, scan_.z);
     begin(grad_out_, p_.grad_out), begin(grad_u_, p_.grad_u), begin(grad_delta_, p_.grad_delta);
     begin(grad_z_, p_.grad_z);
+    const int c = threadIdx.x / kStateTile, n = threadIdx.x % kStateTile;
+    edge_ = edge_at(work_.first_channel + c, n);
+    A_ = work_.at(scan_.A) + c * scan_.A.row + n * scan_.A.last;
   }
   __device__ __forceinline__ bool is_whole(int channels) const {
     return scan_.aligned && left_ == Shape::window && channels == Shape::channels;
   }
-  // Starts the loads of the streams' next channels, of which there are so many.
-  __device__ __forceinline__ void load_rows(int channels) {
+  // Starts the loads of so many channels from there on, which are next in the streams.
+  __device__ __forceinline__ void load_rows(int64_t first_channel, int channels) {
     const auto each = [&](const auto& load) {
       load(u_, scan_.u), load(delta_, scan_.delta);
       if (scan_.gated) load(z_, scan_.z);
@@ -245,14 +345,16 @@ class BackwardBlock {
     if (fast && is_whole(channels))
       each([&](auto& stream, const View& v) { stream.load_whole(v, slots_); });
     else each([&](auto& stream, const View& v) { stream.load(v, slots_, channels, left_); });
-    each([&](auto& stream, const View& v) { stream.next(p_.slabs * Shape::channels * v.row); });
-#pragma unroll
-    for (int k = 0; k < count; ++k) {
-      const int64_t h = next_first_ + slots_.row(k);
-      bias_[k] = channel_value(scan_.delta_bias, scan_, work_.g, h);
-      next_D_[k] = channel_value(scan_.D, scan_, work_.g, h);
+    u_.next(p_.next.u), delta_.next(p_.next.delta), z_.next(p_.next.z);
+    grad_out_.next(p_.next.grad_out);
+    if (threadIdx.x < 2 * Shape::channels) {
+      const View& v = threadIdx.x < Shape::channels ? scan_.delta_bias : scan_.D;
+      parameter_ = channel_value(v, scan_, work_.g, first_channel + threadIdx.x % Shape::channels);
     }
-    next_first_ += p_.slabs * Shape::channels;
+  }
+  __device__ __forceinline__ void commit_parameters() {
+    float* const to = threadIdx.x < Shape::channels ? shared_.bias : shared_.D;
+    if (threadIdx.x < 2 * Shape::channels) to[threadIdx.x % Shape::channels] = parameter_;
   }
 
   __device__ __forceinline__ void load_matrices(int first_state) {
@@ -268,25 +370,27 @@ class BackwardBlock {
     });
   }
 
-  // Starts the loads of A and of what enters the chunk, for a tile of states of the channels from
-  // `first_channel` on: one (channel, state) per thread.
-  __device__ __forceinline__ void load_edges(int64_t first_channel, int first_state) {
+  // Starts the loads of A and of what enters the chunk, for a tile of states of so many channels, those at hand
+  // or the next ones: one (channel, state) per thread.
+  __device__ __forceinline__ void load_edges(int channels, int first_state, bool next) {
     static_assert(Shape::channels * kStateTile <= Shape::threads, "one per thread");
-    const int64_t h = first_channel + threadIdx.x / kStateTile;
-    const int n = first_state + threadIdx.x % kStateTile;
     a_ = E(0.0f);
     edges_ = {E(0.0f), E(0.0f), E(0.0f), E(0.0f)};
-    if (threadIdx.x >= Shape::channels * kStateTile || h >= scan_.channels || n >= scan_.states)
+    if (int(threadIdx.x / kStateTile) >= channels ||
+        first_state + int(threadIdx.x % kStateTile) >= scan_.states)
       return;
     const View& A = scan_.A;
-    a_ = load_element<E>(A.data + work_.g * A.group + h * A.row + n * A.last, A.storage);
+    a_ = load_element<E>(A_ + first_state * A.last + (next ? p_.next.A : 0), A.storage);
     const int64_t all = scan_.batch * scan_.groups * scan_.channels * p_.chunks * scan_.states;
-    const int64_t row = (work_.b * scan_.groups + work_.g) * scan_.channels + h;
-    const int64_t at = (row * p_.chunks + chunk_) * scan_.states + n;
+    const int64_t at = edge_ + first_state + (next ? p_.next.edges : 0);
     const E* const x = static_cast<const E*>(p_.edges) + at;
     const E* const grad_x = static_cast<const E*>(p_.grad_edges) + at;
     edges_.x = x[0], edges_.grad_x = grad_x[0];
     if (!Method::causal) edges_.other_x = x[all], edges_.other_grad_x = grad_x[all];
+  }
+  // In [B, G, H, chunks, N], for channel h of the group.
+  __device__ __forceinline__ int64_t edge_at(int64_t h, int n) const {
+    return ((first_row_ + h) * p_.chunks + chunk_) * scan_.states + n;
   }
   __device__ __forceinline__ void commit_edges() {
     const int c = threadIdx.x / kStateTile, n = threadIdx.x % kStateTile;
@@ -296,37 +400,36 @@ class BackwardBlock {
   __device__ __forceinline__ BackwardEntry& entry(int k, int i) {
     return shared_.entries[(k * width + i) * Shape::threads + threadIdx.x];
   }
+  template <class Format>
   __device__ __forceinline__ void commit_rows() {
     constexpr float weight = output_weight<Method, E>();
     const bool gated = scan_.gated;
-    specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
-      using Format = decltype(format);
 #pragma unroll
-      for (int k = 0; k < count; ++k) {
-        float u[width], dt[width], z[width], grad_y[width], drive[width], weighted[width];
-        u_.template values<Format>(scan_.u, k, u);
-        delta_.template values<Format>(scan_.delta, k, dt);
-        z_.template values<Format>(scan_.z, k, z);
-        grad_out_.template values<Format>(p_.grad_out, k, grad_y);
+    for (int k = 0; k < count; ++k) {
+      float u[width], dt[width], z[width], grad_y[width], drive[width], weighted[width];
+      u_.template values<Format>(scan_.u, k, u);
+      delta_.template values<Format>(scan_.delta, k, dt);
+      z_.template values<Format>(scan_.z, k, z);
+      grad_out_.template values<Format>(p_.grad_out, k, grad_y);
+      const float bias = shared_.bias[slots_.row(k)];
+      D_[k] = shared_.D[slots_.row(k)];
 #pragma unroll
-        for (int i = 0; i < width; ++i) {
-          const float x = dt[i] + bias_[k];
-          dt[i] = step_size(dt[i], bias_[k], scan_.delta_softplus);
-          const float dt_slope = scan_.delta_softplus ? softplus_slope(x, dt[i]) : 1.0f;
-          const float s = sigmoid(z[i]);
-          const float gate_slope = grad_y[i] * (s * (1.0f + z[i] * (1.0f - s)));
-          if (slots_.step(k) + i >= left_) dt[i] = 0.0f;
-          if (gated) grad_y[i] *= z[i] * s;
-          weighted[i] = weight * grad_y[i];
-          drive[i] = Method::beta_is_step ? dt[i] * u[i] : u[i];
-          entry(k, i) = {u[i], grad_y[i], gate_slope, dt_slope};
-        }
-        put(shared_.dt, slots_, k, dt);
-        put(shared_.drive, slots_, k, drive);
-        put(shared_.grad_y, slots_, k, weighted);
-        D_[k] = next_D_[k];
+      for (int i = 0; i < width; ++i) {
+        const float x = dt[i] + bias;
+        dt[i] = step_size(dt[i], bias, scan_.delta_softplus);
+        const float dt_slope = scan_.delta_softplus ? softplus_slope(x, dt[i]) : 1.0f;
+        const float s = sigmoid(z[i]);
+        const float gate_slope = grad_y[i] * (s * (1.0f + z[i] * (1.0f - s)));
+        if (slots_.step(k) + i >= left_) dt[i] = 0.0f;
+        if (gated) grad_y[i] *= z[i] * s;
+        weighted[i] = weight * grad_y[i];
+        drive[i] = Method::beta_is_step ? dt[i] * u[i] : u[i];
+        entry(k, i) = {u[i], grad_y[i], gate_slope, dt_slope};
       }
-    });
+      put(shared_.dt, slots_, k, dt);
+      put(shared_.drive, slots_, k, drive);
+      put(shared_.grad_y, slots_, k, weighted);
+    }
   }
 
   __device__ __forceinline__ void advance(bool first_of_block) {
@@ -334,17 +437,30 @@ class BackwardBlock {
     for (int set = 0; set < Shape::sets; ++set) {
       Segment<Shape> lane;
       load_segment(shared_.dt.segment_of_lane(set), lane.dt);
+      lane.least_dt = lane.most_dt = magnitude(lane.dt[0]);
+#pragma unroll
+      for (int i = 1; i < steps; ++i) {
+        lane.least_dt = fminf(lane.least_dt, magnitude(lane.dt[i]));
+        lane.most_dt = fmaxf(lane.most_dt, magnitude(lane.dt[i]));
+      }
       load_segment(shared_.drive.segment_of_lane(set), lane.drive);
       load_segment(shared_.grad_y.segment_of_lane(set), lane.grad_y);
-      lane.total_dt = sum(lane.dt);
+      const auto dt_around =
+          around<Shape>(sum(lane.dt), [](float one, float other) { return one + other; });
 #pragma unroll
       for (int i = 0; i < steps; ++i) lane.y[i] = lane.grad_input[i] = lane.grad_dt[i] = 0.0f;
       if constexpr (fast) {
+        // A state's shuffles have its predecessor's arithmetic to wait with.
+        auto state = enter(lane, dt_around, set, 0, 0);
 #pragma unroll
-        for (int m = 0; m < states_of_warp; ++m)
-          pull_back_state(lane, set, 0, m, grad_B_[m], grad_C_[m]);
+        for (int m = 0; m < states_of_warp; ++m) {
+          decltype(state) next;
+          if (m + 1 < states_of_warp) next = enter(lane, dt_around, set, 0, m + 1);
+          leave(lane, state, set, m, grad_B_[m], grad_C_[m]);
+          state = next;
+        }
       } else {
-        pull_back_all_states(lane, first_of_block);
+        pull_back_all_states(lane, dt_around, first_of_block);
       }
       store_segment(shared_.y[warp_].segment_of_lane(set), lane.y);
       store_segment(shared_.grad_input[warp_].segment_of_lane(set), lane.grad_input);
@@ -352,14 +468,16 @@ class BackwardBlock {
     }
   }
 
-  __device__ __forceinline__ void pull_back_all_states(Segment<Shape>& lane, bool first_of_block) {
+  __device__ __forceinline__ void pull_back_all_states(Segment<Shape>& lane,
+                                                       const Around<float, Shape>& dt_around,
+                                                       bool first_of_block) {
     static_assert(fast || Shape::sets == 1, "tiles of states pass once");
 #pragma unroll 1
     for (int first = 0; first < scan_.states; first += kStateTile) {
       if (first > 0) {
         __syncthreads();
         write_grad_A(first - kStateTile);
-        load_edges(work_.first_channel, first);
+        load_edges(work_.channels, first, false);
         commit_edges();
       }
       load_matrices(first);
@@ -368,8 +486,9 @@ class BackwardBlock {
       for (int m = 0; m < states_of_warp; ++m) {
         E grad_b[steps], grad_c[steps];
         clear(grad_b), clear(grad_c);
-        pull_back_state(lane, 0, first, m, grad_b, grad_c);
         const int n = first + warp_ * states_of_warp + m;
+        if (n < scan_.states)
+          leave(lane, enter(lane, dt_around, 0, first, m), 0, m, grad_b, grad_c);
         if (B_.constant()) write_row_gradient(p_.grad_B, n, sum_of(grad_b));
         else add_to_slab(p_.grad_B, n, grad_b, first_of_block);
         if (C_.constant()) write_row_gradient(p_.grad_C, n, sum_of(grad_c));
@@ -378,33 +497,36 @@ class BackwardBlock {
     }
   }
 
-  __device__ __forceinline__ void pull_back_state(Segment<Shape>& lane, int set, int first, int m,
-                                                  E (&grad_b)[steps], E (&grad_c)[steps]) {
+  // The m-th of the warp's states, in the tile that begins at state `first`, of a set of channels.
+  __device__ __forceinline__ StateSegment<Method, E, Shape> enter(
+      const Segment<Shape>& lane, const Around<float, Shape>& dt_around, int set, int first,
+      int m) const {
     const int in_tile = warp_ * states_of_warp + m, n = first + in_tile;
-    if (!fast && n >= scan_.states) return;
     const int channel = channel_of_lane<Shape>(set);
-    const auto b_of = B_.segment(shared_.B, work_, channel, segment_, in_tile, n);
-    const auto c_of = C_.segment(shared_.C, work_, channel, segment_, in_tile, n);
-    shared_.grad_a[in_tile][set * 32 + threadIdx.x % 32] =
-        pull_back<Method, E, Shape, layout>(lane, shared_.a[channel][in_tile], b_of, c_of,
-                                            shared_.edges[channel][in_tile], grad_b, grad_c);
+    return enter_state<Method, E, Shape, layout>(
+        lane, dt_around, shared_.a[channel][in_tile],
+        B_.segment(shared_.B, work_, channel, segment_, in_tile, n),
+        C_.segment(shared_.C, work_, channel, segment_, in_tile, n),
+        shared_.edges[channel][in_tile]);
+  }
+  __device__ __forceinline__ void leave(Segment<Shape>& lane,
+                                        const StateSegment<Method, E, Shape>& state, int set, int m,
+                                        E (&grad_b)[steps], E (&grad_c)[steps]) {
+    shared_.grad_a[warp_ * states_of_warp + m][set * 32 + threadIdx.x % 32] =
+        pull_back(lane, state, grad_b, grad_c);
   }
 
   // A's gradient over the chunk, of a tile of states: takes the place of the adjoint that entered,
   // which nobody reads again.
   __device__ __forceinline__ void write_grad_A(int first_state) {
     constexpr int per_set = Shape::channels_of_set;
+    const int c = threadIdx.x / kStateTile, n = threadIdx.x % kStateTile;
+    if (c >= work_.channels || first_state + n >= scan_.states) return;
+    const E* const parts = &shared_.grad_a[n][c / per_set * 32 + c % per_set];
+    E total = parts[0];
 #pragma unroll
-    for (int i = threadIdx.x; i < Shape::channels * kStateTile; i += Shape::threads) {
-      const int c = i / kStateTile, n = i % kStateTile;
-      E total = E(0.0f);
-#pragma unroll
-      for (int s = 0; s < segments; ++s)
-        total = total + shared_.grad_a[n][(c / per_set * segments + s) * per_set + c % per_set];
-      if (c < work_.channels && first_state + n < scan_.states)
-        static_cast<E*>(p_.grad_edges)[(work_.row(scan_, c) * p_.chunks + chunk_) * scan_.states +
-                                       first_state + n] = total;
-    }
+    for (int s = 1; s < segments; ++s) total = total + parts[s * per_set];
+    static_cast<E*>(p_.grad_edges)[edge_ + first_state] = total;
   }
 
   static __device__ __forceinline__ E sum_of(const E (&x)[steps]) {
@@ -418,8 +540,7 @@ class BackwardBlock {
     const int channel = channel_of_lane<Shape>(0);
     value = sum_over_segments<Shape>(value);
     if (segment_ == 0 && channel < work_.channels && n < scan_.states)
-      static_cast<E*>(to)[(work_.row(scan_, channel) * p_.chunks + chunk_) * scan_.states + n] =
-          value;
+      static_cast<E*>(to)[edge_at(work_.first_channel + channel, n)] = value;
   }
   // To this block's part of [slabs, B, G, N, L], summed over the channels.
   __device__ __forceinline__ void add_to_slab(void* slabs, int n, E (&value)[steps], bool fresh) {
@@ -439,64 +560,82 @@ class BackwardBlock {
     }
   }
 
+  template <class Format>
   __device__ __forceinline__ void finish_rows() {
     constexpr float weight = output_weight<Method, E>();
-    const bool whole = is_whole(work_.channels);
-    specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
-      using Format = decltype(format);
+    float grad_u[count][width], grad_delta[count][width], grad_z[count][width];
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+      float y[width], to_D = 0.0f, to_bias = 0.0f;
+      get_sum(shared_.y, slots_, k, y);
+      get_sum(shared_.grad_input, slots_, k, grad_u[k]);
+      get_sum(shared_.grad_dt, slots_, k, grad_delta[k]);
+      const float* const dt = shared_.dt.at(slots_.row(k), slots_.step(k));
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        const BackwardEntry at = entry(k, i);
+        if (Method::beta_is_step) {
+          grad_delta[k][i] += at.u * grad_u[k][i];
+          grad_u[k][i] *= dt[i];
+        }
+        grad_u[k][i] += D_[k] * at.grad_y;
+        grad_delta[k][i] *= at.dt_slope;
+        grad_z[k][i] = at.gate_slope * (weight * y[i] + D_[k] * at.u);
+        to_D += at.grad_y * at.u;
+        to_bias += slots_.step(k) + i < left_ ? grad_delta[k][i] : 0.0f;
+      }
+      sum_over_row(k, to_D, to_bias);
+    }
+    const auto store = [&](auto whole) {
 #pragma unroll
       for (int k = 0; k < count; ++k) {
-        float y[width], grad_u[width], grad_delta[width], grad_z[width], to_D[width];
-        get_sum(shared_.y, slots_, k, y);
-        get_sum(shared_.grad_input, slots_, k, grad_u);
-        get_sum(shared_.grad_dt, slots_, k, grad_delta);
-#pragma unroll
-        for (int i = 0; i < width; ++i) {
-          const BackwardEntry at = entry(k, i);
-          if (Method::beta_is_step) {
-            grad_delta[i] += at.u * grad_u[i];
-            grad_u[i] *= shared_.dt.at(slots_.row(k), slots_.step(k))[i];
-          }
-          grad_u[i] += D_[k] * at.grad_y;
-          grad_delta[i] *= at.dt_slope;
-          grad_z[i] = at.gate_slope * (weight * y[i] + D_[k] * at.u);
-          to_D[i] = at.grad_y * at.u;
-        }
-        grad_u_.template store<Format>(p_.grad_u, slots_, k, grad_u, whole, work_.channels, left_);
-        grad_delta_.template store<Format>(p_.grad_delta, slots_, k, grad_delta, whole,
-                                           work_.channels, left_);
-        if (scan_.gated)
-          grad_z_.template store<Format>(p_.grad_z, slots_, k, grad_z, whole, work_.channels,
-                                         left_);
-#pragma unroll
-        for (int i = 0; i < width; ++i) {
-          if (slots_.step(k) + i >= left_) grad_delta[i] = 0.0f;
-        }
-        put(shared_.grad_D, slots_, k, to_D);
-        put(shared_.grad_bias, slots_, k, grad_delta);
+        const auto store = [&](auto& stream, const View& v, const float(&values)[width]) {
+          stream.template store<Format>(v, slots_, k, values, decltype(whole)::value,
+                                        work_.channels, left_);
+        };
+        store(grad_u_, p_.grad_u, grad_u[k]);
+        store(grad_delta_, p_.grad_delta, grad_delta[k]);
+        if (scan_.gated) store(grad_z_, p_.grad_z, grad_z[k]);
       }
-    });
-    const int64_t rows = p_.slabs * Shape::channels;
-    grad_u_.next(rows * p_.grad_u.row);
-    grad_delta_.next(rows * p_.grad_delta.row);
-    grad_z_.next(rows * p_.grad_z.row);
+    };
+    if (is_whole(work_.channels)) store(std::true_type());
+    else store(std::false_type());
+    grad_u_.next(p_.next.grad_u), grad_delta_.next(p_.next.grad_delta);
+    grad_z_.next(p_.next.grad_z);
   }
 
-  // What finish_rows left, summed over time, by as many warps as there are sets.
-  __device__ __forceinline__ void write_channel_sums(int64_t first_channel) {
-    static_assert(Shape::sets <= Shape::warps, "a warp for each");
-    if (warp_ >= Shape::sets) return;
+  // A thread's part of the gradients of D and of delta_bias over the chunk.
+  __device__ __forceinline__ void sum_over_row(int k, float to_D, float to_bias) {
+    if constexpr (fast) {
+      static_assert(Places::per_row <= 32, "threads of a row are in one warp");
+#pragma unroll
+      for (int bit = 1; bit < Places::per_row; bit *= 2) {
+        to_D += shuffle_xor(to_D, bit);
+        to_bias += shuffle_xor(to_bias, bit);
+      }
+      if (slots_.step(k) == 0 && slots_.row(k) < work_.channels)
+        write_channel_sums(slots_.row(k), to_D, to_bias);
+    } else {
+      // In the place of what this thread has taken from there, till write_row_sums.
+      *shared_.y[0].at(slots_.row(k), slots_.step(k)) = to_D;
+      *shared_.grad_input[0].at(slots_.row(k), slots_.step(k)) = to_bias;
+    }
+  }
+  // By the warp that stores the next sums there.
+  __device__ __forceinline__ void write_row_sums(int channels) {
+    if (fast || warp_ != 0) return;
     float D[steps], bias[steps];
-    load_segment(shared_.grad_D.segment_of_lane(warp_), D);
-    load_segment(shared_.grad_bias.segment_of_lane(warp_), bias);
-    const float grad_D = sum_over_segments<Shape>(sum(D));
-    const float grad_bias = sum_over_segments<Shape>(sum(bias));
-    const int64_t h = first_channel + channel_of_lane<Shape>(warp_);
-    if (segment_ != 0 || h >= scan_.channels) return;
-    const int64_t at =
-        ((work_.b * scan_.groups + work_.g) * scan_.channels + h) * p_.chunks + chunk_;
-    p_.grad_D[at] = grad_D;
-    p_.grad_bias[at] = grad_bias;
+    load_segment(shared_.y[0].segment_of_lane(0), D);
+    load_segment(shared_.grad_input[0].segment_of_lane(0), bias);
+    const float to_D = sum_over_segments<Shape>(sum(D));
+    const float to_bias = sum_over_segments<Shape>(sum(bias));
+    const int c = channel_of_lane<Shape>(0);
+    if (segment_ == 0 && c < channels) write_channel_sums(c, to_D, to_bias);
+  }
+  __device__ __forceinline__ void write_channel_sums(int c, float to_D, float to_bias) {
+    const int64_t at = (first_row_ + work_.first_channel + c) * p_.chunks + chunk_;
+    p_.grad_D[at] = to_D;
+    p_.grad_bias[at] = to_bias;
   }
 
   const BackwardArguments& p_;
@@ -509,8 +648,11 @@ class BackwardBlock {
   StateMatrix<E, Shape, layout> B_, C_;
   Stream<float, Shape::channels, Shape, layout> u_, delta_, z_, grad_out_, grad_u_, grad_delta_,
       grad_z_;
-  float bias_[count], next_D_[count], D_[count];
-  int64_t next_first_ = slab_ * Shape::channels;  // channel of the streams' next loads
+  float parameter_ = 0.0f, D_[count];
+  const int64_t first_row_ = (work_.b * scan_.groups + work_.g) * scan_.channels;
+  // A thread's channel and state, in the first tile of states.
+  int64_t edge_;
+  const char* A_;
   E a_;
   Edges<E> edges_;
   E grad_B_[fast ? states_of_warp : 1][steps], grad_C_[fast ? states_of_warp : 1][steps];

@@ -9,54 +9,89 @@
 namespace vim_mm {
 namespace {
 
-constexpr int kThreads = 256, kWarp = 32;
+constexpr int kThreads = 256, kManyParts = 16, kWide = 4;
 
-// How many lanes share the parts of one entry, where there are many.
-__host__ __device__ int lanes_of(const Sum& sum) {
-  return sum.counts[0] * sum.counts[1] >= 64 ? 16 : 1;
-}
 __host__ __device__ int64_t floats_of(const Sum& sum) {
   return sum.sizes[0] * sum.sizes[1] * sum.sizes[2] * sum.sizes[3] * sum.components;
 }
+// How many threads share the parts of one entry, where there are many.
+__host__ __device__ int threads_per_entry(const Sum& sum) {
+  return sum.counts[0] * sum.counts[1] >= kManyParts ? kManyParts : 1;
+}
+// How many neighbouring floats a thread adds up at once: to find an entry is more work than to add it up.
+__host__ __device__ int floats_per_thread(const Sum& sum) {
+  int64_t strides = sum.strides[0] | sum.strides[1] | sum.strides[2] | sum.sizes[3];
+  for (int i = 0; i < 2; ++i)
+    if (sum.counts[i] > 1) strides |= sum.part_strides[i];
+  const bool wide = sum.components == 1 && sum.strides[3] == 1 && strides % kWide == 0;
+  return wide ? kWide : 1;
+}
 
-// `Index` holds every number of floats: division is the most of the work here.
+// Neighbouring threads have neighbouring entries. `Index` holds every number of floats.
+template <int Width, class Index>
+__device__ void sum_parts(const Sum& sum) {
+  __shared__ float totals[kThreads][Width];
+  const int sharing = threads_per_entry(sum), lines = kThreads / sharing;
+  const int line = threadIdx.x % lines, first_part = threadIdx.x / lines;
+  const int parts = sum.counts[0] * sum.counts[1], inner_parts = sum.counts[1];
+  const int64_t outer = sum.part_strides[0] * sum.components;
+  const int64_t inner = sum.part_strides[1] * sum.components;
+  const int64_t to_strides[4] = {sum.to.batch, sum.to.group, sum.to.row, sum.to.last};
+  const Index floats = floats_of(sum), components = sum.components;
+  const Index per_block = lines * Width;
+  for (Index first = blockIdx.x * per_block; first < floats; first += gridDim.x * per_block) {
+    const Index index = first + line * Width;
+    Index rest = Width == 1 ? index / components : index;
+    const Index component = Width == 1 ? index - rest * components : 0;
+    int64_t from = 0, to = 0;
+#pragma unroll
+    for (int d = 3; d >= 0; --d) {
+      const Index whole = d == 0 ? 0 : rest / Index(sum.sizes[d]);
+      const Index i = rest - whole * Index(sum.sizes[d]);
+      from += i * sum.strides[d];
+      to += i * to_strides[d];
+      rest = whole;
+    }
+    const float* const p = sum.parts + from * sum.components + component;
+    float total[Width] = {};
+    if (index < floats) {
+      int i = first_part / inner_parts, j = first_part % inner_parts;
+#pragma unroll 8
+      for (int part = first_part; part < parts; part += sharing) {
+        struct alignas(4 * Width) Line {
+          float v[Width];
+        };
+        const Line line = *reinterpret_cast<const Line*>(p + i * outer + j * inner);
+#pragma unroll
+        for (int k = 0; k < Width; ++k) total[k] += line.v[k];
+        i += sharing / inner_parts, j += sharing % inner_parts;
+        if (j >= inner_parts) j -= inner_parts, ++i;
+      }
+    }
+    if (sharing > 1) {
+      __syncthreads();  // what was there has been read
+#pragma unroll
+      for (int k = 0; k < Width; ++k) totals[threadIdx.x][k] = total[k];
+      __syncthreads();
+      for (int part = 1; first_part == 0 && part < sharing; ++part) {
+#pragma unroll
+        for (int k = 0; k < Width; ++k) total[k] += totals[part * lines + line][k];
+      }
+    }
+    if (index >= floats || first_part > 0) continue;
+    const int64_t item = sum.to.storage == Storage::float64 ? 8 : 4;
+    char* const p_to = sum.to.data + to + int64_t(component) * item;
+#pragma unroll
+    for (int k = 0; k < Width; ++k)
+      store_real(p_to + k * sum.to.last, sum.to.storage, total[k]);
+  }
+}
+
 template <class Index>
 __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ Sums sums) {
   const Sum& sum = sums.each[blockIdx.y];
-  const int lanes = lanes_of(sum), per_warp = kWarp / lanes;
-  const int lane = threadIdx.x % kWarp, first_part = lane / per_warp;
-  const Index warp = (blockIdx.x * Index(kThreads) + threadIdx.x) / kWarp;
-  const Index stride = gridDim.x * Index(kThreads / kWarp) * per_warp;
-  const Index floats = floats_of(sum), components = sum.components;
-  for (Index first = warp * per_warp; first < floats; first += stride) {
-    const Index index = first + lane % per_warp, component = index % components;
-    Index rest = index / components;
-    int64_t from = 0, to = 0;
-    const int64_t to_strides[4] = {sum.to.batch, sum.to.group, sum.to.row, sum.to.last};
-#pragma unroll
-    for (int d = 3; d >= 0; --d) {
-      const Index size = sum.sizes[d], i = d == 0 ? rest : rest % size;
-      from += i * sum.strides[d];
-      to += i * to_strides[d];
-      if (d > 0) rest /= size;
-    }
-    const float* const p = sum.parts + from * sum.components + component;
-    const int64_t outer = sum.part_strides[0] * sum.components;
-    const int64_t inner = sum.part_strides[1] * sum.components;
-    float total = 0.0f;
-    int i = first_part / sum.counts[1], j = first_part % sum.counts[1];
-    if (index >= floats) i = sum.counts[0];
-#pragma unroll 4
-    while (i < sum.counts[0]) {
-      total += p[i * outer + j * inner];
-      j += lanes;
-      while (j >= sum.counts[1]) j -= sum.counts[1], ++i;
-    }
-    for (int by = per_warp; by < kWarp; by *= 2) total += __shfl_xor_sync(0xffffffffu, total, by);
-    const int item = sum.to.storage == Storage::float64 ? 8 : 4;
-    if (index < floats && first_part == 0)
-      store_real(sum.to.data + to + component * item, sum.to.storage, total);
-  }
+  if (floats_per_thread(sum) == kWide) sum_parts<kWide, Index>(sum);
+  else sum_parts<1, Index>(sum);
 }
 
 template <class Method, class E>
@@ -73,13 +108,16 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void sum_in_order(const Sums& sums, void* stream) {
-  int64_t most = 0;
-  for (int i = 0; i < sums.count; ++i)
-    most = std::max(most, floats_of(sums.each[i]) * lanes_of(sums.each[i]));
+  int64_t most = 0, threads = 0;
+  for (int i = 0; i < sums.count; ++i) {
+    const Sum& sum = sums.each[i];
+    most = std::max(most, floats_of(sum));
+    threads = std::max(threads, floats_of(sum) * threads_per_entry(sum) / floats_per_thread(sum));
+  }
   if (most == 0) return;
-  const int64_t blocks = std::min<int64_t>((most + kThreads - 1) / kThreads, 1 << 16);
+  const int64_t blocks = std::min<int64_t>((threads + kThreads - 1) / kThreads, 1 << 16);
   const dim3 grid(static_cast<unsigned>(blocks), sums.count);
-  const auto kernel = most < int64_t(1) << 31 ? sum_kernel<uint32_t> : sum_kernel<uint64_t>;
+  const auto kernel = most < int64_t(1) << 30 ? sum_kernel<uint32_t> : sum_kernel<uint64_t>;
   kernel<<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(sums);
   check(cudaGetLastError());
 }

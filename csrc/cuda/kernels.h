@@ -66,6 +66,10 @@ struct BackwardArguments {
   void *grad_B, *grad_C;  // [slabs, B, G, N, L], or [B, G, H, chunks, N] where constant
   float *grad_D, *grad_bias;  // [B, G, H, chunks]
   int64_t chunks, slabs;
+  // From a block's channels to its next ones, bytes, of edges entries; the launch knows.
+  struct {
+    int64_t u, delta, z, A, grad_out, grad_u, grad_delta, grad_z, edges;
+  } next;
 };
 
 // One gradient that several blocks hold parts of:

@@ -279,12 +279,10 @@ __device__ __forceinline__ void get_sum(const Tile (&tiles)[Tiles],
     float v[width];
   };
 #pragma unroll
-  for (int i = 0; i < width; ++i) sum[i] = 0.0f;
-#pragma unroll
   for (int t = 0; t < Tiles; ++t) {
     const Packed p = *reinterpret_cast<const Packed*>(tiles[t].at(slots.row(k), slots.step(k)));
 #pragma unroll
-    for (int i = 0; i < width; ++i) sum[i] += p.v[i];
+    for (int i = 0; i < width; ++i) sum[i] = t == 0 ? p.v[i] : sum[i] + p.v[i];
   }
 }
 
@@ -301,6 +299,12 @@ struct SegmentOf {
 #pragma unroll
       for (int i = 0; i < kQuad; ++i) out[i] = value;
     }
+  }
+  template <int Steps>
+  __device__ __forceinline__ void load(E (&out)[Steps]) const {
+#pragma unroll
+    for (int first = 0; first < Steps; first += kQuad)
+      quad(first, reinterpret_cast<E(&)[kQuad]>(out[first]));
   }
 };
 

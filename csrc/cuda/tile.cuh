@@ -14,6 +14,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "../discretization.h"
 #include "kernels.h"
 
@@ -299,6 +301,26 @@ __device__ __forceinline__ E input_of(float drive, const Coefficients<E>& k, E b
 __device__ __forceinline__ float step_size(float raw_delta, float bias, bool with_softplus) {
   const float x = raw_delta + bias, y = softplus(x);
   return with_softplus ? y : x;
+}
+
+// Calls f with what is known of |dt a|, a constant, where dt is between the two in magnitude. The lanes of a
+// warp decide together, and branches spare them the form that none of them needs.
+template <class Method, class F>
+__device__ __forceinline__ void with_range(float least_dt, float most_dt, float a, const F& f) {
+  using std::integral_constant;
+  constexpr float radius = Precision<float>::phi_radius;
+  constexpr unsigned warp = 0xffffffffu;
+  if constexpr (Method::ranged) {
+    if (__all_sync(warp, most_dt * magnitude(a) <= radius))
+      return f(integral_constant<Range, Range::near>());
+    if (__all_sync(warp, least_dt * magnitude(a) > radius))
+      return f(integral_constant<Range, Range::far>());
+  }
+  f(integral_constant<Range, Range::anywhere>());
+}
+template <class Method, class F>
+__device__ __forceinline__ void with_range(float, float, Complex<float>, const F& f) {
+  f(std::integral_constant<Range, Range::anywhere>());
 }
 
 template <int Steps>
