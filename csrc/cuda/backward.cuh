@@ -119,7 +119,8 @@ __device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
   with_range<Method>(lane.least_dt, lane.most_dt, a, [&](auto range) {
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
-      const Coefficients<E> k = Method::template coefficients<decltype(range)::value>(lane.dt[i], a);
+      const Coefficients<E> k =
+          Method::template coefficients<decltype(range)::value>(lane.dt[i], a);
       s.a_bar[i] = k.a_bar;
       s.input[i] = input_of<Method>(lane.drive[i], k, s.b[i]);
     }
@@ -225,8 +226,7 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
       } else {
         Coefficients<E> k = Method::template coefficients<decltype(range)::value>(dt, s.a);
         k.a_bar = s.a_bar[i];
-        const Derivatives<E> d =
-            Method::template derivatives<decltype(range)::value>(dt, s.a, k);
+        const Derivatives<E> d = Method::template derivatives<decltype(range)::value>(dt, s.a, k);
         const E grad_beta = drive * driven;
         if constexpr (!Method::exponential) grad_z = grad_z * conj(d.a_bar_z);
         lane.grad_input[i] += real(driven * conj(k.beta));
@@ -273,9 +273,8 @@ class BackwardBlock {
     load_edges(work_.channels, 0, false);
     commit_parameters();
     __syncthreads();
-    specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
-      commit_rows<decltype(format)>();
-    });
+    specialize<layout>(scan_.u.storage, work_.reverse,
+                       [&](auto format) { commit_rows<decltype(format)>(); });
     commit_edges();
 #pragma unroll 1
     for (int first = begins; first < channels; first += stride) {
@@ -589,7 +588,7 @@ class BackwardBlock {
     const auto store = [&](auto whole) {
 #pragma unroll
       for (int k = 0; k < count; ++k) {
-        const auto store = [&](auto& stream, const View& v, const float(&values)[width]) {
+        const auto store = [&](auto& stream, const View& v, const float (&values)[width]) {
           stream.template store<Format>(v, slots_, k, values, decltype(whole)::value,
                                         work_.channels, left_);
         };

@@ -32,9 +32,7 @@ struct WindowTile {
   alignas(16) float values[Rows][kChunk + 8];
 
   __device__ __forceinline__ float* at(int row, int step) { return values[row] + step; }
-  __device__ __forceinline__ const float* at(int row, int step) const {
-    return values[row] + step;
-  }
+  __device__ __forceinline__ const float* at(int row, int step) const { return values[row] + step; }
 };
 
 // What the lanes that scan read of a window.
@@ -229,8 +227,7 @@ struct MarchRows {
 #pragma unroll
     for (int k = 0; k < count; ++k) {
 #pragma unroll
-      for (int i = 0; i < width; ++i)
-        dt[k][i] = step_size(dt[k][i], bias[k], scan.delta_softplus);
+      for (int i = 0; i < width; ++i) dt[k][i] = step_size(dt[k][i], bias[k], scan.delta_softplus);
       if (window >= whole) {
 #pragma unroll
         for (int i = 0; i < width; ++i)
@@ -399,17 +396,22 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
       for (int j = 0; j < together; ++j) inputs[j].load(in, lane, step + j * kStride);
 #pragma unroll
       for (int j = 0; j < together; ++j) {
+        const MarchStride<Shape>& at = inputs[j];
+        const float2 dt_range = magnitudes_of(at.dt);
         OutputSums sums;
 #pragma unroll
         for (int m = 0; m < Shape::states; ++m) {
           float x[kStride];
+          with_range<Method>(dt_range.x, dt_range.y, of.a[m], [&](auto range) {
 #pragma unroll
-          for (int i = 0; i < kStride; ++i) {
-            const Coefficients<float> k = Method::coefficients(inputs[j].dt[i], of.a[m]);
-            of.x[m] = k.a_bar * of.x[m] + input_of<Method>(inputs[j].drive[i], k, inputs[j].b[m][i]);
-            x[i] = of.x[m];
-          }
-          sums.template add<sum_kind>(x, inputs[j].c[m]);
+            for (int i = 0; i < kStride; ++i) {
+              const auto k =
+                  Method::template coefficients<decltype(range)::value>(at.dt[i], of.a[m]);
+              of.x[m] = k.a_bar * of.x[m] + input_of<Method>(at.drive[i], k, at.b[m][i]);
+              x[i] = of.x[m];
+            }
+          });
+          sums.template add<sum_kind>(x, at.c[m]);
         }
         sum[j] = sums.of(lane.column);
       }
@@ -434,7 +436,8 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
       forward_rows<Method, Shape, layout, decltype(format)>(p, work, shared);
     });
   } else {
-    if constexpr (layout == Layout::single) forward_states<Method, Shape, Sum::exact>(p, work, shared);
+    if constexpr (layout == Layout::single)
+      forward_states<Method, Shape, Sum::exact>(p, work, shared);
     else if (p.scan.u.storage == Storage::bfloat16)
       forward_states<Method, Shape, Sum::cut>(p, work, shared);
     else forward_states<Method, Shape, Sum::rounded>(p, work, shared);
@@ -496,8 +499,8 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   MarchStates<Shape> of(p.scan, work, lane, p.grad_last_state);
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   const int windows = int(work.windows);
-  float* edges = static_cast<float*>(p.edges) +
-                 (row * p.chunks + (Ascending ? 0 : windows - 1)) * states;
+  float* edges =
+      static_cast<float*>(p.edges) + (row * p.chunks + (Ascending ? 0 : windows - 1)) * states;
   __syncthreads();
 #pragma unroll 1
   for (int i_window = 0; i_window < windows; ++i_window) {
@@ -518,16 +521,23 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
       for (int m = 0; m < Shape::states; ++m) {
         float entry[kStride];
         load_segment(in.matrix[0].at(lane.state(m), step), entry);
+        if constexpr (Adjoint) {
 #pragma unroll
-        for (int j = 0; j < kStride; ++j) {
-          const int i = Ascending ? j : kStride - 1 - j;
-          const Coefficients<float> k = Method::coefficients(dt[i], of.a[m]);
-          if constexpr (Adjoint) {
+          for (int j = 0; j < kStride; ++j) {
+            const int i = Ascending ? j : kStride - 1 - j;
             of.x[m] = factor[m] * of.x[m] + drive[i] * entry[i];
-            factor[m] = k.a_bar;
-          } else {
-            of.x[m] = k.a_bar * of.x[m] + input_of<Method>(drive[i], k, entry[i]);
+            factor[m] = Method::coefficients(dt[i], of.a[m]).a_bar;
           }
+        } else {
+          const float2 dt_range = magnitudes_of(dt);
+          with_range<Method>(dt_range.x, dt_range.y, of.a[m], [&](auto range) {
+#pragma unroll
+            for (int j = 0; j < kStride; ++j) {
+              const int i = Ascending ? j : kStride - 1 - j;
+              const auto k = Method::template coefficients<decltype(range)::value>(dt[i], of.a[m]);
+              of.x[m] = k.a_bar * of.x[m] + input_of<Method>(drive[i], k, entry[i]);
+            }
+          });
         }
       }
     }

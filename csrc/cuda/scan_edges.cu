@@ -9,7 +9,7 @@ namespace {
 
 template <class Method, Layout layout, bool Adjoint, bool Ascending>
 void launch_march(const EdgesArguments& p, void* stream) {
-  choose_march<layout>(p.scan, [&](auto shape) {
+  choose_march<Method, layout>(p.scan, [&](auto shape) {
     using Block = decltype(shape);
     launch(edges_march_kernel<Method, Block, layout, Adjoint, Ascending>, blocks_of<Block>(p.scan),
            Block::all_threads, sizeof(EdgesMarchShared<Block>), p, stream);
@@ -33,8 +33,7 @@ void launch_edges(const EdgesArguments& p, void* stream) {
   dispatch_layout(p.scan, layout_of(p.scan, {driving}), [&](auto e, auto layout) {
     using E = decltype(e);
     if constexpr (layout() != Layout::any) {
-      if (edges_march(p.scan))
-        return launch_march<Method, layout(), Adjoint, Ascending>(p, stream);
+      if (edges_march(p.scan)) return launch_march<Method, layout(), Adjoint, Ascending>(p, stream);
     }
     launch_segments<Method, E, layout(), Adjoint, Ascending>(p, stream);
   });

@@ -8,7 +8,7 @@ namespace {
 
 template <class Method, Layout layout>
 void launch_march(const ForwardArguments& p, void* stream) {
-  choose_march<layout>(p.scan, [&](auto shape) {
+  choose_march<Method, layout>(p.scan, [&](auto shape) {
     using Block = decltype(shape);
     launch(forward_march_kernel<Method, Block, layout>, blocks_of<Block>(p.scan),
            Block::all_threads, sizeof(ForwardMarchShared<Block>), p, stream);

@@ -45,13 +45,14 @@ void dispatch_layout(const ScanArguments& scan, Layout layout, const F& f) {
 // group only.
 
 // Few rows want a lane for every state, and lanes that do not wait for themselves; many rows want
-// fewer instructions.
-template <Layout layout, class F>
+// fewer instructions, and registers for methods that need them.
+template <class Method, Layout layout, class F>
 void choose_march(const ScanArguments& scan, const F& f) {
-  if (rows_of(scan) < 2048) return f(MarchShape<1, 1, 4, 2, 4, 2>());
-  if constexpr (layout == Layout::single) return f(MarchShape<2, 2, 4, 2, 2, 1>());
-  else if (rows_of(scan) < 4096 || scan.channels <= 8) return f(MarchShape<1, 1, 4, 4, 2, 1>());
-  else f(MarchShape<2, 2, 4, 3, 2, 1>());
+  constexpr bool roomy = layout == Layout::single || Method::ranged;
+  if (rows_of(scan) < 2048) return f(MarchShape<1, 1, 4, 2, Method::ranged ? 1 : 4, 2>());
+  if (rows_of(scan) < 4096 || scan.channels <= 8)
+    return f(MarchShape<1, 1, 4, roomy ? 3 : 4, Method::ranged ? 1 : 2, 1>());
+  f(MarchShape<2, 2, 4, roomy ? 2 : 3, Method::ranged ? 1 : 2, 1>());
 }
 
 // Few rows want many segments side by side, so that all multiprocessors have work.

@@ -303,6 +303,17 @@ __device__ __forceinline__ float step_size(float raw_delta, float bias, bool wit
   return with_softplus ? y : x;
 }
 
+// The least and the largest magnitude, for `with_range`; unused, and no work, where it does not matter.
+template <int Steps>
+__device__ __forceinline__ float2 magnitudes_of(const float (&dt)[Steps]) {
+  float2 range = make_float2(magnitude(dt[0]), magnitude(dt[0]));
+#pragma unroll
+  for (int i = 1; i < Steps; ++i) {
+    range.x = fminf(range.x, magnitude(dt[i]));
+    range.y = fmaxf(range.y, magnitude(dt[i]));
+  }
+  return range;
+}
 // Calls f with what is known of |dt a|, a constant, where dt is between the two in magnitude. The lanes of a
 // warp decide together, and branches spare them the form that none of them needs.
 template <class Method, class F>
