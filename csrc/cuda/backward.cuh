@@ -50,7 +50,6 @@ struct Segment {
   static constexpr int steps = Shape::steps;
   // drive: u, or dt u where beta is scaled with dt; grad_y: that of y + D u, before the gate, weighted.
   float dt[steps], drive[steps], grad_y[steps];
-  float least_dt, most_dt;  // in magnitude
   float y[steps], grad_input[steps], grad_dt[steps];
 };
 
@@ -150,8 +149,7 @@ __device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
   Around<E, Shape> transitions, adjoint;
   if constexpr (Method::exponential)
     dt_around.each(transitions, [&](float dt) { return exp_of_product(dt, a); });
-  else
-    transitions = around<Shape>(product, [](E one, E other) { return one * other; });
+  else transitions = around<Shape>(product, [](E one, E other) { return one * other; });
   transitions.each(adjoint, [](E x) { return conj(x); });
   s.x = enter_segments<true, Shape>(transitions.front, x, edges.x);
   s.grad_x = enter_segments<false, Shape>(adjoint.behind, grad_x, edges.grad_x);
@@ -205,8 +203,8 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
   for (int i = steps - 1; i >= 0; --i) {
     const float dt = lane.dt[i], drive = lane.drive[i];
     // Of the state after step i.
-    own_gradient = i == steps - 1 ? s.grad_x + s.from_y[i]
-                                  : conj(s.a_bar[i + 1]) * own_gradient + s.from_y[i];
+    own_gradient =
+        i == steps - 1 ? s.grad_x + s.from_y[i] : conj(s.a_bar[i + 1]) * own_gradient + s.from_y[i];
     const Coefficients<E> k{s.a_bar[i], Method::template coefficients<range>(dt, s.a).beta};
     const Derivatives<E> d = Method::template derivatives<range>(dt, s.a, k);
     E by_z = d.a_bar_z * before[i];  // derivative of that state
@@ -220,8 +218,7 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
     }
     if constexpr (Method::scaled) {
       E scaled = gradient;
-      if constexpr (!Method::beta_is_step)
-        scaled = gradient * conj(Method::scale(dt, s.a).value);
+      if constexpr (!Method::beta_is_step) scaled = gradient * conj(Method::scale(dt, s.a).value);
       lane.grad_input[i] += real(scaled * conj(s.b[i]));
       lane.grad_dt[i] += real(grad_z * conj(s.a));
       grad_b[i] = grad_b[i] + drive * scaled;
@@ -254,8 +251,7 @@ class BackwardBlock {
       : p_(p), scan_(p.scan), shared_(shared), slab_(blockIdx.x % uint32_t(p.slabs)),
         chunk_(blockIdx.x / uint32_t(p.slabs) % uint32_t(p.chunks)),
         work_(scan_, blockIdx.x / uint32_t(p.slabs) / uint32_t(p.chunks), Shape::window),
-        slots_(scan_.u, work_),
-        warp_(threadIdx.x / 32), segment_(segment_of_lane<Shape>()),
+        slots_(scan_.u, work_), warp_(threadIdx.x / 32), segment_(segment_of_lane<Shape>()),
         left_(work_.steps_from(chunk_, Shape::window)), B_(scan_.B, scan_.constant_B, work_),
         C_(scan_.C, scan_.constant_C, work_) {}
 
@@ -272,9 +268,8 @@ class BackwardBlock {
     load_edges(work_.channels, 0, false);
     commit_parameters();
     __syncthreads();
-    specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
-      commit_rows<decltype(format)>();
-    });
+    specialize<layout>(scan_.u.storage, work_.reverse,
+                       [&](auto format) { commit_rows<decltype(format)>(); });
     commit_edges();
 #pragma unroll 1
     for (int first = begins; first < channels; first += stride) {
@@ -443,12 +438,6 @@ class BackwardBlock {
     for (int set = 0; set < Shape::sets; ++set) {
       Segment<Shape> lane;
       load_segment(shared_.dt.segment_of_lane(set), lane.dt);
-      lane.least_dt = lane.most_dt = magnitude(lane.dt[0]);
-#pragma unroll
-      for (int i = 1; i < steps; ++i) {
-        lane.least_dt = fminf(lane.least_dt, magnitude(lane.dt[i]));
-        lane.most_dt = fmaxf(lane.most_dt, magnitude(lane.dt[i]));
-      }
       load_segment(shared_.drive.segment_of_lane(set), lane.drive);
       load_segment(shared_.grad_y.segment_of_lane(set), lane.grad_y);
       const auto dt_around =
@@ -466,23 +455,30 @@ class BackwardBlock {
     }
   }
 
+  template <Range range>
   __device__ __forceinline__ void pull_back_states(Segment<Shape>& lane,
                                                    const Around<float, Shape>& dt_around, int set) {
-    if constexpr (Method::ranged) {
+    // A state's shuffles have its predecessor's arithmetic to wait with.
+    auto state = enter<range>(lane, dt_around, set, 0, 0);
 #pragma unroll
-      for (int m = 0; m < states_of_warp; ++m)
-        pull_back_state(lane, dt_around, set, 0, m, grad_B_[m], grad_C_[m]);
-    } else {
-      // A state's shuffles have its predecessor's arithmetic to wait with.
-      auto state = enter<Range::anywhere>(lane, dt_around, set, 0, 0);
-#pragma unroll
-      for (int m = 0; m < states_of_warp; ++m) {
-        decltype(state) next;
-        if (m + 1 < states_of_warp) next = enter<Range::anywhere>(lane, dt_around, set, 0, m + 1);
-        leave<Range::anywhere>(lane, state, set, m, grad_B_[m], grad_C_[m]);
-        state = next;
-      }
+    for (int m = 0; m < states_of_warp; ++m) {
+      decltype(state) next;
+      if (m + 1 < states_of_warp) next = enter<range>(lane, dt_around, set, 0, m + 1);
+      leave<range>(lane, state, set, m, grad_B_[m], grad_C_[m]);
+      state = next;
     }
+  }
+  // Chooses for all states of the warp at once, or their work could not overlap.
+  __device__ __forceinline__ void pull_back_states(Segment<Shape>& lane,
+                                                   const Around<float, Shape>& dt_around, int set) {
+    float a[states_of_warp];
+#pragma unroll
+    for (int m = 0; m < states_of_warp; ++m)
+      a[m] = shared_.a[channel_of_lane<Shape>(set)][warp_ * states_of_warp + m];
+    const float2 of_a = magnitudes_of(a), of_dt = magnitudes_of(lane.dt);
+    with_range<Method>(of_a.x * of_dt.x, of_a.y * of_dt.y, [&](auto range) {
+      pull_back_states<decltype(range)::value>(lane, dt_around, set);
+    });
   }
   __device__ __forceinline__ void pull_back_all_states(Segment<Shape>& lane,
                                                        const Around<float, Shape>& dt_around,
@@ -504,7 +500,8 @@ class BackwardBlock {
         clear(grad_b), clear(grad_c);
         const int n = first + warp_ * states_of_warp + m;
         if (n < scan_.states)
-          pull_back_state(lane, dt_around, 0, first, m, grad_b, grad_c);
+          leave<Range::anywhere>(lane, enter<Range::anywhere>(lane, dt_around, 0, first, m), 0, m,
+                                 grad_b, grad_c);
         if (B_.constant()) write_row_gradient(p_.grad_B, n, sum_of(grad_b));
         else add_to_slab(p_.grad_B, n, grad_b, first_of_block);
         if (C_.constant()) write_row_gradient(p_.grad_C, n, sum_of(grad_c));
@@ -514,18 +511,6 @@ class BackwardBlock {
   }
 
   // The m-th of the warp's states, in the tile that begins at state `first`, of a set of channels.
-  __device__ __forceinline__ void pull_back_state(Segment<Shape>& lane,
-                                                  const Around<float, Shape>& dt_around, int set,
-                                                  int first, int m, E (&grad_b)[steps],
-                                                  E (&grad_c)[steps]) {
-    const int in_tile = warp_ * states_of_warp + m;
-    with_range<Method>(lane.least_dt, lane.most_dt, shared_.a[channel_of_lane<Shape>(set)][in_tile],
-                       [&](auto range) {
-                         constexpr Range known = decltype(range)::value;
-                         const auto state = enter<known>(lane, dt_around, set, first, m);
-                         leave<known>(lane, state, set, m, grad_b, grad_c);
-                       });
-  }
   template <Range range>
   __device__ __forceinline__ StateSegment<Method, E, Shape> enter(
       const Segment<Shape>& lane, const Around<float, Shape>& dt_around, int set, int first,
@@ -619,7 +604,7 @@ class BackwardBlock {
     const auto store_all = [&](auto whole) {
 #pragma unroll
       for (int k = 0; k < count; ++k) {
-        const auto store = [&](auto& stream, const View& v, const float(&values)[width]) {
+        const auto store = [&](auto& stream, const View& v, const float (&values)[width]) {
           stream.template store<Format>(v, slots_, k, values, decltype(whole)::value,
                                         work_.channels, left_);
         };

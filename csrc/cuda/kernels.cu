@@ -82,8 +82,7 @@ __device__ void sum_parts(const Sum& sum) {
     const int64_t item = sum.to.storage == Storage::float64 ? 8 : 4;
     char* const p_to = sum.to.data + to + int64_t(component) * item;
 #pragma unroll
-    for (int k = 0; k < Width; ++k)
-      store_real(p_to + k * sum.to.last, sum.to.storage, total[k]);
+    for (int k = 0; k < Width; ++k) store_real(p_to + k * sum.to.last, sum.to.storage, total[k]);
   }
 }
 

@@ -25,10 +25,14 @@ void scan_backward(const BackwardArguments& p, void* stream) {
         using Block = decltype(shape);
         BackwardArguments q = p;
         const int64_t channels = p.slabs * Block::channels;
-        q.next = {channels * scan.u.row,       channels * scan.delta.row,
-                  channels * scan.z.row,       channels * scan.A.row,
-                  channels * p.grad_out.row,   channels * p.grad_u.row,
-                  channels * p.grad_delta.row, channels * p.grad_z.row,
+        q.next = {channels * scan.u.row,
+                  channels * scan.delta.row,
+                  channels * scan.z.row,
+                  channels * scan.A.row,
+                  channels * p.grad_out.row,
+                  channels * p.grad_u.row,
+                  channels * p.grad_delta.row,
+                  channels * p.grad_z.row,
                   channels * p.chunks * scan.states};
         launch(backward_kernel<Method, E, Block, layout()>,
                scan.batch * scan.groups * p.chunks * p.slabs, Block::threads,

@@ -6,7 +6,7 @@
 #include <initializer_list>
 #include <type_traits>
 
-#include "stream.cuh"
+#include "march.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
@@ -41,35 +41,31 @@ void dispatch_layout(const ScanArguments& scan, Layout layout, const F& f) {
   }
 }
 
-// Few rows want many segments side by side, so that all multiprocessors have work; many rows want
-// none, which spares the combination of segments. The thresholds were measured on the shapes of
-// docs/benchmarks.md. A block has channels of one group only.
+// The thresholds below were measured on the shapes of docs/benchmarks.md. A block has channels of one
+// group only.
+
+// Few rows want a lane for every state, and lanes that do not wait for themselves; many rows want
+// fewer instructions, and registers for methods that need them.
 template <class Method, Layout layout, class F>
-void choose_forward(const ScanArguments& scan, const F& f) {
-  if constexpr (layout == Layout::any) {
-    f(Shape<8, 8, 4>());
-  } else {
-    const int64_t rows = rows_of(scan);
-    if (rows < 1024) return f(Shape<16, 16, 4, 3>());
-    if (rows < 2048) return f(Shape<8, 16, 4, 3>());
-    if constexpr (Method::causal) {
-      if (rows >= 8192 && scan.channels >= 32) return f(Shape<1, 16, 4, 4>());
-      if (rows >= 4096 && scan.channels >= 16) return f(Shape<2, 16, 4, 3>());
-    }
-    f(Shape<4, 16, 4, 3>());
-  }
+void choose_march(const ScanArguments& scan, const F& f) {
+  constexpr bool roomy = layout == Layout::single || Method::ranged;
+  if (rows_of(scan) < 2048) return f(MarchShape<1, 1, 4, 2, Method::ranged ? 1 : 4, 2>());
+  if (rows_of(scan) < 4096 || scan.channels <= 8)
+    return f(MarchShape<1, 1, 4, roomy ? 3 : 4, Method::ranged ? 1 : 2, 1>());
+  f(MarchShape<2, 2, 4, roomy ? 2 : 3, Method::ranged ? 1 : 2, 1>());
 }
 
+// Few rows want many segments side by side, so that all multiprocessors have work.
 template <Layout layout, class F>
-void choose_edges(const ScanArguments& scan, const F& f) {
-  if constexpr (layout == Layout::any) {
-    f(Shape<8, 8, 4>());
-  } else {
-    if (rows_of(scan) < 1024) return f(Shape<16, 16, 4, 3>());
-    if (rows_of(scan) < 2048) return f(Shape<8, 16, 4, 3>());
-    f(Shape<4, 16, 4, 4>());
-  }
+void choose_segments(const ScanArguments& scan, const F& f) {
+  if constexpr (layout == Layout::any) return f(Shape<8, 8, 4>());
+  else if (rows_of(scan) < 1024) return f(Shape<16, 16, 4, 3>());
+  else if (rows_of(scan) < 2048) return f(Shape<8, 16, 4, 3>());
+  else f(Shape<4, 16, 4, 3>());
 }
+
+// A sweep for edges alone is short enough for segments to win where rows are few.
+inline bool edges_march(const ScanArguments& scan) { return rows_of(scan) >= 2048; }
 
 // Registers count for more than warps here: two blocks per multiprocessor spill nothing.
 template <Layout layout, class F>

@@ -90,36 +90,25 @@ class Stream {
 
   // Starts the loads of the tile at hand: all of it, and aligned.
   __device__ __forceinline__ void load_whole(const View& v, const Places& slots) {
-#pragma unroll
-    for (int k = 0; k < count; ++k)
-      *reinterpret_cast<Packed*>(raw_ + k * words) =
-          *reinterpret_cast<const Packed*>(at(v, slots, k));
+    load_whole(v, slots, 0, raw_);
   }
   // The same, `offset` bytes further, of which there are so many rows and steps.
   __device__ __forceinline__ void load(const View& v, const Places& slots, int rows, int steps,
                                        int64_t offset = 0) {
-#pragma unroll
-    for (int k = 0; k < count; ++k) {
-      uint32_t* const raw = raw_ + k * words;
-      const char* const p = at(v, slots, k) + offset;
-      const int inside = v.data ? count_inside(slots, k, rows, steps) : 0;
-      if constexpr (layout == Layout::any) {
-#pragma unroll
-        for (int w = 0; w < words; ++w) {
-          raw[w] = 0;
-          if (inside && v.storage == Storage::float32)
-            raw[w] = reinterpret_cast<const uint32_t*>(p)[w];
-          if (inside && v.storage != Storage::float32)
-            raw[w] = *reinterpret_cast<const uint16_t*>(p);
-        }
-      } else {
-        load_apart(p, inside, slots.reverse, raw);
-      }
-    }
+    load(v, slots, rows, steps, offset, raw_);
+  }
+  // Likewise into other registers than its own.
+  struct Held;
+  __device__ __forceinline__ void load_whole(const View& v, const Places& slots, int64_t offset,
+                                             Held& to) const {
+    load_whole(v, slots, offset, to.raw);
+  }
+  __device__ __forceinline__ void load(const View& v, const Places& slots, int rows, int steps,
+                                       int64_t offset, Held& to) const {
+    load(v, slots, rows, steps, offset, to.raw);
   }
 
   // The tile that was loaded, unconverted, while the next one comes.
-  struct Held;
   __device__ __forceinline__ Held held() const {
     Held held;
 #pragma unroll
@@ -159,6 +148,35 @@ class Stream {
     uint32_t word[words];
   };
   static_assert(words * 4 >= width * item, "16 bits come in pairs");
+
+  __device__ __forceinline__ void load_whole(const View& v, const Places& slots, int64_t offset,
+                                             uint32_t* to) const {
+#pragma unroll
+    for (int k = 0; k < count; ++k)
+      *reinterpret_cast<Packed*>(to + k * words) =
+          *reinterpret_cast<const Packed*>(at(v, slots, k) + offset);
+  }
+  __device__ __forceinline__ void load(const View& v, const Places& slots, int rows, int steps,
+                                       int64_t offset, uint32_t* to) const {
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+      uint32_t* const raw = to + k * words;
+      const char* const p = at(v, slots, k) + offset;
+      const int inside = v.data ? count_inside(slots, k, rows, steps) : 0;
+      if constexpr (layout == Layout::any) {
+#pragma unroll
+        for (int w = 0; w < words; ++w) {
+          raw[w] = 0;
+          if (inside && v.storage == Storage::float32)
+            raw[w] = reinterpret_cast<const uint32_t*>(p)[w];
+          if (inside && v.storage != Storage::float32)
+            raw[w] = *reinterpret_cast<const uint16_t*>(p);
+        }
+      } else {
+        load_apart(p, inside, slots.reverse, raw);
+      }
+    }
+  }
 
   template <class Format>
   static __device__ __forceinline__ void convert(const View& v, const uint32_t* raw,
@@ -233,7 +251,7 @@ class Stream {
 
  public:
   struct Held {
-    uint32_t raw[count * words];
+    alignas(words * 4) uint32_t raw[count * words];
   };
 };
 
@@ -252,8 +270,8 @@ __device__ __forceinline__ void put(Tile& tile, const Slots<Rows, Shape, layout>
     for (int i = 0; i < width; ++i) to[i] = values[i];
 }
 // The sum over such tiles.
-template <int Rows, class Shape, Layout layout, int Tiles>
-__device__ __forceinline__ void get_sum(const RowTile<Shape> (&tiles)[Tiles],
+template <class Tile, int Rows, class Shape, Layout layout, int Tiles>
+__device__ __forceinline__ void get_sum(const Tile (&tiles)[Tiles],
                                         const Slots<Rows, Shape, layout>& slots, int k,
                                         float (&sum)[Slots<Rows, Shape, layout>::width]) {
   constexpr int width = Slots<Rows, Shape, layout>::width;

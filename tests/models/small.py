@@ -31,7 +31,10 @@ def images(height=32, width=32, batch=2):
 
 def total(outputs):
     """A scalar that depends on every entry of every output, with no symmetry to cancel in."""
-    return sum((o.float() * torch.linspace(-1, 2, o.numel()).view(o.shape)).sum() for o in outputs)
+    return sum(
+        (o.float() * torch.linspace(-1, 2, o.numel(), device=o.device).view(o.shape)).sum()
+        for o in outputs
+    )
 
 
 def compute_gradients(model, x):

@@ -82,15 +82,19 @@ def test_wrong_arguments_of_the_norm_are_errors():
 
 
 def mixer_arguments(method='zoh', directions=2, sets=2, bias=False, dtype=torch.float32):
-    """Those of ``fused_mixer``: C 8, D 12, N 4, R 3, W 4."""
+    """Those of ``fused_mixer``: C 8, D 12, N 4, R 3, W 4. Weights keep values of the size of x, or
+    float16 would overflow."""
+
+    def weight(*shape):
+        return normal(*shape) * shape[-1] ** -0.5
 
     def each(count, *shape):
-        return [normal(*shape) for _ in range(count)]
+        return [weight(*shape) for _ in range(count)]
 
     parameters = MixerParameters(
-        in_proj=normal(24, 8),
+        in_proj=weight(24, 8),
         in_bias=normal(24) if bias else None,
-        out_proj=normal(8, 12),
+        out_proj=weight(8, 12),
         out_bias=normal(8) if bias else None,
         conv=each(sets, 12, 1, 4),
         conv_bias=each(sets, 12),
