@@ -11,7 +11,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "forward.cuh"
+#include "stream.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
@@ -119,7 +119,7 @@ struct StateSegment {
   E other_x, other_grad_x;  // of the other direction, where there is one
 };
 
-template <class Method, Range range, class E, class Shape, Layout layout>
+template <class Method, class E, class Shape, Layout layout>
 __device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
     const Segment<Shape>& lane, const Around<float, Shape>& dt_around, E a,
     const SegmentOf<E, layout>& b_of, const SegmentOf<E, layout>& c_of, const Edges<E>& edges) {
@@ -131,7 +131,7 @@ __device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
   c_of.load(s.c);
 #pragma unroll
   for (int i = 0; i < steps; ++i) {
-    const Coefficients<E> k = Method::template coefficients<range>(lane.dt[i], a);
+    const Coefficients<E> k = Method::coefficients(lane.dt[i], a);
     s.a_bar[i] = k.a_bar;
     s.input[i] = lane.drive[i] * s.b[i];
     if constexpr (!Method::scaled) s.input[i] = s.input[i] * k.beta;
@@ -171,7 +171,7 @@ __device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
 
 // Adds one state's part to the segment's sums and to the gradients of B and C, returns that of A over the
 // segment. grad_input is the gradient of `drive`; where that is dt u, its part of grad_dt is missing.
-template <Range range, class Method, class E, class Shape>
+template <class Method, class E, class Shape>
 __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
                                        const StateSegment<Method, E, Shape>& s,
                                        E (&grad_b)[Shape::steps], E (&grad_c)[Shape::steps]) {
@@ -205,8 +205,8 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
     // Of the state after step i.
     own_gradient =
         i == steps - 1 ? s.grad_x + s.from_y[i] : conj(s.a_bar[i + 1]) * own_gradient + s.from_y[i];
-    const Coefficients<E> k{s.a_bar[i], Method::template coefficients<range>(dt, s.a).beta};
-    const Derivatives<E> d = Method::template derivatives<range>(dt, s.a, k);
+    const Coefficients<E> k{s.a_bar[i], Method::coefficients(dt, s.a).beta};
+    const Derivatives<E> d = Method::derivatives(dt, s.a, k);
     E by_z = d.a_bar_z * before[i];  // derivative of that state
     if constexpr (Method::scaled && !Method::beta_is_step)
       by_z = by_z + (drive * s.b[i]) * Method::scale(dt, s.a).slope;
@@ -455,30 +455,17 @@ class BackwardBlock {
     }
   }
 
-  template <Range range>
   __device__ __forceinline__ void pull_back_states(Segment<Shape>& lane,
                                                    const Around<float, Shape>& dt_around, int set) {
     // A state's shuffles have its predecessor's arithmetic to wait with.
-    auto state = enter<range>(lane, dt_around, set, 0, 0);
+    auto state = enter(lane, dt_around, set, 0, 0);
 #pragma unroll
     for (int m = 0; m < states_of_warp; ++m) {
       decltype(state) next;
-      if (m + 1 < states_of_warp) next = enter<range>(lane, dt_around, set, 0, m + 1);
-      leave<range>(lane, state, set, m, grad_B_[m], grad_C_[m]);
+      if (m + 1 < states_of_warp) next = enter(lane, dt_around, set, 0, m + 1);
+      leave(lane, state, set, m, grad_B_[m], grad_C_[m]);
       state = next;
     }
-  }
-  // Chooses for all states of the warp at once, or their work could not overlap.
-  __device__ __forceinline__ void pull_back_states(Segment<Shape>& lane,
-                                                   const Around<float, Shape>& dt_around, int set) {
-    float a[states_of_warp];
-#pragma unroll
-    for (int m = 0; m < states_of_warp; ++m)
-      a[m] = shared_.a[channel_of_lane<Shape>(set)][warp_ * states_of_warp + m];
-    const float2 of_a = magnitudes_of(a), of_dt = magnitudes_of(lane.dt);
-    with_range<Method>(of_a.x * of_dt.x, of_a.y * of_dt.y, [&](auto range) {
-      pull_back_states<decltype(range)::value>(lane, dt_around, set);
-    });
   }
   __device__ __forceinline__ void pull_back_all_states(Segment<Shape>& lane,
                                                        const Around<float, Shape>& dt_around,
@@ -500,8 +487,7 @@ class BackwardBlock {
         clear(grad_b), clear(grad_c);
         const int n = first + warp_ * states_of_warp + m;
         if (n < scan_.states)
-          leave<Range::anywhere>(lane, enter<Range::anywhere>(lane, dt_around, 0, first, m), 0, m,
-                                 grad_b, grad_c);
+          leave(lane, enter(lane, dt_around, 0, first, m), 0, m, grad_b, grad_c);
         if (B_.constant()) write_row_gradient(p_.grad_B, n, sum_of(grad_b));
         else add_to_slab(p_.grad_B, n, grad_b, first_of_block);
         if (C_.constant()) write_row_gradient(p_.grad_C, n, sum_of(grad_c));
@@ -511,24 +497,22 @@ class BackwardBlock {
   }
 
   // The m-th of the warp's states, in the tile that begins at state `first`, of a set of channels.
-  template <Range range>
   __device__ __forceinline__ StateSegment<Method, E, Shape> enter(
       const Segment<Shape>& lane, const Around<float, Shape>& dt_around, int set, int first,
       int m) const {
     const int in_tile = warp_ * states_of_warp + m, n = first + in_tile;
     const int channel = channel_of_lane<Shape>(set);
-    return enter_state<Method, range, E, Shape, layout>(
+    return enter_state<Method, E, Shape, layout>(
         lane, dt_around, shared_.a[channel][in_tile],
         B_.segment(shared_.B, work_, channel, segment_, in_tile, n),
         C_.segment(shared_.C, work_, channel, segment_, in_tile, n),
         shared_.edges[channel][in_tile]);
   }
-  template <Range range>
   __device__ __forceinline__ void leave(Segment<Shape>& lane,
                                         const StateSegment<Method, E, Shape>& state, int set, int m,
                                         E (&grad_b)[steps], E (&grad_c)[steps]) {
     shared_.grad_a[warp_ * states_of_warp + m][set * 32 + threadIdx.x % 32] =
-        pull_back<range>(lane, state, grad_b, grad_c);
+        pull_back(lane, state, grad_b, grad_c);
   }
 
   // A's gradient over the chunk, of a tile of states: takes the place of the adjoint that entered,

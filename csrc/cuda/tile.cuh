@@ -315,23 +315,20 @@ __device__ __forceinline__ float2 magnitudes_of(const float (&dt)[Steps]) {
   }
   return range;
 }
-// Calls f with what is known of |z|, a constant, where it is between the two. The lanes of a warp decide
-// together, and branches spare them the form that none of them needs.
+// Calls f with what is known of |dt a|, a constant, where dt is between the two in magnitude. The lanes of a
+// warp decide together, and branches spare them the form that none of them needs.
 template <class Method, class F>
-__device__ __forceinline__ void with_range(float least_z, float most_z, const F& f) {
+__device__ __forceinline__ void with_range(float least_dt, float most_dt, float a, const F& f) {
   using std::integral_constant;
   constexpr float radius = Precision<float>::phi_radius;
   constexpr unsigned warp = 0xffffffffu;
   if constexpr (Method::ranged) {
-    if (__all_sync(warp, most_z <= radius)) return f(integral_constant<Range, Range::near>());
-    if (__all_sync(warp, least_z > radius)) return f(integral_constant<Range, Range::far>());
+    if (__all_sync(warp, most_dt * magnitude(a) <= radius))
+      return f(integral_constant<Range, Range::near>());
+    if (__all_sync(warp, least_dt * magnitude(a) > radius))
+      return f(integral_constant<Range, Range::far>());
   }
   f(integral_constant<Range, Range::anywhere>());
-}
-// The same, of dt a with dt between the two in magnitude.
-template <class Method, class F>
-__device__ __forceinline__ void with_range(float least_dt, float most_dt, float a, const F& f) {
-  with_range<Method>(least_dt * magnitude(a), most_dt * magnitude(a), f);
 }
 template <class Method, class F>
 __device__ __forceinline__ void with_range(float, float, Complex<float>, const F& f) {
