@@ -261,19 +261,12 @@ struct MarchStates {
     for (int m = 0; m < count; ++m)
       a[m] = entry(scan.A, lane.state(m)), x[m] = entry(begin, lane.state(m));
   }
-  // The lane's part of a row of [.., N].
+  // Writes the states to a row of [.., N].
   __device__ __forceinline__ void store(float* row) const {
     if (lane.channel >= channels) return;
 #pragma unroll
     for (int m = 0; m < count; ++m)
       if (lane.state(m) < states) row[lane.state(m)] = x[m];
-  }
-  __device__ __forceinline__ void load(const float* row, float (&to)[count]) const {
-#pragma unroll
-    for (int m = 0; m < count; ++m) {
-      const bool inside = lane.channel < channels && lane.state(m) < states;
-      to[m] = inside ? row[lane.state(m)] : 0.0f;
-    }
   }
 };
 
@@ -316,8 +309,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
       if (scan.gated) rows.z.load(scan.z, rows.slots, work.channels, left, offset, z);
     }
   };
-  constexpr float weight =
-      output_weight<Method, float>() * (layout == Layout::half && Format::bfloat ? kCutBack : 1.0f);
+  constexpr float weight = layout == Layout::half && Format::bfloat ? kCutBack : 1.0f;
   const auto finish = [&](int window, const typename Rows::RowStream::Held& u,
                           const typename Rows::RowStream::Held& z) {
 #pragma unroll
@@ -378,54 +370,7 @@ struct MarchStride {
   }
 };
 
-// Takes all steps of a window, in scan order or against it; what they give goes to `y` or, against the
-// order, is added to it.
-template <class Method, Sum sum_kind, bool Ascending, class Shape>
-__device__ __forceinline__ void take_window(const MarchInputs<Shape, 2>& in,
-                                            const MarchLane<Shape>& lane,
-                                            const float (&a)[Shape::states],
-                                            float (&state)[Shape::states], float* y) {
-  // Several strides at once, or the lane would wait for its own results.
-  constexpr int together = Shape::strides, step_count = together * kStride;
-#pragma unroll 1
-  for (int begin = 0; begin < kChunk; begin += step_count) {
-    const int first = Ascending ? begin : kChunk - step_count - begin;
-    MarchStride<Shape> inputs[together];
-    float2 sum[together];
-#pragma unroll
-    for (int j = 0; j < together; ++j) inputs[j].load(in, lane, first + j * kStride);
-#pragma unroll
-    for (int jj = 0; jj < together; ++jj) {
-      const int j = Ascending ? jj : together - 1 - jj;
-      const MarchStride<Shape>& at = inputs[j];
-      const float2 dt_range = magnitudes_of(at.dt);
-      OutputSums sums;
-#pragma unroll
-      for (int m = 0; m < Shape::states; ++m) {
-        float x[kStride];
-        with_range<Method>(dt_range.x, dt_range.y, a[m], [&](auto range) {
-#pragma unroll
-          for (int ii = 0; ii < kStride; ++ii) {
-            const int i = Ascending ? ii : kStride - 1 - ii;
-            const auto k = Method::template coefficients<decltype(range)::value>(at.dt[i], a[m]);
-            state[m] = k.a_bar * state[m] + input_of<Method>(at.drive[i], k, at.b[m][i]);
-            x[i] = state[m];
-          }
-        });
-        sums.template add<sum_kind>(x, at.c[m]);
-      }
-      sum[j] = sums.of(lane.column);
-    }
-#pragma unroll
-    for (int j = 0; j < together; ++j) {
-      float2* const to = reinterpret_cast<float2*>(y + first + j * kStride);
-      if (!Ascending) sum[j].x += to->x, sum[j].y += to->y;
-      *to = sum[j];
-    }
-  }
-}
-
-// The half that scans. Methods that are not causal go over each window in both directions.
+// The half that scans.
 template <class Method, class Shape, Sum sum_kind>
 __device__ __forceinline__ void forward_states(const ForwardArguments& p, const Work& work,
                                                ForwardMarchShared<Shape>& shared) {
@@ -433,19 +378,47 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
   MarchStates<Shape> of(p.scan, work, lane, View());
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   float* edges = static_cast<float*>(p.edges) + row * p.chunks * states;
-  const float* other_edges = static_cast<const float*>(p.other_edges) + row * p.chunks * states;
   const int windows = int(work.windows);
   __syncthreads();
 #pragma unroll 1
   for (int window = 0; window < windows; ++window) {
     const MarchInputs<Shape, 2>& in = shared.inputs[window % 2];
-    float* const y = shared.y[window % 2][lane.part].at(lane.channel, 2 * lane.column);
     of.store(edges);
-    float other[Shape::states];
-    if constexpr (!Method::causal) of.load(other_edges, other);
-    take_window<Method, sum_kind, true>(in, lane, of.a, of.x, y);
-    if constexpr (!Method::causal) take_window<Method, sum_kind, false>(in, lane, of.a, other, y);
-    edges += states, other_edges += states;
+    edges += states;
+    float* const y = shared.y[window % 2][lane.part].at(lane.channel, 2 * lane.column);
+    // Several strides at once, or the lane would wait for its own results.
+    constexpr int together = Shape::strides;
+#pragma unroll 1
+    for (int step = 0; step < kChunk; step += together * kStride) {
+      MarchStride<Shape> inputs[together];
+      float2 sum[together];
+#pragma unroll
+      for (int j = 0; j < together; ++j) inputs[j].load(in, lane, step + j * kStride);
+#pragma unroll
+      for (int j = 0; j < together; ++j) {
+        const MarchStride<Shape>& at = inputs[j];
+        const float2 dt_range = magnitudes_of(at.dt);
+        OutputSums sums;
+#pragma unroll
+        for (int m = 0; m < Shape::states; ++m) {
+          float x[kStride];
+          with_range<Method>(dt_range.x, dt_range.y, of.a[m], [&](auto range) {
+#pragma unroll
+            for (int i = 0; i < kStride; ++i) {
+              const auto k =
+                  Method::template coefficients<decltype(range)::value>(at.dt[i], of.a[m]);
+              of.x[m] = k.a_bar * of.x[m] + input_of<Method>(at.drive[i], k, at.b[m][i]);
+              x[i] = of.x[m];
+            }
+          });
+          sums.template add<sum_kind>(x, at.c[m]);
+        }
+        sum[j] = sums.of(lane.column);
+      }
+#pragma unroll
+      for (int j = 0; j < together; ++j)
+        *reinterpret_cast<float2*>(y + step + j * kStride) = sum[j];
+    }
     __syncthreads();
   }
   __syncthreads();

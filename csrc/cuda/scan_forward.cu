@@ -34,7 +34,8 @@ void scan_forward(const ForwardArguments& p, void* stream) {
   dispatch_method(scan.method, [&](auto method) {
     using Method = decltype(method);
     dispatch_layout(scan, layout_of(scan, {p.out}), [&](auto e, auto layout) {
-      if constexpr (layout() != Layout::any) launch_march<Method, layout()>(p, stream);
+      if constexpr (Method::causal && layout() != Layout::any)
+        launch_march<Method, layout()>(p, stream);
       else launch_segments<Method, decltype(e), layout()>(p, stream);
     });
   });
