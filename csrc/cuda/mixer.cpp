@@ -129,8 +129,9 @@ struct Packed {
 struct Mixer {
   int64_t batch, steps, outer, channels, sets, directions, states, rank, taps;
   bool has_in_bias, has_out_bias, has_conv_bias;
+  const Flags& reverse;
 
-  Mixer(const Tensor& x, const Parameters& p, const Flags& reverse) {
+  Mixer(const Tensor& x, const Parameters& p, const Flags& reverse_) : reverse(reverse_) {
     STD_TORCH_CHECK(x.dim() == 3 && x.is_cuda() && x.is_contiguous(),
                     "vim_mm: expected x [B, L, C], contiguous on CUDA");
     expect_narrow(x, "x");
@@ -224,7 +225,7 @@ struct Mixer {
     return view(t, {directions, channels}, {sets == 1 ? 0 : channels, 1});
   }
 
-  Convolution convolution(const Tensor& x, const Packed& packed, const Flags& reverse) const {
+  Convolution convolution(const Tensor& x, const Packed& packed) const {
     Convolution p{};
     p.storage = storage_of(x);
     p.channels = channels, p.batch = batch, p.steps = steps;
@@ -303,9 +304,8 @@ void pack(const Mixer& mixer, const Parameters& p, const Packed& packed, void* s
 }
 
 // u of the convolution, and delta of u and dt_B_C; forward fills dt_B_C in between.
-Tensor convolve_rows(const Mixer& mixer, const Tensor& xz, const Packed& packed,
-                     const Flags& reverse, void* stream) {
-  Convolution p = mixer.convolution(mixer.half(xz, 0), packed, reverse);
+Tensor convolve_rows(const Mixer& mixer, const Tensor& xz, const Packed& packed, void* stream) {
+  Convolution p = mixer.convolution(mixer.half(xz, 0), packed);
   const Tensor u = new_empty(xz, {mixer.sets, mixer.channels, mixer.tokens()});
   p.u = u.data_ptr();
   convolve(p, stream);
@@ -344,7 +344,7 @@ std::tuple<Tensor, Tensors> mixer_fwd(const Tensor& x, const Tensor& in_proj,
   } else {
     multiply_into(xz, packed.in_proj, x_rows);
   }
-  const Tensor u = convolve_rows(mixer, xz, packed, reverse, stream);
+  const Tensor u = convolve_rows(mixer, xz, packed, stream);
   const Tensor dt_B_C = new_empty(x, {mixer.sets, mixer.rows(), tokens});
   multiply_into(dt_B_C, packed.x_proj, u);
   const Tensor delta = step_sizes(mixer, dt_B_C, packed);
@@ -376,46 +376,189 @@ std::tuple<Tensor, Tensors> mixer_fwd(const Tensor& x, const Tensor& in_proj,
   return {out, {xz, dt_B_C, contiguous_view(edges, {edges.numel()}), sum, narrow, wide}};
 }
 
-// The gradients of parameters, in their own dtypes, from float32 sums: all in one launch.
-class ParameterGradients {
+// What forward kept.
+struct Kept {
+  Tensor xz, dt_B_C, edges, sum;
+  Packed packed;
+};
+Kept unpack(const Mixer& mixer, const Tensors& kept) {
+  STD_TORCH_CHECK(kept.size() == 6, "vim_mm: expected what the mixer's forward kept");
+  expect_contiguous(kept[0], "xz", {2 * mixer.channels, mixer.tokens()});
+  expect_contiguous(kept[1], "dt_B_C", {mixer.sets, mixer.rows(), mixer.tokens()});
+  expect_contiguous(kept[3], "the sum of directions", {mixer.channels, mixer.batch, mixer.steps});
+  return {kept[0], kept[1], kept[2], kept[3], mixer.packed(kept[4], kept[5])};
+}
+
+Tensor new_floats(const Tensor& like, const Shape& shape) {
+  return new_empty(like, {shape.data(), shape.size()}, ScalarType::Float);
+}
+
+// Backward, part by part from the last: each takes the gradient of what forward's part makes. The
+// gradients of parameters are float32 sums over tokens.
+struct OutputGradients {
+  Tensor y, out_proj;
+};
+// Of the gate and out_proj; fills grad_z.
+OutputGradients output_gradients(const Mixer& mixer, const Kept& kept, const Tensor& grad_rows,
+                                 const Tensor& grad_z, double scale, void* stream) {
+  const Tensor grad_gated = new_empty(grad_rows, {mixer.channels, mixer.tokens()});
+  const Tensor grad_y = empty_like(grad_gated), gated = empty_like(grad_gated);
+  multiply_into(grad_gated, transposed(kept.packed.out_proj), transposed(grad_rows));
+  const Tensor z = mixer.half(kept.xz, 1);
+  GateBackward g{};
+  g.storage = storage_of(z), g.count = z.numel(), g.scale = static_cast<float>(scale);
+  g.grad_out = grad_gated.data_ptr(), g.sum = kept.sum.data_ptr(), g.z = z.data_ptr();
+  g.grad_y = grad_y.data_ptr(), g.grad_z = grad_z.data_ptr(), g.out = gated.data_ptr();
+  gate_backward(g, stream);
+  const Tensor grad_out_proj = new_floats(grad_rows, {mixer.outer, mixer.channels});
+  multiply_into(grad_out_proj, transposed(grad_rows), transposed(gated));
+  return {grad_y, grad_out_proj};
+}
+
+// Of u and dt_B_C what comes through the scan alone, of dt_B_C therefore its B and C.
+struct ScanGradients {
+  Tensor u, delta, dt_B_C, A, D, dt_bias;
+};
+ScanGradients scan_gradients(const Mixer& mixer, const Kept& kept, const Tensor& u,
+                             const Tensor& grad_y, int64_t method) {
+  const int64_t directions = mixer.directions, channels = mixer.channels, tokens = mixer.tokens();
+  const Tensor delta = step_sizes(mixer, kept.dt_B_C, kept.packed);
+  const Scan scan(mixer, kept.packed, u, delta, kept.dt_B_C);
+  ScanGradients grads{new_empty(u, {directions, channels, tokens}),
+                      new_empty(u, {directions, channels, tokens}),
+                      new_empty(u, {directions, mixer.rows(), tokens}),
+                      empty_like(kept.packed.A),
+                      new_floats(u, {directions, channels}),
+                      new_floats(u, {directions, channels})};
+  const Gradients per_direction{mixer.per_direction(grads.u, directions),
+                                mixer.per_direction(grads.delta, directions),
+                                grads.A,
+                                mixer.state_matrix(grads.dt_B_C, 0),
+                                mixer.state_matrix(grads.dt_B_C, 1),
+                                grads.D,
+                                grads.D,  // in the place of the gate's, which there is none of
+                                grads.dt_bias};
+  scan_backward_into(per_direction, mixer.per_direction(grad_y, 1), std::nullopt, kept.edges,
+                     scan.inputs(kept.packed, method, mixer.reverse));
+  if (mixer.sets < directions) {
+    for (Tensor* t : {&grads.u, &grads.delta, &grads.dt_B_C, &grads.D, &grads.dt_bias})
+      *t = sum_over(*t, 0, true, t->scalar_type());
+  }
+  return grads;
+}
+
+// One product for all sets of parameters, of which only the blocks where a set meets itself count:
+// sums over so many tokens are faster split, as products are and batches of them are not.
+struct ProjectionGradients {
+  Tensor x_proj, dt_proj;
+};
+// Completes those of dt_B_C and u in `grads`.
+ProjectionGradients projection_gradients(const Mixer& mixer, const Kept& kept, const Tensor& u,
+                                         const ScanGradients& grads) {
+  const int64_t rows = mixer.sets * mixer.rows(), channels = mixer.sets * mixer.channels;
+  const auto flat = [&](const Tensor& t, int64_t count) {
+    return contiguous_view(t, {count, mixer.tokens()});
+  };
+  multiply_into(mixer.steps_of(grads.dt_B_C), transposed(kept.packed.dt_proj), grads.delta);
+  const Tensor grad_dt_proj = new_floats(u, {channels, rows});
+  multiply_into(grad_dt_proj, flat(grads.delta, channels), transposed(flat(kept.dt_B_C, rows)));
+  const Tensor grad_x_proj = new_floats(u, {rows, channels});
+  multiply_into(grad_x_proj, flat(grads.dt_B_C, rows), transposed(flat(u, channels)));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_baddbmm_out(grads.u.get(), grads.u.get(),
+                                                     transposed(kept.packed.x_proj).get(),
+                                                     grads.dt_B_C.get(), 1.0, 1.0));
+  return {grad_x_proj, grad_dt_proj};
+}
+
+struct ConvolutionGradients {
+  Tensor weight, bias;
+};
+// Fills grad_x, of the half of xz.
+ConvolutionGradients convolution_gradients(const Mixer& mixer, const Kept& kept,
+                                           const Tensor& grad_u, const Tensor& grad_x,
+                                           void* stream) {
+  const Tensor weight = new_floats(grad_u, {mixer.sets, mixer.channels, mixer.taps});
+  const Tensor bias = new_floats(grad_u, {mixer.sets, mixer.channels});
+  ConvolutionBackward c{};
+  c.forward = mixer.convolution(mixer.half(kept.xz, 0), kept.packed);
+  c.grad_u = grad_u.data_ptr();
+  c.grad_x = grad_x.data_ptr(), c.grad_x_row = mixer.tokens();
+  c.grad_weight = floats_of(weight), c.grad_bias = floats_of(bias);
+  convolve_backward(c, stream);
+  return {weight, bias};
+}
+
+struct InputGradients {
+  Tensor x, in_proj;
+};
+InputGradients input_gradients(const Mixer& mixer, const Kept& kept, const Tensor& x,
+                               const Tensor& grad_xz) {
+  const Shape rows{mixer.tokens(), mixer.outer};
+  const Tensor grad_in_proj = new_floats(x, {2 * mixer.channels, mixer.outer});
+  const Tensor grad_x = empty_like(x);
+  multiply_into(grad_in_proj, grad_xz, contiguous_view(x, rows));
+  multiply_into(contiguous_view(grad_x, rows), transposed(grad_xz), kept.packed.in_proj);
+  return {grad_x, grad_in_proj};
+}
+
+// The results of backward: gradients of parameters in their own dtypes, from float32 sums that the
+// caller keeps, all in one launch.
+class Results {
  public:
-  // Of a parameter whose gradient is in `source` from an entry on, in rows that are so far apart.
-  void add(const Tensor& parameter, const Tensor& source, int64_t offset = 0,
-           int64_t source_row = 0) {
-    Conversion c = place(parameter);
-    c.from = floats_of(source) + offset;
-    if (source_row) {
-      c.rows = int(parameter.size(0)), c.columns = int(parameter.size(1));
-      c.from_row = int(source_row);
+  // What is in its dtype already.
+  void add_done(const Tensor& gradient) { gradients_.push_back(gradient); }
+  void add_matrix(const Tensor& parameter, const Tensor& sum) {
+    if (parameter.scalar_type() == ScalarType::Float) add_done(sum);
+    else add(parameter, sum);
+  }
+  // Of a bias, or an empty tensor where there is none: the sum of `gradient` over a dimension.
+  void add_bias(const MaybeTensor& bias, const Tensor& gradient, int64_t dim) {
+    if (!bias) return add_done(new_empty(gradient, {0}));
+    bias_sums_.push_back(sum_over(gradient, dim, false, ScalarType::Float));
+    add(*bias, bias_sums_.back());
+  }
+  void add_each(const Tensors& parameters, const Tensor& sums) {
+    for (size_t k = 0; k < parameters.size(); ++k) add(parameters[k], select(sums, int64_t(k)));
+  }
+  // Of matrices inside of the blocks on the diagonal of `sums`, each from an entry of its block on.
+  void add_blocks(const Tensors& parameters, const Tensor& sums, int64_t row, int64_t column) {
+    const int64_t count = int64_t(parameters.size());
+    const int64_t rows = sums.size(0) / count, columns = sums.size(1) / count;
+    for (int64_t k = 0; k < count; ++k) {
+      Conversion c = place(parameters[k], sums);
+      c.from = floats_of(sums) + (k * rows + row) * sums.size(1) + k * columns + column;
+      c.from_row = int(sums.size(1));
+      c.rows = int(parameters[k].size(0)), c.columns = int(parameters[k].size(1));
+      vim_mm::add(all_, c);
     }
-    vim_mm::add(all_, c);
   }
   // Of A_log: A is its own derivative by it.
-  void add_logarithm(const Tensor& parameter, const Tensor& source, const Tensor& A) {
-    Conversion c = place(parameter);
-    c.from = floats_of(source), c.factor = floats_of(A), c.function = Conversion::product;
-    vim_mm::add(all_, c);
+  void add_logarithms(const Tensors& parameters, const Tensor& sums, const Tensor& A) {
+    for (size_t k = 0; k < parameters.size(); ++k) {
+      Conversion c = place(parameters[k], select(sums, int64_t(k)));
+      c.factor = floats_of(select(A, int64_t(k))), c.function = Conversion::product;
+      vim_mm::add(all_, c);
+    }
   }
-  // Of a parameter that has one already, or an empty tensor of its own where there is none.
-  void add_done(const Tensor& gradient) { gradients_.push_back(gradient); }
   Tensors finish(void* stream) {
     convert(all_, stream);
     return std::move(gradients_);
   }
 
  private:
-  Conversion place(const Tensor& parameter) {
+  Conversion place(const Tensor& parameter, const Tensor& sum) {
     gradients_.push_back(empty_like(parameter));
     Conversion c = conversion(parameter, gradients_.back());
-    c.from_storage = Storage::float32;  // that of the sums, whatever the parameter's
+    c.from = sum.data_ptr(), c.from_storage = Storage::float32;
     return c;
   }
+  void add(const Tensor& parameter, const Tensor& sum) { vim_mm::add(all_, place(parameter, sum)); }
 
   Conversions all_;
-  Tensors gradients_;
+  Tensors gradients_, bias_sums_;
 };
 
-Tensors mixer_bwd(const Tensor& grad_out, const Tensor& x, const Tensors& kept,
+Tensors mixer_bwd(const Tensor& grad_out, const Tensor& x, const Tensors& kept_tensors,
                   const Tensor& in_proj, const MaybeTensor& in_bias, const Tensor& out_proj,
                   const MaybeTensor& out_bias, const Tensors& conv, const Tensors& conv_bias,
                   const Tensors& x_proj, const Tensors& dt_proj, const Tensors& dt_bias,
@@ -425,122 +568,36 @@ Tensors mixer_bwd(const Tensor& grad_out, const Tensor& x, const Tensors& kept,
                      x_proj,  dt_proj, dt_bias,  D,        A_log};
   const Mixer mixer(x, p, reverse);
   const DeviceGuard guard(x.get_device_index());
-  const int64_t tokens = mixer.tokens(), channels = mixer.channels, sets = mixer.sets;
-  const int64_t directions = mixer.directions, outer = mixer.outer, batch = mixer.batch;
-  const int64_t steps = mixer.steps;
   void* const stream = current_stream(x);
   expect_contiguous(grad_out, "grad_out", x.sizes());
   expect_type(grad_out, "grad_out", {x.scalar_type()});
-  STD_TORCH_CHECK(kept.size() == 6, "vim_mm: expected what the mixer's forward kept");
-  const Tensor &xz = kept[0], &dt_B_C = kept[1], &edges = kept[2], &sum = kept[3];
-  expect_contiguous(xz, "xz", {2 * channels, tokens});
-  expect_contiguous(dt_B_C, "dt_B_C", {sets, mixer.rows(), tokens});
-  expect_contiguous(sum, "the sum of directions", {channels, batch, steps});
-  const Packed packed = mixer.packed(kept[4], kept[5]);
-  const auto floats = [&](const Shape& shape) {
-    return new_empty(x, {shape.data(), shape.size()}, ScalarType::Float);
-  };
+  const Kept kept = unpack(mixer, kept_tensors);
 
-  // out_proj and the gate.
-  const Tensor grad_rows = contiguous_view(grad_out, {tokens, outer});
-  const Tensor grad_gated = new_empty(x, {channels, tokens}), grad_y = empty_like(grad_gated);
-  const Tensor grad_xz = empty_like(xz), gated = empty_like(grad_gated);
-  multiply_into(grad_gated, transposed(packed.out_proj), transposed(grad_rows));
-  const Tensor z = mixer.half(xz, 1), grad_z = mixer.half(grad_xz, 1);
-  GateBackward g{};
-  g.storage = storage_of(z), g.count = z.numel(), g.scale = static_cast<float>(scale);
-  g.grad_out = grad_gated.data_ptr(), g.sum = sum.data_ptr(), g.z = z.data_ptr();
-  g.grad_y = grad_y.data_ptr(), g.grad_z = grad_z.data_ptr(), g.out = gated.data_ptr();
-  gate_backward(g, stream);
-  const Tensor grad_out_proj = floats({outer, channels});
-  multiply_into(grad_out_proj, transposed(grad_rows), transposed(gated));
+  const Tensor grad_rows = contiguous_view(grad_out, {mixer.tokens(), mixer.outer});
+  const Tensor grad_xz = empty_like(kept.xz);
+  const OutputGradients output =
+      output_gradients(mixer, kept, grad_rows, mixer.half(grad_xz, 1), scale, stream);
+  const Tensor u = convolve_rows(mixer, kept.xz, kept.packed, stream);
+  const ScanGradients scan = scan_gradients(mixer, kept, u, output.y, method);
+  const ProjectionGradients projections = projection_gradients(mixer, kept, u, scan);
+  const ConvolutionGradients convolution =
+      convolution_gradients(mixer, kept, scan.u, mixer.half(grad_xz, 0), stream);
+  const InputGradients input = input_gradients(mixer, kept, x, grad_xz);
 
-  // The scan, all of whose gradients are per direction.
-  const Tensor u = convolve_rows(mixer, xz, packed, reverse, stream);
-  const Tensor delta = step_sizes(mixer, dt_B_C, packed);
-  Tensor grad_u = new_empty(x, {directions, channels, tokens}), grad_delta = empty_like(grad_u);
-  Tensor grad_dt_B_C = new_empty(x, {directions, mixer.rows(), tokens});
-  const Tensor grad_A = empty_like(packed.A);
-  Tensor grad_D = floats({directions, channels}), grad_dt_bias = floats({directions, channels});
-  const Scan scan(mixer, packed, u, delta, dt_B_C);
-  const Gradients grads{mixer.per_direction(grad_u, directions),
-                        mixer.per_direction(grad_delta, directions),
-                        grad_A,
-                        mixer.state_matrix(grad_dt_B_C, 0),
-                        mixer.state_matrix(grad_dt_B_C, 1),
-                        grad_D,
-                        grad_D,  // in the place of the gate's, which there is none of
-                        grad_dt_bias};
-  scan_backward_into(grads, mixer.per_direction(grad_y, 1), std::nullopt, edges,
-                     scan.inputs(packed, method, reverse));
-  if (sets < directions) {
-    for (Tensor* t : {&grad_u, &grad_delta, &grad_dt_B_C, &grad_D, &grad_dt_bias})
-      *t = sum_over(*t, 0, true, t->scalar_type());
-  }
-
-  // dt_proj, x_proj and the convolution.
-  multiply_into(mixer.steps_of(grad_dt_B_C), transposed(packed.dt_proj), grad_delta);
-  // One product for all sets of parameters, of which only the blocks where a set meets itself count:
-  // sums over so many tokens are faster split, as products are and batches of them are not.
-  const int64_t all_rows = sets * mixer.rows(), all_channels = sets * channels;
-  const auto flat = [&](const Tensor& t, int64_t count) {
-    return contiguous_view(t, {count, tokens});
-  };
-  const Tensor grad_dt_proj = floats({all_channels, all_rows});
-  multiply_into(grad_dt_proj, flat(grad_delta, all_channels), transposed(flat(dt_B_C, all_rows)));
-  const Tensor grad_x_proj = floats({all_rows, all_channels});
-  multiply_into(grad_x_proj, flat(grad_dt_B_C, all_rows), transposed(flat(u, all_channels)));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_baddbmm_out(
-      grad_u.get(), grad_u.get(), transposed(packed.x_proj).get(), grad_dt_B_C.get(), 1.0, 1.0));
-  const Tensor grad_conv = floats({sets, channels, mixer.taps});
-  const Tensor grad_conv_bias = floats({sets, channels});
-  ConvolutionBackward c{};
-  c.forward = mixer.convolution(mixer.half(xz, 0), packed, reverse);
-  c.grad_u = grad_u.data_ptr();
-  c.grad_x = mixer.half(grad_xz, 0).data_ptr(), c.grad_x_row = tokens;
-  c.grad_weight = floats_of(grad_conv), c.grad_bias = floats_of(grad_conv_bias);
-  convolve_backward(c, stream);
-
-  // in_proj.
-  const Tensor grad_in_proj = floats({2 * channels, outer}), grad_x = empty_like(x);
-  multiply_into(grad_in_proj, grad_xz, contiguous_view(x, {tokens, outer}));
-  multiply_into(contiguous_view(grad_x, {tokens, outer}), transposed(grad_xz), packed.in_proj);
-
-  ParameterGradients result;
-  // A bias' gradient lives here until it is converted.
-  MaybeTensor in_sum, out_sum;
-  if (in_bias) in_sum = sum_over(grad_xz, 1, false, ScalarType::Float);
-  if (out_bias) out_sum = sum_over(grad_rows, 0, false, ScalarType::Float);
-  const auto add_matrix = [&](const Tensor& parameter, const Tensor& gradient) {
-    if (parameter.scalar_type() == ScalarType::Float) result.add_done(gradient);
-    else result.add(parameter, gradient);
-  };
-  result.add_done(grad_x);
-  add_matrix(in_proj, grad_in_proj);
-  if (in_bias) result.add(*in_bias, *in_sum);
-  else result.add_done(new_empty(x, {0}));
-  add_matrix(out_proj, grad_out_proj);
-  if (out_bias) result.add(*out_bias, *out_sum);
-  else result.add_done(new_empty(x, {0}));
-  const auto add_each = [&](const Tensors& parameters, const Tensor& stack) {
-    for (size_t k = 0; k < parameters.size(); ++k)
-      result.add(parameters[k], select(stack, int64_t(k)));
-  };
-  add_each(conv, grad_conv);
-  add_each(conv_bias, grad_conv_bias);
-  for (int64_t k = 0; k < sets; ++k) {
-    const int64_t row = k * mixer.rows() + mixer.padding();
-    result.add(x_proj[k], grad_x_proj, row * all_channels + k * channels, all_channels);
-  }
-  for (int64_t k = 0; k < sets; ++k) {
-    const int64_t column = k * mixer.rows() + mixer.padding();
-    result.add(dt_proj[k], grad_dt_proj, k * channels * all_rows + column, all_rows);
-  }
-  add_each(dt_bias, grad_dt_bias);
-  add_each(D, grad_D);
-  for (int64_t k = 0; k < directions; ++k)
-    result.add_logarithm(A_log[k], select(grad_A, k), select(packed.A, k));
-  return result.finish(stream);
+  Results results;
+  results.add_done(input.x);
+  results.add_matrix(in_proj, input.in_proj);
+  results.add_bias(in_bias, grad_xz, 1);
+  results.add_matrix(out_proj, output.out_proj);
+  results.add_bias(out_bias, grad_rows, 0);
+  results.add_each(conv, convolution.weight);
+  results.add_each(conv_bias, convolution.bias);
+  results.add_blocks(x_proj, projections.x_proj, mixer.padding(), 0);
+  results.add_blocks(dt_proj, projections.dt_proj, 0, mixer.padding());
+  results.add_each(dt_bias, scan.dt_bias);
+  results.add_each(D, scan.D);
+  results.add_logarithms(A_log, scan.A, kept.packed.A);
+  return results.finish(stream);
 }
 
 }  // namespace

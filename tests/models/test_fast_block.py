@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch._dynamo
 
+from tests.graphs import assert_replays_eager_bits
 from tests.models.plain_operators import fast_block_on_cpu
 from tests.models.small import compute_gradients, images, scramble, small_backbone
 from vim_mm.models import Mamba
@@ -280,19 +281,7 @@ class TestOnCuda:
                 return [out]
             return [out.detach(), *torch.autograd.grad(out.float().sum(), list(model.parameters()))]
 
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            run()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = run()
-        for _ in range(2):
-            x.normal_()
-            graph.replay()
-            for value, truth in zip(captured, run(), strict=True):
-                assert torch.equal(value, truth)
+        assert_replays_eager_bits(run, x)
 
     def test_graph_of_the_documentation(self):
         """docs/kernels.md to the letter: nothing that the graph reads is freed behind it."""

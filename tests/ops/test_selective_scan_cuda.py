@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from tests.graphs import assert_replays_eager_bits
 from tests.ops import golden
 from tests.ops.inputs import (
     grouped_inputs,
@@ -403,19 +404,7 @@ class TestUnderTorch:
             out = cuda_scan(**inputs, **options)
             return (out.detach(), *torch.autograd.grad(out.square().sum(), list(inputs.values())))
 
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            run()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = run()
-        for _ in range(2):
-            with torch.no_grad():
-                inputs['u'].normal_()
-            graph.replay()
-            for value, truth in zip(captured, run(), strict=True):
-                assert torch.equal(value, truth)
+        assert_replays_eager_bits(run, inputs['u'])
 
     def test_current_stream(self):
         """Enqueued behind slow work of the same stream, not beside it."""

@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 
+from vim_mm.analysis.arguments import add_run_arguments
 from vim_mm.analysis.backbones import (
     MODES,
     PEERS,
@@ -296,14 +297,8 @@ def parse_args() -> argparse.Namespace:
         '--dtype', choices=[name for name in DTYPES if name != 'fp64'], default='bf16',
         help='of autocast; fp32 is without',
     )  # fmt: skip
-    parser.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')
-    parser.add_argument('--threads', type=int, default=torch.get_num_threads(), help='of the CPU')
-    parser.add_argument('--n_trials', type=int, default=20)
+    add_run_arguments(parser)
     parser.add_argument('--seconds', type=float, default=10.0, help='limit on timing one record')
-    parser.add_argument('--out', type=pathlib.Path, help='write every figure as JSON to this file')
-    parser.add_argument(
-        '--markdown', type=pathlib.Path, help='write the tables to this file as well'
-    )
     parser.add_argument('--picture', type=pathlib.Path, help='draw the sweep into this file')
     args = parser.parse_args()
     args.sizes = [*dict.fromkeys(size for sizes in args.images for size in sizes)]

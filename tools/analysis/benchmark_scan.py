@@ -19,7 +19,6 @@ Markdown go to the terminal, progress to its error output.
 import argparse
 import json
 import math
-import pathlib
 import sys
 from functools import partial
 from itertools import product
@@ -28,6 +27,7 @@ from typing import Any
 
 import torch
 
+from vim_mm.analysis.arguments import add_run_arguments
 from vim_mm.analysis.floors import Card
 from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
 from vim_mm.analysis.peers import Peer, installed_peers, peer_version
@@ -224,13 +224,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--backends', nargs='+', choices=['kernel', 'reference'], default=['kernel']
     )
-    parser.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')
-    parser.add_argument('--threads', type=int, default=torch.get_num_threads(), help='of the CPU')
-    parser.add_argument('--n_trials', type=int, default=20)
-    parser.add_argument('--out', type=pathlib.Path, help='write every figure as JSON to this file')
-    parser.add_argument(
-        '--markdown', type=pathlib.Path, help='write the tables to this file as well'
-    )
+    add_run_arguments(parser)
     return parser.parse_args()
 
 
