@@ -37,10 +37,6 @@ struct Derivatives {
   V a_bar_z, beta_dt, beta_a;
 };
 
-// What is known of |z| when code is compiled: at most phi_radius, more than that, or nothing. Of what follows
-// only Psi makes use of it.
-enum class Range { anywhere, near, far };
-
 // Of methods whose beta is dt times a function of z: that function and its derivative.
 template <class V>
 struct Scale {
@@ -52,7 +48,7 @@ struct Scale {
 // phi_k = z phi_(k+1) + 1/k! downwards; elsewhere from e^z and psi_k = (psi_(k-1) - dt^(k-1)/(k-1)!) / a
 // upwards, which the compiler turns into products with one 1/a for all steps. Where the two meet each
 // costs a few ulps; what is not used of either may be infinite.
-template <int K, Range range, class V>
+template <int K, class V>
 struct Psi {
   using S = ScalarOf<V>;
   using R = RealOf<V>;
@@ -85,7 +81,7 @@ struct Psi {
       if (!low.empty) low.value = dt * low.value;
       high.add(weight[k], psi[k]);
     }
-    return choose(low.value, high.value);
+    return select(near, low.value, high.value);
   }
   // The sum of weight[k] d psi_k / da: dt^(k+1) phi_k' near 0, elsewhere (dt psi_(k-1) - k psi_k) / a.
   VIM_MM_INLINE V sum_by_a(const S (&weight)[K + 1]) const {
@@ -95,15 +91,10 @@ struct Psi {
       if (!low.empty) low.value = dt * low.value;
       high.add(weight[k], dt * psi[k - 1] - V(S(k)) * psi[k]);
     }
-    return choose(dt * low.value, high.value * inverse);
+    return select(near, dt * low.value, high.value * inverse);
   }
 
  private:
-  VIM_MM_INLINE V choose(V low, V high) const {
-    if constexpr (range == Range::near) return low;
-    if constexpr (range == Range::far) return high;
-    return select(near, low, high);
-  }
   // Weights are constants: what they make 0 or 1 costs nothing.
   struct Sum {
     V value;
@@ -117,42 +108,42 @@ struct Psi {
   };
 };
 
-// `ranged`: Range makes a difference. `causal`: scanned in one direction. `exponential`: a_bar = e^z, so that several steps together
+// `psi`: beta is made of psi functions. `causal`: scanned in one direction. `exponential`: a_bar = e^z, so that several steps together
 // have that of the sum of their dt. `beta_is_step`: beta = dt, the same for all states. `scaled`: beta = dt
 // times a function of z, which is in `scale`.
 // `derivatives` takes what `coefficients` gave.
 struct Zoh {
-  static constexpr bool ranged = false, causal = true, exponential = true, beta_is_step = true,
+  static constexpr bool psi = false, causal = true, exponential = true, beta_is_step = true,
                         scaled = true;
-  template <Range range = Range::anywhere, class V>
+  template <class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     return {exp_of_product(dt, a), V(dt)};
   }
-  template <Range range = Range::anywhere, class V>
+  template <class V>
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
     return {k.a_bar, V(ScalarOf<V>(1)), V(ScalarOf<V>(0))};
   }
 };
 
 struct Foh {
-  static constexpr bool ranged = true, causal = true, exponential = true, beta_is_step = false,
+  static constexpr bool psi = true, causal = true, exponential = true, beta_is_step = false,
                         scaled = false;
-  template <Range range = Range::anywhere, class V>
+  template <class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     const V e = exp_of_product(dt, a);
-    return {e, Psi<2, range, V>(dt, a, e).sum({0, 0, 1})};
+    return {e, Psi<2, V>(dt, a, e).sum({0, 0, 1})};
   }
-  template <Range range = Range::anywhere, class V>
+  template <class V>
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
-    const Psi<2, range, V> psi(dt, a, k.a_bar);
+    const Psi<2, V> psi(dt, a, k.a_bar);
     return {k.a_bar, psi.sum({0, 1, 0}), psi.sum_by_a({0, 0, 1})};
   }
 };
 
 struct Bilinear {
-  static constexpr bool ranged = false, causal = true, exponential = false, beta_is_step = false,
+  static constexpr bool psi = false, causal = true, exponential = false, beta_is_step = false,
                         scaled = true;
-  template <Range range = Range::anywhere, class V>
+  template <class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     using S = ScalarOf<V>;
     const V half_z = V(S(0.5)) * (dt * a);
@@ -165,7 +156,7 @@ struct Bilinear {
     const V q = reciprocal(V(S(1)) - V(S(0.5)) * (dt * a));
     return {q, V(S(0.5)) * (q * q)};
   }
-  template <Range range = Range::anywhere, class V>
+  template <class V>
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
     using S = ScalarOf<V>;
     const V q = reciprocal(V(S(1)) - V(S(0.5)) * (dt * a));
@@ -175,39 +166,39 @@ struct Bilinear {
 };
 
 struct Poly {
-  static constexpr bool ranged = true, causal = false, exponential = true, beta_is_step = false,
+  static constexpr bool psi = true, causal = false, exponential = true, beta_is_step = false,
                         scaled = false;
-  template <Range range = Range::anywhere, class V>
+  template <class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     const V e = exp_of_product(dt, a);
-    return {e, Psi<2, range, V>(dt, a, e).sum({0, 1, 0.5})};
+    return {e, Psi<2, V>(dt, a, e).sum({0, 1, 0.5})};
   }
-  template <Range range = Range::anywhere, class V>
+  template <class V>
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
-    const Psi<2, range, V> psi(dt, a, k.a_bar);
+    const Psi<2, V> psi(dt, a, k.a_bar);
     return {k.a_bar, k.a_bar + psi.sum({0, 0.5, 0}), psi.sum_by_a({0, 1, 0.5})};
   }
 };
 
 struct HighOrder {
-  static constexpr bool ranged = true, causal = true, exponential = true, beta_is_step = false,
+  static constexpr bool psi = true, causal = true, exponential = true, beta_is_step = false,
                         scaled = false;
-  template <Range range = Range::anywhere, class V>
+  template <class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     const V e = exp_of_product(dt, a);
-    return {e, Psi<3, range, V>(dt, a, e).sum({0, 1, 1, 0.5})};
+    return {e, Psi<3, V>(dt, a, e).sum({0, 1, 1, 0.5})};
   }
-  template <Range range = Range::anywhere, class V>
+  template <class V>
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
-    const Psi<3, range, V> psi(dt, a, k.a_bar);
+    const Psi<3, V> psi(dt, a, k.a_bar);
     return {k.a_bar, k.a_bar + psi.sum({0, 1, 0.5, 0}), psi.sum_by_a({0, 1, 1, 0.5})};
   }
 };
 
 struct Rk4 {
-  static constexpr bool ranged = false, causal = true, exponential = true, beta_is_step = false,
+  static constexpr bool psi = false, causal = true, exponential = true, beta_is_step = false,
                         scaled = true;
-  template <Range range = Range::anywhere, class V>
+  template <class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     return {exp_of_product(dt, a), dt * scale(dt, a).value};
   }
@@ -219,7 +210,7 @@ struct Rk4 {
     return {V(S(1)) + z * (V(S(0.5)) + z * inner),
             V(S(0.5)) + z * (V(S(1) / S(3)) + z * V(S(0.125)))};
   }
-  template <Range range = Range::anywhere, class V>
+  template <class V>
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
     using S = ScalarOf<V>;
     const V z = dt * a;

@@ -397,20 +397,16 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
 #pragma unroll
       for (int j = 0; j < together; ++j) {
         const MarchStride<Shape>& at = inputs[j];
-        const float2 dt_range = magnitudes_of(at.dt);
         OutputSums sums;
 #pragma unroll
         for (int m = 0; m < Shape::states; ++m) {
           float x[kStride];
-          with_range<Method>(dt_range.x, dt_range.y, of.a[m], [&](auto range) {
 #pragma unroll
-            for (int i = 0; i < kStride; ++i) {
-              const auto k =
-                  Method::template coefficients<decltype(range)::value>(at.dt[i], of.a[m]);
-              of.x[m] = k.a_bar * of.x[m] + input_of<Method>(at.drive[i], k, at.b[m][i]);
-              x[i] = of.x[m];
-            }
-          });
+          for (int i = 0; i < kStride; ++i) {
+            const Coefficients<float> k = Method::coefficients(at.dt[i], of.a[m]);
+            of.x[m] = k.a_bar * of.x[m] + input_of<Method>(at.drive[i], k, at.b[m][i]);
+            x[i] = of.x[m];
+          }
           sums.template add<sum_kind>(x, at.c[m]);
         }
         sum[j] = sums.of(lane.column);
@@ -529,15 +525,12 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
             factor[m] = Method::coefficients(dt[i], of.a[m]).a_bar;
           }
         } else {
-          const float2 dt_range = magnitudes_of(dt);
-          with_range<Method>(dt_range.x, dt_range.y, of.a[m], [&](auto range) {
 #pragma unroll
-            for (int j = 0; j < kStride; ++j) {
-              const int i = Ascending ? j : kStride - 1 - j;
-              const auto k = Method::template coefficients<decltype(range)::value>(dt[i], of.a[m]);
-              of.x[m] = k.a_bar * of.x[m] + input_of<Method>(drive[i], k, entry[i]);
-            }
-          });
+          for (int j = 0; j < kStride; ++j) {
+            const int i = Ascending ? j : kStride - 1 - j;
+            const Coefficients<float> k = Method::coefficients(dt[i], of.a[m]);
+            of.x[m] = k.a_bar * of.x[m] + input_of<Method>(drive[i], k, entry[i]);
+          }
         }
       }
     }

@@ -48,11 +48,11 @@ void dispatch_layout(const ScanArguments& scan, Layout layout, const F& f) {
 // fewer instructions, and registers for methods that need them.
 template <class Method, Layout layout, class F>
 void choose_march(const ScanArguments& scan, const F& f) {
-  constexpr bool roomy = layout == Layout::single || Method::ranged;
-  if (rows_of(scan) < 2048) return f(MarchShape<1, 1, 4, 2, Method::ranged ? 1 : 4, 2>());
+  constexpr bool roomy = layout == Layout::single || Method::psi;
+  if (rows_of(scan) < 2048) return f(MarchShape<1, 1, 4, 2, 4, 2>());
   if (rows_of(scan) < 4096 || scan.channels <= 8)
-    return f(MarchShape<1, 1, 4, roomy ? 3 : 4, Method::ranged ? 1 : 2, 1>());
-  f(MarchShape<2, 2, 4, roomy ? 2 : 3, Method::ranged ? 1 : 2, 1>());
+    return f(MarchShape<1, 1, 4, roomy ? 3 : 4, 2, 1>());
+  f(MarchShape<2, 2, 4, roomy ? 2 : 3, 2, 1>());
 }
 
 // Few rows want many segments side by side, so that all multiprocessors have work.

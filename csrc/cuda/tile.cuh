@@ -14,8 +14,6 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <type_traits>
-
 #include "../discretization.h"
 #include "kernels.h"
 
@@ -302,37 +300,6 @@ __device__ __forceinline__ E input_of(float drive, const Coefficients<E>& k, E b
 __device__ __forceinline__ float step_size(float raw_delta, float bias, bool with_softplus) {
   const float x = raw_delta + bias, y = softplus(x);
   return with_softplus ? y : x;
-}
-
-// The least and the largest magnitude, for `with_range`; unused, and no work, where it does not matter.
-template <int Steps>
-__device__ __forceinline__ float2 magnitudes_of(const float (&dt)[Steps]) {
-  float2 range = make_float2(magnitude(dt[0]), magnitude(dt[0]));
-#pragma unroll
-  for (int i = 1; i < Steps; ++i) {
-    range.x = fminf(range.x, magnitude(dt[i]));
-    range.y = fmaxf(range.y, magnitude(dt[i]));
-  }
-  return range;
-}
-// Calls f with what is known of |dt a|, a constant, where dt is between the two in magnitude. The lanes of a
-// warp decide together, and branches spare them the form that none of them needs.
-template <class Method, class F>
-__device__ __forceinline__ void with_range(float least_dt, float most_dt, float a, const F& f) {
-  using std::integral_constant;
-  constexpr float radius = Precision<float>::phi_radius;
-  constexpr unsigned warp = 0xffffffffu;
-  if constexpr (Method::ranged) {
-    if (__all_sync(warp, most_dt * magnitude(a) <= radius))
-      return f(integral_constant<Range, Range::near>());
-    if (__all_sync(warp, least_dt * magnitude(a) > radius))
-      return f(integral_constant<Range, Range::far>());
-  }
-  f(integral_constant<Range, Range::anywhere>());
-}
-template <class Method, class F>
-__device__ __forceinline__ void with_range(float, float, Complex<float>, const F& f) {
-  f(std::integral_constant<Range, Range::anywhere>());
 }
 
 template <int Steps>
