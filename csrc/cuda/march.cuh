@@ -18,6 +18,7 @@ constexpr int kStride = 8;  // steps that a lane has in registers at once
 // store. `Strides`: how many of them a lane takes together. `Ahead`: windows on their way from memory.
 template <int States, int Octets, int RowWarps, int MinBlocks, int Strides, int Ahead>
 struct MarchShape {
+  static constexpr bool marches = true;
   static constexpr int states = States, min_blocks = MinBlocks, strides = Strides, ahead = Ahead;
   static constexpr int parts = kStateTile / (4 * States);  // warps that share eight channels
   static constexpr int channels = 8 * Octets, window = kChunk;

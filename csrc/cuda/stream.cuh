@@ -46,9 +46,9 @@ __device__ __forceinline__ void specialize(Storage storage, bool reverse, const 
 template <int Rows, class Shape, Layout layout>
 struct Slots {
   static constexpr int entries = Rows * Shape::window / Shape::threads;
-  static constexpr int width = layout == Layout::any ? 1 : entries < kQuad ? entries : kQuad;
+  static constexpr int width = layout == Layout::any ? 1 : kQuad;
   static constexpr int count = entries / width, per_row = Shape::window / width;
-  static_assert(entries > 0 && Shape::threads % per_row == 0, "uneven tiles");
+  static_assert(entries >= width && Shape::threads % per_row == 0, "uneven tiles");
   bool along_rows, reverse;
 
   __device__ __forceinline__ Slots(const View& v, const Work& work)
@@ -263,8 +263,6 @@ __device__ __forceinline__ void put(Tile& tile, const Slots<Rows, Shape, layout>
   V* const to = tile.at(slots.row(k), slots.step(k));
   if constexpr (sizeof(V) == 4 && width == 4)
     *reinterpret_cast<float4*>(to) = make_float4(values[0], values[1], values[2], values[3]);
-  else if constexpr (sizeof(V) == 4 && width == 2)
-    *reinterpret_cast<float2*>(to) = make_float2(values[0], values[1]);
   else
 #pragma unroll
     for (int i = 0; i < width; ++i) to[i] = values[i];

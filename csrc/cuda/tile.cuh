@@ -26,6 +26,7 @@ constexpr int kStateTile = 16;  // states whose B and C are in shared memory at 
 // `Sets`: how many times as many channels as a warp has lanes for come into shared memory at once.
 template <int Segments, int Steps, int Warps, int MinBlocks = 1, int Sets = 1>
 struct Shape {
+  static constexpr bool marches = false;
   static constexpr int segments = Segments, steps = Steps, warps = Warps, sets = Sets;
   static constexpr int min_blocks = MinBlocks;  // per multiprocessor: a bound on registers
   static constexpr int threads = 32 * Warps, window = Segments * Steps;
@@ -46,7 +47,7 @@ __device__ __forceinline__ int segment_of_lane() {
 // One value for each channel and step of a window, by segments. Eight lanes at a time read or write
 // 16 bytes each: in the scan those of neighbouring channels, then of the next segments, in loads and
 // stores eight in a row. The gaps put both kinds of eight on different banks, but for loads and stores
-// with 1 or 16 segments of 16 steps, two of which share one.
+// with 16 segments of 16 steps, two of which share one.
 template <class Shape>
 struct RowTile {
   static constexpr int quads = Shape::steps / kQuad;
@@ -262,10 +263,6 @@ __device__ __forceinline__ E enter_segments(E transition, E& local, E carry) {
     by *= Shape::channels_of_set;
     return Up ? shuffle_up(x, by) : shuffle_down(x, by);
   };
-  if constexpr (segments == 1) {
-    local = transition * carry + local;
-    return carry;
-  }
   if (position == 0) local = transition * carry + local;
 #pragma unroll
   for (int by = 1; by < segments; by *= 2) {
