@@ -1,6 +1,6 @@
-// The forward scan by segments, for methods that are not causal and for Layout::any: a block goes over
-// time, window by window. Within a window each lane scans its segment from zero, the lanes of a channel
-// combine what they found, and each scans its segment again from the state that enters it.
+// The forward scan by segments, for methods that are not causal and for Layout::any: a block goes
+// over time, window by window. In each, every lane scans its segment from zero, the lanes of a
+// channel combine what they found, and every lane scans again from the state that enters there.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -10,8 +10,8 @@
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
-// The states that a lane carries from window to window and A, of its warp's states: in registers, or
-// where there may be many states in shared memory.
+// The states that a lane carries from window to window and A, of its warp's states: in registers,
+// or where there may be many states in shared memory.
 template <class E, class Shape, Layout layout>
 class CarriedStates {
  public:
@@ -116,9 +116,9 @@ __device__ __forceinline__ E scan_from_zero(const float (&dt)[Steps], const floa
   return x;
 }
 
-// One state over a segment: adds what it gives to y, and returns what leaves the segment. `carry` enters
-// the window; what enters the segment goes to `keep`. `other_carry` enters the window from the other
-// side, for methods that are not causal.
+// One state over a segment: adds what it gives to y, and returns what leaves the segment. `carry`
+// enters the window; what enters the segment goes to `keep`. `other_carry` enters the window from
+// the other side, for methods that are not causal.
 template <class Method, class E, class Shape, Layout layout, class Keep>
 __device__ __forceinline__ E advance(const Driving<Shape>& driving, E a,
                                      const SegmentOf<E, layout>& b_of,

@@ -18,7 +18,7 @@ __host__ __device__ int64_t floats_of(const Sum& sum) {
 __host__ __device__ int threads_per_entry(const Sum& sum) {
   return sum.counts[0] * sum.counts[1] >= kManyParts ? kManyParts : 1;
 }
-// How many neighbouring floats a thread adds up at once: to find an entry is more work than to add it up.
+// How many neighbouring floats a thread adds up at once: to find an entry is more work than that.
 __host__ __device__ int floats_per_thread(const Sum& sum) {
   int64_t strides = sum.strides[0] | sum.strides[1] | sum.strides[2] | sum.sizes[3];
   for (int i = 0; i < 2; ++i)

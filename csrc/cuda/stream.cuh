@@ -1,5 +1,5 @@
-// How tiles of tensors come into shared memory and gradients go out: window by window, or channels by
-// channels, a few neighbouring entries per thread.
+// How tiles of tensors come into shared memory and gradients go out: window by window, or channels
+// by channels, a few neighbouring entries per thread.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -13,8 +13,8 @@ inline namespace VIM_MM_ISA {
 
 // What is known of u, delta, z, B, C and their gradients when a kernel is compiled. `any`: nothing;
 // every stride and dtype is looked up, B and C may be constant in time, there may be many states.
-// Else: real, B and C vary in time, no more than kStateTile states, all contiguous in time and of one
-// dtype, of 16 bits or of 32.
+// Else: real, B and C vary in time, no more than kStateTile states, all contiguous in time and of
+// one dtype, of 16 bits or of 32.
 enum class Layout { any, half, single };
 
 constexpr __host__ __device__ int item_of(Layout layout) { return layout == Layout::half ? 2 : 4; }
@@ -306,8 +306,8 @@ struct SegmentOf {
   }
 };
 
-// B or C as a stream of state tiles; with `any` it may be constant in time: then each lane reads the
-// constant of its channel.
+// B or C as a stream of state tiles; with `any` it may be constant in time: then each lane reads
+// the constant of its channel.
 template <class E, class Shape, Layout layout>
 class StateMatrix {
  public:
