@@ -58,12 +58,12 @@ __device__ void sum_parts(const Sum& sum) {
       int i = first_part / inner_parts, j = first_part % inner_parts;
 #pragma unroll 8
       for (int part = first_part; part < parts; part += sharing) {
-        struct alignas(4 * Width) Line {
+        struct alignas(4 * Width) Floats {
           float v[Width];
         };
-        const Line line = *reinterpret_cast<const Line*>(p + i * outer + j * inner);
+        const Floats of_part = *reinterpret_cast<const Floats*>(p + i * outer + j * inner);
 #pragma unroll
-        for (int k = 0; k < Width; ++k) total[k] += line.v[k];
+        for (int k = 0; k < Width; ++k) total[k] += of_part.v[k];
         i += sharing / inner_parts, j += sharing % inner_parts;
         if (j >= inner_parts) j -= inner_parts, ++i;
       }

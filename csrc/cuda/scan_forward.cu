@@ -1,6 +1,7 @@
 // Launches the forward scan.
 //
 // SPDX-License-Identifier: Apache-2.0
+#include "forward.cuh"
 #include "launch.cuh"
 
 namespace vim_mm {
