@@ -83,7 +83,7 @@ struct Psi {
     }
     return select(near, low.value, high.value);
   }
-  // The sum of weight[k] d psi_k / da: dt^(k+1) phi_k' near 0, elsewhere (dt psi_(k-1) - k psi_k) / a.
+  // The sum of weight[k] d psi_k / da: dt^(k+1) phi_k' near 0, else (dt psi_(k-1) - k psi_k) / a.
   VIM_MM_INLINE V sum_by_a(const S (&weight)[K + 1]) const {
     Sum low{V(S(0)), true}, high{V(S(0)), true};
     for (int k = K; k >= 1; --k) {
@@ -108,9 +108,9 @@ struct Psi {
   };
 };
 
-// `psi`: beta is made of psi functions. `causal`: scanned in one direction. `exponential`: a_bar = e^z, so that several steps together
-// have that of the sum of their dt. `beta_is_step`: beta = dt, the same for all states. `scaled`: beta = dt
-// times a function of z, which is in `scale`.
+// `psi`: beta is made of psi functions. `causal`: scanned in one direction. `exponential`: a_bar =
+// e^z, so that several steps together have that of the sum of their dt. `beta_is_step`: beta = dt,
+// the same for all states. `scaled`: beta = dt times a function of z, which is in `scale`.
 // `derivatives` takes what `coefficients` gave.
 struct Zoh {
   static constexpr bool psi = false, causal = true, exponential = true, beta_is_step = true,

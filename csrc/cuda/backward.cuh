@@ -1,12 +1,12 @@
 // The backward scan of one chunk of time, given what crosses its edges: the states that enter it
 // (kept by forward) and their adjoint (from edges_kernel). Chunks do not wait for each other.
 //
-// A block owns a chunk and goes over its share of the channels, a few at a time. Each lane recomputes the states of
-// its segment and runs the adjoint recurrence over them, all in registers. Gradients of u and delta
-// are sums over states: over those of a warp in registers, over warps in shared memory. Gradients
-// of B and C are sums over channels: a warp always has the same states, so that each lane adds up in
-// registers over all channels of the block, then lanes, then blocks (in sum_kernel). Every sum has
-// one order.
+// A block owns a chunk and goes over its share of the channels, a few at a time. Each lane
+// recomputes the states of its segment and runs the adjoint recurrence over them, all in registers.
+// Gradients of u and delta are sums over states: over those of a warp in registers, over warps in
+// shared memory. Gradients of B and C are sums over channels: a warp always has the same states, so
+// that each lane adds up in registers over all channels of the block, then lanes, then blocks (in
+// sum_kernel). Every sum has one order.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -48,15 +48,16 @@ struct BackwardShared {
 template <class Shape>
 struct Segment {
   static constexpr int steps = Shape::steps;
-  // drive: u, or dt u where beta is scaled with dt; grad_y: that of y + D u, before the gate, weighted.
+  // drive: u, or dt u where Method::scaled; grad_y: that of y + D u, before the gate, weighted.
   float dt[steps], drive[steps], grad_y[steps];
   float y[steps], grad_input[steps], grad_dt[steps];
 };
 
 constexpr __host__ __device__ int log2_of(int x) { return x > 1 ? 1 + log2_of(x / 2) : 0; }
 
-// A sum or product over the 1, 2, 4, .. segments in front of a lane's, and over those behind it. Where there
-// are not so many it is of no use. There are never half of all on both sides: the last ones share a place.
+// A sum or product over the 1, 2, 4, .. segments in front of a lane's, and over those behind it, of
+// no use where there are not so many. No lane has half of all on both sides: the last ones share a
+// place.
 template <class V, class Shape>
 struct Around {
   static constexpr int levels = log2_of(Shape::segments);
@@ -90,8 +91,8 @@ __device__ __forceinline__ Around<V, Shape> around(V own, const Add& add) {
   return to;
 }
 
-// What enters a lane's segment, where `carry` enters the first one and each leaves `leaving` and its
-// transition times what enters. `transitions`: over the 1, 2, 4, .. segments in front.
+// What enters a lane's segment, where `carry` enters the first one and each leaves `leaving` and
+// its transition times what enters. `transitions`: over the 1, 2, 4, .. segments in front.
 template <bool Up, class Shape, class E, int Levels>
 __device__ __forceinline__ E enter_segments(const E (&transitions)[Levels], E leaving, E carry) {
   const int segment = segment_of_lane<Shape>();
@@ -169,8 +170,9 @@ __device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
   return s;
 }
 
-// Adds one state's part to the segment's sums and to the gradients of B and C, returns that of A over the
-// segment. grad_input is the gradient of `drive`; where that is dt u, its part of grad_dt is missing.
+// Adds one state's part to the segment's sums and to the gradients of B and C, returns that of A
+// over the segment. grad_input is the gradient of `drive`; where that is dt u, its part of grad_dt
+// is missing.
 template <class Method, class E, class Shape>
 __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
                                        const StateSegment<Method, E, Shape>& s,
@@ -286,7 +288,8 @@ class BackwardBlock {
       commit_parameters();
       __syncthreads();
       write_grad_A(fast ? 0 : (int(scan_.states) - 1) / kStateTile * kStateTile);
-      // Together, because each of the two waits often: what is left after the last channels is not used.
+      // Together, because each of the two waits often. After the last channels what is committed is
+      // of no use.
       specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
         using Format = decltype(format);
         Gradients gradients[count];
@@ -371,8 +374,8 @@ class BackwardBlock {
     });
   }
 
-  // Starts the loads of A and of what enters the chunk, for a tile of states of so many channels, those at hand
-  // or the next ones: one (channel, state) per thread.
+  // Starts the loads of A and of what enters the chunk, for a tile of states of so many channels,
+  // those at hand or the next ones: one (channel, state) per thread.
   __device__ __forceinline__ void load_edges(int channels, int first_state, bool next) {
     static_assert(Shape::channels * kStateTile <= Shape::threads, "one per thread");
     a_ = E(0.0f);
@@ -605,7 +608,7 @@ class BackwardBlock {
     grad_z_.next(p_.next.grad_z);
   }
 
-  // The gradients of D and of delta_bias over the chunk, from those of the threads that share a row.
+  // The gradients of D and of delta_bias over the chunk, from those of threads that share a row.
   __device__ __forceinline__ void sum_over_row(int k, float& to_D, float& to_bias) {
     if constexpr (fast) {
       static_assert(Places::per_row <= 32, "threads of a row are in one warp");

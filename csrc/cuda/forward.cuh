@@ -1,6 +1,6 @@
-// The forward scan: a block marches over time, window by window. Within a window each lane scans its
-// segment from zero, the lanes of a channel combine what they found, and each scans its segment again
-// from the state that enters it.
+// The forward scan by segments, for methods that are not causal and for Layout::any: a block goes
+// over time, window by window. In each, every lane scans its segment from zero, the lanes of a
+// channel combine what they found, and every lane scans again from the state that enters there.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -10,8 +10,8 @@
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
-// The states that a lane carries from window to window and A, of its warp's states: in registers, or
-// where there may be many states in shared memory.
+// The states that a lane carries from window to window and A, of its warp's states: in registers,
+// or where there may be many states in shared memory.
 template <class E, class Shape, Layout layout>
 class CarriedStates {
  public:
@@ -59,19 +59,6 @@ class CarriedStates {
   __device__ __forceinline__ void put(int m, int n, E x) {
     if constexpr (fast) x_[m] = x;
     else at(1, n) = x;
-  }
-  // Writes the states of this warp to the N of the lane's channel.
-  __device__ __forceinline__ void store(const Work& work, E* to) const {
-    static_assert(of_warp == kQuad, "one quad");
-    const int first = threadIdx.x / 32 * of_warp;
-    if (channel_of_lane<Shape>(0) >= work.channels) return;
-    if (states_ == kStateTile) {
-      store_segment(to + first, x_);
-    } else {
-#pragma unroll
-      for (int m = 0; m < of_warp; ++m)
-        if (first + m < states_) to[first + m] = x_[m];
-    }
   }
 
  private:
@@ -129,9 +116,9 @@ __device__ __forceinline__ E scan_from_zero(const float (&dt)[Steps], const floa
   return x;
 }
 
-// One state over a segment: adds what it gives to y, and returns what leaves the segment. `carry` enters
-// the window; what enters the segment goes to `keep`. `other_carry` enters the window from the other
-// side, for methods that are not causal.
+// One state over a segment: adds what it gives to y, and returns what leaves the segment. `carry`
+// enters the window; what enters the segment goes to `keep`. `other_carry` enters the window from
+// the other side, for methods that are not causal.
 template <class Method, class E, class Shape, Layout layout, class Keep>
 __device__ __forceinline__ E advance(const Driving<Shape>& driving, E a,
                                      const SegmentOf<E, layout>& b_of,
@@ -180,13 +167,10 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   constexpr int steps = Shape::steps, segments = Shape::segments;
   constexpr bool fast = layout != Layout::any;
   constexpr float weight = output_weight<Method, E>();
-  static_assert(Method::causal || Shape::window % kChunk == 0, "windows end where chunks do");
+  static_assert(Shape::window % kChunk == 0, "a window has whole chunks");
   using States = CarriedStates<E, Shape, layout>;
   using Places = Slots<Shape::channels, Shape, layout>;
   constexpr int count = Places::count, width = Places::width;
-  // Where a chunk begins with a window, the states that enter it are at hand before the window is: they
-  // are stored at once, which pays where lanes have channels of their own.
-  constexpr bool edges_are_carried = fast && Shape::window < kChunk;
   extern __shared__ float4 memory[];
   auto& shared = *reinterpret_cast<ForwardShared<E, Shape>*>(memory);
   const ScanArguments& scan = p.scan;
@@ -264,11 +248,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     const auto u_now = u.held(), z_now = z.held();
 
     const int64_t step = window * Shape::window + segment * steps;
-    const bool begins_chunk = step % kChunk == 0 && step < work.steps;
-    if constexpr (edges_are_carried) {
-      if (begins_chunk) carried.store(work, edges);
-    }
-    const bool keeps_edge = !edges_are_carried && begins_chunk && channel < work.channels;
+    const bool keeps_edge = step % kChunk == 0 && step < work.steps && channel < work.channels;
     // What enters the window's last chunk from the other side, for methods that are not causal.
     const int64_t last_chunk = (window + 1) * Shape::window / kChunk - 1;
     const bool has_other = !Method::causal && last_chunk < p.chunks && channel < work.channels;
@@ -333,8 +313,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
       }
     });
     out.next(Shape::window * slots.to_step(p.out));
-    if ((window + 1) * Shape::window % kChunk == 0)
-      edges += (Shape::window < kChunk ? 1 : Shape::window / kChunk) * states;
+    edges += Shape::window / kChunk * states;
   }
 
   E* const last_state = static_cast<E*>(p.last_state);

@@ -18,7 +18,7 @@ __host__ __device__ int64_t floats_of(const Sum& sum) {
 __host__ __device__ int threads_per_entry(const Sum& sum) {
   return sum.counts[0] * sum.counts[1] >= kManyParts ? kManyParts : 1;
 }
-// How many neighbouring floats a thread adds up at once: to find an entry is more work than to add it up.
+// How many neighbouring floats a thread adds up at once: to find an entry is more work than that.
 __host__ __device__ int floats_per_thread(const Sum& sum) {
   int64_t strides = sum.strides[0] | sum.strides[1] | sum.strides[2] | sum.sizes[3];
   for (int i = 0; i < 2; ++i)
@@ -58,12 +58,12 @@ __device__ void sum_parts(const Sum& sum) {
       int i = first_part / inner_parts, j = first_part % inner_parts;
 #pragma unroll 8
       for (int part = first_part; part < parts; part += sharing) {
-        struct alignas(4 * Width) Line {
+        struct alignas(4 * Width) Floats {
           float v[Width];
         };
-        const Line line = *reinterpret_cast<const Line*>(p + i * outer + j * inner);
+        const Floats of_part = *reinterpret_cast<const Floats*>(p + i * outer + j * inner);
 #pragma unroll
-        for (int k = 0; k < Width; ++k) total[k] += line.v[k];
+        for (int k = 0; k < Width; ++k) total[k] += of_part.v[k];
         i += sharing / inner_parts, j += sharing % inner_parts;
         if (j >= inner_parts) j -= inner_parts, ++i;
       }

@@ -36,9 +36,9 @@ struct ScanArguments {
   Directions directions;
 };
 
-// States at the edges of chunks are contiguous [B, G, H, chunks, N], float or complex of float: those
-// that enter each chunk. Methods that are not causal have them for both directions: those of the
-// other one, which enter a chunk at its last step, behind the first ones.
+// States at the edges of chunks are contiguous [B, G, H, chunks, N], float or complex of float:
+// those that enter each chunk. Methods that are not causal have them for both directions: those of
+// the other one, which enter a chunk at its last step, behind the first ones.
 struct ForwardArguments {
   ScanArguments scan;
   View out;
@@ -47,7 +47,7 @@ struct ForwardArguments {
   int64_t chunks;
 };
 
-// See edges_kernel; what is not the adjoint against the scan order is for methods that are not causal.
+// See edges_kernel. All but the adjoint against the scan order is for methods that are not causal.
 struct EdgesArguments {
   ScanArguments scan;
   bool adjoint, ascending;

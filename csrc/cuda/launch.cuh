@@ -4,7 +4,6 @@
 #pragma once
 
 #include "errors.h"
-#include "forward.cuh"
 #include "shapes.cuh"
 
 namespace vim_mm {

@@ -1,8 +1,8 @@
-// The scans that march: a lane has one channel and few states and takes one step after the other, while
-// other warps of its block load and convert the next window of time and finish the last one.
+// The scans that march: a lane has one channel and few states and takes one step after the other,
+// while other warps of its block load and convert the next window of time and finish the last one.
 //
-// Of a warp that scans, every four neighbouring lanes share a channel and have different states: then
-// the sum over states, with C, is what a tensor core computes of the states of eight steps.
+// Of a warp that scans, every four neighbouring lanes share a channel and have different states:
+// then the sum over states, with C, is what a tensor core computes of the states of eight steps.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -14,10 +14,12 @@ inline namespace VIM_MM_ISA {
 
 constexpr int kStride = 8;  // steps that a lane has in registers at once
 
-// `States`: of a lane, 1, 2 or 4. `Octets`: of channels; a warp has eight. `RowWarps`: those that load and
-// store. `Strides`: how many of them a lane takes together. `Ahead`: windows on their way from memory.
+// `States`: of a lane, 1, 2 or 4. `Octets`: of channels; a warp has eight. `RowWarps`: those that
+// load and store. `MinBlocks`: per multiprocessor, a bound on registers. `Strides`: how many of
+// them a lane of the forward scan takes together. `Ahead`: windows on their way from memory.
 template <int States, int Octets, int RowWarps, int MinBlocks, int Strides, int Ahead>
 struct MarchShape {
+  static constexpr bool marches = true;
   static constexpr int states = States, min_blocks = MinBlocks, strides = Strides, ahead = Ahead;
   static constexpr int parts = kStateTile / (4 * States);  // warps that share eight channels
   static constexpr int channels = 8 * Octets, window = kChunk;
@@ -25,8 +27,8 @@ struct MarchShape {
   static constexpr int all_threads = threads + 32 * parts * Octets;
 };
 
-// One value for each row and step of a window. With this gap neither threads that load nor lanes that
-// scan meet on a bank.
+// One value for each row and step of a window. With this gap neither threads that load nor lanes
+// that scan meet on a bank.
 template <int Rows>
 struct WindowTile {
   alignas(16) float values[Rows][kChunk + 8];
@@ -56,8 +58,8 @@ struct MarchLane {
   __device__ __forceinline__ int state(int m) const { return 4 * (part * states + m) + column; }
 };
 
-// d += a b: d is 16 x 8, a 16 x 4, b 4 x 8, in fragments as the instruction wants them. Of a and b only
-// the upper 19 bits count.
+// d += a b: d is 16 x 8, a 16 x 4, b 4 x 8, in fragments as the instruction wants them. Of a and b
+// only the upper 19 bits count.
 __device__ __forceinline__ void multiply_add(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
   asm volatile(
       "mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
@@ -66,11 +68,12 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], uint32_t a0, uint32_
       : "r"(a0), "r"(a1), "r"(b));
 }
 
-// How the sum over states treats them, of which the tensor core sees 11 bits. `exact`: both halves, for
-// float32. `rounded`: to nearest, for float16, whose C has no more bits. `cut`, for bfloat16: cut off,
-// with the mean of what is lost put back: 0.36 of the last bit, where mantissas are distributed as
-// those of products are. That leaves 2e-4, a tenth of what rounding the output costs.
-enum class Sum { exact, rounded, cut };
+// How states become operands of the tensor core, which sees 11 bits. `split`: in two parts, as C
+// is, for float32; what is infinite gives NaN. `rounded`: to nearest, for float16, whose C has no
+// more bits. `cut`, for bfloat16: cut off, with the mean of what is lost put back: 0.36 of the last
+// bit, where mantissas are distributed as those of products are. That leaves 2e-4, a tenth of what
+// rounding the output costs.
+enum class Operand { split, rounded, cut };
 constexpr float kCutBack = 1.0f + 0.3607f / 1024;
 
 // The sum over states of C x for eight steps. One instruction multiplies the states of two steps,
@@ -79,18 +82,19 @@ constexpr float kCutBack = 1.0f + 0.3607f / 1024;
 struct OutputSums {
   float d[kStride / 2][4] = {};
 
-  template <Sum sum>
+  template <Operand operand>
   __device__ __forceinline__ void add(const float (&x)[kStride], float c) {
     const uint32_t c_high = __float_as_uint(c);
 #pragma unroll
     for (int j = 0; j < kStride / 2; ++j) {
       const float even = x[2 * j], odd = x[2 * j + 1];
-      if constexpr (sum == Sum::exact) {
+      if constexpr (operand == Operand::split) {
         const uint32_t high_even = __float_as_uint(even), high_odd = __float_as_uint(odd);
+        // The product of both low parts is less than a last bit.
         multiply_add(d[j], low(even), low(odd), c_high);
         multiply_add(d[j], high_even, high_odd, low(c));
         multiply_add(d[j], high_even, high_odd, c_high);
-      } else if constexpr (sum == Sum::rounded) {
+      } else if constexpr (operand == Operand::rounded) {
         multiply_add(d[j], rounded(even), rounded(odd), c_high);
       } else {
         multiply_add(d[j], __float_as_uint(even), __float_as_uint(odd), c_high);
@@ -100,8 +104,8 @@ struct OutputSums {
   // Of steps 2 column and 2 column + 1.
   __device__ __forceinline__ float2 of(int column) const {
     const auto choose = [&](int k) {
-      const float low = column & 1 ? d[1][k] : d[0][k], high = column & 1 ? d[3][k] : d[2][k];
-      return column & 2 ? high : low;
+      const float first = column & 1 ? d[1][k] : d[0][k], last = column & 1 ? d[3][k] : d[2][k];
+      return column & 2 ? last : first;
     };
     return make_float2(choose(0), choose(3));
   }
@@ -122,8 +126,8 @@ struct OutputSums {
   }
 };
 
-// What the threads that load have of a scan: the rows that drive it, the step sizes, the gate and so
-// many state matrices, window by window, all of them contiguous in time.
+// What the threads that load have of a scan: the rows that drive it, the step sizes, the gate and
+// so many state matrices, window by window, all of them contiguous in time.
 template <class Shape, Layout layout, class Format, int Matrices>
 struct MarchRows {
   using Places = Slots<Shape::channels, Shape, layout>;
@@ -276,7 +280,9 @@ struct ForwardMarchShared {
   WindowTile<Shape::channels> y[2][Shape::parts];
 };
 
-// The half of a block that loads, and stores what the other half found.
+// The half of a block that loads, and stores what the other half found. While that one scans window
+// w from one of two buffers, this one fills the other with w + 1 and finishes w - 1: as many
+// barriers as there are windows, and one before and one behind.
 template <class Method, class Shape, Layout layout, class Format>
 __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Work& work,
                                              ForwardMarchShared<Shape>& shared) {
@@ -371,7 +377,7 @@ struct MarchStride {
 };
 
 // The half that scans.
-template <class Method, class Shape, Sum sum_kind>
+template <class Method, class Shape, Operand operand>
 __device__ __forceinline__ void forward_states(const ForwardArguments& p, const Work& work,
                                                ForwardMarchShared<Shape>& shared) {
   const MarchLane<Shape> lane;
@@ -407,7 +413,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
             of.x[m] = k.a_bar * of.x[m] + input_of<Method>(at.drive[i], k, at.b[m][i]);
             x[i] = of.x[m];
           }
-          sums.template add<sum_kind>(x, at.c[m]);
+          sums.template add<operand>(x, at.c[m]);
         }
         sum[j] = sums.of(lane.column);
       }
@@ -433,10 +439,10 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
     });
   } else {
     if constexpr (layout == Layout::single)
-      forward_states<Method, Shape, Sum::exact>(p, work, shared);
+      forward_states<Method, Shape, Operand::split>(p, work, shared);
     else if (p.scan.u.storage == Storage::bfloat16)
-      forward_states<Method, Shape, Sum::cut>(p, work, shared);
-    else forward_states<Method, Shape, Sum::rounded>(p, work, shared);
+      forward_states<Method, Shape, Operand::cut>(p, work, shared);
+    else forward_states<Method, Shape, Operand::rounded>(p, work, shared);
   }
 }
 

@@ -34,7 +34,7 @@ using Tensors = std::vector<Tensor>;
 using Flags = std::vector<int64_t>;
 using Shape = std::vector<int64_t>;
 
-// Step sizes have as many rows, zeros in front, that every matrix is aligned as tensor cores like it.
+// Step sizes have as many rows, zeros in front, that tensor cores find every matrix aligned.
 constexpr int64_t kRankMultiple = 8;
 // Of the pieces that share a buffer, in entries.
 constexpr int64_t kPieceMultiple = 64;

@@ -7,35 +7,24 @@
 namespace vim_mm {
 namespace {
 
-template <class Method, Layout layout, bool Adjoint, bool Ascending>
-void launch_march(const EdgesArguments& p, void* stream) {
-  choose_march<Method, layout>(p.scan, [&](auto shape) {
-    using Block = decltype(shape);
-    launch(edges_march_kernel<Method, Block, layout, Adjoint, Ascending>, blocks_of<Block>(p.scan),
-           Block::all_threads, sizeof(EdgesMarchShared<Block>), p, stream);
-  });
-}
-
-template <class Method, class E, Layout layout, bool Adjoint, bool Ascending>
-void launch_segments(const EdgesArguments& p, void* stream) {
-  choose_segments<layout>(p.scan, [&](auto shape) {
-    using Block = decltype(shape);
-    launch(edges_kernel<Method, E, Block, layout, Adjoint, Ascending>, blocks_of<Block>(p.scan),
-           Block::threads,
-           sizeof(EdgesShared<E, Block>) + CarriedStates<E, Block, layout>::bytes(p.scan.states), p,
-           stream);
-  });
-}
-
 template <class Method, bool Adjoint, bool Ascending>
 void launch_edges(const EdgesArguments& p, void* stream) {
-  const View& driving = Adjoint ? p.grad_out : p.scan.u;
-  dispatch_layout(p.scan, layout_of(p.scan, {driving}), [&](auto e, auto layout) {
+  const ScanArguments& scan = p.scan;
+  const View& driving = Adjoint ? p.grad_out : scan.u;
+  dispatch_layout(scan, layout_of(scan, {driving}), [&](auto e, auto layout) {
     using E = decltype(e);
-    if constexpr (layout() != Layout::any) {
-      if (edges_march(p.scan)) return launch_march<Method, layout(), Adjoint, Ascending>(p, stream);
-    }
-    launch_segments<Method, E, layout(), Adjoint, Ascending>(p, stream);
+    choose_edges<Method, layout()>(scan, [&](auto shape) {
+      using Block = decltype(shape);
+      const int64_t blocks = blocks_of<Block>(scan);
+      if constexpr (Block::marches)
+        launch(edges_march_kernel<Method, Block, layout(), Adjoint, Ascending>, blocks,
+               Block::all_threads, sizeof(EdgesMarchShared<Block>), p, stream);
+      else
+        launch(
+            edges_kernel<Method, E, Block, layout(), Adjoint, Ascending>, blocks, Block::threads,
+            sizeof(EdgesShared<E, Block>) + CarriedStates<E, Block, layout()>::bytes(scan.states),
+            p, stream);
+    });
   });
 }
 

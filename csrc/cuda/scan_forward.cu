@@ -1,31 +1,10 @@
 // Launches the forward scan.
 //
 // SPDX-License-Identifier: Apache-2.0
+#include "forward.cuh"
 #include "launch.cuh"
 
 namespace vim_mm {
-namespace {
-
-template <class Method, Layout layout>
-void launch_march(const ForwardArguments& p, void* stream) {
-  choose_march<Method, layout>(p.scan, [&](auto shape) {
-    using Block = decltype(shape);
-    launch(forward_march_kernel<Method, Block, layout>, blocks_of<Block>(p.scan),
-           Block::all_threads, sizeof(ForwardMarchShared<Block>), p, stream);
-  });
-}
-
-template <class Method, class E, Layout layout>
-void launch_segments(const ForwardArguments& p, void* stream) {
-  choose_segments<layout>(p.scan, [&](auto shape) {
-    using Block = decltype(shape);
-    launch(forward_kernel<Method, E, Block, layout>, blocks_of<Block>(p.scan), Block::threads,
-           sizeof(ForwardShared<E, Block>) + CarriedStates<E, Block, layout>::bytes(p.scan.states),
-           p, stream);
-  });
-}
-
-}  // namespace
 
 void scan_forward(const ForwardArguments& p, void* stream) {
   const ScanArguments& scan = p.scan;
@@ -34,9 +13,19 @@ void scan_forward(const ForwardArguments& p, void* stream) {
   dispatch_method(scan.method, [&](auto method) {
     using Method = decltype(method);
     dispatch_layout(scan, layout_of(scan, {p.out}), [&](auto e, auto layout) {
-      if constexpr (Method::causal && layout() != Layout::any)
-        launch_march<Method, layout()>(p, stream);
-      else launch_segments<Method, decltype(e), layout()>(p, stream);
+      using E = decltype(e);
+      choose_forward<Method, layout()>(scan, [&](auto shape) {
+        using Block = decltype(shape);
+        const int64_t blocks = blocks_of<Block>(scan);
+        if constexpr (Block::marches)
+          launch(forward_march_kernel<Method, Block, layout()>, blocks, Block::all_threads,
+                 sizeof(ForwardMarchShared<Block>), p, stream);
+        else
+          launch(forward_kernel<Method, E, Block, layout()>, blocks, Block::threads,
+                 sizeof(ForwardShared<E, Block>) +
+                     CarriedStates<E, Block, layout()>::bytes(scan.states),
+                 p, stream);
+      });
     });
   });
 }

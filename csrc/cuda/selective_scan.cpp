@@ -132,9 +132,9 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cuda(
   return {out, last_state, edges};
 }
 
-// How many slabs of partial gradients of B and C there are for each (b, g) and chunk: as many blocks
-// share its channels. The number that leaves the fewest multiprocessors of a large GPU idle in the
-// last round; only sizes count, so that every GPU adds up in the same order.
+// How many slabs of partial gradients of B and C there are for each (b, g) and chunk: as many
+// blocks share its channels. The number that leaves the fewest multiprocessors of a large GPU idle
+// in the last round; only sizes count, so that every GPU adds up in the same order.
 int64_t count_slabs(const ScanArguments& scan, int64_t chunks) {
   const int64_t blocks = std::max<int64_t>(1, scan.batch * scan.groups * chunks);
   int64_t best = 1;
@@ -148,9 +148,9 @@ int64_t count_slabs(const ScanArguments& scan, int64_t chunks) {
   return best;
 }
 
-// The sum over `counts` of parts that are contiguous [counts[0], sizes..., counts[1], last size] or,
-// with counts[1] = 1, [counts[0], sizes...], into a gradient like an input, whose dimensions begin
-// at `first`.
+// The sum over `counts` of parts that are contiguous [counts[0], sizes..., counts[1], last size]
+// or, with counts[1] = 1, [counts[0], sizes...], into a gradient like an input, whose dimensions
+// begin at `first`.
 Sum sum_into(const Tensor& gradient, int first, const Tensor& parts, int64_t outer, int64_t inner,
              bool has_last) {
   Sum sum{};
@@ -209,8 +209,8 @@ void scan_backward_into(const Gradients& grads, const std::optional<Tensor>& gra
   const Tensor B_parts = scratch((p.scan.constant_B ? per_chunks : per_slabs) * width);
   const Tensor C_parts = scratch((p.scan.constant_C ? per_chunks : per_slabs) * width);
 
-  // The gradient comes in whatever layout the next layer left; where u is contiguous in time and it is
-  // not, one copy is far cheaper than kernels for any stride.
+  // The gradient comes in whatever layout the next layer left; where u is contiguous in time and it
+  // is not, one copy is far cheaper than kernels for any stride.
   std::optional<Tensor> incoming = grad_out;
   if (grad_out && u.stride(3) == 1 && grad_out->stride(3) != 1) {
     incoming = empty_like(grad_u);

@@ -44,28 +44,42 @@ void dispatch_layout(const ScanArguments& scan, Layout layout, const F& f) {
 // The thresholds below were measured on the shapes of docs/benchmarks.md. A block has channels of one
 // group only.
 
-// Few rows want a lane for every state, and lanes that do not wait for themselves; many rows want
-// fewer instructions, and registers for methods that need them.
+constexpr int64_t kFewRows = 2048;
+
+// Of few rows: many segments side by side, so that all multiprocessors have work.
+template <class F>
+void choose_segments(const ScanArguments& scan, const F& f) {
+  if (rows_of(scan) < kFewRows / 2) f(Shape<16, 16, 4, 3>());
+  else f(Shape<8, 16, 4, 3>());
+}
+
+// Of many rows: the more there are, the more channels in a block, which takes fewer instructions.
+// Roomy are blocks with registers for methods, and for halves of float32, that need them.
 template <class Method, Layout layout, class F>
 void choose_march(const ScanArguments& scan, const F& f) {
   constexpr bool roomy = layout == Layout::single || Method::psi;
-  if (rows_of(scan) < 2048) return f(MarchShape<1, 1, 4, 2, 4, 2>());
-  if (rows_of(scan) < 4096 || scan.channels <= 8)
-    return f(MarchShape<1, 1, 4, roomy ? 3 : 4, 2, 1>());
-  f(MarchShape<2, 2, 4, roomy ? 2 : 3, 2, 1>());
+  if (rows_of(scan) < 2 * kFewRows || scan.channels <= 8)
+    f(MarchShape<1, 1, 4, roomy ? 3 : 4, 2, 1>());
+  else f(MarchShape<2, 2, 4, roomy ? 2 : 3, 2, 1>());
 }
 
-// Few rows want many segments side by side, so that all multiprocessors have work.
-template <Layout layout, class F>
-void choose_segments(const ScanArguments& scan, const F& f) {
-  if constexpr (layout == Layout::any) return f(Shape<8, 8, 4>());
-  else if (rows_of(scan) < 1024) return f(Shape<16, 16, 4, 3>());
-  else if (rows_of(scan) < 2048) return f(Shape<8, 16, 4, 3>());
-  else f(Shape<4, 16, 4, 3>());
+// Few rows want lanes that do not wait for themselves.
+template <class Method, Layout layout, class F>
+void choose_forward(const ScanArguments& scan, const F& f) {
+  const bool few = rows_of(scan) < kFewRows;
+  if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());
+  else if constexpr (Method::causal)
+    few ? f(MarchShape<1, 1, 4, 2, 4, 2>()) : choose_march<Method, layout>(scan, f);
+  else few ? choose_segments(scan, f) : f(Shape<4, 16, 4, 3>());
 }
 
 // A sweep for edges alone is short enough for segments to win where rows are few.
-inline bool edges_march(const ScanArguments& scan) { return rows_of(scan) >= 2048; }
+template <class Method, Layout layout, class F>
+void choose_edges(const ScanArguments& scan, const F& f) {
+  if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());
+  else if (rows_of(scan) < kFewRows) choose_segments(scan, f);
+  else choose_march<Method, layout>(scan, f);
+}
 
 // Registers count for more than warps here: two blocks per multiprocessor spill nothing.
 template <Layout layout, class F>

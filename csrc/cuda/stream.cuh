@@ -1,5 +1,5 @@
-// How tiles of tensors come into shared memory and gradients go out: window by window, or channels by
-// channels, a few neighbouring entries per thread.
+// How tiles of tensors come into shared memory and gradients go out: window by window, or channels
+// by channels, a few neighbouring entries per thread.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -13,8 +13,8 @@ inline namespace VIM_MM_ISA {
 
 // What is known of u, delta, z, B, C and their gradients when a kernel is compiled. `any`: nothing;
 // every stride and dtype is looked up, B and C may be constant in time, there may be many states.
-// Else: real, B and C vary in time, no more than kStateTile states, all contiguous in time and of one
-// dtype, of 16 bits or of 32.
+// Else: real, B and C vary in time, no more than kStateTile states, all contiguous in time and of
+// one dtype, of 16 bits or of 32.
 enum class Layout { any, half, single };
 
 constexpr __host__ __device__ int item_of(Layout layout) { return layout == Layout::half ? 2 : 4; }
@@ -46,9 +46,9 @@ __device__ __forceinline__ void specialize(Storage storage, bool reverse, const 
 template <int Rows, class Shape, Layout layout>
 struct Slots {
   static constexpr int entries = Rows * Shape::window / Shape::threads;
-  static constexpr int width = layout == Layout::any ? 1 : entries < kQuad ? entries : kQuad;
+  static constexpr int width = layout == Layout::any ? 1 : kQuad;
   static constexpr int count = entries / width, per_row = Shape::window / width;
-  static_assert(entries > 0 && Shape::threads % per_row == 0, "uneven tiles");
+  static_assert(entries >= width && Shape::threads % per_row == 0, "uneven tiles");
   bool along_rows, reverse;
 
   __device__ __forceinline__ Slots(const View& v, const Work& work)
@@ -263,8 +263,6 @@ __device__ __forceinline__ void put(Tile& tile, const Slots<Rows, Shape, layout>
   V* const to = tile.at(slots.row(k), slots.step(k));
   if constexpr (sizeof(V) == 4 && width == 4)
     *reinterpret_cast<float4*>(to) = make_float4(values[0], values[1], values[2], values[3]);
-  else if constexpr (sizeof(V) == 4 && width == 2)
-    *reinterpret_cast<float2*>(to) = make_float2(values[0], values[1]);
   else
 #pragma unroll
     for (int i = 0; i < width; ++i) to[i] = values[i];
@@ -308,8 +306,8 @@ struct SegmentOf {
   }
 };
 
-// B or C as a stream of state tiles; with `any` it may be constant in time: then each lane reads the
-// constant of its channel.
+// B or C as a stream of state tiles; with `any` it may be constant in time: then each lane reads
+// the constant of its channel.
 template <class E, class Shape, Layout layout>
 class StateMatrix {
  public:

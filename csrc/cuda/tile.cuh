@@ -1,10 +1,10 @@
-// What the scan kernels share: how a block covers channels, time and states, and how the segments of
-// a channel are put together.
+// What the scan kernels share, and how those that scan by segments cover channels, time and states.
 //
-// A block advances some channels of one (b, g) by a window of time at once. In a warp every lane has
-// one channel and one segment of the window: `Steps` consecutive steps, held in registers. The warps
-// of a block divide the states among them. Steps count in scan order; only loads and stores know the
-// direction. Past the last step a window holds dt = 0, u = 0, which leaves every state as it is.
+// A block advances some channels of one (b, g) by a window of time at once. Steps count in scan
+// order; only loads and stores know the direction. Past the last step a window holds dt = 0, u = 0,
+// which leaves every state as it is. By segments, every lane of a warp has one channel and one
+// segment of the window: `Steps` consecutive steps, held in registers. The warps of a block divide
+// the states among them.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -26,14 +26,15 @@ constexpr int kStateTile = 16;  // states whose B and C are in shared memory at 
 // `Sets`: how many times as many channels as a warp has lanes for come into shared memory at once.
 template <int Segments, int Steps, int Warps, int MinBlocks = 1, int Sets = 1>
 struct Shape {
+  static constexpr bool marches = false;
   static constexpr int segments = Segments, steps = Steps, warps = Warps, sets = Sets;
   static constexpr int min_blocks = MinBlocks;  // per multiprocessor: a bound on registers
   static constexpr int threads = 32 * Warps, window = Segments * Steps;
   static constexpr int channels_of_set = 32 / Segments, channels = channels_of_set * Sets;
 };
 
-// Lanes of one segment are neighbours: they read the same entries of B and C, and neighbours that do
-// cost shared memory half of what others cost.
+// Lanes of one segment are neighbours: they read the same entries of B and C, and neighbours that
+// do cost shared memory half of what others cost.
 template <class Shape>
 __device__ __forceinline__ int channel_of_lane(int set) {
   return set * Shape::channels_of_set + threadIdx.x % Shape::channels_of_set;
@@ -44,9 +45,9 @@ __device__ __forceinline__ int segment_of_lane() {
 }
 
 // One value for each channel and step of a window, by segments. Eight lanes at a time read or write
-// 16 bytes each: in the scan those of neighbouring channels, then of the next segments, in loads and
-// stores eight in a row. The gaps put both kinds of eight on different banks, but for loads and stores
-// with 1 or 16 segments of 16 steps, two of which share one.
+// 16 bytes each: in the scan those of neighbouring channels, then of the next segments, in loads
+// and stores eight in a row. The gaps put both kinds of eight on different banks, but for loads and
+// stores with 16 segments of 16 steps, two of which share one.
 template <class Shape>
 struct RowTile {
   static constexpr int quads = Shape::steps / kQuad;
@@ -121,7 +122,7 @@ __device__ __forceinline__ void store_segment(float* p, const float (&segment)[S
         make_float4(segment[i], segment[i + 1], segment[i + 2], segment[i + 3]);
 }
 
-// What the sum over states is multiplied with: conjugate pairs count twice, two directions are averaged.
+// What the sum over states is multiplied with: conjugate pairs count twice, directions half each.
 template <class Method, class E>
 __device__ constexpr float output_weight() {
   return (sizeof(E) == sizeof(float) ? 1.0f : 2.0f) * (Method::causal ? 1.0f : 0.5f);
@@ -262,10 +263,6 @@ __device__ __forceinline__ E enter_segments(E transition, E& local, E carry) {
     by *= Shape::channels_of_set;
     return Up ? shuffle_up(x, by) : shuffle_down(x, by);
   };
-  if constexpr (segments == 1) {
-    local = transition * carry + local;
-    return carry;
-  }
   if (position == 0) local = transition * carry + local;
 #pragma unroll
   for (int by = 1; by < segments; by *= 2) {
