@@ -12,7 +12,7 @@ void launch_edges(const EdgesArguments& p, void* stream) {
   const ScanArguments& scan = p.scan;
   const View& driving = Adjoint ? p.grad_out : scan.u;
   dispatch_layout(scan, layout_of(scan, {driving}), [&](auto e, auto layout) {
-    using E = decltype(e);
+    using E = std::decay_t<decltype(e)>;  // else nvcc hands the host compiler a reference
     choose_edges<Method, layout()>(scan, [&](auto shape) {
       using Block = decltype(shape);
       const int64_t blocks = blocks_of<Block>(scan);

@@ -13,7 +13,7 @@ void scan_forward(const ForwardArguments& p, void* stream) {
   dispatch_method(scan.method, [&](auto method) {
     using Method = decltype(method);
     dispatch_layout(scan, layout_of(scan, {p.out}), [&](auto e, auto layout) {
-      using E = decltype(e);
+      using E = std::decay_t<decltype(e)>;  // else nvcc hands the host compiler a reference
       choose_forward<Method, layout()>(scan, [&](auto shape) {
         using Block = decltype(shape);
         const int64_t blocks = blocks_of<Block>(scan);

@@ -256,6 +256,7 @@ class TestOnCuda:
         if dtype == torch.float32:
             assert worst[0] <= 1e-5 and max(worst.values()) <= 1e-4
         else:
+            # Both are the worst of some hundred roundings; seen on an H200: 1.7 times.
             assert max(worst.values()) <= 2 * max(errors(plain, truth).values())
 
     @each_type
