@@ -65,7 +65,7 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], uint32_t a0, uint32_
       "{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(b));
-#else
+#else  // the same by shuffles, for tests/emulation
   const auto seen = [](uint32_t bits) { return __uint_as_float(bits & 0xffffe000u); };
   const int row = threadIdx.x % 32 / 4, column = 2 * (threadIdx.x % 4);
   for (int k = 0; k < 4; ++k) {

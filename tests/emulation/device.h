@@ -1,5 +1,5 @@
-// The device side of CUDA, for a C++ compiler: what nvcc would bring along to compile csrc/cuda. Every
-// thread of a block is a fiber; they take turns where they wait for each other.
+// The device side of CUDA for a C++ compiler, as far as the scan's kernels use it. Each thread of a block
+// is a fiber; they take turns where they wait for each other.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -82,7 +82,7 @@ inline uint32_t __float_as_uint(float value) {
   return bits;
 }
 
-// Those of the runtime take a void*, and are not there.
+// The runtime's own take a void*; nothing links it.
 template <class... Arguments>
 cudaError_t cudaLaunchKernel(void (*kernel)(Arguments...), dim3 blocks, dim3 threads,
                              void** arguments, size_t shared_bytes, cudaStream_t) {

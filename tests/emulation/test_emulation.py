@@ -27,15 +27,15 @@ from vim_mm.ops.discretization import METHODS
 from vim_mm.ops.library import MISSING
 
 ROOT = Path(__file__).parents[2]
-# Of the toolkit that torch finds, or where toolkits are by default.
-HEADERS = next(
-    (
-        home / 'include'
-        for home in (Path(cpp_extension.CUDA_HOME or '.'), Path('/usr/local/cuda'))
-        if (home / 'include/cuda_fp16.h').exists()
-    ),
-    None,
-)
+# Where CUDA's headers may be: in a toolkit, or in packages beside torch, of which torch itself does
+# not bring all.
+PLACES = [
+    Path(cpp_extension.CUDA_HOME or '.'),
+    Path('/usr/local/cuda'),
+    *Path(torch.__file__).parents[1].glob('nvidia/cu*'),
+]
+NEEDED = ['include/cuda_runtime.h', 'include/crt/host_defines.h', 'include/nv/target']
+HEADERS = [place / 'include' for place in PLACES if all((place / name).exists() for name in NEEDED)]
 SOURCES = [
     'csrc/cuda/scan_edges.cu',  # the longest first
     'csrc/cuda/scan_backward.cu',
@@ -55,7 +55,12 @@ FLAGS = [
 
 pytestmark = [
     pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
-    pytest.mark.skipif(HEADERS is None, reason="needs CUDA's headers: set CUDA_HOME"),
+    pytest.mark.skipif(
+        not HEADERS,
+        reason="needs CUDA's headers: CUDA_HOME, or packages nvidia-cuda-crt and nvidia-cuda-cccl",
+    ),
+    # The operators are replaced on purpose.
+    pytest.mark.filterwarnings('ignore:Warning only once for all operators:UserWarning'),
 ]
 each_method = pytest.mark.parametrize('method', METHODS)
 
@@ -63,7 +68,7 @@ each_method = pytest.mark.parametrize('method', METHODS)
 def build(folder: Path) -> Path:
     """The library of the emulated operators."""
     compiler = cpp_extension.get_cxx_compiler()
-    system = [str(HEADERS), *cpp_extension.include_paths(), sysconfig.get_path('include')]
+    system = [str(HEADERS[0]), *cpp_extension.include_paths(), sysconfig.get_path('include')]
     includes = [word for path in system for word in ('-isystem', path)]
 
     def run(*command: str) -> None:
