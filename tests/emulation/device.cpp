@@ -4,6 +4,7 @@
 #include "device.h"
 
 #include <setjmp.h>
+#include <stdlib.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <ucontext.h>
 
@@ -13,6 +14,7 @@
 #include <stdexcept>
 #include <vector>
 
+// Shared memory, by the name that the kernels declare it with.
 namespace vim_mm {
 inline namespace cuda {
 constexpr size_t kSharedBytes = 227 << 10, kGuardBytes = 256;
@@ -46,7 +48,7 @@ std::vector<Fiber> fibers;
 std::vector<int> ready;
 int running;
 Barrier block_barrier, warp_barriers[32];
-// Two, or a lane that is ahead would overwrite what others have still to read.
+// In turns, or a lane that is ahead would overwrite what others have still to read.
 float passed[2][32][32];
 const std::function<void()>* kernel_of_launch;
 jmp_buf host;
@@ -54,7 +56,7 @@ std::minstd_rand random_order;
 
 int warp() { return thread.x / 32; }
 
-// Any thread that can go on: kernels must not depend on an order.
+// Goes on with any thread that can: kernels must not depend on an order.
 [[noreturn]] void resume_any() {
   if (ready.empty()) longjmp(host, 1);
   std::swap(ready[random_order() % ready.size()], ready.back());
@@ -64,7 +66,7 @@ int warp() { return thread.x / 32; }
   if (fiber.began) longjmp(fiber.state, 1);
   fiber.began = true;
   setcontext(&fiber.begin);
-  abort();
+  abort();  // it has not returned but failed
 }
 
 void release_if_complete(Barrier& barrier) {
@@ -144,7 +146,7 @@ extern "C" {
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 cudaError_t cudaGetDevice(int*) { return cudaErrorNoDevice; }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp*, int) { return cudaErrorNoDevice; }
-const char* cudaGetErrorString(cudaError_t) { return "in the emulation"; }
+const char* cudaGetErrorString(cudaError_t) { return "a launch that no GPU takes"; }
 
 AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void**) { return 0; }
 AOTITorchError aoti_torch_create_device_guard(int32_t, DeviceGuardHandle*) { return 0; }

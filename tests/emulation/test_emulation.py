@@ -47,8 +47,7 @@ SOURCES = [
 ]
 FLAGS = [
     *('-x', 'c++', '-std=c++17', '-O1', '-fPIC', '-include', 'tests/emulation/device.h'),
-    '-DTORCH_TARGET_VERSION=0x020a000000000000',
-    '-DUSE_CUDA',
+    *('-DTORCH_TARGET_VERSION=0x020a000000000000', '-DUSE_CUDA'),  # as in setup.py
     '-Dvim_mm=vim_mm_emulated',  # operators of their own, beside those of vim_mm._C
     '-U_FORTIFY_SOURCE',  # it forbids to jump from stack to stack
 ]
