@@ -1,4 +1,4 @@
-// CUDA's error codes as exceptions that say what to do.
+// CUDA's error codes as exceptions that say what to do, and launches that throw them.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -25,6 +25,15 @@ inline void check(cudaError_t error) {
                              "): rebuild it with TORCH_CUDA_ARCH_LIST=" + capability);
   }
   throw std::runtime_error(std::string("vim_mm: CUDA error: ") + cudaGetErrorString(error));
+}
+
+// kernel<<<...>>>(arguments...), in words that every C++ compiler reads: see tests/emulation.
+template <class... Arguments>
+void enqueue(void (*kernel)(Arguments...), dim3 grid, int threads, size_t shared_bytes,
+             void* stream, const Arguments&... arguments) {
+  const void* list[] = {&arguments...};
+  check(cudaLaunchKernel(kernel, grid, dim3(threads), const_cast<void**>(list), shared_bytes,
+                         static_cast<cudaStream_t>(stream)));
 }
 
 }  // namespace vim_mm

@@ -30,7 +30,7 @@ __host__ __device__ int floats_per_thread(const Sum& sum) {
 // Neighbouring threads have neighbouring entries. `Index` holds every number of floats.
 template <int Width, class Index>
 __device__ void sum_parts(const Sum& sum) {
-  __shared__ float totals[kThreads][Width];
+  static __shared__ float totals[kThreads][Width];
   const int sharing = threads_per_entry(sum), lines = kThreads / sharing;
   const int line = threadIdx.x % lines, first_part = threadIdx.x / lines;
   const int parts = sum.counts[0] * sum.counts[1], inner_parts = sum.counts[1];
@@ -117,8 +117,7 @@ void sum_in_order(const Sums& sums, void* stream) {
   const int64_t blocks = std::min<int64_t>((threads + kThreads - 1) / kThreads, 1 << 16);
   const dim3 grid(static_cast<unsigned>(blocks), sums.count);
   const auto kernel = most < int64_t(1) << 30 ? sum_kernel<uint32_t> : sum_kernel<uint64_t>;
-  kernel<<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(sums);
-  check(cudaGetLastError());
+  enqueue(kernel, grid, kThreads, 0, stream, sums);
 }
 
 void discretize(int64_t n, int method, bool is_complex, const float* dt, const void* a, void* out,
@@ -127,14 +126,13 @@ void discretize(int64_t n, int method, bool is_complex, const float* dt, const v
   const auto run = [&](auto e) {
     using E = decltype(e);
     dispatch_method(method, [&](auto m) {
-      discretize_kernel<decltype(m), E><<<static_cast<unsigned>((n + kThreads - 1) / kThreads),
-                                          kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-          n, dt, static_cast<const E*>(a), static_cast<E*>(out));
+      enqueue(discretize_kernel<decltype(m), E>,
+              static_cast<unsigned>((n + kThreads - 1) / kThreads), kThreads, 0, stream, n, dt,
+              static_cast<const E*>(a), static_cast<E*>(out));
     });
   };
   if (is_complex) run(Complex<float>());
   else run(float());
-  check(cudaGetLastError());
 }
 
 }  // namespace vim_mm

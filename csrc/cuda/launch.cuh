@@ -16,9 +16,7 @@ void launch(void (*kernel)(Arguments), int64_t blocks, int threads, size_t share
   if (blocks > INT32_MAX) throw std::runtime_error("vim_mm: too many rows for one launch");
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(shared_bytes)));
-  kernel<<<static_cast<unsigned>(blocks), threads, shared_bytes,
-           static_cast<cudaStream_t>(stream)>>>(arguments);
-  check(cudaGetLastError());
+  enqueue(kernel, static_cast<unsigned>(blocks), threads, shared_bytes, stream, arguments);
 }
 
 template <class Shape>

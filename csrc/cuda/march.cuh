@@ -61,11 +61,24 @@ struct MarchLane {
 // d += a b: d is 16 x 8, a 16 x 4, b 4 x 8, in fragments as the instruction wants them. Of a and b
 // only the upper 19 bits count.
 __device__ __forceinline__ void multiply_add(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+#if defined(__CUDA_ARCH__)
   asm volatile(
       "mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
       "{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(b));
+#else  // the same by shuffles, for tests/emulation
+  const auto seen = [](uint32_t bits) { return __uint_as_float(bits & 0xffffe000u); };
+  const int row = threadIdx.x % 32 / 4, column = 2 * (threadIdx.x % 4);
+  for (int k = 0; k < 4; ++k) {
+    const float upper = shuffle(seen(a0), 4 * row + k), lower = shuffle(seen(a1), 4 * row + k);
+    for (int j = 0; j < 2; ++j) {
+      const float right = shuffle(seen(b), 4 * (column + j) + k);
+      d[j] += upper * right;
+      d[2 + j] += lower * right;
+    }
+  }
+#endif
 }
 
 // How states become operands of the tensor core, which sees 11 bits. `split`: in two parts, as C
@@ -117,7 +130,10 @@ struct OutputSums {
   }
   static __device__ __forceinline__ uint32_t rounded(float v) {
     uint32_t bits;
-#if __CUDA_ARCH__ >= 900
+#if !defined(__CUDA_ARCH__)
+    bits = __float_as_uint(v);
+    bits = (bits + 0xfff + (bits >> 13 & 1)) & 0xffffe000u;
+#elif __CUDA_ARCH__ >= 900
     asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
 #else
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));

@@ -1,0 +1,96 @@
+// The device side of CUDA for a C++ compiler, as far as the scan's kernels use it. Each thread of a block
+// is a fiber; they take turns where they wait for each other.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <functional>
+#include <utility>
+
+#undef __global__
+#undef __device__
+#undef __host__
+#undef __shared__
+#undef __forceinline__
+#undef __launch_bounds__
+#undef __grid_constant__
+#define __global__
+#define __device__
+#define __host__
+#define __shared__  // and `extern` or `static`: one object for all threads
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+
+namespace emulation {
+
+// Of the thread that runs.
+extern uint3 thread, block;
+extern dim3 grid;
+
+void wait_for_block();
+void wait_for_warp();
+// What that lane of the warp passes; all of its lanes take part.
+float exchange(float value, int lane);
+// Runs the blocks one after the other.
+cudaError_t run(dim3 blocks, int threads, size_t shared_bytes, const std::function<void()>& kernel);
+
+inline int lane() { return thread.x % 32; }
+
+template <class... Arguments, size_t... I>
+void call(void (*kernel)(Arguments...), void** arguments, std::index_sequence<I...>) {
+  kernel(*static_cast<Arguments*>(arguments[I])...);
+}
+
+}  // namespace emulation
+
+#define threadIdx emulation::thread
+#define blockIdx emulation::block
+#define gridDim emulation::grid
+
+inline void __syncthreads() { emulation::wait_for_block(); }
+inline void __syncwarp() { emulation::wait_for_warp(); }
+inline float __shfl_sync(unsigned, float value, int lane) {
+  return emulation::exchange(value, lane % 32);
+}
+inline float __shfl_xor_sync(unsigned, float value, int bits) {
+  return emulation::exchange(value, emulation::lane() ^ bits);
+}
+// At either end of a warp lanes keep what they have.
+inline float __shfl_up_sync(unsigned, float value, int by) {
+  const int from = emulation::lane() - by;
+  return emulation::exchange(value, from < 0 ? emulation::lane() : from);
+}
+inline float __shfl_down_sync(unsigned, float value, int by) {
+  const int from = emulation::lane() + by;
+  return emulation::exchange(value, from > 31 ? emulation::lane() : from);
+}
+inline float __uint_as_float(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+inline uint32_t __float_as_uint(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+// The runtime's own take a void*; nothing links it.
+template <class... Arguments>
+cudaError_t cudaLaunchKernel(void (*kernel)(Arguments...), dim3 blocks, dim3 threads,
+                             void** arguments, size_t shared_bytes, cudaStream_t) {
+  return emulation::run(blocks, threads.x, shared_bytes, [&] {
+    emulation::call(kernel, arguments, std::index_sequence_for<Arguments...>());
+  });
+}
+template <class... Arguments>
+cudaError_t cudaFuncSetAttribute(void (*)(Arguments...), cudaFuncAttribute, int) {
+  return cudaSuccess;
+}

@@ -1,0 +1,216 @@
+"""The CUDA scan where there is no GPU: its sources compiled as C++, its threads as fibers.
+
+All but single instructions is the code that runs on a GPU: operators, launches, kernels. Memory
+that nobody wrote is NaN, and threads take turns in random order. device.h stands for the GPU.
+"""
+
+import functools
+import os
+import subprocess
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+from tests.ops.inputs import (
+    grouped_inputs,
+    make_inputs,
+    results_and_gradients,
+    strided_copies,
+)
+from tests.ops.test_selective_scan_cuda import assert_close
+from vim_mm.ops import selective_scan_fn, selective_scan_grouped_fn, selective_scan_ref
+from vim_mm.ops.discretization import METHODS
+from vim_mm.ops.library import MISSING
+
+ROOT = Path(__file__).parents[2]
+# Where CUDA's headers may be: in a toolkit, or in packages beside torch, of which torch itself does
+# not bring all.
+PLACES = [
+    Path(cpp_extension.CUDA_HOME or '.'),
+    Path('/usr/local/cuda'),
+    *Path(torch.__file__).parents[1].glob('nvidia/cu*'),
+]
+NEEDED = ['include/cuda_runtime.h', 'include/crt/host_defines.h', 'include/nv/target']
+HEADERS = [place / 'include' for place in PLACES if all((place / name).exists() for name in NEEDED)]
+SOURCES = [
+    'csrc/cuda/scan_edges.cu',  # the longest first
+    'csrc/cuda/scan_backward.cu',
+    'csrc/cuda/scan_forward.cu',
+    'csrc/cuda/selective_scan.cpp',
+    'csrc/cuda/kernels.cu',
+    'csrc/ops.cpp',
+    'tests/emulation/device.cpp',
+]
+FLAGS = [
+    *('-x', 'c++', '-std=c++17', '-O1', '-fPIC', '-include', 'tests/emulation/device.h'),
+    *('-DTORCH_TARGET_VERSION=0x020a000000000000', '-DUSE_CUDA'),  # as in setup.py
+    '-Dvim_mm=vim_mm_emulated',  # operators of their own, beside those of vim_mm._C
+    '-U_FORTIFY_SOURCE',  # it forbids to jump from stack to stack
+]
+
+pytestmark = [
+    pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
+    pytest.mark.skipif(
+        not HEADERS,
+        reason="needs CUDA's headers: CUDA_HOME, or packages nvidia-cuda-crt and nvidia-cuda-cccl",
+    ),
+    # The operators are replaced on purpose.
+    pytest.mark.filterwarnings('ignore:Warning only once for all operators:UserWarning'),
+]
+each_method = pytest.mark.parametrize('method', METHODS)
+
+
+def build(folder: Path) -> Path:
+    """The library of the emulated operators."""
+    compiler = cpp_extension.get_cxx_compiler()
+    system = [str(HEADERS[0]), *cpp_extension.include_paths(), sysconfig.get_path('include')]
+    includes = [word for path in system for word in ('-isystem', path)]
+
+    def run(*command: str) -> None:
+        done = subprocess.run([compiler, *command], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    def compile_one(source: str) -> str:
+        target = str(folder / f'{Path(source).name}.o')
+        run(*FLAGS, *includes, '-c', source, '-o', target)
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = [*pool.map(compile_one, SOURCES)]
+    library = folder / 'libvim_mm_emulated.so'
+    paths = [f'-L{path}' for path in cpp_extension.library_paths()]
+    # Symbolic: what device.cpp has in torch's place is for this library alone.
+    run('-shared', '-Wl,-Bsymbolic', *objects, *paths, '-ltorch_cpu', '-o', str(library))
+    return library
+
+
+@pytest.fixture(scope='module', autouse=True)
+def emulated(tmp_path_factory):
+    """The operators on CPU tensors are the emulated ones, to the end of this file."""
+    torch.ops.load_library(build(tmp_path_factory.mktemp('emulation')))
+    cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    with torch.library._scoped_library('vim_mm', 'IMPL') as library:
+        for name in ('selective_scan_fwd', 'selective_scan_bwd'):
+            op = getattr(torch.ops.vim_mm_emulated, name).default
+            kernel = functools.partial(op.redispatch, cuda)
+            library.impl(name, kernel, 'CPU', allow_override=True)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def uninitialized_memory_is_nan():
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(1).isnan()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def compare(inputs, scan=selective_scan_fn, reference=selective_scan_ref, **options):
+    """Outputs and gradients of the emulated scan against the reference in fp64."""
+    wide = {
+        name: x.detach().to(torch.complex128 if x.is_complex() else torch.float64).requires_grad_()
+        for name, x in inputs.items()
+    }
+    results = results_and_gradients(scan, inputs, delta_softplus=True, **options)
+    expected = results_and_gradients(reference, wide, delta_softplus=True, **options)
+    assert_close(results, expected)
+    return results
+
+
+def inputs_in(dtype, **sizes):
+    inputs = make_inputs(dtype=torch.float32, **sizes)
+    for name in ('u', 'delta', 'z', 'B', 'C'):
+        inputs[name] = inputs[name].detach().to(dtype).requires_grad_()
+    return inputs
+
+
+def test_the_emulated_kernels_run():
+    """The edges of chunks are CUDA's alone."""
+    tensors = [torch.rand(1, 1, 3, 65), torch.rand(1, 1, 3, 65), -torch.rand(1, 3, 2)]
+    matrices = [torch.rand(1, 1, 2, 65), torch.rand(1, 1, 2, 65)]
+    edges = torch.ops.vim_mm.selective_scan_fwd(
+        *tensors, *matrices, None, None, None, True, 0, [0]
+    )[2]
+    assert edges.shape == (1, 1, 1, 3, 2, 2)
+
+
+@each_method
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(('length', 'reverse'), [(1, False), (70, True), (132, False), (132, True)])
+def test_lengths(method, dtype, length, reverse):
+    inputs = inputs_in(dtype, channels=9, length=length, states=16)
+    compare(inputs, discretization_method=method, reverse=reverse)
+
+
+# As many rows as choose each of the block shapes: see csrc/cuda/shapes.cuh.
+@pytest.mark.parametrize(
+    ('method', 'rows', 'dtype'),
+    [
+        ('poly', 1050, torch.bfloat16),
+        ('poly', 1050, torch.float32),
+        ('zoh', 2100, torch.float32),
+        ('highorder', 2100, torch.float16),
+        ('poly', 2100, torch.bfloat16),
+        ('zoh', 4200, torch.bfloat16),
+        ('foh', 4200, torch.float16),
+    ],
+)
+def test_rows(method, rows, dtype):
+    inputs = inputs_in(dtype, batch=rows // 35, channels=35, length=64, states=16)
+    compare(inputs, discretization_method=method)
+
+
+# So many channels that two blocks share them in backward.
+@pytest.mark.parametrize(('dtype', 'states'), [(torch.bfloat16, 16), (torch.float32, 37)])
+def test_many_channels(dtype, states):
+    compare(inputs_in(dtype, channels=70, length=70, states=states))
+
+
+@each_method
+@pytest.mark.parametrize('states', [5, 37])
+@pytest.mark.parametrize('form', ['shared', 'constant_B_grouped_C', 'interleaved'])
+def test_forms_and_states(method, states, form):
+    inputs = make_inputs(
+        channels=34, length=70, states=states, form=form, batch=1, dtype=torch.float32
+    )
+    compare(inputs, discretization_method=method)
+
+
+@each_method
+def test_groups_of_different_directions(method):
+    inputs = grouped_inputs(
+        groups=2, shared=('u',), channels=9, length=70, states=16, dtype=torch.float32
+    )
+    compare(
+        inputs,
+        selective_scan_grouped_fn,
+        functools.partial(selective_scan_grouped_fn, use_cuda_kernel=False),
+        reverse=(False, True),
+        discretization_method=method,
+    )
+
+
+@pytest.mark.parametrize('absent', ['D', 'z', 'delta_bias'])
+def test_optional_inputs(absent):
+    inputs = make_inputs(channels=9, length=70, states=16, dtype=torch.float32)
+    del inputs[absent]
+    compare(inputs)
+
+
+@pytest.mark.parametrize('method', ['zoh', 'poly'])
+def test_any_strides(method):
+    inputs = make_inputs(channels=9, length=70, states=16, dtype=torch.float32)
+    compare(strided_copies(inputs), discretization_method=method)
+
+
+@pytest.mark.parametrize('method', ['zoh', 'poly'])
+def test_bits_do_not_depend_on_the_order_of_threads(method):
+    inputs = make_inputs(channels=34, length=132, states=16, dtype=torch.float32)
+    scan = functools.partial(results_and_gradients, selective_scan_fn, inputs)
+    once, again = (scan(discretization_method=method) for _ in range(2))
+    for name, value in once.items():
+        assert torch.equal(value, again[name]), name
