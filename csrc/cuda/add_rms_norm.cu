@@ -138,11 +138,10 @@ void add_rms_norm(const AddRmsNorm& p, void* stream) {
   if (blocks > INT32_MAX) throw std::runtime_error("vim_mm: too many rows for one launch");
   dispatch(p, {p.residual, p.sum}, {p.update, p.normed},
            [&](auto residual, auto t, auto weight, auto width) {
-             add_rms_norm_kernel<decltype(residual), decltype(t), decltype(weight), width()>
-                 <<<static_cast<unsigned>(blocks), kWarp * kForwardWarps, 0,
-                    static_cast<cudaStream_t>(stream)>>>(p);
+             enqueue(
+                 add_rms_norm_kernel<decltype(residual), decltype(t), decltype(weight), width()>,
+                 static_cast<unsigned>(blocks), kWarp * kForwardWarps, 0, stream, p);
            });
-  check(cudaGetLastError());
 }
 
 void add_rms_norm_backward(const AddRmsNormBackward& p, void* stream) {
@@ -158,9 +157,8 @@ void add_rms_norm_backward(const AddRmsNormBackward& p, void* stream) {
                                                          decltype(weight), width()>;
         const int bytes = static_cast<int>(warps * row);
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        kernel<<<p.blocks, kWarp * warps, bytes, static_cast<cudaStream_t>(stream)>>>(p);
+        enqueue(kernel, p.blocks, kWarp * warps, bytes, stream, p);
       });
-  check(cudaGetLastError());
 }
 
 }  // namespace vim_mm

@@ -227,11 +227,9 @@ void convolve(const Convolution& p, void* stream) {
   while (width < spans && width < kThreads) width *= 2;
   const dim3 threads(width, kThreads / width);
   dispatch(p, is_aligned(p), [&](auto t, auto taps, auto aligned) {
-    convolve_kernel<decltype(t), taps(), aligned()>
-        <<<checked_blocks((rows + threads.y - 1) / threads.y, p), threads, 0,
-           static_cast<cudaStream_t>(stream)>>>(p);
+    enqueue(convolve_kernel<decltype(t), taps(), aligned()>,
+            checked_blocks((rows + threads.y - 1) / threads.y, p), threads, 0, stream, p);
   });
-  check(cudaGetLastError());
 }
 
 void convolve_backward(const ConvolutionBackward& p, void* stream) {
@@ -240,10 +238,9 @@ void convolve_backward(const ConvolutionBackward& p, void* stream) {
   const bool aligned = is_aligned(f) && fits(p.grad_u, f.storage, kQuad, 0) &&
                        fits(p.grad_x, f.storage, kQuad, p.grad_x_row);
   dispatch(f, aligned, [&](auto t, auto taps, auto aligned) {
-    convolve_backward_kernel<decltype(t), taps(), aligned()>
-        <<<checked_blocks(f.channels, f), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+    enqueue(convolve_backward_kernel<decltype(t), taps(), aligned()>, checked_blocks(f.channels, f),
+            kThreads, 0, stream, p);
   });
-  check(cudaGetLastError());
 }
 
 }  // namespace vim_mm

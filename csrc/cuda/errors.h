@@ -29,10 +29,10 @@ inline void check(cudaError_t error) {
 
 // kernel<<<...>>>(arguments...), in words that every C++ compiler reads: see tests/emulation.
 template <class... Arguments>
-void enqueue(void (*kernel)(Arguments...), dim3 grid, int threads, size_t shared_bytes,
+void enqueue(void (*kernel)(Arguments...), dim3 grid, dim3 threads, size_t shared_bytes,
              void* stream, const Arguments&... arguments) {
   const void* list[] = {&arguments...};
-  check(cudaLaunchKernel(kernel, grid, dim3(threads), const_cast<void**>(list), shared_bytes,
+  check(cudaLaunchKernel(kernel, grid, threads, const_cast<void**>(list), shared_bytes,
                          static_cast<cudaStream_t>(stream)));
 }
 

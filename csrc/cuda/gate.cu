@@ -71,23 +71,20 @@ void dispatch(Storage storage, int64_t count, std::initializer_list<const void*>
     if (wide) f(grid, t, std::integral_constant<int, kWidth>());
     else f(grid, t, std::integral_constant<int, 1>());
   });
-  check(cudaGetLastError());
 }
 
 }  // namespace
 
 void gate(const Gate& p, void* stream) {
   dispatch(p.storage, p.count, {p.y, p.z, p.out, p.sum}, [&](unsigned blocks, auto t, auto width) {
-    gate_kernel<decltype(t), width()>
-        <<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+    enqueue(gate_kernel<decltype(t), width()>, blocks, kThreads, 0, stream, p);
   });
 }
 
 void gate_backward(const GateBackward& p, void* stream) {
   dispatch(p.storage, p.count, {p.grad_out, p.sum, p.z, p.grad_y, p.grad_z, p.out},
            [&](unsigned blocks, auto t, auto width) {
-             gate_backward_kernel<decltype(t), width()>
-                 <<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+             enqueue(gate_backward_kernel<decltype(t), width()>, blocks, kThreads, 0, stream, p);
            });
 }
 

@@ -156,7 +156,7 @@ struct MarchRows {
 
   // A window as it was loaded.
   struct Raw {
-    typename RowStream::Held drive, delta, z;
+    Held drive, delta, z;
     typename MatrixStream::Held matrix[Matrices];
   };
 
@@ -319,8 +319,8 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
                 [](float dt, float u, float) { return Method::beta_is_step ? dt * u : u; });
   };
   // At a time when the streams are `ahead` windows further.
-  const auto load_again = [&](int window, int ahead, typename Rows::RowStream::Held& u,
-                              typename Rows::RowStream::Held& z) {
+  const auto load_again = [&](int window, int ahead, typename Rows::Held& u,
+                              typename Rows::Held& z) {
     const int64_t offset = -ahead * Rows::window_bytes;
     if (window < rows.whole) {
       rows.drive.load_whole(scan.u, rows.slots, offset, u);
@@ -332,8 +332,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
     }
   };
   constexpr float weight = layout == Layout::half && Format::bfloat ? kCutBack : 1.0f;
-  const auto finish = [&](int window, const typename Rows::RowStream::Held& u,
-                          const typename Rows::RowStream::Held& z) {
+  const auto finish = [&](int window, const typename Rows::Held& u, const typename Rows::Held& z) {
 #pragma unroll
     for (int k = 0; k < count; ++k) {
       float value[width], u_of[width], z_of[width];
@@ -358,7 +357,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
   commit(0, raw[0]);
   __syncthreads();
   // u and z of the window that is scanned, once more: to keep them takes more registers.
-  typename Rows::RowStream::Held u, z;
+  typename Rows::Held u, z;
   const auto turn = [&](int window, typename Rows::Raw& next) {
     if (window + 1 < windows) commit(window + 1, next);
     else rows.load(windows, 1, next);

@@ -52,9 +52,7 @@ void convert(const Conversions& conversions, void* stream) {
     blocks += blocks_of(c);
   }
   if (blocks == 0) return;
-  convert_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-      conversions);
-  check(cudaGetLastError());
+  enqueue(convert_kernel, static_cast<unsigned>(blocks), kThreads, 0, stream, conversions);
 }
 
 }  // namespace vim_mm
