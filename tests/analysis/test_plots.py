@@ -3,8 +3,17 @@
 import cv2
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from vim_mm.analysis.plots import Region, Sample, plot_curves, plot_predictions
+from vim_mm.analysis.plots import (
+    Line,
+    Region,
+    Sample,
+    plot_curves,
+    plot_lines,
+    plot_losses,
+    plot_predictions,
+)
 
 CLASSES = ('nothing', 'left', 'box')
 PALETTE = [(60, 60, 60), (255, 0, 0), (0, 0, 255)]
@@ -42,6 +51,30 @@ def test_curves_hold_every_series(tmp_path):
 def test_one_point_is_drawn(tmp_path):
     plot_curves([(20, 1.0)], {'mIoU': [(20, 30.0)]}, tmp_path / 'curves.png')
     assert _pixels_of(_read(tmp_path / 'curves.png'), (31, 119, 180)) > 20
+
+
+@pytest.mark.parametrize(
+    ('low', 'high', 'expected'),
+    [
+        (0.8, 60, ['1', '2', '5', '10', '20', '50']),
+        (3, 3.5, ['3', '3.1', '3.2', '3.3', '3.4', '3.5']),
+    ],
+)
+def test_logarithmic_figures_are_plain_numbers(low, high, expected, tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(Figure, 'savefig', lambda figure, path: saved.append(figure))
+    plot_lines({'time': [Line('zoh', [224, 512], [low, high])]}, 'side', tmp_path / 'a.png')
+    plot_losses({'run': {'zoh': [(1, high), (2, low)]}}, tmp_path / 'b.png')
+    for figure in saved:
+        figure.draw_without_rendering()
+        (axis,) = [axes.yaxis for axes in figure.axes]
+        bottom, top = axis.get_view_interval()
+        figures = [
+            t.get_text() for t in axis.get_ticklabels() if bottom <= t.get_position()[1] <= top
+        ]
+        assert figures == expected
+        assert not any(t.get_text() for t in axis.get_ticklabels(minor=True))
+    assert len(saved) == 2
 
 
 @pytest.mark.parametrize('count', [1, 2, 3])

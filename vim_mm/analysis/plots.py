@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 _PANEL_INCHES = 1.9
 _DPI = 120
@@ -69,7 +70,8 @@ def plot_lines(panels: dict[str, Sequence[Line]], xlabel: str, path: str | Path)
     named = {title: {line.name: line for line in lines} for title, lines in panels.items()}
     figure, grid = _draw_panels(named, draw, 3.8)
     for axes, lines in zip(grid, panels.values(), strict=True):
-        axes.set(xlabel=xlabel, xscale='log', yscale='log')
+        axes.set(xlabel=xlabel, xscale='log')
+        _log_values(axes)
         ticks = sorted({x for line in lines for x in line.x})
         axes.set_xticks(ticks, [f'{tick:g}' for tick in ticks], fontsize=7)
         axes.set_xticks([], minor=True)
@@ -90,8 +92,20 @@ def plot_losses(runs: dict[str, dict[str, Sequence[tuple[int, float]]]], path: s
 
     figure, grid = _draw_panels(runs, draw, 3.6)
     for axes in grid:
-        axes.set(xlabel='iteration', ylabel='training loss', yscale='log')
+        axes.set(xlabel='iteration', ylabel='training loss')
+        _log_values(axes)
     figure.savefig(path)
+
+
+def _log_values(axes: Axes) -> None:
+    """A logarithmic y axis whose figures are plain numbers, as few as can be read."""
+    axes.set_yscale('log')
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(
+        MaxNLocator(6) if high < 10 * low else LogLocator(subs=(1, 2, 5), numticks=30)
+    )
+    axes.yaxis.set_major_formatter('{x:g}')
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _draw_panels(
