@@ -3,6 +3,7 @@
 import json
 import math
 import runpy
+import sys
 
 import cv2
 import pytest
@@ -92,6 +93,52 @@ def test_report_by_hand(tool):
     assert crossing['ours'] == ('zoh',) and crossing['below DeiT'] == ('from 512 on',)
     host = tool['host_table']([records[0] | {'launches': 240, 'host_seconds': 24e-4}])
     assert '| 10.0 |' in host.replace('  ', '') and host.splitlines()[-1].endswith(' 100 |')
+
+
+def test_what_is_missing_leaves_a_gap(tool):
+    """DeiT has no figure at 1024, zoh none at 2048; DeiT is cheaper at 512, ours at 2048."""
+    times = {('zoh', 512): 2, ('zoh', 1024): 2, ('bilinear', 512): 2, ('bilinear', 1024): 2,
+             ('bilinear', 2048): 2, ('DeiT', 512): 1, ('DeiT', 2048): 4}  # fmt: skip
+    records = [
+        {'side': side, 'batch': 2, 'model': model, 'mode': 'graph', 'layers': 24, 'seconds': ms}
+        for (model, side), ms in times.items()
+    ]
+    text = tool['report'](records)
+    ratio = table_under('Milliseconds, DeiT over the column', text)
+    assert ratio['zoh'] == ('0.50', '') and ratio['bilinear'] == ('0.50', '2.00')
+    crossing = table_under('## Where ours are below DeiT', text)
+    assert crossing['ours'] == ('bilinear',) and crossing['below DeiT'] == ('from 1024 on',)
+
+
+def test_an_interrupted_run_keeps_what_it_has(tool, tmp_path, monkeypatch, capsys):
+    results = iter([{'seconds': 1.0}, {'seconds': 2.0}])
+
+    def measure(*args):
+        for result in results:
+            return result
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(tool['main'].__globals__, 'measure', measure)
+    out, picture = tmp_path / 'figures.json', tmp_path / 'sweep.png'
+    options = [
+        '--images',
+        '16x1',
+        '32x1',
+        '48x1',
+        '--methods',
+        'zoh',
+        '--peers',
+        '--modes',
+        'infer',
+    ]
+    monkeypatch.setattr(
+        sys, 'argv', ['tool', *options, '--out', str(out), '--picture', str(picture)]
+    )
+    with pytest.raises(KeyboardInterrupt):
+        tool['main']()
+    records = json.loads(out.read_text())['records']
+    assert [(r['side'], r['seconds']) for r in records] == [(16, 1.0), (32, 2.0)]
+    assert picture.exists() and '32 x 32, batch 1' in capsys.readouterr().out
 
 
 def test_unknown_sizes_are_errors(tmp_path):

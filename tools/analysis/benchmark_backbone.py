@@ -15,7 +15,8 @@ cannot run here is left out, and said.
 
 A time is the median of what a caller waits for, in a CUDA graph that of the device. Memory is the
 peak of a call, parameters and images included; a training step is forward, backward and the
-release of gradients. Tables in Markdown go to the terminal, progress to its error output.
+release of gradients. Tables in Markdown go to the terminal, progress to its error output. A run
+that is interrupted still writes what it has measured.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import math
 import pathlib
 import re
 import sys
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -102,9 +104,9 @@ def present(args: argparse.Namespace) -> dict[str, Contender]:
     return chosen
 
 
-def run(args: argparse.Namespace) -> list[Record]:
+def run(args: argparse.Namespace) -> Iterator[Record]:
     """One record for each size, backbone and mode."""
-    records, said = [], set()
+    said = set()
     chosen = present(args)
     for size, (name, contender) in product(args.sizes, chosen.items()):
         side, batch = size
@@ -122,12 +124,11 @@ def run(args: argparse.Namespace) -> list[Record]:
             given = {'side': side, 'batch': batch, 'model': name, 'mode': mode}
             try:
                 result = measure(workload, mode, args.n_trials, args.seconds)
-                records.append(given | {'layers': contender.layers} | result)
+                yield given | {'layers': contender.layers} | result
             except torch.OutOfMemoryError:
                 print('left out: out of memory', file=sys.stderr)
             del model, workload
             gc.collect()  # a compiled model holds itself in cycles
-    return records
 
 
 def sizes_of(records: list[Record]) -> list[Size]:
@@ -153,7 +154,12 @@ def ratios(records: list[Record], key: str, peer: str) -> str:
         [
             {
                 'image': name_of(size),
-                **{name: f'{values[size, peer] / values[size, name]:.2f}' for name in names},
+                **{
+                    name: f'{values[size, peer] / values[size, name]:.2f}'
+                    if (size, name) in values
+                    else ''
+                    for name in names
+                },
             }
             for size in sizes_of(records)
             if (size, peer) in values
@@ -201,14 +207,12 @@ def sweeps(records: list[Record]) -> list[Record]:
     return sorted((r for r in records if r['batch'] == batch), key=lambda r: r['side'])
 
 
-def curves(records: list[Record], mode: str, key: str) -> dict[str, tuple[list[int], list[float]]]:
-    """By backbone, sides and values of a field in one mode."""
-    found: dict[str, tuple[list[int], list[float]]] = {}
+def curves(records: list[Record], mode: str, key: str) -> dict[str, dict[int, float]]:
+    """By backbone and side, a field in one mode."""
+    found: dict[str, dict[int, float]] = {}
     for r in records:
         if r['mode'] == mode and key in r:
-            sides, values = found.setdefault(r['model'], ([], []))
-            sides.append(r['side'])
-            values.append(r[key])
+            found.setdefault(r['model'], {})[r['side']] = r[key]
     return found
 
 
@@ -218,13 +222,12 @@ def crossovers(records: list[Record]) -> str:
     fields = [(mode, TIME) for mode in MODES] + [('infer', MEMORY), ('train', MEMORY)]
     for mode, (key, _, unit) in fields:
         found = curves(part, mode, key)
-        theirs = found.pop('DeiT', None)
-        if theirs is None or len(theirs[0]) < 2:
-            continue
-        for name, (sides, values) in found.items():
-            if name in PEERS or sides != theirs[0]:
+        theirs = found.pop('DeiT', {})
+        for name, ours in found.items():
+            sides = [side for side in ours if side in theirs]
+            if name in PEERS or len(sides) < 2:
                 continue
-            side = crossover(sides, values, theirs[1])
+            side = crossover(sides, [ours[s] for s in sides], [theirs[s] for s in sides])
             text = f'not up to {sides[-1]}' if side is None else f'from {side:.0f} on'
             if side == sides[0]:
                 text = f'at every side from {sides[0]} on'
@@ -265,7 +268,7 @@ def draw(records: list[Record], path: pathlib.Path) -> None:
     ):  # fmt: skip
         found = curves(part, mode, key)
         if found:
-            lines = [Line(n, s, [scale * v for v in values]) for n, (s, values) in found.items()]
+            lines = [Line(n, [*of], [scale * v for v in of.values()]) for n, of in found.items()]
             panels[f'{MODES[mode]}: {unit}'] = lines
     path.parent.mkdir(parents=True, exist_ok=True)
     plot_lines(panels, f'side of the image in pixels, batch {part[0]["batch"]}', path)
@@ -307,10 +310,8 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def main() -> None:
-    args = parse_args()
-    torch.set_num_threads(args.threads)
-    records = run(args)
+def write(args: argparse.Namespace, records: list[Record]) -> None:
+    """The tables to the terminal, and what else was asked for."""
     facts = environment(args.device)
     if any(r['model'] in PUBLIC_VIM for r in records):
         facts |= {name: peer_version(name) for name in ('mamba_ssm', 'causal_conv1d')}
@@ -325,6 +326,18 @@ def main() -> None:
         write_text(args.out, json.dumps(result, indent=2))
     if args.picture:
         draw(records, args.picture)
+
+
+def main() -> None:
+    args = parse_args()
+    torch.set_num_threads(args.threads)
+    records = []
+    try:
+        for record in run(args):
+            records.append(record)
+    finally:
+        if records:
+            write(args, records)
 
 
 if __name__ == '__main__':
