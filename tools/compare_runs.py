@@ -30,7 +30,7 @@ def main() -> None:
         'of one name and colour in all panels',
     )
     args = parser.parse_args()
-    tables: dict[tuple[str, ...], list[dict[str, str]]] = {}  # one for each task
+    tables: dict[tuple[str, ...], list[dict[str, str]]] = {}  # one for each set of metrics
     for row in map(summary, args.work_dirs):
         tables.setdefault(tuple(row), []).append(row)
     print(*map(markdown_table, tables.values()), sep='\n\n')

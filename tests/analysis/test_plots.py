@@ -46,6 +46,8 @@ def test_curves_hold_every_series(tmp_path):
     assert one.shape == two.shape
     assert _pixels_of(one, first) > 100 and _pixels_of(one, second) == 0
     assert _pixels_of(two, second) > 50
+    plot_curves(losses, {}, path)
+    assert _pixels_of(_read(path), first) < _pixels_of(one, first)
 
 
 def test_one_point_is_drawn(tmp_path):

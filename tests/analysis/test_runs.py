@@ -15,7 +15,7 @@ from vim_mm.config import config_path, merge_options
 from vim_mm.datasets.shapes import ShapesConfig, write_dataset
 from vim_mm.engine import VimRunner
 
-TOOL = Path(__file__).parents[2] / 'tools/demo_report.py'
+TOOLS = Path(__file__).parents[2] / 'tools'
 TINY = {
     'model.backbone.arch': {'embed_dims': 16, 'num_layers': 4},
     'train_cfg.max_iters': 2,
@@ -58,6 +58,19 @@ def test_detection_metrics_become_percent(tmp_path):
     assert read_history(tmp_path)[1] == {'box AP': [(10, 25.0)], 'mask AP': [(10, 50.0)]}
 
 
+def test_runs_are_compared_before_they_validate(tmp_path, monkeypatch, capsys):
+    _log(tmp_path / 'zoh', 'run', [{'loss': 3.0, 'step': 10}, {'loss': 2.5, 'step': 20}])
+    _log(tmp_path / 'foh', 'run', [{'loss': 2.0, 'step': 10}, {'mIoU': 20.0, 'step': 10}])
+    picture = tmp_path / 'losses.png'
+    runs = [str(tmp_path / name) for name in ('zoh', 'foh')]
+    monkeypatch.setattr(sys, 'argv', ['compare_runs.py', *runs, '--picture', str(picture)])
+    runpy.run_path(str(TOOLS / 'compare_runs.py'), run_name='__main__')
+    cells = [line.replace(' ', '') for line in capsys.readouterr().out.splitlines()]
+    assert '|run|iterations|loss|' in cells and '|zoh|20|2.5|' in cells
+    assert '|run|iterations|loss|mIoU|' in cells and '|foh|10|2|20.00|' in cells
+    assert cv2.imread(str(picture)).shape[1] > 400
+
+
 @pytest.mark.parametrize('find', [find_config, find_checkpoint, read_history])
 def test_what_is_missing_is_said(tmp_path, find):
     with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path))):
@@ -79,7 +92,7 @@ def test_report_on_a_tiny_run(config, data_root, tmp_path, monkeypatch, capsys):
     VimRunner.from_cfg(cfg).train()
     work_dir = (tmp_path / 'before').rename(tmp_path / 'moved')
     monkeypatch.setattr(sys, 'argv', ['demo_report.py', str(work_dir), '--images', '2'])
-    runpy.run_path(str(TOOL), run_name='__main__')
+    runpy.run_path(str(TOOLS / 'demo_report.py'), run_name='__main__')
     said = capsys.readouterr().out
     assert 'on held-out images after 2 iterations' in said
     for name in ('curves.png', 'predictions.png'):

@@ -141,7 +141,7 @@ def plot_curves(
 
     Args:
         losses (Sequence[tuple[int, float]]): Iteration and training loss.
-        metrics (dict): By name, iteration and metric in percent.
+        metrics (dict): By name, iteration and metric in percent; empty without a validation.
         path (str | Path): Picture to write.
     """
     figure = Figure(figsize=(9, 3.4), dpi=_DPI, layout='constrained')
@@ -154,7 +154,8 @@ def plot_curves(
             steps, values, marker='o', markersize=3.5, label=f'{name}, last {values[-1]:.1f}'
         )
     right.set(title='Held-out images', ylabel='percent', ylim=(0, 100))
-    right.legend(loc='lower right')
+    if metrics:
+        right.legend(loc='lower right')
     last = max(step for points in (losses, *metrics.values()) for step, _ in points)
     for axes in (left, right):
         axes.set(xlabel='iteration', xlim=(0, last * 1.02))

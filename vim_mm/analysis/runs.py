@@ -57,10 +57,10 @@ def read_history(
 
     Returns:
         tuple: (iteration, training loss) in order, and by name of the metric
-        (iteration, percent) in order.
+        (iteration, percent) in order; no names before the first validation.
 
     Raises:
-        FileNotFoundError: The run has logged no loss or no metric.
+        FileNotFoundError: The run has logged no loss.
     """
     losses, metrics = {}, {}
     for log in sorted(Path(work_dir).glob('*/vis_data/scalars.json')):
@@ -70,8 +70,8 @@ def read_history(
             for key, (name, factor) in _METRICS.items():
                 if key in record:
                     metrics.setdefault(name, {})[record['step']] = factor * record[key]
-    if not losses or not metrics:
-        raise FileNotFoundError(f'{work_dir} holds no log of both training and validation')
+    if not losses:
+        raise FileNotFoundError(f'{work_dir} holds no log of training')
     return sorted(losses.items()), {name: sorted(each.items()) for name, each in metrics.items()}
 
 
