@@ -139,22 +139,35 @@ struct KernelGradient {
   float value[Taps + 1] = {};
 };
 
+// Of a direction, the incoming gradient of a span and of as many steps behind it, in the direction's order,
+// as taps reach.
+template <int Taps>
+struct Incoming {
+  float span[kSpan], behind[Taps];
+
+  template <int Width, class T>
+  __device__ __forceinline__ void load(const T* row, int first, int steps, bool reverse) {
+    load_steps<Width, kSpan>(row, first, steps, span);
+    load_steps<Width, Taps>(row, reverse ? first - Taps : first + kSpan, steps, behind);
+  }
+  template <bool Reverse>
+  __device__ __forceinline__ float at_step(int i) const {
+    return i < kSpan ? at<Reverse>(span, i) : at<Reverse>(behind, i - kSpan);
+  }
+};
+
 // Adds what the span gives to grad_x (in the order of memory) and to the kernel. Steps beyond the span
 // count for grad_x as far as taps reach; their part of the kernel is their own thread's.
-template <bool Reverse, int Width, int Taps, int Count, class T>
+template <bool Reverse, int Taps, int Count>
 __device__ __forceinline__ void differentiate(const Kernel<Taps>& kernel,
-                                              const float (&window)[Count], const T* grad_u_row,
-                                              int first, int steps, float (&grad_x)[kSpan],
+                                              const float (&window)[Count],
+                                              const Incoming<Taps>& grad_u, float (&grad_x)[kSpan],
                                               KernelGradient<Taps>& grad) {
-  float grad_u[kSpan + Taps];
-  load_steps<Width, kSpan>(grad_u_row, first, steps, grad_u + (Reverse ? Taps : 0));
-  load_steps<Width, Taps>(grad_u_row, Reverse ? first - Taps : first + kSpan, steps,
-                          grad_u + (Reverse ? 0 : kSpan));
   float slope[kSpan + Taps - 1];  // the gradient before the activation
 #pragma unroll
   for (int i = 0; i < kSpan + Taps - 1; ++i) {
     const float x = kernel.template convolve<Reverse>(window, i), s = sigmoid(x);
-    slope[i] = at<Reverse>(grad_u, i) * (s * (1.0f + x * (1.0f - s)));
+    slope[i] = grad_u.template at_step<Reverse>(i) * (s * (1.0f + x * (1.0f - s)));
   }
 #pragma unroll
   for (int i = 0; i < kSpan; ++i) {
@@ -169,7 +182,7 @@ __device__ __forceinline__ void differentiate(const Kernel<Taps>& kernel,
 
 // A block has all spans of a channel, so that the gradients of its kernels are sums within the block.
 template <class T, int Taps, int Width>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, Taps == 4 ? 3 : 2)
     convolve_backward_kernel(const __grid_constant__ ConvolutionBackward p) {
   const Convolution& f = p.forward;
   const int64_t channel = blockIdx.x, size = f.batch * f.steps;
@@ -187,14 +200,17 @@ __global__ void __launch_bounds__(kThreads)
     const uint32_t row = spans.row(i);
     const int first = spans.first(i);
     float window[Taps + kSpan + Taps], sum[kSpan] = {};
+    Incoming<Taps> incoming[kMaxDirections];
     load_window<Width, Taps>(x + row, first, steps, window);
+#pragma unroll
+    for (int k = 0; k < kMaxDirections; ++k)  // without a branch: one wait for all loads
+      incoming[k].template load<Width>(grad_u + k * f.channels * size + row, first,
+                                       k < f.directions ? steps : 0, f.reverse[k]);
 #pragma unroll
     for (int k = 0; k < kMaxDirections; ++k) {
       if (k >= f.directions) break;
-      const T* const grad_u_row = grad_u + k * f.channels * size + row;
-      if (f.reverse[k])
-        differentiate<true, Width>(kernels[k], window, grad_u_row, first, steps, sum, grads[k]);
-      else differentiate<false, Width>(kernels[k], window, grad_u_row, first, steps, sum, grads[k]);
+      if (f.reverse[k]) differentiate<true>(kernels[k], window, incoming[k], sum, grads[k]);
+      else differentiate<false>(kernels[k], window, incoming[k], sum, grads[k]);
     }
     store_steps<Width>(grad_x + row, first, steps, sum);
   }
