@@ -14,8 +14,9 @@ namespace vim_mm {
 namespace {
 
 constexpr int kWarp = 32, kWarps = 8, kThreads = kWarp * kWarps, kSpan = 8;
-// Of a thread, forward: what it does before the first one is a third of a span's work.
-constexpr int kSpans = 2;
+// Forward: four for each multiprocessor of a large GPU, which has room for five. All run at once, and each
+// loads its kernels for as many spans as there are.
+constexpr int64_t kBlocks = 4 * 132;
 
 // Steps [first, first + Count) of a row, zeros outside of it; up to Width steps at once.
 template <int Width, int Count, class T>
@@ -266,10 +267,11 @@ unsigned checked_channels(const Convolution& p) {
 
 void convolve(const Convolution& p, void* stream) {
   const unsigned channels = checked_channels(p);
-  const int64_t spans = (p.steps + kSpan - 1) / kSpan * p.batch, of_warp = kWarp * kSpans;
+  const int64_t spans = (p.steps + kSpan - 1) / kSpan * p.batch;
   if (channels == 0 || spans == 0) return;
-  const dim3 blocks((channels + kWarps - 1) / kWarps,
-                    std::min<int64_t>((spans + of_warp - 1) / of_warp, UINT16_MAX));
+  const unsigned rows = (channels + kWarps - 1) / kWarps;
+  const int64_t most = (spans + kWarp - 1) / kWarp;
+  const dim3 blocks(rows, std::clamp<int64_t>(kBlocks / rows, 1, most));
   dispatch(
       p, [&](int width) { return is_aligned(p, width); },
       [&](auto t, auto taps, auto width) {
