@@ -14,8 +14,8 @@ namespace vim_mm {
 namespace {
 
 constexpr int kWarp = 32, kWarps = 8, kThreads = kWarp * kWarps, kSpan = 8;
-// Forward: four for each multiprocessor of a large GPU, which has room for five. All run at once, and each
-// loads its kernels for as many spans as there are.
+// Forward: as many as run at once on a large GPU, four to a multiprocessor. Each loads its kernels once, for
+// as many spans as there are.
 constexpr int64_t kBlocks = 4 * 132;
 
 // Steps [first, first + Count) of a row, zeros outside of it; up to Width steps at once.
