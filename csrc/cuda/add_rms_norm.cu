@@ -15,13 +15,24 @@ constexpr int kWarp = 32, kForwardWarps = 8, kBackwardWarps = 16;
 constexpr int64_t kBackwardMemory = 96
                                     << 10;  // what every GPU has, or sums would have other orders
 
+// Calls f(c) for the first entry of each pack of this lane's part of a row. Lanes leave the loop together,
+// and nvcc does not unroll it: it would do so by lane, and store packs entry by entry.
+template <int Width, class F>
+__device__ __forceinline__ void for_each_pack(int channels, const F& f) {
+#pragma unroll 1
+  for (int start = 0; start < channels; start += kWarp * Width) {
+    const int c = start + threadIdx.x % kWarp * Width;
+    if (c < channels) f(c);
+  }
+}
+
 // R is the type of the residual stream, T that of the mixer, W that of the weight.
 template <class R, class T, class W, int Width>
 __global__ void __launch_bounds__(kWarp* kForwardWarps)
     add_rms_norm_kernel(const __grid_constant__ AddRmsNorm p) {
   const int64_t row = blockIdx.x * int64_t(kForwardWarps) + threadIdx.x / kWarp;
   if (row >= p.rows) return;
-  const int channels = p.channels, first = threadIdx.x % kWarp * Width;
+  const int channels = p.channels;
   const R* const residual = static_cast<const R*>(p.residual) + row * channels;
   const T* const update = static_cast<const T*>(p.update) + row * channels;
   const auto load_sum = [&](int c, float (&x)[Width]) {
@@ -34,23 +45,23 @@ __global__ void __launch_bounds__(kWarp* kForwardWarps)
   };
 
   float squares = 0.0f;
-  for (int c = first; c < channels; c += kWarp * Width) {
+  for_each_pack<Width>(channels, [&](int c) {
     float x[Width];
     load_sum(c, x);
     if (p.update) store_pack(static_cast<R*>(p.sum) + row * channels + c, x);
 #pragma unroll
     for (int i = 0; i < Width; ++i) squares += x[i] * x[i];
-  }
+  });
   const float rstd = rsqrtf(sum_over_warp(squares) / float(channels) + p.eps);
   if (threadIdx.x % kWarp == 0) p.rstd[row] = rstd;
-  for (int c = first; c < channels; c += kWarp * Width) {
+  for_each_pack<Width>(channels, [&](int c) {
     float x[Width], weight[Width];
     load_sum(c, x);
     load_pack(static_cast<const W*>(p.weight) + c, weight);
 #pragma unroll
     for (int i = 0; i < Width; ++i) x[i] *= rstd * weight[i];
     store_pack(static_cast<T*>(p.normed) + row * channels + c, x);
-  }
+  });
 }
 
 // Rows go round robin over all warps; each warp adds up its part of the weight's gradient in shared
@@ -59,13 +70,14 @@ template <class R, class T, class W, int Width>
 __global__ void __launch_bounds__(kWarp* kBackwardWarps)
     add_rms_norm_backward_kernel(const __grid_constant__ AddRmsNormBackward p) {
   extern __shared__ float4 shared[];  // [warps, channels]
-  const int channels = p.channels, first = threadIdx.x % kWarp * Width;
+  const int channels = p.channels;
   const int warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp;
   float* const grad_weight = reinterpret_cast<float*>(shared);
   float* const mine = grad_weight + warp * channels;
-  for (int c = first; c < channels; c += kWarp * Width)
-#pragma unroll
-    for (int i = 0; i < Width; ++i) mine[c + i] = 0.0f;
+  for_each_pack<Width>(channels, [&](int c) {
+    const float zeros[Width] = {};
+    store_pack(mine + c, zeros);
+  });
 
   for (int64_t row = blockIdx.x * int64_t(warps) + warp; row < p.rows;
        row += gridDim.x * int64_t(warps)) {
@@ -73,20 +85,22 @@ __global__ void __launch_bounds__(kWarp* kBackwardWarps)
     const T* const grad_normed = static_cast<const T*>(p.grad_normed) + row * channels;
     const float rstd = p.rstd[row];
     float dot = 0.0f;
-    for (int c = first; c < channels; c += kWarp * Width) {
-      float x[Width], grad[Width], weight[Width];
+    for_each_pack<Width>(channels, [&](int c) {
+      float x[Width], grad[Width], weight[Width], total[Width];
       load_pack(sum + c, x);
       load_pack(grad_normed + c, grad);
       load_pack(static_cast<const W*>(p.weight) + c, weight);
+      load_pack(mine + c, total);
 #pragma unroll
       for (int i = 0; i < Width; ++i) {
         const float along = grad[i] * x[i] * rstd;
-        mine[c + i] += along;
+        total[i] += along;
         dot += along * weight[i];
       }
-    }
+      store_pack(mine + c, total);
+    });
     dot = sum_over_warp(dot) / float(channels);
-    for (int c = first; c < channels; c += kWarp * Width) {
+    for_each_pack<Width>(channels, [&](int c) {
       float x[Width], grad[Width], weight[Width], passed[Width] = {};
       load_pack(sum + c, x);
       load_pack(grad_normed + c, grad);
@@ -96,7 +110,7 @@ __global__ void __launch_bounds__(kWarp* kBackwardWarps)
       for (int i = 0; i < Width; ++i) passed[i] += rstd * (grad[i] * weight[i] - x[i] * rstd * dot);
       store_pack(static_cast<R*>(p.grad_residual) + row * channels + c, passed);
       if (p.grad_update) store_pack(static_cast<T*>(p.grad_update) + row * channels + c, passed);
-    }
+    });
   }
 
   __syncthreads();

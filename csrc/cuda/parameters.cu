@@ -1,8 +1,12 @@
 // A block's parameters as its kernels take them, and their gradients as they are kept: many small
 // matrices in one launch.
 //
+// Time here is latency: a launch moves a few bytes per thread. So a thread has kQuad entries, which it
+// loads at once, and finds its matrix without a chain of reads, each of which could miss the cache.
+//
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <iterator>
 
 #include "block.h"
 #include "errors.h"
@@ -11,48 +15,90 @@
 namespace vim_mm {
 namespace {
 
-constexpr int kThreads = 256, kPerThread = 4, kPerBlock = kThreads * kPerThread;
+constexpr int kThreads = 256, kPerBlock = kThreads * kQuad;
 
-__host__ __device__ int64_t blocks_of(const Conversion& c) {
-  return (int64_t(c.rows) * c.columns + kPerBlock - 1) / kPerBlock;
+// The k-th conversion has the blocks from ends[k - 1] to ends[k].
+struct Blocks {
+  Conversions conversions;
+  bool wide[kMaxConversions];  // whether quads of `to` are moved at once
+  uint32_t ends[kMaxConversions];
+};
+
+template <int Width>
+__device__ __forceinline__ void load(const void* p, Storage storage, int64_t index,
+                                     float (&x)[Width]) {
+  if constexpr (Width == 1) {
+    x[0] = load_real(static_cast<const char*>(p) + index * item_of(storage), storage);
+  } else {
+    dispatch_storage(storage,
+                     [&](auto t) { load_pack(static_cast<const decltype(t)*>(p) + index, x); });
+  }
+}
+template <int Width>
+__device__ __forceinline__ void store(void* p, Storage storage, int64_t index,
+                                      const float (&x)[Width]) {
+  if constexpr (Width == 1) {
+    store_real(static_cast<char*>(p) + index * item_of(storage), storage, x[0]);
+  } else {
+    dispatch_storage(storage, [&](auto t) { store_pack(static_cast<decltype(t)*>(p) + index, x); });
+  }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    convert_kernel(const __grid_constant__ Conversions conversions) {
-  // Blocks are counted through the conversions, in their order.
-  int64_t block = blockIdx.x;
-  int which = 0;
-  while (block >= blocks_of(conversions.each[which])) block -= blocks_of(conversions.each[which++]);
-  const Conversion& c = conversions.each[which];
+// Entries [i, i + Width) of `to`, which are in one row.
+template <int Width>
+__device__ __forceinline__ void convert_entries(const Conversion& c, uint32_t i) {
+  const int row = int(i / c.columns) - c.zero_rows, column = int(i % c.columns) - c.zero_columns;
+  float x[Width] = {};
+  if (c.from && row >= 0 && column >= 0)
+    load(c.from, c.from_storage, int64_t(row) * c.from_row + column, x);
+  if (c.function == Conversion::negative_exp) {
 #pragma unroll
-  for (int k = 0; k < kPerThread; ++k) {
-    const uint32_t i = block * kPerBlock + k * kThreads + threadIdx.x;
-    if (i >= uint32_t(c.rows) * c.columns) return;
-    const int row = int(i / c.columns) - c.zero_rows, column = int(i % c.columns) - c.zero_columns;
-    float x = 0.0f;
-    if (c.from && row >= 0 && column >= 0) {
-      const int64_t index = int64_t(row) * c.from_row + column;
-      x = load_real(static_cast<const char*>(c.from) + index * item_of(c.from_storage),
-                    c.from_storage);
-    }
-    if (c.function == Conversion::negative_exp) x = -expf(x);
-    if (c.function == Conversion::product) x *= c.factor[i];
-    store_real(static_cast<char*>(c.to) + int64_t(i) * item_of(c.to_storage), c.to_storage, x);
+    for (float& value : x) value = -expf(value);
+  } else if (c.function == Conversion::product) {
+    float factor[Width];
+    load_pack(c.factor + i, factor);
+#pragma unroll
+    for (int j = 0; j < Width; ++j) x[j] *= factor[j];
   }
+  store(c.to, c.to_storage, i, x);
+}
+
+__global__ void __launch_bounds__(kThreads) convert_kernel(const __grid_constant__ Blocks blocks) {
+  int which = 0;
+#pragma unroll
+  for (const uint32_t end : blocks.ends) which += blockIdx.x >= end;
+  const Conversion& c = blocks.conversions.each[which];
+  const uint32_t block = blockIdx.x - (which == 0 ? 0 : blocks.ends[which - 1]);
+  const uint32_t first = (block * kThreads + threadIdx.x) * kQuad, count = c.rows * c.columns;
+  if (blocks.wide[which]) {
+    if (first < count) convert_entries<kQuad>(c, first);
+  } else {
+    for (uint32_t i = first; i < first + kQuad && i < count; ++i) convert_entries<1>(c, i);
+  }
+}
+
+bool is_wide(const Conversion& c) {
+  return c.from_storage != Storage::float64 && c.to_storage != Storage::float64 &&
+         c.zero_columns % kQuad == 0 && fits(c.from, c.from_storage, kQuad, c.from_row) &&
+         fits(c.to, c.to_storage, kQuad, c.columns) &&
+         fits(c.factor, Storage::float32, kQuad, c.columns);
 }
 
 }  // namespace
 
 void convert(const Conversions& conversions, void* stream) {
-  int64_t blocks = 0;
-  for (int i = 0; i < conversions.count; ++i) {
-    const Conversion& c = conversions.each[i];
-    if (int64_t(c.rows) * c.columns > INT32_MAX)
-      throw std::runtime_error("vim_mm: too large a parameter");
-    blocks += blocks_of(c);
+  Blocks blocks{conversions, {}, {}};
+  int64_t end = 0;
+  for (int k = 0; k < conversions.count; ++k) {
+    const Conversion& c = conversions.each[k];
+    const int64_t count = int64_t(c.rows) * c.columns;
+    if (count > INT32_MAX) throw std::runtime_error("vim_mm: too large a parameter");
+    end += (count + kPerBlock - 1) / kPerBlock;
+    blocks.wide[k] = is_wide(c), blocks.ends[k] = uint32_t(end);
   }
-  if (blocks == 0) return;
-  enqueue(convert_kernel, static_cast<unsigned>(blocks), kThreads, 0, stream, conversions);
+  if (end == 0) return;
+  std::fill(blocks.ends + conversions.count, std::end(blocks.ends), UINT32_MAX);
+  enqueue(convert_kernel, static_cast<unsigned>(end), kThreads, 0, stream, blocks);
 }
 
 }  // namespace vim_mm

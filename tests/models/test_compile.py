@@ -35,5 +35,8 @@ def test_static_size(bimamba_type):
 
 
 def test_dynamic_sizes_share_a_graph():
+    """One for images that patches cover, one for those to be padded."""
     model = small_backbone(arch=dict(embed_dims=16, num_layers=1), out_feature='norm')
-    assert graphs_and_outputs(model, [(40, 24), (56, 48), (72, 88)], dynamic=True) == 1
+    sizes = [(40, 24), (56, 48), (72, 88)]
+    assert graphs_and_outputs(model, sizes, dynamic=True) == 1
+    assert graphs_and_outputs(model, [*sizes, (35, 21), (50, 43)], dynamic=True) == 2

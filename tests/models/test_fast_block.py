@@ -185,6 +185,13 @@ class TestOnCuda:
         truth = results(plain_in_fp64(module), x.cpu().double(), grad.cpu())
         assert_exact(results(module, x, grad), truth)
 
+    def test_many_channels(self):
+        """So many that threads of the convolution have several spans, and a rank that is padded."""
+        module = mixer(d_model=8, expand=96, d_state=4, dt_rank=12)
+        x, grad = (torch.randn(3, 1000, 8, device='cuda') for _ in range(2))
+        truth = results(plain_in_fp64(module), x.cpu().double(), grad.cpu())
+        assert_exact(results(module, x, grad), truth)
+
     @each_method
     @each_type
     @pytest.mark.parametrize(
@@ -195,7 +202,7 @@ class TestOnCuda:
             pytest.param(torch.bfloat16, 0.12, id='bf16'),
         ],
     )
-    @pytest.mark.parametrize('length', [1, 196, 197])
+    @pytest.mark.parametrize('length', [1, 196, 197, 200])  # by one, four and eight at once
     def test_half_precision(self, bimamba_type, method, dtype, bound, length):
         """By autocast and as a model of 16 bits."""
         module = mixer(bimamba_type=bimamba_type, discretization_method=method)

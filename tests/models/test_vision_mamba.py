@@ -1,11 +1,12 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from mmengine.registry import MODELS
 
 from tests.models import vim_equations
 from tests.models.small import DEPTH, images, small_backbone
 from vim_mm.models import VisionMamba
-from vim_mm.models.vision_mamba import ARCHS, OUT_FEATURES
+from vim_mm.models.vision_mamba import ARCHS, OUT_FEATURES, PatchEmbed
 
 
 @pytest.mark.parametrize('if_rope', [False, True])
@@ -142,6 +143,37 @@ def test_overlapping_patches():
     assert model(images())[0].shape == (2, 16, 7, 7)
     # 35 = 8 + 6.75 * 4: one more patch covers the rest.
     assert model(images(35, 32))[0].shape == (2, 16, 8, 7)
+
+
+@pytest.mark.parametrize('stride', [8, 4, 5, 11])
+@pytest.mark.parametrize('size', [(32, 48), (27, 37), (3, 8)])
+def test_patches_are_embedded_by_a_convolution(size, stride):
+    embed = PatchEmbed(3, 16, 8, stride).double()
+    x = torch.randn(2, 3, *size, dtype=torch.float64, requires_grad=True)
+    leaves = (x, *embed.parameters())
+    bottom, right = (-(s - 8) % stride if s > 8 else 8 - s for s in size)
+    expected = F.conv2d(F.pad(x, (0, right, 0, bottom)), *embed.parameters(), stride)
+    grad = torch.randn_like(expected)
+    torch.testing.assert_close(embed(x), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        torch.autograd.grad(embed(x), leaves, grad),
+        torch.autograd.grad(expected, leaves, grad),
+        rtol=1e-12,
+        atol=1e-12,
+    )
+
+
+def test_patches_are_embedded_in_the_dtype_of_autocast():
+    embed, x = PatchEmbed(3, 16, 8, 8), images(27, 37)
+    rounded = PatchEmbed(3, 16, 8, 8)
+    rounded.load_state_dict({k: v.bfloat16() for k, v in embed.state_dict().items()})
+    expected = rounded(x.bfloat16().float())
+    with torch.autocast('cpu', torch.bfloat16):
+        out = embed(x)
+        assert embed.double()(x.double()).dtype == torch.float64
+    assert out.dtype == torch.bfloat16
+    # Products of rounded factors, summed in float32 and rounded once: half a unit of 8 bits.
+    torch.testing.assert_close(out.float(), expected, rtol=2**-8, atol=1e-5)
 
 
 def test_non_square_img_size_makes_a_non_square_grid():

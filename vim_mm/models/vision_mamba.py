@@ -32,6 +32,14 @@ OUT_TYPES = ('featmap', 'cls_token', 'avg_featmap', 'raw')
 OUT_FEATURES = ('mixer', 'residual', 'norm')
 
 
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that autocast gives to x in a matrix product: its own where there is none."""
+    # The meta device has no autocast, and float64 is left alone.
+    if x.is_meta or x.dtype == torch.float64 or not torch.is_autocast_enabled(x.device.type):
+        return x.dtype
+    return torch.get_autocast_dtype(x.device.type)
+
+
 class PatchEmbed(nn.Module):
     """Image (B, C, H, W), zero-padded at the right and bottom, to a map of patch embeddings."""
 
@@ -47,11 +55,21 @@ class PatchEmbed(nn.Module):
         return tuple(max(-((self.patch_size - s) // self.stride), 0) + 1 for s in size)
 
     def forward(self, x: Tensor) -> Tensor:
+        rows, columns = self.grid(x.shape[-2:])
         bottom, right = (
             (n - 1) * self.stride + self.patch_size - s
-            for n, s in zip(self.grid(x.shape[-2:]), x.shape[-2:])
+            for n, s in zip((rows, columns), x.shape[-2:])
         )
-        return self.proj(F.pad(x, (0, right, 0, bottom)))
+        if bottom or right:  # F.pad copies the image even where it adds nothing
+            x = F.pad(x, (0, right, 0, bottom))
+        if self.stride != self.patch_size:
+            return self.proj(x)
+        # Patches that do not overlap are the rows of a matrix. Convolutions of so few channels
+        # miss the tensor cores, a product does not. Cast while the image is copied patch by patch.
+        patches = x.unflatten(3, (columns, -1)).unflatten(2, (rows, -1)).permute(0, 2, 4, 1, 3, 5)
+        patches = patches.to(product_dtype(x), memory_format=torch.contiguous_format).flatten(3)
+        tokens = F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
+        return tokens.permute(0, 3, 1, 2)
 
 
 class Block(nn.Module):
