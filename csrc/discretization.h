@@ -19,6 +19,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <type_traits>
+
 #include "elementary.h"
 
 namespace vim_mm {
@@ -108,10 +110,66 @@ struct Psi {
   };
 };
 
+// x <- A_bar x + beta b u, step by step, of one state: what depends on a alone is there once.
+template <class Method, class V>
+struct FullRecurrence {
+  using R = RealOf<V>;
+  V a;
+
+  FullRecurrence() = default;
+  explicit VIM_MM_INLINE FullRecurrence(V a_) : a(a_) {}
+
+  VIM_MM_INLINE Coefficients<V> coefficients(R dt) const { return Method::coefficients(dt, a); }
+  // The part of the input that all states share, and that of this state.
+  static VIM_MM_INLINE R drive(R dt, R u) { return Method::beta_is_step ? dt * u : u; }
+  static VIM_MM_INLINE V input(R drive, const Coefficients<V>& k, V b) {
+    if constexpr (Method::beta_is_step) return drive * b;
+    else return (drive * b) * k.beta;
+  }
+  VIM_MM_INLINE V advance(V x, R dt, R drive, V b) const {
+    const Coefficients<V> k = coefficients(dt);
+    return k.a_bar * x + input(drive, k, b);
+  }
+};
+
+// The same with Accuracy::half for methods whose beta is made of psi functions. Beta(a)(dt, bits, e)
+// gives beta, where e = e^z = 2^bits: near 0 from a polynomial, minimax in `bits`, elsewhere from e
+// and powers of i = 1/a. Where they meet, both are as good as the rounding of e lets the latter be,
+// which takes few terms. A conditional assignment, because near 0 the latter may be infinite.
+template <class Beta>
+struct HalfRecurrence {
+  float a_bits;
+  Beta beta;
+
+  HalfRecurrence() = default;
+  explicit VIM_MM_INLINE HalfRecurrence(float a) : a_bits(a * kLog2E), beta(a) {}
+
+  VIM_MM_INLINE Coefficients<float> coefficients(float dt) const {
+    const float bits = dt * a_bits, e = power_of_two(bits);
+    return {e, beta(dt, bits, e)};
+  }
+  static VIM_MM_INLINE float drive(float, float u) { return u; }
+  static VIM_MM_INLINE float input(float drive, const Coefficients<float>& k, float b) {
+    return drive * b * k.beta;
+  }
+  VIM_MM_INLINE float advance(float x, float dt, float drive, float b) const {
+    const Coefficients<float> k = coefficients(dt);
+    return fma(k.a_bar, x, input(drive, k, b));
+  }
+};
+
+// psi_2 where |bits| <= kPsi2Near: a square, because the root of phi_2 takes a term less than phi_2.
+constexpr float kPsi2Near = 0.29f;
+VIM_MM_INLINE float psi_2_near(float dt, float bits) {
+  constexpr float sqrt_phi_2[] = {0.707106848f, 0.0817431967f, 0.00943937094f};
+  const float root = dt * polynomial(sqrt_phi_2, bits);
+  return root * root;
+}
+
 // `psi`: beta is made of psi functions. `causal`: scanned in one direction. `exponential`: a_bar =
 // e^z, so that several steps together have that of the sum of their dt. `beta_is_step`: beta = dt,
 // the same for all states. `scaled`: beta = dt times a function of z, which is in `scale`.
-// `derivatives` takes what `coefficients` gave.
+// `derivatives` takes what `coefficients` gave. `Half`: the recurrence with Accuracy::half.
 struct Zoh {
   static constexpr bool psi = false, causal = true, exponential = true, beta_is_step = true,
                         scaled = true;
@@ -123,6 +181,7 @@ struct Zoh {
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
     return {k.a_bar, V(ScalarOf<V>(1)), V(ScalarOf<V>(0))};
   }
+  using Half = FullRecurrence<Zoh, float>;
 };
 
 struct Foh {
@@ -138,6 +197,19 @@ struct Foh {
     const Psi<2, V> psi(dt, a, k.a_bar);
     return {k.a_bar, psi.sum({0, 1, 0}), psi.sum_by_a({0, 0, 1})};
   }
+  // psi_2, or i^2 (e - 1) - i dt.
+  struct HalfBeta {
+    float i, i2;
+
+    HalfBeta() = default;
+    explicit VIM_MM_INLINE HalfBeta(float a) : i(reciprocal(a)), i2(i * i) {}
+    VIM_MM_INLINE float operator()(float dt, float bits, float e) const {
+      float beta = psi_2_near(dt, bits);
+      if (magnitude(bits) > kPsi2Near) beta = fma(i2, e, -fma(i, dt, i2));
+      return beta;
+    }
+  };
+  using Half = HalfRecurrence<HalfBeta>;
 };
 
 struct Bilinear {
@@ -163,6 +235,21 @@ struct Bilinear {
     const V q2 = q * q;
     return {q2, q2, V(S(0.5)) * (dt * (dt * q2))};
   }
+  // With s = 2 / (1 - z/2): A_bar = s - 1, beta = s dt/2, and the step s (x + b u dt/2) - x.
+  struct Half {
+    float quarter;  // -a/4
+
+    Half() = default;
+    explicit VIM_MM_INLINE Half(float a) : quarter(-0.25f * a) {}
+    VIM_MM_INLINE float s(float dt) const { return reciprocal(fma(dt, quarter, 0.5f)); }
+    VIM_MM_INLINE Coefficients<float> coefficients(float dt) const {
+      return {s(dt) - 1.0f, 0.5f * dt * s(dt)};
+    }
+    static VIM_MM_INLINE float drive(float dt, float u) { return 0.5f * dt * u; }
+    VIM_MM_INLINE float advance(float x, float dt, float drive, float b) const {
+      return fma(s(dt), fma(drive, b, x), -x);
+    }
+  };
 };
 
 struct Poly {
@@ -178,6 +265,21 @@ struct Poly {
     const Psi<2, V> psi(dt, a, k.a_bar);
     return {k.a_bar, k.a_bar + psi.sum({0, 0.5, 0}), psi.sum_by_a({0, 1, 0.5})};
   }
+  // dt + (a + 1/2) psi_2, or with k = i + i^2/2: k (e - 1) - i/2 dt.
+  struct HalfBeta {
+    float weight, half_i, k;
+
+    HalfBeta() = default;
+    explicit VIM_MM_INLINE HalfBeta(float a) : weight(a + 0.5f), half_i(0.5f * reciprocal(a)) {
+      k = fma(2.0f * half_i, half_i, 2.0f * half_i);
+    }
+    VIM_MM_INLINE float operator()(float dt, float bits, float e) const {
+      float beta = fma(weight, psi_2_near(dt, bits), dt);
+      if (magnitude(bits) > kPsi2Near) beta = fma(k, e, -fma(half_i, dt, k));
+      return beta;
+    }
+  };
+  using Half = HalfRecurrence<HalfBeta>;
 };
 
 struct HighOrder {
@@ -193,6 +295,27 @@ struct HighOrder {
     const Psi<3, V> psi(dt, a, k.a_bar);
     return {k.a_bar, k.a_bar + psi.sum({0, 1, 0.5, 0}), psi.sum_by_a({0, 1, 1, 0.5})};
   }
+  // dt + (1 + a)/2 dt^2 + (a^2 + a + 1/2) psi_3, or with k = i + i^2 + i^3/2:
+  // k (e - 1) - dt (i + i^2/2 + i/4 dt).
+  struct HalfBeta {
+    float near[4], half_sum, k, linear, quarter_i;
+
+    HalfBeta() = default;
+    explicit VIM_MM_INLINE HalfBeta(float a) : half_sum(fma(0.5f, a, 0.5f)) {
+      constexpr float phi_3[] = {0.166665295f, 0.0288813718f, 0.00402625265f, 0.000463505674f};
+      for (int j = 0; j < 4; ++j) near[j] = fma(a, a + 1.0f, 0.5f) * phi_3[j];
+      const float i = reciprocal(a);
+      quarter_i = 0.25f * i;
+      linear = fma(0.5f * i, i, i);
+      k = fma(i, linear, i);
+    }
+    VIM_MM_INLINE float operator()(float dt, float bits, float e) const {
+      float beta = dt * fma(dt, fma(dt, polynomial(near, bits), half_sum), 1.0f);
+      if (magnitude(bits) > 0.7f) beta = fma(k, e, -fma(dt, fma(dt, quarter_i, linear), k));
+      return beta;
+    }
+  };
+  using Half = HalfRecurrence<HalfBeta>;
 };
 
 struct Rk4 {
@@ -217,7 +340,34 @@ struct Rk4 {
     const V beta_dt = V(S(1)) + z * (V(S(1)) + z * (V(S(0.5)) + z * V(S(1) / S(6))));
     return {k.a_bar, beta_dt, dt * (dt * scale(dt, a).slope)};
   }
+  // The same polynomial, in bits = z log2(e). What all states share is dt u.
+  struct Half {
+    float a_bits;
+
+    Half() = default;
+    explicit VIM_MM_INLINE Half(float a) : a_bits(a * kLog2E) {}
+    VIM_MM_INLINE Coefficients<float> coefficients(float dt) const {
+      const float bits = dt * a_bits;
+      return {power_of_two(bits), dt * scale_of(bits)};
+    }
+    static VIM_MM_INLINE float drive(float dt, float u) { return dt * u; }
+    VIM_MM_INLINE float advance(float x, float dt, float drive, float b) const {
+      const float bits = dt * a_bits;
+      return fma(power_of_two(bits), x, drive * b * scale_of(bits));
+    }
+
+   private:
+    static VIM_MM_INLINE float scale_of(float bits) {
+      constexpr float ln2 = 1.0f / kLog2E;
+      constexpr float p[] = {1.0f, ln2 / 2, ln2 * ln2 / 6, ln2 * ln2 * ln2 / 24};
+      return polynomial(p, bits);
+    }
+  };
 };
+
+template <class Method, Accuracy accuracy, class V>
+using Recurrence = typename std::conditional<accuracy == Accuracy::half, typename Method::Half,
+                                             FullRecurrence<Method, V>>::type;
 
 // Every method with its number, which is that of the Python table.
 #define VIM_MM_FOR_EACH_METHOD(call) \

@@ -420,7 +420,7 @@ class BackwardBlock {
 #pragma unroll
       for (int i = 0; i < width; ++i) {
         const float x = dt[i] + bias;
-        dt[i] = step_size(dt[i], bias, scan_.delta_softplus);
+        dt[i] = step_size<accuracy_of(layout)>(dt[i], bias, scan_.delta_softplus);
         float dt_slope = scan_.delta_softplus ? softplus_slope(x, dt[i]) : 1.0f;
         const float s = sigmoid(z[i]);
         const float gate_slope = grad_y[i] * (s * (1.0f + z[i] * (1.0f - s)));
