@@ -7,7 +7,7 @@ from vim_mm.analysis.exact import truth
 
 # What the coefficients of 16 bits may be off by: csrc/elementary.h, Accuracy.
 BOUND = 2e-5
-GRADIENT_BOUND = 1e-4
+GRADIENT_BOUND = 5e-5
 
 
 def points(method, dtype):
