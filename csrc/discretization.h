@@ -14,10 +14,13 @@
 //
 // phi functions: Hochbruck & Ostermann, Exponential integrators, Acta Numerica (2010).
 //
-// To add a method: its struct, and its number in VIM_MM_FOR_EACH_METHOD.
+// To add a method: its struct, and its number in VIM_MM_FOR_EACH_METHOD. Its `Half` may be its
+// FullRecurrence.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+
+#include <type_traits>
 
 #include "elementary.h"
 
@@ -41,6 +44,22 @@ struct Derivatives {
 template <class V>
 struct Scale {
   V value, slope;
+};
+
+// A sum with weights. They are constants: what they make 0 or 1 costs nothing.
+template <class V>
+struct WeightedSum {
+  using S = ScalarOf<V>;
+  V value;
+  bool empty;
+
+  VIM_MM_INLINE WeightedSum() : value(S(0)), empty(true) {}
+  VIM_MM_INLINE void add(S weight, V x) {
+    if (weight == S(0)) return;
+    if (weight != S(1)) x = V(weight) * x;
+    value = empty ? x : x + value;
+    empty = false;
+  }
 };
 
 // Sums of psi_k = dt^k phi_k(dt a), 1 <= k <= K, and of their derivatives by a; that by dt is
@@ -75,7 +94,7 @@ struct Psi {
 
   // The sum of weight[k] psi_k.
   VIM_MM_INLINE V sum(const S (&weight)[K + 1]) const {
-    Sum low{V(S(0)), true}, high{V(S(0)), true};
+    WeightedSum<V> low, high;
     for (int k = K; k >= 1; --k) {
       low.add(weight[k], phi[k]);
       if (!low.empty) low.value = dt * low.value;
@@ -85,7 +104,7 @@ struct Psi {
   }
   // The sum of weight[k] d psi_k / da: dt^(k+1) phi_k' near 0, else (dt psi_(k-1) - k psi_k) / a.
   VIM_MM_INLINE V sum_by_a(const S (&weight)[K + 1]) const {
-    Sum low{V(S(0)), true}, high{V(S(0)), true};
+    WeightedSum<V> low, high;
     for (int k = K; k >= 1; --k) {
       low.add(weight[k], phi[k] - V(S(k)) * phi[k + 1]);
       if (!low.empty) low.value = dt * low.value;
@@ -93,25 +112,138 @@ struct Psi {
     }
     return select(near, dt * low.value, high.value * inverse);
   }
+};
 
- private:
-  // Weights are constants: what they make 0 or 1 costs nothing.
-  struct Sum {
-    V value;
-    bool empty;
-    VIM_MM_INLINE void add(S weight, V x) {
-      if (weight == S(0)) return;
-      if (weight != S(1)) x = V(weight) * x;
-      value = empty ? x : x + value;
-      empty = false;
+// x <- A_bar x + beta b u of one state, a step at a time: what follows from a alone is there once.
+template <class Method, class V>
+struct FullRecurrence {
+  using R = RealOf<V>;
+  V a;
+
+  FullRecurrence() = default;
+  explicit VIM_MM_INLINE FullRecurrence(V a_) : a(a_) {}
+
+  VIM_MM_INLINE Coefficients<V> coefficients(R dt) const { return Method::coefficients(dt, a); }
+  // The part of the input that all states share, and that of this state.
+  static VIM_MM_INLINE R drive(R dt, R u) { return Method::beta_is_step ? dt * u : u; }
+  static VIM_MM_INLINE V input(R drive, const Coefficients<V>& k, V b) {
+    if constexpr (Method::beta_is_step) return drive * b;
+    else return (drive * b) * k.beta;
+  }
+  VIM_MM_INLINE V advance(V x, R dt, R drive, V b) const {
+    const Coefficients<V> k = coefficients(dt);
+    return k.a_bar * x + input(drive, k, b);
+  }
+};
+
+// The same with Accuracy::half, for a PsiMethod: HalfBeta(a)(dt, bits, e) is beta, 2^bits = e = e^z.
+template <class Method>
+struct HalfRecurrence {
+  float a_bits;
+  typename Method::HalfBeta beta;
+
+  HalfRecurrence() = default;
+  explicit VIM_MM_INLINE HalfRecurrence(float a) : a_bits(a * kLog2E), beta(a) {}
+
+  VIM_MM_INLINE Coefficients<float> coefficients(float dt) const {
+    const float bits = dt * a_bits, e = power_of_two(bits);
+    return {e, beta(dt, bits, e)};
+  }
+  static VIM_MM_INLINE float drive(float, float u) { return u; }
+  static VIM_MM_INLINE float input(float drive, const Coefficients<float>& k, float b) {
+    return drive * b * k.beta;
+  }
+  VIM_MM_INLINE float advance(float x, float dt, float drive, float b) const {
+    const Coefficients<float> k = coefficients(dt);
+    return fma(k.a_bar, x, input(drive, k, b));
+  }
+};
+
+// What Psi needs near 0, with Accuracy::half, in bits, z = bits ln(2): e^z comes from them, so they are
+// there already. The polynomials are minimax where |bits| <= near; from there on psi_k comes from e^z,
+// upwards. Where the two meet, both are as good as the rounding of e^z lets the latter be: few terms do.
+template <int K>
+struct HalfPsiNear;
+// psi_2 as a square, because the root of phi_2 takes a term less than phi_2.
+template <>
+struct HalfPsiNear<2> {
+  static constexpr float near = 0.29f, near_by_a = 0.85f;
+  static VIM_MM_INLINE float psi(float dt, float bits) {
+    constexpr float root_of_phi[] = {0.707106848f, 0.0817431967f, 0.00943937094f};
+    const float root = dt * polynomial(root_of_phi, bits);
+    return root * root;
+  }
+  // phi_2' / phi_2, to near_by_a.
+  static VIM_MM_INLINE float slope(float bits) {
+    constexpr float c[] = {0.333334427f, 0.0385078162f, 0.00176727815f, -0.000102164294f};
+    return polynomial(c, bits);
+  }
+};
+template <>
+struct HalfPsiNear<3> {
+  static constexpr float near = 0.7f, near_by_a = 1.3f;
+  float phi[4] = {0.166665295f, 0.0288813718f, 0.00402625265f, 0.000463505674f};
+
+  static VIM_MM_INLINE float psi(float dt, float bits) {
+    constexpr HalfPsiNear of;
+    return dt * dt * (dt * polynomial(of.phi, bits));
+  }
+  static VIM_MM_INLINE float slope(float bits) {
+    constexpr float c[] = {0.250004059f, 0.0260005215f, 0.00148775745f};
+    return polynomial(c, bits);
+  }
+};
+
+// The same as Psi, with Accuracy::half.
+template <int K>
+struct HalfPsi {
+  using Near = HalfPsiNear<K>;
+  float dt, a, inverse, bits;
+  float psi[K + 1];
+
+  VIM_MM_INLINE HalfPsi(float dt_, float a_, float e)
+      : dt(dt_), a(a_), inverse(reciprocal(a)), bits(dt * (a * kLog2E)) {
+    const float power[] = {1.0f, dt, 0.5f * (dt * dt)};
+    const bool far = magnitude(bits) > Near::near;
+    psi[0] = e;
+    psi[K] = Near::psi(dt, bits);
+    for (int k = K - 1; k >= 1; --k) psi[k] = fma(a, psi[k + 1], power[k]);
+    float high = fma(inverse, e, -inverse);
+    for (int k = 1; k <= K; ++k) {
+      if (k > 1) high = inverse * (high - power[k - 1]);
+      psi[k] = select(far, high, psi[k]);
     }
-  };
+  }
+  VIM_MM_INLINE float sum(const float (&weight)[K + 1]) const {
+    WeightedSum<float> sum;
+    VIM_MM_UNROLL
+    for (int k = K; k >= 1; --k) sum.add(weight[k], psi[k]);
+    return sum.value;
+  }
+  // Near 0 the derivatives of psi_k = a psi_(k+1) + dt^k / k!, else of a^k psi_k, a function of z.
+  VIM_MM_INLINE float sum_by_a(const float (&weight)[K + 1]) const {
+    WeightedSum<float> low, by_dt, own;
+    float by_a = dt * psi[K] * Near::slope(bits);
+    low.add(weight[K], by_a);
+    VIM_MM_UNROLL
+    for (int k = K - 1; k >= 1; --k) {
+      by_a = fma(a, by_a, psi[k + 1]);
+      low.add(weight[k], by_a);
+    }
+    VIM_MM_UNROLL
+    for (int k = K; k >= 1; --k) {
+      by_dt.add(weight[k], psi[k - 1]);
+      own.add(k * weight[k], psi[k]);
+    }
+    const float high = fma(dt, by_dt.value, -own.value);
+    return select(magnitude(bits) > Near::near_by_a, inverse * high, low.value);
+  }
 };
 
 // `psi`: beta is made of psi functions. `causal`: scanned in one direction. `exponential`: a_bar =
 // e^z, so that several steps together have that of the sum of their dt. `beta_is_step`: beta = dt,
 // the same for all states. `scaled`: beta = dt times a function of z, which is in `scale`.
-// `derivatives` takes what `coefficients` gave.
+// `derivatives` takes what `coefficients` gave. `Half`: the recurrence with Accuracy::half.
 struct Zoh {
   static constexpr bool psi = false, causal = true, exponential = true, beta_is_step = true,
                         scaled = true;
@@ -123,21 +255,52 @@ struct Zoh {
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
     return {k.a_bar, V(ScalarOf<V>(1)), V(ScalarOf<V>(0))};
   }
+  using Half = FullRecurrence<Zoh, float>;
 };
 
-struct Foh {
+// Methods whose beta is a sum of psi functions up to psi_K. They have that sum, `beta`, and `slopes`,
+// its derivatives, both of a Psi or a HalfPsi, and HalfBeta: from psi_K near 0, else from e^z and
+// i = 1/a. It has all that follows from a alone and takes the fewest instructions where nothing but
+// beta is wanted; what is not used of it may be infinite, so that it is assigned, not multiplied.
+template <class Method, int K>
+struct PsiMethod {
   static constexpr bool psi = true, causal = true, exponential = true, beta_is_step = false,
                         scaled = false;
+  static constexpr int order = K;
+  using Half = HalfRecurrence<Method>;
+
   template <class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     const V e = exp_of_product(dt, a);
-    return {e, Psi<2, V>(dt, a, e).sum({0, 0, 1})};
+    return {e, Method::beta(Psi<K, V>(dt, a, e))};
   }
   template <class V>
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
-    const Psi<2, V> psi(dt, a, k.a_bar);
-    return {k.a_bar, psi.sum({0, 1, 0}), psi.sum_by_a({0, 0, 1})};
+    return Method::slopes(Psi<K, V>(dt, a, k.a_bar), k.a_bar);
   }
+};
+
+struct Foh : PsiMethod<Foh, 2> {
+  template <class P>
+  static VIM_MM_INLINE auto beta(const P& psi) {
+    return psi.sum({0, 0, 1});
+  }
+  template <class P, class V>
+  static VIM_MM_INLINE Derivatives<V> slopes(const P& psi, V e) {
+    return {e, psi.sum({0, 1, 0}), psi.sum_by_a({0, 0, 1})};
+  }
+  // psi_2, or i^2 (e - 1) - i dt.
+  struct HalfBeta {
+    float i, i2;
+
+    HalfBeta() = default;
+    explicit VIM_MM_INLINE HalfBeta(float a) : i(reciprocal(a)), i2(i * i) {}
+    VIM_MM_INLINE float operator()(float dt, float bits, float e) const {
+      float beta = HalfPsiNear<2>::psi(dt, bits);
+      if (magnitude(bits) > HalfPsiNear<2>::near) beta = fma(i2, e, -fma(i, dt, i2));
+      return beta;
+    }
+  };
 };
 
 struct Bilinear {
@@ -146,53 +309,97 @@ struct Bilinear {
   template <class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     using S = ScalarOf<V>;
-    const V half_z = V(S(0.5)) * (dt * a);
+    const V half_z = dt * (V(S(0.5)) * a);
     const V q = reciprocal(V(S(1)) - half_z);
     return {(V(S(1)) + half_z) * q, dt * q};
   }
   template <class V>
   static VIM_MM_INLINE Scale<V> scale(RealOf<V> dt, V a) {
     using S = ScalarOf<V>;
-    const V q = reciprocal(V(S(1)) - V(S(0.5)) * (dt * a));
+    const V q = reciprocal(V(S(1)) - dt * (V(S(0.5)) * a));
     return {q, V(S(0.5)) * (q * q)};
   }
   template <class V>
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
     using S = ScalarOf<V>;
-    const V q = reciprocal(V(S(1)) - V(S(0.5)) * (dt * a));
+    const V q = reciprocal(V(S(1)) - dt * (V(S(0.5)) * a));
     const V q2 = q * q;
     return {q2, q2, V(S(0.5)) * (dt * (dt * q2))};
   }
+  // With s = 2 / (1 - z/2): A_bar = s - 1, beta = s dt/2, and the step s (x + b u dt/2) - x.
+  struct Half {
+    float quarter;  // -a/4
+
+    Half() = default;
+    explicit VIM_MM_INLINE Half(float a) : quarter(-0.25f * a) {}
+    VIM_MM_INLINE float s(float dt) const { return reciprocal(fma(dt, quarter, 0.5f)); }
+    VIM_MM_INLINE Coefficients<float> coefficients(float dt) const {
+      return {s(dt) - 1.0f, 0.5f * dt * s(dt)};
+    }
+    static VIM_MM_INLINE float drive(float dt, float u) { return 0.5f * dt * u; }
+    VIM_MM_INLINE float advance(float x, float dt, float drive, float b) const {
+      return fma(s(dt), fma(drive, b, x), -x);
+    }
+  };
 };
 
-struct Poly {
-  static constexpr bool psi = true, causal = false, exponential = true, beta_is_step = false,
-                        scaled = false;
-  template <class V>
-  static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
-    const V e = exp_of_product(dt, a);
-    return {e, Psi<2, V>(dt, a, e).sum({0, 1, 0.5})};
+struct Poly : PsiMethod<Poly, 2> {
+  static constexpr bool causal = false;
+
+  template <class P>
+  static VIM_MM_INLINE auto beta(const P& psi) {
+    return psi.sum({0, 1, 0.5});
   }
-  template <class V>
-  static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
-    const Psi<2, V> psi(dt, a, k.a_bar);
-    return {k.a_bar, k.a_bar + psi.sum({0, 0.5, 0}), psi.sum_by_a({0, 1, 0.5})};
+  template <class P, class V>
+  static VIM_MM_INLINE Derivatives<V> slopes(const P& psi, V e) {
+    return {e, e + psi.sum({0, 0.5, 0}), psi.sum_by_a({0, 1, 0.5})};
   }
+  // dt + (a + 1/2) psi_2, or with k = i + i^2/2: k (e - 1) - i/2 dt.
+  struct HalfBeta {
+    float weight, half_i, k;
+
+    HalfBeta() = default;
+    explicit VIM_MM_INLINE HalfBeta(float a) : weight(a + 0.5f), half_i(0.5f * reciprocal(a)) {
+      k = fma(2.0f * half_i, half_i, 2.0f * half_i);
+    }
+    VIM_MM_INLINE float operator()(float dt, float bits, float e) const {
+      float beta = fma(weight, HalfPsiNear<2>::psi(dt, bits), dt);
+      if (magnitude(bits) > HalfPsiNear<2>::near) beta = fma(k, e, -fma(half_i, dt, k));
+      return beta;
+    }
+  };
 };
 
-struct HighOrder {
-  static constexpr bool psi = true, causal = true, exponential = true, beta_is_step = false,
-                        scaled = false;
-  template <class V>
-  static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
-    const V e = exp_of_product(dt, a);
-    return {e, Psi<3, V>(dt, a, e).sum({0, 1, 1, 0.5})};
+struct HighOrder : PsiMethod<HighOrder, 3> {
+  template <class P>
+  static VIM_MM_INLINE auto beta(const P& psi) {
+    return psi.sum({0, 1, 1, 0.5});
   }
-  template <class V>
-  static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
-    const Psi<3, V> psi(dt, a, k.a_bar);
-    return {k.a_bar, k.a_bar + psi.sum({0, 1, 0.5, 0}), psi.sum_by_a({0, 1, 1, 0.5})};
+  template <class P, class V>
+  static VIM_MM_INLINE Derivatives<V> slopes(const P& psi, V e) {
+    return {e, e + psi.sum({0, 1, 0.5, 0}), psi.sum_by_a({0, 1, 1, 0.5})};
   }
+  // dt + (1 + a)/2 dt^2 + (a^2 + a + 1/2) psi_3, or with k = i + i^2 + i^3/2:
+  // k (e - 1) - dt (i + i^2/2 + i/4 dt).
+  struct HalfBeta {
+    float near[4], half_sum, k, linear, quarter_i;
+
+    HalfBeta() = default;
+    explicit VIM_MM_INLINE HalfBeta(float a) : half_sum(fma(0.5f, a, 0.5f)) {
+      constexpr HalfPsiNear<3> of;
+      for (int j = 0; j < 4; ++j) near[j] = fma(a, a + 1.0f, 0.5f) * of.phi[j];
+      const float i = reciprocal(a);
+      quarter_i = 0.25f * i;
+      linear = fma(0.5f * i, i, i);
+      k = fma(i, linear, i);
+    }
+    VIM_MM_INLINE float operator()(float dt, float bits, float e) const {
+      float beta = dt * fma(dt, fma(dt, polynomial(near, bits), half_sum), 1.0f);
+      if (magnitude(bits) > HalfPsiNear<3>::near)
+        beta = fma(k, e, -fma(dt, fma(dt, quarter_i, linear), k));
+      return beta;
+    }
+  };
 };
 
 struct Rk4 {
@@ -217,7 +424,52 @@ struct Rk4 {
     const V beta_dt = V(S(1)) + z * (V(S(1)) + z * (V(S(0.5)) + z * V(S(1) / S(6))));
     return {k.a_bar, beta_dt, dt * (dt * scale(dt, a).slope)};
   }
+  // The same polynomial, in bits = z log2(e). What all states share is dt u.
+  struct Half {
+    float a_bits;
+
+    Half() = default;
+    explicit VIM_MM_INLINE Half(float a) : a_bits(a * kLog2E) {}
+    VIM_MM_INLINE Coefficients<float> coefficients(float dt) const {
+      const float bits = dt * a_bits;
+      return {power_of_two(bits), dt * scale_of(bits)};
+    }
+    static VIM_MM_INLINE float drive(float dt, float u) { return dt * u; }
+    VIM_MM_INLINE float advance(float x, float dt, float drive, float b) const {
+      const float bits = dt * a_bits;
+      return fma(power_of_two(bits), x, drive * b * scale_of(bits));
+    }
+
+   private:
+    static VIM_MM_INLINE float scale_of(float bits) {
+      constexpr float ln2 = 1.0f / kLog2E;
+      constexpr float p[] = {1.0f, ln2 / 2, ln2 * ln2 / 6, ln2 * ln2 * ln2 / 24};
+      return polynomial(p, bits);
+    }
+  };
 };
+
+template <class Method, Accuracy accuracy, class V>
+using Recurrence = typename std::conditional<accuracy == Accuracy::half, typename Method::Half,
+                                             FullRecurrence<Method, V>>::type;
+
+// beta and derivatives of a step, given its A_bar. Methods that are not made of psi functions have
+// nothing to gain from less accuracy here.
+template <class V>
+struct Linearized {
+  V beta;
+  Derivatives<V> derivatives;
+};
+template <class Method, Accuracy accuracy, class V>
+VIM_MM_INLINE Linearized<V> linearize(RealOf<V> dt, V a, V a_bar) {
+  if constexpr (Method::psi && accuracy == Accuracy::half) {
+    const HalfPsi<Method::order> psi(dt, a, a_bar);
+    return {Method::beta(psi), Method::slopes(psi, a_bar)};
+  } else {
+    const Coefficients<V> k{a_bar, Method::coefficients(dt, a).beta};
+    return {k.beta, Method::derivatives(dt, a, k)};
+  }
+}
 
 // Every method with its number, which is that of the Python table.
 #define VIM_MM_FOR_EACH_METHOD(call) \

@@ -132,12 +132,12 @@ __device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
   c_of.load(s.c);
 #pragma unroll
   for (int i = 0; i < steps; ++i) {
-    const Coefficients<E> k = Method::coefficients(lane.dt[i], a);
-    s.a_bar[i] = k.a_bar;
+    const float dt = lane.dt[i];
+    s.a_bar[i] = Method::coefficients(dt, a).a_bar;
     s.input[i] = lane.drive[i] * s.b[i];
-    if constexpr (!Method::scaled) s.input[i] = s.input[i] * k.beta;
-    else if constexpr (!Method::beta_is_step)
-      s.input[i] = s.input[i] * Method::scale(lane.dt[i], a).value;
+    if constexpr (!Method::scaled)
+      s.input[i] = s.input[i] * linearize<Method, accuracy_of(layout)>(dt, a, s.a_bar[i]).beta;
+    else if constexpr (!Method::beta_is_step) s.input[i] = s.input[i] * Method::scale(dt, a).value;
     s.from_y[i] = lane.grad_y[i] * conj(s.c[i]);
     x = i == 0 ? s.input[0] : s.a_bar[i] * x + s.input[i];
     product = i == 0 ? s.a_bar[0] : product * s.a_bar[i];
@@ -173,7 +173,7 @@ __device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
 // Adds one state's part to the segment's sums and to the gradients of B and C, returns that of A
 // over the segment. grad_input is the gradient of `drive`; where that is dt u, its part of grad_dt
 // is missing.
-template <class Method, class E, class Shape>
+template <class Method, Accuracy accuracy, class E, class Shape>
 __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
                                        const StateSegment<Method, E, Shape>& s,
                                        E (&grad_b)[Shape::steps], E (&grad_c)[Shape::steps]) {
@@ -207,8 +207,9 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
     // Of the state after step i.
     own_gradient =
         i == steps - 1 ? s.grad_x + s.from_y[i] : conj(s.a_bar[i + 1]) * own_gradient + s.from_y[i];
-    const Coefficients<E> k{s.a_bar[i], Method::coefficients(dt, s.a).beta};
-    const Derivatives<E> d = Method::derivatives(dt, s.a, k);
+    const Linearized<E> at = linearize<Method, accuracy>(dt, s.a, s.a_bar[i]);
+    const E beta = at.beta;
+    const Derivatives<E>& d = at.derivatives;
     E by_z = d.a_bar_z * before[i];  // derivative of that state
     if constexpr (Method::scaled && !Method::beta_is_step)
       by_z = by_z + (drive * s.b[i]) * Method::scale(dt, s.a).slope;
@@ -227,9 +228,9 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
       grad_a = grad_a + dt * grad_z;
     } else {
       const E driven = gradient * conj(s.b[i]), grad_beta = drive * driven;
-      lane.grad_input[i] += real(driven * conj(k.beta));
+      lane.grad_input[i] += real(driven * conj(beta));
       lane.grad_dt[i] += real(grad_z * conj(s.a) + grad_beta * conj(d.beta_dt));
-      grad_b[i] = grad_b[i] + gradient * conj(drive * k.beta);
+      grad_b[i] = grad_b[i] + gradient * conj(drive * beta);
       grad_a = grad_a + (dt * grad_z + grad_beta * conj(d.beta_a));
     }
   }
@@ -420,7 +421,7 @@ class BackwardBlock {
 #pragma unroll
       for (int i = 0; i < width; ++i) {
         const float x = dt[i] + bias;
-        dt[i] = step_size(dt[i], bias, scan_.delta_softplus);
+        dt[i] = step_size<accuracy_of(layout)>(dt[i], bias, scan_.delta_softplus);
         float dt_slope = scan_.delta_softplus ? softplus_slope(x, dt[i]) : 1.0f;
         const float s = sigmoid(z[i]);
         const float gate_slope = grad_y[i] * (s * (1.0f + z[i] * (1.0f - s)));
@@ -515,7 +516,7 @@ class BackwardBlock {
                                         const StateSegment<Method, E, Shape>& state, int set, int m,
                                         E (&grad_b)[steps], E (&grad_c)[steps]) {
     shared_.grad_a[warp_ * states_of_warp + m][set * 32 + threadIdx.x % 32] =
-        pull_back(lane, state, grad_b, grad_c);
+        pull_back<Method, accuracy_of(layout)>(lane, state, grad_b, grad_c);
   }
 
   // A's gradient over the chunk, of a tile of states: takes the place of the adjoint that entered,

@@ -27,6 +27,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   constexpr float weight = output_weight<Method, E>();
   static_assert(Shape::window % kChunk == 0, "a window has whole chunks");
   using States = CarriedStates<E, Shape, layout>;
+  using Steps = Recurrence<Method, accuracy_of(layout), E>;
   using Places = Slots<Shape::channels, Shape, layout>;
   constexpr int count = Places::count, width = Places::width;
   extern __shared__ float4 memory[];
@@ -100,13 +101,13 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
         const float bias = shared.bias[slots.row(k)];
 #pragma unroll
         for (int i = 0; i < width; ++i) {
-          dt[i] = step_size(dt[i], bias, scan.delta_softplus);
+          dt[i] = step_size<accuracy_of(layout)>(dt[i], bias, scan.delta_softplus);
           if (slots.step(k) + i >= left) dt[i] = 0.0f;
           if (Adjoint) {
             if (scan.gated) value[i] *= gate[i] * sigmoid(gate[i]);
             value[i] *= weight;
-          } else if (Method::beta_is_step) {
-            value[i] *= dt[i];
+          } else {
+            value[i] = Steps::drive(dt[i], value[i]);
           }
         }
         put(shared.dt, slots, k, dt);
@@ -143,6 +144,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
         const int in_tile = warp * States::of_warp + m, n = first + in_tile;
         if (!fast && n >= states) break;
         const E a = carried.a(m, n);
+        const Steps recurrence(a);
         const auto matrix_of = matrix.segment(shared.matrix, work, channel, segment, in_tile, n);
         E x = E(0.0f), transition = E(1.0f);
 #pragma unroll
@@ -153,9 +155,9 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
 #pragma unroll
           for (int jj = 0; jj < kQuad; ++jj) {
             const int j = Ascending ? jj : kQuad - 1 - jj;
-            const Coefficients<E> k = Method::coefficients(driven.dt[i + j], a);
-            if (Adjoint) x = conj(k.a_bar) * (x + driven.drive[i + j] * conj(entry[j]));
-            else x = k.a_bar * x + input_of<Method>(driven.drive[i + j], k, entry[j]);
+            const Coefficients<E> k = recurrence.coefficients(driven.dt[i + j]);
+            if constexpr (Adjoint) x = conj(k.a_bar) * (x + driven.drive[i + j] * conj(entry[j]));
+            else x = k.a_bar * x + Steps::input(driven.drive[i + j], k, entry[j]);
             if (!Method::exponential) transition = transition * k.a_bar;
           }
         }

@@ -99,6 +99,7 @@ template <class Method, class E, Layout layout, int Steps>
 __device__ __forceinline__ E scan_from_zero(const float (&dt)[Steps], const float (&drive)[Steps],
                                             E a, const SegmentOf<E, layout>& b_of,
                                             E (&a_bar)[Steps], E (&input)[Steps]) {
+  const Recurrence<Method, accuracy_of(layout), E> recurrence(a);
   E x = E(0.0f);
 #pragma unroll
   for (int first = 0; first < Steps; first += kQuad) {
@@ -107,9 +108,9 @@ __device__ __forceinline__ E scan_from_zero(const float (&dt)[Steps], const floa
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
       const int i = first + j;
-      const Coefficients<E> k = Method::coefficients(dt[i], a);
+      const Coefficients<E> k = recurrence.coefficients(dt[i]);
       a_bar[i] = k.a_bar;
-      input[i] = input_of<Method>(drive[i], k, b[j]);
+      input[i] = recurrence.input(drive[i], k, b[j]);
       x = i == 0 ? input[0] : a_bar[i] * x + input[i];
     }
   }
@@ -235,9 +236,9 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
         const float bias = shared.bias[slots.row(k)];
 #pragma unroll
         for (int i = 0; i < width; ++i) {
-          dt[i] = step_size(dt[i], bias, scan.delta_softplus);
+          dt[i] = step_size<accuracy_of(layout)>(dt[i], bias, scan.delta_softplus);
           if (slots.step(k) + i >= left) dt[i] = 0.0f;
-          if (Method::beta_is_step) drive[i] *= dt[i];
+          drive[i] = Recurrence<Method, accuracy_of(layout), float>::drive(dt[i], drive[i]);
         }
         put(shared.dt, slots, k, dt);
         put(shared.drive, slots, k, drive);

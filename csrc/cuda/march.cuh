@@ -247,7 +247,8 @@ struct MarchRows {
 #pragma unroll
     for (int k = 0; k < count; ++k) {
 #pragma unroll
-      for (int i = 0; i < width; ++i) dt[k][i] = step_size(dt[k][i], bias[k], scan.delta_softplus);
+      for (int i = 0; i < width; ++i)
+        dt[k][i] = step_size<accuracy_of(layout)>(dt[k][i], bias[k], scan.delta_softplus);
       if (window >= whole) {
 #pragma unroll
         for (int i = 0; i < width; ++i)
@@ -316,7 +317,9 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
   const int windows = int(work.windows);
   const auto commit = [&](int window, typename Rows::Raw& raw) {
     rows.commit(shared.inputs[window % 2], window, raw, window + Shape::ahead, 1,
-                [](float dt, float u, float) { return Method::beta_is_step ? dt * u : u; });
+                [](float dt, float u, float) {
+                  return Recurrence<Method, accuracy_of(layout), float>::drive(dt, u);
+                });
   };
   // At a time when the streams are `ahead` windows further.
   const auto load_again = [&](int window, int ahead, typename Rows::Held& u,
@@ -392,11 +395,15 @@ struct MarchStride {
 };
 
 // The half that scans.
-template <class Method, class Shape, Operand operand>
+template <class Method, class Shape, Layout layout, Operand operand>
 __device__ __forceinline__ void forward_states(const ForwardArguments& p, const Work& work,
                                                ForwardMarchShared<Shape>& shared) {
   const MarchLane<Shape> lane;
   MarchStates<Shape> of(p.scan, work, lane, View());
+  using Steps = Recurrence<Method, accuracy_of(layout), float>;
+  Steps recurrence[Shape::states];
+#pragma unroll
+  for (int m = 0; m < Shape::states; ++m) recurrence[m] = Steps(of.a[m]);
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   float* edges = static_cast<float*>(p.edges) + row * p.chunks * states;
   const int windows = int(work.windows);
@@ -424,8 +431,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
           float x[kStride];
 #pragma unroll
           for (int i = 0; i < kStride; ++i) {
-            const Coefficients<float> k = Method::coefficients(at.dt[i], of.a[m]);
-            of.x[m] = k.a_bar * of.x[m] + input_of<Method>(at.drive[i], k, at.b[m][i]);
+            of.x[m] = recurrence[m].advance(of.x[m], at.dt[i], at.drive[i], at.b[m][i]);
             x[i] = of.x[m];
           }
           sums.template add<operand>(x, at.c[m]);
@@ -454,10 +460,10 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
     });
   } else {
     if constexpr (layout == Layout::single)
-      forward_states<Method, Shape, Operand::split>(p, work, shared);
+      forward_states<Method, Shape, layout, Operand::split>(p, work, shared);
     else if (p.scan.u.storage == Storage::bfloat16)
-      forward_states<Method, Shape, Operand::cut>(p, work, shared);
-    else forward_states<Method, Shape, Operand::rounded>(p, work, shared);
+      forward_states<Method, Shape, layout, Operand::cut>(p, work, shared);
+    else forward_states<Method, Shape, layout, Operand::rounded>(p, work, shared);
   }
 }
 
@@ -486,7 +492,7 @@ __device__ __forceinline__ void edges_rows(const EdgesArguments& p, const Work& 
                 [&](float dt, float value, float z) {
                   if (gated) value *= z * sigmoid(z);
                   if (Adjoint) return weight * value;
-                  return Method::beta_is_step ? dt * value : value;
+                  return Recurrence<Method, accuracy_of(layout), float>::drive(dt, value);
                 });
     __syncthreads();
   };
@@ -514,6 +520,10 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   }
   const MarchLane<Shape> lane;
   MarchStates<Shape> of(p.scan, work, lane, p.grad_last_state);
+  using Steps = Recurrence<Method, accuracy_of(layout), float>;
+  Steps recurrence[Shape::states];
+#pragma unroll
+  for (int m = 0; m < Shape::states; ++m) recurrence[m] = Steps(of.a[m]);
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   const int windows = int(work.windows);
   float* edges =
@@ -543,14 +553,13 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
           for (int j = 0; j < kStride; ++j) {
             const int i = Ascending ? j : kStride - 1 - j;
             of.x[m] = factor[m] * of.x[m] + drive[i] * entry[i];
-            factor[m] = Method::coefficients(dt[i], of.a[m]).a_bar;
+            factor[m] = recurrence[m].coefficients(dt[i]).a_bar;
           }
         } else {
 #pragma unroll
           for (int j = 0; j < kStride; ++j) {
             const int i = Ascending ? j : kStride - 1 - j;
-            const Coefficients<float> k = Method::coefficients(dt[i], of.a[m]);
-            of.x[m] = k.a_bar * of.x[m] + input_of<Method>(drive[i], k, entry[i]);
+            of.x[m] = recurrence[m].advance(of.x[m], dt[i], drive[i], entry[i]);
           }
         }
       }

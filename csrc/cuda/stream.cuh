@@ -18,6 +18,9 @@ inline namespace VIM_MM_ISA {
 enum class Layout { any, half, single };
 
 constexpr __host__ __device__ int item_of(Layout layout) { return layout == Layout::half ? 2 : 4; }
+constexpr __host__ __device__ Accuracy accuracy_of(Layout layout) {
+  return layout == Layout::half ? Accuracy::half : Accuracy::full;
+}
 
 // What the conversions of such a dtype need to know. With Layout::any they look it up.
 template <bool Bfloat, bool Reversed>

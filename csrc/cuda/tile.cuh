@@ -287,15 +287,9 @@ __device__ __forceinline__ E transition_of(float total_dt, const E (&a_bar)[Step
   return product;
 }
 
-// beta B u, where `drive` is u, or dt u for methods whose beta is dt.
-template <class Method, class E>
-__device__ __forceinline__ E input_of(float drive, const Coefficients<E>& k, E b) {
-  if constexpr (Method::beta_is_step) return drive * b;
-  return (drive * b) * k.beta;
-}
-
+template <Accuracy accuracy>
 __device__ __forceinline__ float step_size(float raw_delta, float bias, bool with_softplus) {
-  const float x = raw_delta + bias, y = softplus(x);
+  const float x = raw_delta + bias, y = softplus<accuracy>(x);
   return with_softplus ? y : x;
 }
 

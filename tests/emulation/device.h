@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <cmath>
 #include <functional>
 #include <utility>
 
@@ -81,6 +82,15 @@ inline uint32_t __float_as_uint(float value) {
   memcpy(&bits, &value, sizeof bits);
   return bits;
 }
+
+// A GPU's is good to 2^-22, up or down, but exact at 0.
+namespace emulation {
+inline float exp2f(float x) {
+  if (x == 0.0f) return 1.0f;
+  return std::exp2(x) * (1.0f + (__float_as_uint(x) & 1 ? 1.0f : -1.0f) / (1 << 22));
+}
+}  // namespace emulation
+#define exp2f emulation::exp2f
 
 // The runtime's own take a void*; nothing links it.
 template <class... Arguments>

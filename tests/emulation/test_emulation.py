@@ -21,6 +21,7 @@ from tests.ops.inputs import (
     results_and_gradients,
     strided_copies,
 )
+from tests.ops.sixteen_bits import check_coefficients, check_step_sizes
 from tests.ops.test_selective_scan_cuda import assert_close
 from vim_mm.ops import selective_scan_fn, selective_scan_grouped_fn, selective_scan_ref
 from vim_mm.ops.discretization import METHODS
@@ -144,6 +145,20 @@ def test_the_emulated_kernels_run():
 def test_lengths(method, dtype, length, reverse):
     inputs = inputs_in(dtype, channels=9, length=length, states=16)
     compare(inputs, discretization_method=method, reverse=reverse)
+
+
+half_precision = pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+
+
+@each_method
+@half_precision
+def test_coefficients_of_16_bits(method, dtype):
+    check_coefficients(selective_scan_fn, method, dtype, 'cpu')
+
+
+@half_precision
+def test_step_sizes_of_16_bits(dtype):
+    check_step_sizes(selective_scan_fn, dtype, 'cpu')
 
 
 # As many rows as choose each of the block shapes: see csrc/cuda/shapes.cuh.

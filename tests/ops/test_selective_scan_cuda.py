@@ -15,6 +15,7 @@ from tests.ops.inputs import (
     strided_copies,
     worst_error,
 )
+from tests.ops.sixteen_bits import check_coefficients, check_step_sizes
 from vim_mm.ops import selective_scan_fn, selective_scan_grouped_fn, selective_scan_ref
 from vim_mm.ops.discretization import METHODS, method_id
 
@@ -98,6 +99,17 @@ def test_discretize(method, is_complex):
     error = (result - expected).abs() / scale.clamp_min(1e-3)
     assert error[:2].max() <= 1e-5
     assert torch.isfinite(torch.view_as_real(result) if is_complex else result).all()
+
+
+@each_method
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_coefficients_of_16_bits(method, dtype):
+    check_coefficients(cuda_scan, method, dtype, 'cuda')
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_step_sizes_of_16_bits(dtype):
+    check_step_sizes(cuda_scan, dtype, 'cuda')
 
 
 @each_method

@@ -1,0 +1,79 @@
+"""How exact a scan of 16 bits is inside: its last state and some gradients are float32."""
+
+import numpy as np
+import torch
+
+from vim_mm.analysis.exact import truth
+
+# What the coefficients of 16 bits may be off by: csrc/elementary.h, Accuracy.
+BOUND = 2e-5
+GRADIENT_BOUND = 5e-5
+
+
+def points(method, dtype):
+    """Steps in `dtype` and rates in float32, (points,) each: z in [-1e3, 80], dt in [1e-6, 10]."""
+    tails = np.logspace(-6, 3, 37)
+    z = np.concatenate([np.linspace(-1.5, 1.5, 121), -tails, tails[tails < 80], [0]])
+    if method == 'bilinear':  # has a pole at 2
+        z = z[z <= 1]
+    steps = torch.logspace(-6, 1, 5).to(dtype).repeat_interleave(len(z))
+    return steps, torch.tensor(z).repeat(5).float() / steps.float()
+
+
+def assert_off_by_at_most(bound, name, result, expected, scale):
+    error = np.abs(result.detach().cpu().numpy() - expected) / (bound * scale + 1e-36)
+    worst = error.argmax()  # a NaN counts as the largest
+    assert error[worst] <= 1, f'{name}: {result[worst]}, expected {expected[worst]}'
+
+
+def check_coefficients(scan, method, dtype, device):
+    """beta, its derivatives and A_bar by the last states of one step and of two."""
+    steps, rates = points(method, dtype)
+    expected, scale = truth(method, steps, rates)
+    expected = expected.real
+
+    def last_state(length):
+        inputs = {
+            'u': torch.eye(1, length).expand(len(steps), -1),  # 1 and then nothing
+            'delta': steps[:, None].expand(-1, length),
+            'B': torch.ones(1, length),
+            'C': torch.ones(1, length),
+        }
+        inputs = {name: x[None].to(device, dtype).contiguous() for name, x in inputs.items()}
+        inputs['A'] = rates[:, None].to(device).requires_grad_()
+        inputs['delta_bias'] = torch.zeros(len(steps), device=device, requires_grad=True)
+        _, last = scan(**inputs, return_last_state=True, discretization_method=method)
+        return last.flatten(), inputs
+
+    beta, inputs = last_state(1)
+    beta.sum().backward()
+    assert_off_by_at_most(BOUND, 'beta', beta, expected[:, 1], scale[:, 1])
+    for name, value, i in (('dbeta/ddt', 'delta_bias', 4), ('dbeta/da', 'A', 5)):
+        gradient = inputs[value].grad.flatten()
+        assert_off_by_at_most(GRADIENT_BOUND, name, gradient, expected[:, i], scale[:, i])
+    product = expected[:, 0] * expected[:, 1]
+    there = np.abs(product) < 1e38
+    assert_off_by_at_most(
+        2 * BOUND,
+        'A_bar beta',
+        last_state(2)[0][torch.tensor(there, device=device)],
+        product[there],
+        (scale[:, 0] * scale[:, 1])[there],
+    )
+
+
+def check_step_sizes(scan, dtype, device):
+    """softplus, by one step of `zoh`, whose beta it is."""
+    x = torch.linspace(-80, 80, 1281).to(dtype)
+    one = torch.ones(1, len(x), 1, dtype=dtype, device=device)
+    _, last = scan(
+        u=one,
+        delta=x.to(device)[None, :, None],
+        A=torch.zeros(len(x), 1, device=device),
+        B=one[:, :1],
+        C=one[:, :1],
+        delta_softplus=True,
+        return_last_state=True,
+    )
+    expected = np.logaddexp(0, x.double().numpy())
+    assert_off_by_at_most(BOUND, 'dt', last.flatten(), expected, expected)
