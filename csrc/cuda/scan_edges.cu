@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "edges.cuh"
 #include "launch.cuh"
+#include "march_edges.cuh"
 
 namespace vim_mm {
 namespace {
@@ -13,7 +14,7 @@ void launch_edges(const EdgesArguments& p, void* stream) {
   const View& driving = Adjoint ? p.grad_out : scan.u;
   dispatch_layout(scan, layout_of(scan, {driving}), [&](auto e, auto layout) {
     using E = std::decay_t<decltype(e)>;  // else nvcc hands the host compiler a reference
-    choose_edges<Method, layout()>(scan, [&](auto shape) {
+    choose_edges<layout()>(scan, [&](auto shape) {
       using Block = decltype(shape);
       const int64_t blocks = blocks_of<Block>(scan);
       if constexpr (Block::marches)

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "forward.cuh"
 #include "launch.cuh"
+#include "march_forward.cuh"
 
 namespace vim_mm {
 
@@ -19,7 +20,7 @@ void scan_forward(const ForwardArguments& p, void* stream) {
         const int64_t blocks = blocks_of<Block>(scan);
         if constexpr (Block::marches)
           launch(forward_march_kernel<Method, Block, layout()>, blocks, Block::all_threads,
-                 sizeof(ForwardMarchShared<Block>), p, stream);
+                 sizeof(ForwardMarchShared<Block, layout()>), p, stream);
         else
           launch(forward_kernel<Method, E, Block, layout()>, blocks, Block::threads,
                  sizeof(ForwardShared<E, Block>) +

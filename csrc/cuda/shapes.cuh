@@ -54,31 +54,29 @@ void choose_segments(const ScanArguments& scan, const F& f) {
 }
 
 // Of many rows: the more there are, the more channels in a block, which takes fewer instructions.
-// Roomy are blocks with registers for methods, and for halves of float32, that need them.
-template <class Method, Layout layout, class F>
+// Roomy are blocks with registers for the halves of float32, which need them.
+template <Layout layout, class F>
 void choose_march(const ScanArguments& scan, const F& f) {
-  constexpr bool roomy = layout == Layout::single || Method::psi;
-  if (rows_of(scan) < 2 * kFewRows || scan.channels <= 8)
-    f(MarchShape<1, 1, 4, roomy ? 3 : 4, 2, 1>());
-  else f(MarchShape<2, 2, 4, roomy ? 2 : 3, 2, 1>());
+  if (rows_of(scan) < 2 * kFewRows || scan.channels <= 8) f(MarchShape<1, 1, 2, 1, 4, 3, 2>());
+  else f(MarchShape<2, 2, 2, 1, 4, layout == Layout::single ? 2 : 3, 2>());
 }
 
-// Few rows want lanes that do not wait for themselves.
+// Few rows want lanes that do not wait for themselves, nor for those that load.
 template <class Method, Layout layout, class F>
 void choose_forward(const ScanArguments& scan, const F& f) {
   const bool few = rows_of(scan) < kFewRows;
   if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());
   else if constexpr (Method::causal)
-    few ? f(MarchShape<1, 1, 4, 2, 4, 2>()) : choose_march<Method, layout>(scan, f);
+    few ? f(MarchShape<1, 1, 4, 2, 2, 2, 4>()) : choose_march<layout>(scan, f);
   else few ? choose_segments(scan, f) : f(Shape<4, 16, 4, 3>());
 }
 
 // A sweep for edges alone is short enough for segments to win where rows are few.
-template <class Method, Layout layout, class F>
+template <Layout layout, class F>
 void choose_edges(const ScanArguments& scan, const F& f) {
   if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());
   else if (rows_of(scan) < kFewRows) choose_segments(scan, f);
-  else choose_march<Method, layout>(scan, f);
+  else choose_march<layout>(scan, f);
 }
 
 // Registers count for more than warps here: two blocks per multiprocessor spill nothing.

@@ -43,6 +43,10 @@ __device__ __forceinline__ void specialize(Storage storage, bool reverse, const 
   }
 }
 
+// How a tile is loaded: all of it, which lies in the tensor; by slots that are aligned and lie in the
+// tensor or outside; or each entry for itself.
+enum class Loads { whole, aligned, apart };
+
 // Which entries (row, step) of a tile a thread loads, converts and stores: `count` times `width`
 // neighbours in time. Neighbouring threads are neighbours in time too, or with `any`, if rows are
 // nearer in memory, neighbours in rows.
@@ -52,17 +56,19 @@ struct Slots {
   static constexpr int width = layout == Layout::any ? 1 : kQuad;
   static constexpr int count = entries / width, per_row = Shape::window / width;
   static_assert(entries >= width && Shape::threads % per_row == 0, "uneven tiles");
+  int thread;  // of those that share the tile
   bool along_rows, reverse;
 
   __device__ __forceinline__ Slots(const View& v, const Work& work)
-      : along_rows(layout == Layout::any && v.row < v.last), reverse(work.reverse) {}
+      : thread(threadIdx.x % Shape::threads), along_rows(layout == Layout::any && v.row < v.last),
+        reverse(work.reverse) {}
   __device__ __forceinline__ int row(int k) const {
-    if (along_rows) return (threadIdx.x + k * Shape::threads) % Rows;
-    return threadIdx.x / per_row + k * Shape::threads / per_row;
+    if (along_rows) return (thread + k * Shape::threads) % Rows;
+    return thread / per_row + k * Shape::threads / per_row;
   }
   __device__ __forceinline__ int step(int k) const {
-    if (along_rows) return (threadIdx.x + k * Shape::threads) / Rows;
-    return threadIdx.x % per_row * width;
+    if (along_rows) return (thread + k * Shape::threads) / Rows;
+    return thread % per_row * width;
   }
   // Bytes from one step to the next.
   __device__ __forceinline__ int64_t to_step(const View& v) const {
@@ -93,7 +99,7 @@ class Stream {
 
   // Starts the loads of the tile at hand: all of it, and aligned.
   __device__ __forceinline__ void load_whole(const View& v, const Places& slots) {
-    load_whole(v, slots, 0, raw_);
+    load_whole(v, slots, raw_);
   }
   // The same, `offset` bytes further, of which there are so many rows and steps.
   __device__ __forceinline__ void load(const View& v, const Places& slots, int rows, int steps,
@@ -102,13 +108,22 @@ class Stream {
   }
   // Likewise into other registers than its own.
   struct Held;
-  __device__ __forceinline__ void load_whole(const View& v, const Places& slots, int64_t offset,
-                                             Held& to) const {
-    load_whole(v, slots, offset, to.raw);
-  }
+  template <Loads loads>
   __device__ __forceinline__ void load(const View& v, const Places& slots, int rows, int steps,
-                                       int64_t offset, Held& to) const {
-    load(v, slots, rows, steps, offset, to.raw);
+                                       Held& to) const {
+    if constexpr (loads == Loads::whole) {
+      load_whole(v, slots, to.raw);
+    } else if constexpr (loads == Loads::apart) {
+      load(v, slots, rows, steps, 0, to.raw);
+    } else {
+#pragma unroll
+      for (int k = 0; k < count; ++k) {
+        Packed packed{};
+        if (v.data && slots.row(k) < rows && slots.step(k) < steps)
+          packed = *reinterpret_cast<const Packed*>(at(v, slots, k));
+        *reinterpret_cast<Packed*>(to.raw + k * words) = packed;
+      }
+    }
   }
 
   // The tile that was loaded, unconverted, while the next one comes.
@@ -142,6 +157,16 @@ class Stream {
       else store_apart(p, count_inside(slots, k, rows, steps), slots.reverse, raw);
     }
   }
+  // Where slots are aligned.
+  template <class Format>
+  __device__ __forceinline__ void store_aligned(const View& v, const Places& slots, int k,
+                                                const float (&values)[width], int rows,
+                                                int steps) const {
+    alignas(words * 4) uint32_t raw[words];
+    encode<Format>(values, raw);
+    if (slots.row(k) < rows && slots.step(k) < steps)
+      *reinterpret_cast<Packed*>(at(v, slots, k)) = *reinterpret_cast<const Packed*>(raw);
+  }
 
  private:
   // Words of a slot, and the type that moves them at once.
@@ -152,12 +177,12 @@ class Stream {
   };
   static_assert(words * 4 >= width * item, "16 bits come in pairs");
 
-  __device__ __forceinline__ void load_whole(const View& v, const Places& slots, int64_t offset,
+  __device__ __forceinline__ void load_whole(const View& v, const Places& slots,
                                              uint32_t* to) const {
 #pragma unroll
     for (int k = 0; k < count; ++k)
       *reinterpret_cast<Packed*>(to + k * words) =
-          *reinterpret_cast<const Packed*>(at(v, slots, k) + offset);
+          *reinterpret_cast<const Packed*>(at(v, slots, k));
   }
   __device__ __forceinline__ void load(const View& v, const Places& slots, int rows, int steps,
                                        int64_t offset, uint32_t* to) const {

@@ -36,6 +36,14 @@ struct Barrier {
   std::vector<int> waiting;
 };
 
+// What the 64 bits of a barrier in shared memory hold: how many arrive in each turn, how many of
+// this one have, and its number.
+struct SharedBarrier {
+  uint16_t arrivals, arrived;
+  uint32_t turn;
+};
+SharedBarrier& as_barrier(uint64_t* barrier) { return *reinterpret_cast<SharedBarrier*>(barrier); }
+
 struct Fiber {
   std::unique_ptr<char[]> stack{new char[kStackBytes]};
   ucontext_t begin;
@@ -48,6 +56,7 @@ std::vector<Fiber> fibers;
 std::vector<int> ready;
 int running;
 Barrier block_barrier, warp_barriers[32];
+std::vector<std::pair<uint64_t*, int>> waiting_in_shared;  // with their threads
 // In turns, or a lane that is ahead would overwrite what others have still to read.
 float passed[2][32][32];
 const std::function<void()>* kernel_of_launch;
@@ -92,7 +101,7 @@ void fiber_main() {
 }
 
 void run_block(int threads) {
-  ready.clear();
+  ready.clear(), waiting_in_shared.clear();
   running = threads;
   block_barrier = {threads, {}};
   std::fill(std::begin(warp_barriers), std::end(warp_barriers), Barrier{32, {}});
@@ -114,6 +123,26 @@ void run_block(int threads) {
 
 void wait_for_block() { wait_at(block_barrier); }
 void wait_for_warp() { wait_at(warp_barriers[warp()]); }
+void barrier_begin(uint64_t* barrier, int arrivals) {
+  as_barrier(barrier) = {uint16_t(arrivals), 0, 0};
+}
+void barrier_arrive(uint64_t* barrier) {
+  SharedBarrier& at = as_barrier(barrier);
+  if (++at.arrived < at.arrivals) return;
+  at.arrived = 0;
+  ++at.turn;
+  const auto left = std::partition(waiting_in_shared.begin(), waiting_in_shared.end(),
+                                   [&](const auto& waits) { return waits.first != barrier; });
+  for (auto w = left; w != waiting_in_shared.end(); ++w) ready.push_back(w->second);
+  waiting_in_shared.erase(left, waiting_in_shared.end());
+}
+void barrier_wait(uint64_t* barrier, int odd) {
+  // Open means that the turn of that parity is over: the one at hand has the other.
+  while (int(as_barrier(barrier).turn % 2) == odd) {
+    waiting_in_shared.emplace_back(barrier, thread.x);
+    if (setjmp(fibers[thread.x].state) == 0) resume_any();
+  }
+}
 
 float exchange(float value, int lane) {
   float (&values)[32] = passed[fibers[thread.x].exchanges++ % 2][warp()];

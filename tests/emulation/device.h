@@ -37,6 +37,10 @@ extern dim3 grid;
 
 void wait_for_block();
 void wait_for_warp();
+// A barrier in shared memory that opens, turn by turn, when so many have arrived.
+void barrier_begin(uint64_t* barrier, int arrivals);
+void barrier_arrive(uint64_t* barrier);
+void barrier_wait(uint64_t* barrier, int odd);
 // What that lane of the warp passes; all of its lanes take part.
 float exchange(float value, int lane);
 // Runs the blocks one after the other.

@@ -1,0 +1,81 @@
+// How the warps of a block that load and store hand windows of time to those that scan, and get
+// them back.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "tile.cuh"
+
+namespace vim_mm {
+inline namespace VIM_MM_ISA {
+
+#if defined(__CUDACC__)
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return uint32_t(__cvta_generic_to_shared(p));
+}
+#endif
+
+// Barriers in shared memory: one opens when so many have arrived, and closes again for its next turn.
+// What a thread wrote before it arrived, others see when they have waited for that turn, of which
+// they know whether it was an even or an odd one.
+#if defined(__CUDACC__)
+__device__ __forceinline__ void barrier_begin(uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+               : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
+  asm volatile(
+      "{.reg .b64 token; mbarrier.arrive.shared.b64 token, [%0];}" ::"r"(shared_address(barrier))
+      : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint64_t* barrier, int odd) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define VIM_MM_WAIT "mbarrier.test_wait.parity.shared.b64"
+#else  // sleeps a while
+#define VIM_MM_WAIT "mbarrier.try_wait.parity.shared.b64"
+#endif
+  uint32_t open;
+  do {
+    asm volatile("{.reg .pred open; " VIM_MM_WAIT " open, [%1], %2; selp.u32 %0, 1, 0, open;}"
+                 : "=r"(open)
+                 : "r"(shared_address(barrier)), "r"(odd)
+                 : "memory");
+  } while (!open);
+#undef VIM_MM_WAIT
+}
+#else  // tests/emulation
+using emulation::barrier_arrive, emulation::barrier_begin, emulation::barrier_wait;
+#endif
+
+// How the stages go to and fro between row warps and those that scan. Never does a block meet: a
+// warp waits for the window it needs, and may be windows ahead of another one that does the same.
+template <class Shape>
+class Handover {
+ public:
+  // By all threads of the block.
+  __device__ __forceinline__ void begin() {
+    if (threadIdx.x < Shape::stages) {
+      barrier_begin(filled_ + threadIdx.x, Shape::threads / 32);
+      barrier_begin(scanned_ + threadIdx.x, Shape::scan_threads / 32);
+    }
+    __syncthreads();
+  }
+  __device__ __forceinline__ void signal_filled(int window) { signal(filled_, window); }
+  __device__ __forceinline__ void wait_filled(int window) { wait(filled_, window); }
+  __device__ __forceinline__ void signal_scanned(int window) { signal(scanned_, window); }
+  __device__ __forceinline__ void wait_scanned(int window) { wait(scanned_, window); }
+
+ private:
+  // By one lane for its warp.
+  static __device__ __forceinline__ void signal(uint64_t* barriers, int window) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(barriers + window % Shape::stages);
+  }
+  static __device__ __forceinline__ void wait(uint64_t* barriers, int window) {
+    barrier_wait(barriers + window % Shape::stages, window / Shape::stages % 2);
+  }
+  uint64_t filled_[Shape::stages], scanned_[Shape::stages];
+};
+
+}  // namespace VIM_MM_ISA
+}  // namespace vim_mm

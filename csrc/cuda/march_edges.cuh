@@ -1,0 +1,121 @@
+// What crosses the edges of chunks, by marching: see edges.cuh.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "march.cuh"
+
+namespace vim_mm {
+inline namespace VIM_MM_ISA {
+
+template <class Shape>
+struct EdgesMarchShared {
+  Handover<Shape> handover;
+  MarchInputs<Shape, 1> inputs[Shape::stages];
+};
+
+template <class Method, class Shape, Layout layout, class Format, bool Aligned, bool Adjoint,
+          bool Ascending>
+__device__ __forceinline__ void edges_rows(const EdgesArguments& p, const Work& work,
+                                           EdgesMarchShared<Shape>& shared) {
+  constexpr float weight = output_weight<Method, float>();
+  const ScanArguments& scan = p.scan;
+  using Rows = MarchRows<Shape, layout, Format, Aligned, 1>;
+  const View* const matrices[] = {Adjoint ? &scan.C : &scan.B};
+  const int windows = int(work.windows), group = threadIdx.x / Shape::threads;
+  const auto window_of = [&](int i) { return Ascending ? i : windows - 1 - i; };
+  const bool gated = Adjoint && scan.gated;
+  Rows rows(scan, work, Adjoint ? p.grad_out : scan.u, matrices, gated, window_of(group));
+  constexpr int turn = Ascending ? Shape::groups : -Shape::groups;
+  typename Rows::Raw raw;
+  rows.load(window_of(group), turn, raw);
+#pragma unroll 1
+  for (int i = group; i < windows; i += Shape::groups) {
+    const int stage = i % Shape::stages;
+    if (i >= Shape::stages) shared.handover.wait_scanned(i - Shape::stages);
+    rows.fill(shared.inputs[stage], window_of(i), raw, [&](float dt, float value, float z) {
+      if (gated) value *= z * sigmoid(z);
+      if (Adjoint) return weight * value;
+      return Recurrence<Method, accuracy_of(layout), float>::drive(dt, value);
+    });
+    shared.handover.signal_filled(i);
+    rows.load(window_of(i + Shape::groups), turn, raw);
+  }
+}
+
+// What enters each chunk: see edges_kernel.
+template <class Method, class Shape, Layout layout, bool Adjoint, bool Ascending>
+__global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
+    edges_march_kernel(const __grid_constant__ EdgesArguments p) {
+  extern __shared__ float4 memory[];
+  auto& shared = *reinterpret_cast<EdgesMarchShared<Shape>*>(memory);
+  const Work work = work_of_block<Shape>(p.scan);
+  shared.handover.begin();
+  if (threadIdx.x < Shape::row_threads) {
+    specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) {
+      using Format = decltype(format);
+      if (p.scan.aligned)
+        edges_rows<Method, Shape, layout, Format, true, Adjoint, Ascending>(p, work, shared);
+      else edges_rows<Method, Shape, layout, Format, false, Adjoint, Ascending>(p, work, shared);
+    });
+    return;
+  }
+  const MarchLane<Shape> lane;
+  MarchStates<Shape> of(p.scan, work, lane, p.grad_last_state);
+  using Steps = Recurrence<Method, accuracy_of(layout), float>;
+  Steps recurrence[Shape::states];
+#pragma unroll
+  for (int m = 0; m < Shape::states; ++m) recurrence[m] = Steps(of.a[m]);
+  const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
+  const int windows = int(work.windows);
+  float* edges =
+      static_cast<float*>(p.edges) + (row * p.chunks + (Ascending ? 0 : windows - 1)) * states;
+#pragma unroll 1
+  for (int i_window = 0; i_window < windows; ++i_window) {
+    const int stage = i_window % Shape::stages;
+    const int steps = work.steps_from(Ascending ? i_window : windows - 1 - i_window, kChunk);
+    const int begin = Ascending ? 0 : (steps + kStride - 1) / kStride * kStride - kStride;
+    const MarchInputs<Shape, 1>& in = shared.inputs[stage];
+    of.store(edges);
+    edges += Ascending ? states : -states;
+    // The adjoint is A_bar times the gradient of the state: `factor` is the A_bar that is due.
+    float factor[Shape::states];
+#pragma unroll
+    for (int m = 0; m < Shape::states; ++m) factor[m] = 1.0f;
+    shared.handover.wait_filled(i_window);
+#pragma unroll 1
+    for (int i_step = 0; i_step < steps; i_step += kStride) {
+      const int step = Ascending ? i_step : begin - i_step;
+      float dt[kStride], drive[kStride];
+      load_segment(in.dt.at(lane.channel, step), dt);
+      load_segment(in.drive.at(lane.channel, step), drive);
+#pragma unroll
+      for (int m = 0; m < Shape::states; ++m) {
+        float entry[kStride];
+        load_segment(in.matrix[0].at(lane.state(m), step), entry);
+        if constexpr (Adjoint) {
+#pragma unroll
+          for (int j = 0; j < kStride; ++j) {
+            const int i = Ascending ? j : kStride - 1 - j;
+            of.x[m] = factor[m] * of.x[m] + drive[i] * entry[i];
+            factor[m] = recurrence[m].coefficients(dt[i]).a_bar;
+          }
+        } else {
+#pragma unroll
+          for (int j = 0; j < kStride; ++j) {
+            const int i = Ascending ? j : kStride - 1 - j;
+            of.x[m] = recurrence[m].advance(of.x[m], dt[i], drive[i], entry[i]);
+          }
+        }
+      }
+    }
+    if constexpr (Adjoint) {
+#pragma unroll
+      for (int m = 0; m < Shape::states; ++m) of.x[m] *= factor[m];
+    }
+    shared.handover.signal_scanned(i_window);
+  }
+}
+
+}  // namespace VIM_MM_ISA
+}  // namespace vim_mm

@@ -1,0 +1,310 @@
+// The forward scan by marching. The sum over states is what a tensor core computes.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "march.cuh"
+
+namespace vim_mm {
+inline namespace VIM_MM_ISA {
+
+// d += a b: d is 16 x 8, a 16 x 4, b 4 x 8, in fragments as the instruction wants them. Of a and b
+// only the upper 19 bits count.
+__device__ __forceinline__ void multiply_add(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  asm volatile(
+      "mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(b));
+#else  // the same by shuffles, for tests/emulation
+  const auto seen = [](uint32_t bits) { return __uint_as_float(bits & 0xffffe000u); };
+  const int row = threadIdx.x % 32 / 4, column = 2 * (threadIdx.x % 4);
+  for (int k = 0; k < 4; ++k) {
+    const float upper = shuffle(seen(a0), 4 * row + k), lower = shuffle(seen(a1), 4 * row + k);
+    for (int j = 0; j < 2; ++j) {
+      const float right = shuffle(seen(b), 4 * (column + j) + k);
+      d[j] += upper * right;
+      d[2 + j] += lower * right;
+    }
+  }
+#endif
+}
+
+// How states become operands of the tensor core, which sees 11 bits. `split`: in two parts, as C
+// is, for float32; what is infinite gives NaN. `rounded`: to nearest, for float16, whose C has no
+// more bits. `cut`, for bfloat16: cut off, with the mean of what is lost put back: 0.36 of the last
+// bit, where mantissas are distributed as those of products are. That leaves 2e-4, a tenth of what
+// rounding the output costs.
+enum class Operand { split, rounded, cut };
+constexpr float kCutBack = 1.0f + 0.3607f / 1024;
+
+// The sum over states of C x for eight steps. One instruction multiplies the states of two steps,
+// 2 j and 2 j + 1, in all channels of the warp with the entries of C of all eight steps; of what
+// that gives only the two columns that belong to these steps are meant.
+struct OutputSums {
+  float d[kStride / 2][4] = {};
+
+  template <Operand operand>
+  __device__ __forceinline__ void add(const float (&x)[kStride], float c) {
+    const uint32_t c_high = __float_as_uint(c);
+#pragma unroll
+    for (int j = 0; j < kStride / 2; ++j) {
+      const float even = x[2 * j], odd = x[2 * j + 1];
+      if constexpr (operand == Operand::split) {
+        const uint32_t high_even = __float_as_uint(even), high_odd = __float_as_uint(odd);
+        // The product of both low parts is less than a last bit.
+        multiply_add(d[j], low(even), low(odd), c_high);
+        multiply_add(d[j], high_even, high_odd, low(c));
+        multiply_add(d[j], high_even, high_odd, c_high);
+      } else if constexpr (operand == Operand::rounded) {
+        multiply_add(d[j], rounded(even), rounded(odd), c_high);
+      } else {
+        multiply_add(d[j], __float_as_uint(even), __float_as_uint(odd), c_high);
+      }
+    }
+  }
+  // Of steps 2 column and 2 column + 1.
+  __device__ __forceinline__ float2 of(int column) const {
+    const auto choose = [&](int k) {
+      const float first = column & 1 ? d[1][k] : d[0][k], last = column & 1 ? d[3][k] : d[2][k];
+      return column & 2 ? last : first;
+    };
+    return make_float2(choose(0), choose(3));
+  }
+
+ private:
+  // What the tensor core does not see of v.
+  static __device__ __forceinline__ uint32_t low(float v) {
+    return __float_as_uint(v - __uint_as_float(__float_as_uint(v) & 0xffffe000u));
+  }
+  static __device__ __forceinline__ uint32_t rounded(float v) {
+    uint32_t bits;
+#if !defined(__CUDA_ARCH__)
+    bits = __float_as_uint(v);
+    bits = (bits + 0xfff + (bits >> 13 & 1)) & 0xffffe000u;
+#elif __CUDA_ARCH__ >= 900
+    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
+#else
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
+#endif
+    return bits;
+  }
+};
+
+template <class Shape, Layout layout>
+struct ForwardMarchShared {
+  Handover<Shape> handover;
+  MarchInputs<Shape, 2, MatrixTile<Shape, layout>> inputs[Shape::stages];
+  WindowTile<Shape::channels> y[Shape::stages][Shape::parts];
+};
+
+// A group of row warps: fills stages, and when one of its windows has been scanned, fills its stage
+// with another one and finishes it.
+template <class Method, class Shape, Layout layout, class Format, bool Aligned>
+__device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Work& work,
+                                             ForwardMarchShared<Shape, layout>& shared) {
+  constexpr float weight = layout == Layout::half && Format::bfloat ? kCutBack : 1.0f;
+  const ScanArguments& scan = p.scan;
+  using Rows = MarchRows<Shape, layout, Format, Aligned, 2>;
+  constexpr int count = Rows::count, width = Rows::width, turn = Shape::groups;
+  const int windows = int(work.windows), group = threadIdx.x / Shape::threads;
+  if (group >= windows) return;
+  const View* const matrices[] = {&scan.B, &scan.C};
+  Rows rows(scan, work, scan.u, matrices, false, group);
+  typename Rows::Raw raw;
+  const auto fill = [&](int window) {
+    const int stage = window % Shape::stages;
+    rows.fill(shared.inputs[stage], window, raw, [](float dt, float u, float) {
+      return Recurrence<Method, accuracy_of(layout), float>::drive(dt, u);
+    });
+    shared.handover.signal_filled(window);
+    rows.load(window + turn, turn, raw);
+  };
+  // What it takes to finish a window: u once more, which to keep would take registers.
+  typename Rows::RowStream u, z, out;
+  u.begin(scan.u, work.at(scan.u), rows.slots, work, group);
+  z.begin(scan.z, work.at(scan.z), rows.slots, work, group);
+  out.begin(p.out, work.at(p.out), rows.slots, work, group);
+  typename Rows::Held u_raw, z_raw;
+  float D[count];
+#pragma unroll
+  for (int k = 0; k < count; ++k)
+    D[k] = channel_value(scan.D, scan, work.g, work.first_channel + rows.slots.row(k));
+  const auto load = [&](int window) {
+    if (window >= windows) return;
+    const int steps = rows.steps_of(window);
+    start_loads<Aligned>(window < rows.whole, [&](auto how) {
+      constexpr Loads loads = decltype(how)::value;
+      u.template load<loads>(scan.u, rows.slots, work.channels, steps, u_raw);
+      if (scan.gated) z.template load<loads>(scan.z, rows.slots, work.channels, steps, z_raw);
+    });
+    u.next(turn * Rows::window_bytes), z.next(turn * Rows::window_bytes);
+  };
+  const auto finish = [&](int window, float (&y)[count][width]) {
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+      float u_of[width], z_of[width];
+      u.template values<Format>(scan.u, k, u_raw, u_of);
+#pragma unroll
+      for (int i = 0; i < width; ++i) y[k][i] = weight * y[k][i] + D[k] * u_of[i];
+      if (scan.gated) {
+        z.template values<Format>(scan.z, k, z_raw, z_of);
+#pragma unroll
+        for (int i = 0; i < width; ++i) y[k][i] *= z_of[i] * sigmoid(z_of[i]);
+      }
+      const int steps = rows.steps_of(window);
+      if constexpr (Aligned)
+        out.template store_aligned<Format>(p.out, rows.slots, k, y[k], work.channels, steps);
+      else out.template store<Format>(p.out, rows.slots, k, y[k], false, work.channels, steps);
+    }
+    out.next(turn * Rows::window_bytes);
+  };
+
+  rows.load(group, turn, raw);
+  load(group);
+#pragma unroll 1
+  for (int window = group; window < Shape::stages && window < windows; window += turn) fill(window);
+#pragma unroll 1
+  for (int window = group; window < windows; window += turn) {
+    const int stage = window % Shape::stages;
+    shared.handover.wait_scanned(window);
+    float y[count][width];
+#pragma unroll
+    for (int k = 0; k < count; ++k) get_sum(shared.y[stage], rows.slots, k, y[k]);
+    if (window + Shape::stages < windows) fill(window + Shape::stages);
+    finish(window, y);
+    load(window + turn);
+  }
+}
+
+// A stride or one entry of a state matrix.
+template <Operand operand>
+__device__ __forceinline__ void read_stride(const WindowTile<kStateTile>& tile, int state, int step,
+                                            float (&out)[kStride]) {
+  load_segment(tile.at(state, step), out);
+}
+template <Operand operand>
+__device__ __forceinline__ float read_entry(const WindowTile<kStateTile>& tile, int state,
+                                            int step) {
+  return *tile.at(state, step);
+}
+template <Operand operand>
+__device__ __forceinline__ float unpack(uint32_t bits) {
+  if constexpr (operand == Operand::cut) return __uint_as_float(bits << 16);
+  else return __half2float(__ushort_as_half(uint16_t(bits)));
+}
+template <Operand operand>
+__device__ __forceinline__ void read_stride(const PackedTile& tile, int state, int step,
+                                            float (&out)[kStride]) {
+  const uint4 packed = *reinterpret_cast<const uint4*>(tile.words[state] + step / 2);
+  const uint32_t words[] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+  for (int i = 0; i < kStride / 2; ++i) {
+    out[2 * i] = unpack<operand>(words[i]);
+    if constexpr (operand == Operand::cut) out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    else out[2 * i + 1] = unpack<operand>(words[i] >> 16);
+  }
+}
+template <Operand operand>
+__device__ __forceinline__ float read_entry(const PackedTile& tile, int state, int step) {
+  return unpack<operand>(reinterpret_cast<const uint16_t*>(tile.words[state])[step]);
+}
+
+// What a lane needs for a stride of steps.
+template <class Shape>
+struct MarchStride {
+  static constexpr int states = Shape::states;
+  float dt[kStride], drive[kStride], b[states][kStride], c[states];
+
+  template <Operand operand, class Inputs>
+  __device__ __forceinline__ void load(const Inputs& in, const MarchLane<Shape>& lane, int step) {
+    load_segment(in.dt.at(lane.channel, step), dt);
+    load_segment(in.drive.at(lane.channel, step), drive);
+#pragma unroll
+    for (int m = 0; m < states; ++m) {
+      read_stride<operand>(in.matrix[0], lane.state(m), step, b[m]);
+      c[m] = read_entry<operand>(in.matrix[1], lane.state(m), step + lane.row_in_octet);
+    }
+  }
+};
+
+// The half that scans.
+template <class Method, class Shape, Layout layout, Operand operand>
+__device__ __forceinline__ void forward_states(const ForwardArguments& p, const Work& work,
+                                               ForwardMarchShared<Shape, layout>& shared) {
+  const MarchLane<Shape> lane;
+  MarchStates<Shape> of(p.scan, work, lane, View());
+  using Steps = Recurrence<Method, accuracy_of(layout), float>;
+  Steps recurrence[Shape::states];
+#pragma unroll
+  for (int m = 0; m < Shape::states; ++m) recurrence[m] = Steps(of.a[m]);
+  const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
+  float* edges = static_cast<float*>(p.edges) + row * p.chunks * states;
+  const int windows = int(work.windows);
+#pragma unroll 1
+  for (int window = 0; window < windows; ++window) {
+    const int stage = window % Shape::stages, steps = work.steps_from(window, kChunk);
+    const auto& in = shared.inputs[stage];
+    of.store(edges);
+    edges += states;
+    float* const y = shared.y[stage][lane.part].at(lane.channel, 2 * lane.column);
+    shared.handover.wait_filled(window);
+    // Several strides at once, or the lane would wait for its own results.
+    constexpr int together = Shape::strides;
+#pragma unroll 1
+    for (int step = 0; step < steps; step += together * kStride) {
+      MarchStride<Shape> inputs[together];
+      float2 sum[together];
+#pragma unroll
+      for (int j = 0; j < together; ++j)
+        inputs[j].template load<operand>(in, lane, step + j * kStride);
+#pragma unroll
+      for (int j = 0; j < together; ++j) {
+        const MarchStride<Shape>& at = inputs[j];
+        OutputSums sums;
+#pragma unroll
+        for (int m = 0; m < Shape::states; ++m) {
+          float x[kStride];
+#pragma unroll
+          for (int i = 0; i < kStride; ++i) {
+            of.x[m] = recurrence[m].advance(of.x[m], at.dt[i], at.drive[i], at.b[m][i]);
+            x[i] = of.x[m];
+          }
+          sums.template add<operand>(x, at.c[m]);
+        }
+        sum[j] = sums.of(lane.column);
+      }
+#pragma unroll
+      for (int j = 0; j < together; ++j)
+        *reinterpret_cast<float2*>(y + step + j * kStride) = sum[j];
+    }
+    shared.handover.signal_scanned(window);
+  }
+  of.store(static_cast<float*>(p.last_state) + row * states);
+}
+
+template <class Method, class Shape, Layout layout>
+__global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
+    forward_march_kernel(const __grid_constant__ ForwardArguments p) {
+  extern __shared__ float4 memory[];
+  auto& shared = *reinterpret_cast<ForwardMarchShared<Shape, layout>*>(memory);
+  const Work work = work_of_block<Shape>(p.scan);
+  shared.handover.begin();
+  if (threadIdx.x < Shape::row_threads) {
+    specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) {
+      using Format = decltype(format);
+      if (p.scan.aligned) forward_rows<Method, Shape, layout, Format, true>(p, work, shared);
+      else forward_rows<Method, Shape, layout, Format, false>(p, work, shared);
+    });
+  } else {
+    if constexpr (layout == Layout::single)
+      forward_states<Method, Shape, layout, Operand::split>(p, work, shared);
+    else if (p.scan.u.storage == Storage::bfloat16)
+      forward_states<Method, Shape, layout, Operand::cut>(p, work, shared);
+    else forward_states<Method, Shape, layout, Operand::rounded>(p, work, shared);
+  }
+}
+
+}  // namespace VIM_MM_ISA
+}  // namespace vim_mm
