@@ -16,7 +16,7 @@ inline namespace VIM_MM_ISA {
 
 constexpr int kStride = 8;  // steps that a lane has in registers at once
 
-// `States`: of a lane, 1, 2 or 4. `Octets`: of channels; a warp has eight. `Stages`: windows in
+// `States`: of a lane, 1 or 2. `Octets`: of channels; a warp has eight. `Stages`: windows in
 // shared memory. `Groups`, of `RowWarps` warps each, load and store rows, one window in turn each:
 // the more there are, the longer may a window take them. `MinBlocks`: per multiprocessor, a bound on
 // registers. `Strides`: how many of them a lane of the forward scan takes together.

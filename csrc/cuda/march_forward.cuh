@@ -8,26 +8,32 @@
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
-// d += a b: d is 16 x 8, a 16 x 4, b 4 x 8, in fragments as the instruction wants them. Of a and b
+// d += a b: d is 16 x 8, a 16 x 8, b 8 x 8, in fragments as the instruction wants them. Of a and b
 // only the upper 19 bits count.
-__device__ __forceinline__ void multiply_add(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+__device__ __forceinline__ void multiply_add(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                             uint32_t a3, uint32_t b0, uint32_t b1) {
 #if defined(__CUDA_ARCH__)
   asm volatile(
-      "mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(b));
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 #else  // the same by shuffles, for tests/emulation
   const auto seen = [](uint32_t bits) { return __uint_as_float(bits & 0xffffe000u); };
   const int row = threadIdx.x % 32 / 4, column = 2 * (threadIdx.x % 4);
-  for (int k = 0; k < 4; ++k) {
-    const float upper = shuffle(seen(a0), 4 * row + k), lower = shuffle(seen(a1), 4 * row + k);
-    for (int j = 0; j < 2; ++j) {
-      const float right = shuffle(seen(b), 4 * (column + j) + k);
-      d[j] += upper * right;
-      d[2 + j] += lower * right;
+  const auto add_half = [&](uint32_t upper_part, uint32_t lower_part, uint32_t right_part) {
+    for (int k = 0; k < 4; ++k) {
+      const float upper = shuffle(seen(upper_part), 4 * row + k);
+      const float lower = shuffle(seen(lower_part), 4 * row + k);
+      for (int j = 0; j < 2; ++j) {
+        const float right = shuffle(seen(right_part), 4 * (column + j) + k);
+        d[j] += upper * right;
+        d[2 + j] += lower * right;
+      }
     }
-  }
+  };
+  add_half(a0, a1, b0);
+  add_half(a2, a3, b1);
 #endif
 }
 
@@ -39,56 +45,84 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], uint32_t a0, uint32_
 enum class Operand { split, rounded, cut };
 constexpr float kCutBack = 1.0f + 0.3607f / 1024;
 
-// The sum over states of C x for eight steps. One instruction multiplies the states of two steps,
-// 2 j and 2 j + 1, in all channels of the warp with the entries of C of all eight steps; of what
-// that gives only the two columns that belong to these steps are meant.
-struct OutputSums {
-  float d[kStride / 2][4] = {};
-
-  template <Operand operand>
-  __device__ __forceinline__ void add(const float (&x)[kStride], float c) {
-    const uint32_t c_high = __float_as_uint(c);
-#pragma unroll
-    for (int j = 0; j < kStride / 2; ++j) {
-      const float even = x[2 * j], odd = x[2 * j + 1];
-      if constexpr (operand == Operand::split) {
-        const uint32_t high_even = __float_as_uint(even), high_odd = __float_as_uint(odd);
-        // The product of both low parts is less than a last bit.
-        multiply_add(d[j], low(even), low(odd), c_high);
-        multiply_add(d[j], high_even, high_odd, low(c));
-        multiply_add(d[j], high_even, high_odd, c_high);
-      } else if constexpr (operand == Operand::rounded) {
-        multiply_add(d[j], rounded(even), rounded(odd), c_high);
-      } else {
-        multiply_add(d[j], __float_as_uint(even), __float_as_uint(odd), c_high);
-      }
-    }
+// What the tensor core does not see of v.
+__device__ __forceinline__ float low_part(float v) {
+  return v - __uint_as_float(__float_as_uint(v) & 0xffffe000u);
+}
+__device__ __forceinline__ float rounded(float v) {
+  uint32_t bits;
+#if !defined(__CUDA_ARCH__)
+  bits = __float_as_uint(v);
+  bits = (bits + 0xfff + (bits >> 13 & 1)) & 0xffffe000u;
+#elif __CUDA_ARCH__ >= 900
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
+#else
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
+#endif
+  return __uint_as_float(bits);
+}
+// d += a b where the left half of a is the first pair of states, the upper half of its rows the
+// first of each pair, and c the two halves of b.
+template <Operand operand>
+__device__ __forceinline__ void multiply_add(float (&d)[4], float2 first, float2 last, float2 c) {
+  const auto product = [&](auto&& left, auto&& right) {
+    multiply_add(d, __float_as_uint(left(first.x)), __float_as_uint(left(first.y)),
+                 __float_as_uint(left(last.x)), __float_as_uint(left(last.y)),
+                 __float_as_uint(right(c.x)), __float_as_uint(right(c.y)));
+  };
+  const auto same = [](float v) { return v; };
+  if constexpr (operand == Operand::split) {
+    // The product of both low parts is less than a last bit.
+    product([](float v) { return low_part(v); }, same);
+    product(same, [](float v) { return low_part(v); });
+    product(same, same);
+  } else if constexpr (operand == Operand::rounded) {
+    product([](float v) { return rounded(v); }, same);
+  } else {
+    product(same, same);
   }
-  // Of steps 2 column and 2 column + 1.
-  __device__ __forceinline__ float2 of(int column) const {
+}
+
+// The sum over states of C x for eight steps in the channels of a warp: a lane has its states x of
+// each step, C of its states in step lane / 4, and gets the sums of two steps, 2 (lane % 4) and the
+// next.
+template <Operand operand, int States>
+struct OutputSums;
+
+// One instruction takes the states of four steps. Columns are steps: the halves of C are 0 but in
+// the two columns that belong to their steps, so that both instructions add to the same product, of
+// which even steps have the upper rows and odd ones the lower. A state that is infinite makes outputs
+// of steps just before it NaN.
+template <Operand operand>
+struct OutputSums<operand, 1> {
+  static __device__ __forceinline__ float2 of(const float (&x)[1][kStride], const float (&c)[1]) {
+    const int steps = threadIdx.x % 32 / 8;  // two of them
+    float d[4] = {};
+#pragma unroll
+    for (int i = 0; i < kStride; i += 4)
+      multiply_add<operand>(
+          d, make_float2(x[0][i], x[0][i + 1]), make_float2(x[0][i + 2], x[0][i + 3]),
+          make_float2(2 * steps == i ? c[0] : 0.0f, 2 * steps == i + 2 ? c[0] : 0.0f));
+    return make_float2(d[0], d[3]);
+  }
+};
+
+// One instruction takes both states of two steps, with C of all eight; of what that gives only the
+// two columns that belong to these steps are meant.
+template <Operand operand>
+struct OutputSums<operand, 2> {
+  static __device__ __forceinline__ float2 of(const float (&x)[2][kStride], const float (&c)[2]) {
+    float d[kStride / 2][4] = {};
+#pragma unroll
+    for (int j = 0; j < kStride / 2; ++j)
+      multiply_add<operand>(d[j], make_float2(x[0][2 * j], x[0][2 * j + 1]),
+                            make_float2(x[1][2 * j], x[1][2 * j + 1]), make_float2(c[0], c[1]));
+    const int column = threadIdx.x % 4;
     const auto choose = [&](int k) {
       const float first = column & 1 ? d[1][k] : d[0][k], last = column & 1 ? d[3][k] : d[2][k];
       return column & 2 ? last : first;
     };
     return make_float2(choose(0), choose(3));
-  }
-
- private:
-  // What the tensor core does not see of v.
-  static __device__ __forceinline__ uint32_t low(float v) {
-    return __float_as_uint(v - __uint_as_float(__float_as_uint(v) & 0xffffe000u));
-  }
-  static __device__ __forceinline__ uint32_t rounded(float v) {
-    uint32_t bits;
-#if !defined(__CUDA_ARCH__)
-    bits = __float_as_uint(v);
-    bits = (bits + 0xfff + (bits >> 13 & 1)) & 0xffffe000u;
-#elif __CUDA_ARCH__ >= 900
-    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
-#else
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
-#endif
-    return bits;
   }
 };
 
@@ -262,18 +296,16 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
 #pragma unroll
       for (int j = 0; j < together; ++j) {
         const MarchStride<Shape>& at = inputs[j];
-        OutputSums sums;
+        float x[Shape::states][kStride];
 #pragma unroll
         for (int m = 0; m < Shape::states; ++m) {
-          float x[kStride];
 #pragma unroll
           for (int i = 0; i < kStride; ++i) {
             of.x[m] = recurrence[m].advance(of.x[m], at.dt[i], at.drive[i], at.b[m][i]);
-            x[i] = of.x[m];
+            x[m][i] = of.x[m];
           }
-          sums.template add<operand>(x, at.c[m]);
         }
-        sum[j] = sums.of(lane.column);
+        sum[j] = OutputSums<operand, Shape::states>::of(x, at.c);
       }
 #pragma unroll
       for (int j = 0; j < together; ++j)
