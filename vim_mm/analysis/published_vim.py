@@ -184,7 +184,8 @@ class PublishedVim(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor]:
         """Images of the size that the position embedding is made for, to tokens (B, L, C)."""
         backbone = self.backbone
-        tokens = backbone.patch_embed(images).flatten(2).transpose(1, 2)
+        # As published, a convolution; ours is a product.
+        tokens = backbone.patch_embed.proj(images).flatten(2).transpose(1, 2)
         if backbone.placement != 'none':
             cls = backbone.cls_token.expand(len(tokens), -1, -1)
             tokens = insert_cls(tokens, cls, backbone.placement)
