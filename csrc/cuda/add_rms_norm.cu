@@ -12,8 +12,8 @@ namespace vim_mm {
 namespace {
 
 constexpr int kWarp = 32, kForwardWarps = 8, kBackwardWarps = 16;
-constexpr int64_t kBackwardMemory = 96
-                                    << 10;  // what every GPU has, or sums would have other orders
+// What a block has on every GPU, or sums would have other orders.
+constexpr int64_t kBackwardMemory = 96 << 10;
 
 // Calls f(c) for the first entry of each pack of this lane's part of a row. Lanes leave the loop together,
 // and nvcc does not unroll it: it would do so by lane, and store packs entry by entry.

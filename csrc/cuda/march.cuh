@@ -32,6 +32,7 @@ struct MarchShape {
   static constexpr int scan_threads = 32 * parts * Octets;
   static constexpr int all_threads = row_threads + scan_threads;
   static_assert(Stages % Groups == 0, "each stage has its group");
+  static_assert(window % (kStride * Strides) == 0, "strides end with the window");
 };
 
 // One value for each row and step of a window. With this gap neither threads that load nor lanes

@@ -17,7 +17,8 @@
 // Shared memory, by the name that the kernels declare it with.
 namespace vim_mm {
 inline namespace cuda {
-constexpr size_t kSharedBytes = 227 << 10, kGuardBytes = 256;
+constexpr size_t kSharedBytes = 99 << 10;  // as much as a block has on every GPU of 8.0 and later
+constexpr size_t kGuardBytes = 256;
 float4 memory[(kSharedBytes + kGuardBytes) / sizeof(float4)];
 }  // namespace cuda
 }  // namespace vim_mm
@@ -53,8 +54,9 @@ struct Fiber {
 };
 
 std::vector<Fiber> fibers;
-std::vector<int> ready;
-int running;
+// Threads that can go on: those of one warp, which is late, and all others.
+std::vector<int> ready, ready_but_late;
+int running, late_warp;
 Barrier block_barrier, warp_barriers[32];
 std::vector<std::pair<uint64_t*, int>> waiting_in_shared;  // with their threads
 // In turns, or a lane that is ahead would overwrite what others have still to read.
@@ -65,12 +67,18 @@ std::minstd_rand random_order;
 
 int warp() { return thread.x / 32; }
 
-// Goes on with any thread that can: kernels must not depend on an order.
+void can_go_on(int of_block) {
+  (of_block / 32 == late_warp ? ready_but_late : ready).push_back(of_block);
+}
+
+// Goes on with any thread that can: kernels must not depend on an order. A late one has to wait
+// till there is no other, or nobody would ever be far enough ahead to overwrite what it reads.
 [[noreturn]] void resume_any() {
-  if (ready.empty()) longjmp(host, 1);
-  std::swap(ready[random_order() % ready.size()], ready.back());
-  thread.x = ready.back();
-  ready.pop_back();
+  std::vector<int>& those = ready.empty() ? ready_but_late : ready;
+  if (those.empty()) longjmp(host, 1);
+  std::swap(those[random_order() % those.size()], those.back());
+  thread.x = those.back();
+  those.pop_back();
   Fiber& fiber = fibers[thread.x];
   if (fiber.began) longjmp(fiber.state, 1);
   fiber.began = true;
@@ -80,7 +88,7 @@ int warp() { return thread.x / 32; }
 
 void release_if_complete(Barrier& barrier) {
   if (int(barrier.waiting.size()) < barrier.expected) return;
-  ready.insert(ready.end(), barrier.waiting.begin(), barrier.waiting.end());
+  std::for_each(barrier.waiting.begin(), barrier.waiting.end(), can_go_on);
   barrier.waiting.clear();
 }
 
@@ -101,7 +109,8 @@ void fiber_main() {
 }
 
 void run_block(int threads) {
-  ready.clear(), waiting_in_shared.clear();
+  ready.clear(), ready_but_late.clear(), waiting_in_shared.clear();
+  late_warp = random_order() % (threads / 32);
   running = threads;
   block_barrier = {threads, {}};
   std::fill(std::begin(warp_barriers), std::end(warp_barriers), Barrier{32, {}});
@@ -113,7 +122,7 @@ void run_block(int threads) {
     fiber.begin.uc_stack.ss_sp = fiber.stack.get();
     fiber.begin.uc_stack.ss_size = kStackBytes;
     makecontext(&fiber.begin, fiber_main, 0);
-    ready.push_back(i);
+    can_go_on(i);
   }
   if (setjmp(host) == 0) resume_any();
   if (running) throw std::logic_error("some threads wait for others that never come");
@@ -133,7 +142,7 @@ void barrier_arrive(uint64_t* barrier) {
   ++at.turn;
   const auto left = std::partition(waiting_in_shared.begin(), waiting_in_shared.end(),
                                    [&](const auto& waits) { return waits.first != barrier; });
-  for (auto w = left; w != waiting_in_shared.end(); ++w) ready.push_back(w->second);
+  for (auto w = left; w != waiting_in_shared.end(); ++w) can_go_on(w->second);
   waiting_in_shared.erase(left, waiting_in_shared.end());
 }
 void barrier_wait(uint64_t* barrier, int odd) {

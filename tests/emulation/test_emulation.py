@@ -179,6 +179,14 @@ def test_rows(method, rows, dtype):
     compare(inputs, discretization_method=method)
 
 
+# So many windows that the stages of a march go to and fro more than once, of few rows and of many;
+# by slots and entry by entry.
+@pytest.mark.parametrize(('batch', 'length'), [(1, 648), (1, 645), (60, 196)])
+def test_windows(batch, length):
+    inputs = inputs_in(torch.bfloat16, batch=batch, channels=35, length=length, states=13)
+    compare(inputs, reverse=True)
+
+
 # So many channels that two blocks share them in backward.
 @pytest.mark.parametrize(('dtype', 'states'), [(torch.bfloat16, 16), (torch.float32, 37)])
 def test_many_channels(dtype, states):
