@@ -54,21 +54,22 @@ void choose_segments(const ScanArguments& scan, const F& f) {
 }
 
 // Of many rows: the more there are, the more channels in a block, which takes fewer instructions.
-// Roomy are blocks with registers for the halves of float32, which need them.
-template <Layout layout, class F>
+// Roomy are blocks with registers for what needs them.
+template <bool roomy, class F>
 void choose_march(const ScanArguments& scan, const F& f) {
   if (rows_of(scan) < 2 * kFewRows || scan.channels <= 8) f(MarchShape<1, 1, 2, 1, 4, 3, 2>());
-  else f(MarchShape<2, 2, 2, 1, 4, layout == Layout::single ? 2 : 3, 2>());
+  else f(MarchShape<2, 2, 2, 1, 4, roomy ? 2 : 3, 2>());
 }
 
-// Few rows want lanes that do not wait for themselves, nor for those that load.
+// Few rows want lanes that do not wait for themselves, nor for those that load. Both halves of
+// float32 need registers.
 template <class Method, Layout layout, class F>
 void choose_forward(const ScanArguments& scan, const F& f) {
   const bool few = rows_of(scan) < kFewRows;
   if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());
-  else if constexpr (Method::causal)
-    few ? f(MarchShape<1, 1, 4, 2, 2, 2, 4>()) : choose_march<layout>(scan, f);
-  else few ? choose_segments(scan, f) : f(Shape<4, 16, 4, 3>());
+  else if constexpr (!Method::causal) few ? choose_segments(scan, f) : f(Shape<4, 16, 4, 3>());
+  else if (few) f(MarchShape<1, 1, 4, 2, 2, 2, 4>());
+  else choose_march<layout == Layout::single>(scan, f);
 }
 
 // A sweep for edges alone is short enough for segments to win where rows are few.
@@ -76,7 +77,7 @@ template <Layout layout, class F>
 void choose_edges(const ScanArguments& scan, const F& f) {
   if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());
   else if (rows_of(scan) < kFewRows) choose_segments(scan, f);
-  else choose_march<layout>(scan, f);
+  else choose_march<false>(scan, f);
 }
 
 // Registers count for more than warps here: two blocks per multiprocessor spill nothing.

@@ -310,20 +310,27 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def write(args: argparse.Namespace, records: list[Record]) -> None:
-    """The tables to the terminal, and what else was asked for."""
+def facts_of(args: argparse.Namespace, records: list[Record]) -> dict:
     facts = environment(args.device)
     if any(r['model'] in PUBLIC_VIM for r in records):
         facts |= {name: peer_version(name) for name in ('mamba_ssm', 'causal_conv1d')}
-    head = ', '.join(f'{name} {value}' for name, value in facts.items() if value is not None)
+    return facts
+
+
+def save(args: argparse.Namespace, records: list[Record]) -> None:
+    given = {'arch': args.arch, 'dtype': args.dtype, 'n_trials': args.n_trials}
+    result = {'environment': facts_of(args, records), **given, 'units': 'seconds, bytes'}
+    write_text(args.out, json.dumps(result | {'records': records}, indent=2))
+
+
+def show(args: argparse.Namespace, records: list[Record]) -> None:
+    """The tables to the terminal, and what else was asked for."""
+    facts = facts_of(args, records).items()
+    head = ', '.join(f'{name} {value}' for name, value in facts if value is not None)
     tables = f'{head}, {args.arch}, {args.dtype}\n\n{report(records)}'
     print(tables)
     if args.markdown:
         write_text(args.markdown, tables)
-    if args.out:
-        given = {'arch': args.arch, 'dtype': args.dtype, 'n_trials': args.n_trials}
-        result = {'environment': facts, **given, 'units': 'seconds, bytes', 'records': records}
-        write_text(args.out, json.dumps(result, indent=2))
     if args.picture:
         draw(records, args.picture)
 
@@ -335,9 +342,11 @@ def main() -> None:
     try:
         for record in run(args):
             records.append(record)
+            if args.out:
+                save(args, records)  # each time: a run may be killed
     finally:
         if records:
-            write(args, records)
+            show(args, records)
 
 
 if __name__ == '__main__':
