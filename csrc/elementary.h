@@ -273,6 +273,10 @@ VIM_MM_INLINE Complex<S> operator/(Complex<S> a, Complex<S> b) {
   return scale * Complex<S>(a.re * b.re + a.im * b.im, a.im * b.re - a.re * b.im);
 }
 template <class S>
+VIM_MM_INLINE Complex<S> fma(Complex<S> a, Complex<S> b, Complex<S> c) {
+  return a * b + c;
+}
+template <class S>
 VIM_MM_INLINE Complex<S> conj(Complex<S> a) {
   return {a.re, -a.im};
 }

@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
             const int j = Ascending ? jj : kQuad - 1 - jj;
             const Coefficients<E> k = recurrence.coefficients(driven.dt[i + j]);
             if constexpr (Adjoint) x = conj(k.a_bar) * (x + driven.drive[i + j] * conj(entry[j]));
-            else x = k.a_bar * x + Steps::input(driven.drive[i + j], k, entry[j]);
+            else x = fma(k.a_bar, x, Steps::input(driven.drive[i + j], k, entry[j]));
             if (!Method::exponential) transition = transition * k.a_bar;
           }
         }

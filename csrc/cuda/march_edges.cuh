@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
 #pragma unroll
           for (int j = 0; j < kStride; ++j) {
             const int i = Ascending ? j : kStride - 1 - j;
-            of.x[m] = factor[m] * of.x[m] + drive[i] * entry[i];
+            of.x[m] = fma(factor[m], of.x[m], drive[i] * entry[i]);
             factor[m] = recurrence[m].coefficients(dt[i]).a_bar;
           }
         } else {
