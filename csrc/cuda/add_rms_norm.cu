@@ -11,7 +11,7 @@
 namespace vim_mm {
 namespace {
 
-constexpr int kWarp = 32, kForwardWarps = 8, kBackwardWarps = 16;
+constexpr int kForwardWarps = 8, kBackwardWarps = 16;
 // What a block has on every GPU, or sums would have other orders.
 constexpr int64_t kBackwardMemory = 96 << 10;
 

@@ -13,7 +13,7 @@
 namespace vim_mm {
 namespace {
 
-constexpr int kWarp = 32, kWarps = 8, kThreads = kWarp * kWarps, kSpan = 8;
+constexpr int kWarps = 8, kThreads = kWarp * kWarps, kSpan = 8;
 // Forward: as many as run at once on a large GPU, four to a multiprocessor. Each loads its kernels once, for
 // as many spans as there are.
 constexpr int64_t kBlocks = 4 * 132;

@@ -77,9 +77,11 @@ VIM_MM_INLINE void dispatch_storage(Storage storage, const F& f) {
   else f(__nv_bfloat16());
 }
 
+constexpr int kWarp = 32;
+
 __device__ __forceinline__ float sum_over_warp(float x) {
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) x += shuffle_xor(x, bit);
+  for (int bit = kWarp / 2; bit > 0; bit /= 2) x += shuffle_xor(x, bit);
   return x;
 }
 

@@ -310,22 +310,22 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def facts_of(args: argparse.Namespace, records: list[Record]) -> dict:
-    facts = environment(args.device)
-    if any(r['model'] in PUBLIC_VIM for r in records):
-        facts |= {name: peer_version(name) for name in ('mamba_ssm', 'causal_conv1d')}
-    return facts
+def facts_of(host: dict, records: list[Record]) -> dict:
+    """What the figures depend on: the host and the peers that took part."""
+    if not any(r['model'] in PUBLIC_VIM for r in records):
+        return host
+    return host | {name: peer_version(name) for name in ('mamba_ssm', 'causal_conv1d')}
 
 
-def save(args: argparse.Namespace, records: list[Record]) -> None:
+def save(args: argparse.Namespace, host: dict, records: list[Record]) -> None:
     given = {'arch': args.arch, 'dtype': args.dtype, 'n_trials': args.n_trials}
-    result = {'environment': facts_of(args, records), **given, 'units': 'seconds, bytes'}
+    result = {'environment': facts_of(host, records), **given, 'units': 'seconds, bytes'}
     write_text(args.out, json.dumps(result | {'records': records}, indent=2))
 
 
-def show(args: argparse.Namespace, records: list[Record]) -> None:
+def show(args: argparse.Namespace, host: dict, records: list[Record]) -> None:
     """The tables to the terminal, and what else was asked for."""
-    facts = facts_of(args, records).items()
+    facts = facts_of(host, records).items()
     head = ', '.join(f'{name} {value}' for name, value in facts if value is not None)
     tables = f'{head}, {args.arch}, {args.dtype}\n\n{report(records)}'
     print(tables)
@@ -338,15 +338,16 @@ def show(args: argparse.Namespace, records: list[Record]) -> None:
 def main() -> None:
     args = parse_args()
     torch.set_num_threads(args.threads)
+    host = environment(args.device)
     records = []
     try:
         for record in run(args):
             records.append(record)
             if args.out:
-                save(args, records)  # each time: a run may be killed
+                save(args, host, records)  # each time: a run may be killed
     finally:
         if records:
-            show(args, records)
+            show(args, host, records)
 
 
 if __name__ == '__main__':
