@@ -111,6 +111,15 @@ Tensor sum_over(const Tensor& t, int64_t dim, bool keep, ScalarType dtype) {
   return to<Tensor>(stack[0]);
 }
 
+// The same over the first dimension, which is kept, into a tensor that there is.
+void sum_into(const Tensor& out, const Tensor& t) {
+  std::array<StableIValue, 5> stack{from(t), from(std::optional(Shape{0})), from(true),
+                                    from(std::optional(out.scalar_type())), from(out)};
+  TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher("aten::sum", "IntList_out", stack.data(), TORCH_ABI_VERSION));
+  to<Tensor>(stack[0]);  // the reference to out that comes back
+}
+
 struct Parameters {
   const Tensor& in_proj;
   const MaybeTensor& in_bias;
@@ -208,6 +217,11 @@ struct Mixer {
   Tensor steps_of(const Tensor& dt_B_C) const {
     return view(dt_B_C, {dt_B_C.size(0), padded_rank(), tokens()},
                 {rows() * tokens(), tokens(), 1});
+  }
+  // Those of B and C, [.., 2 N, B L].
+  Tensor matrices_of(const Tensor& dt_B_C) const {
+    return view(dt_B_C, {dt_B_C.size(0), 2 * states, tokens()}, {rows() * tokens(), tokens(), 1},
+                padded_rank() * tokens());
   }
 
   // [B, K, H, L] of contiguous [count, H, B, L], which all directions share if it is one.
@@ -441,8 +455,11 @@ ScanGradients scan_gradients(const Mixer& mixer, const Kept& kept, const Tensor&
   scan_backward_into(per_direction, mixer.per_direction(grad_y, 1), std::nullopt, kept.edges,
                      scan.inputs(kept.packed, method, mixer.reverse));
   if (mixer.sets < directions) {
-    for (Tensor* t : {&grads.u, &grads.delta, &grads.dt_B_C, &grads.D, &grads.dt_bias})
+    for (Tensor* t : {&grads.u, &grads.delta, &grads.D, &grads.dt_bias})
       *t = sum_over(*t, 0, true, t->scalar_type());
+    const Tensor sum = new_empty(u, {1, mixer.rows(), tokens});
+    sum_into(mixer.matrices_of(sum), mixer.matrices_of(grads.dt_B_C));
+    grads.dt_B_C = sum;
   }
   return grads;
 }
