@@ -45,6 +45,10 @@ struct ForwardArguments {
   void* last_state;  // contiguous [B, G, H, N]
   void *edges, *other_edges;
   int64_t chunks;
+  // The last so many blocks stop at that chunk, and as many more go on from there: see plan_relief.
+  struct {
+    int blocks, chunk;
+  } relief;
 };
 
 // See edges_kernel. All but the adjoint against the scan order is for methods that are not causal.

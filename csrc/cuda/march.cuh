@@ -19,10 +19,12 @@ constexpr int kStride = 8;  // steps that a lane has in registers at once
 // `States`: of a lane, 1 or 2. `Octets`: of channels; a warp has eight. `Stages`: windows in
 // shared memory. `Groups`, of `RowWarps` warps each, load and store rows, one window in turn each:
 // the more there are, the longer may a window take them. `MinBlocks`: per multiprocessor, a bound on
-// registers. `Strides`: how many of them a lane of the forward scan takes together.
-template <int States, int Octets, int Stages, int Groups, int RowWarps, int MinBlocks, int Strides>
+// registers. `Strides`: how many of them a lane of the forward scan takes together. `Straight`:
+// whether its whole windows are one piece of code, which helps warps that have a scheduler alone.
+template <int States, int Octets, int Stages, int Groups, int RowWarps, int MinBlocks, int Strides,
+          bool Straight = false>
 struct MarchShape {
-  static constexpr bool marches = true;
+  static constexpr bool marches = true, straight = Straight;
   static constexpr int states = States, min_blocks = MinBlocks, strides = Strides;
   static constexpr int stages = Stages, groups = Groups;
   static constexpr int parts = kStateTile / (4 * States);  // warps that share eight channels
@@ -74,6 +76,11 @@ struct MarchLane {
     channel = warp / Shape::parts * 8 + row_in_octet, part = warp % Shape::parts;
   }
   __device__ __forceinline__ int state(int m) const { return 4 * (part * states + m) + column; }
+};
+
+// The windows that a block scans.
+struct Span {
+  int begin, end;
 };
 
 // Calls f with the kind of a window's loads, as a constant.
@@ -231,7 +238,14 @@ struct MarchStates {
     for (int m = 0; m < count; ++m)
       a[m] = entry(scan.A, lane.state(m)), x[m] = entry(begin, lane.state(m));
   }
-  // Writes the states to a row of [.., N].
+  // Reads the states from a row of [.., N].
+  __device__ __forceinline__ void load(const float* row) {
+    if (lane.channel >= channels) return;
+#pragma unroll
+    for (int m = 0; m < count; ++m)
+      if (lane.state(m) < states) x[m] = row[lane.state(m)];
+  }
+  // Writes them there.
   __device__ __forceinline__ void store(float* row) const {
     if (lane.channel >= channels) return;
 #pragma unroll

@@ -136,16 +136,16 @@ struct ForwardMarchShared {
 // A group of row warps: fills stages, and when one of its windows has been scanned, fills its stage
 // with another one and finishes it.
 template <class Method, class Shape, Layout layout, class Format, bool Aligned>
-__device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Work& work,
+__device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Work& work, Span span,
                                              ForwardMarchShared<Shape, layout>& shared) {
   constexpr float weight = layout == Layout::half && Format::bfloat ? kCutBack : 1.0f;
   const ScanArguments& scan = p.scan;
   using Rows = MarchRows<Shape, layout, Format, Aligned, 2>;
   constexpr int count = Rows::count, width = Rows::width, turn = Shape::groups;
-  const int windows = int(work.windows), group = threadIdx.x / Shape::threads;
-  if (group >= windows) return;
+  const int first = span.begin + int(threadIdx.x) / Shape::threads;
+  if (first >= span.end) return;
   const View* const matrices[] = {&scan.B, &scan.C};
-  Rows rows(scan, work, scan.u, matrices, false, group);
+  Rows rows(scan, work, scan.u, matrices, false, first);
   typename Rows::Raw raw;
   const auto fill = [&](int window) {
     const int stage = window % Shape::stages;
@@ -157,16 +157,16 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
   };
   // What it takes to finish a window: u once more, which to keep would take registers.
   typename Rows::RowStream u, z, out;
-  u.begin(scan.u, work.at(scan.u), rows.slots, work, group);
-  z.begin(scan.z, work.at(scan.z), rows.slots, work, group);
-  out.begin(p.out, work.at(p.out), rows.slots, work, group);
+  u.begin(scan.u, work.at(scan.u), rows.slots, work, first);
+  z.begin(scan.z, work.at(scan.z), rows.slots, work, first);
+  out.begin(p.out, work.at(p.out), rows.slots, work, first);
   typename Rows::Held u_raw, z_raw;
   float D[count];
 #pragma unroll
   for (int k = 0; k < count; ++k)
     D[k] = channel_value(scan.D, scan, work.g, work.first_channel + rows.slots.row(k));
   const auto load = [&](int window) {
-    if (window >= windows) return;
+    if (window >= span.end) return;
     const int steps = rows.steps_of(window);
     start_loads<Aligned>(window < rows.whole, [&](auto how) {
       constexpr Loads loads = decltype(how)::value;
@@ -195,18 +195,19 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
     out.next(turn * Rows::window_bytes);
   };
 
-  rows.load(group, turn, raw);
-  load(group);
+  rows.load(first, turn, raw);
+  load(first);
 #pragma unroll 1
-  for (int window = group; window < Shape::stages && window < windows; window += turn) fill(window);
+  for (int window = first; window < span.begin + Shape::stages && window < span.end; window += turn)
+    fill(window);
 #pragma unroll 1
-  for (int window = group; window < windows; window += turn) {
+  for (int window = first; window < span.end; window += turn) {
     const int stage = window % Shape::stages;
     shared.handover.wait_scanned(window);
     float y[count][width];
 #pragma unroll
     for (int k = 0; k < count; ++k) get_sum(shared.y[stage], rows.slots, k, y[k]);
-    if (window + Shape::stages < windows) fill(window + Shape::stages);
+    if (window + Shape::stages < span.end) fill(window + Shape::stages);
     finish(window, y);
     load(window + turn);
   }
@@ -266,54 +267,80 @@ struct MarchStride {
 // The half that scans.
 template <class Method, class Shape, Layout layout, Operand operand>
 __device__ __forceinline__ void forward_states(const ForwardArguments& p, const Work& work,
+                                               Span span,
                                                ForwardMarchShared<Shape, layout>& shared) {
+  constexpr int together = Shape::strides, piece = together * kStride;
   const MarchLane<Shape> lane;
+  const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
+  float* edges = static_cast<float*>(p.edges) + (row * p.chunks + span.begin) * states;
+  float* const last_state = static_cast<float*>(p.last_state);
+  auto* const relieved = reinterpret_cast<uint32_t*>(last_state + work.row(p.scan, 0) * states);
   MarchStates<Shape> of(p.scan, work, lane, View());
+  if (Shape::straight && span.begin > 0) {
+    wait_for_warps(relieved, Shape::scan_threads / 32);
+    of.load(edges);
+  }
   using Steps = Recurrence<Method, accuracy_of(layout), float>;
   Steps recurrence[Shape::states];
 #pragma unroll
   for (int m = 0; m < Shape::states; ++m) recurrence[m] = Steps(of.a[m]);
-  const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
-  float* edges = static_cast<float*>(p.edges) + row * p.chunks * states;
-  const int windows = int(work.windows);
-#pragma unroll 1
-  for (int window = 0; window < windows; ++window) {
-    const int stage = window % Shape::stages, steps = work.steps_from(window, kChunk);
+
+  // Several strides at once, or the lane would wait for its own results.
+  const auto scan_piece = [&](const auto& in, float* y, int step) {
+    MarchStride<Shape> inputs[together];
+    float2 sum[together];
+#pragma unroll
+    for (int j = 0; j < together; ++j)
+      inputs[j].template load<operand>(in, lane, step + j * kStride);
+#pragma unroll
+    for (int j = 0; j < together; ++j) {
+      const MarchStride<Shape>& at = inputs[j];
+      float x[Shape::states][kStride];
+#pragma unroll
+      for (int m = 0; m < Shape::states; ++m) {
+#pragma unroll
+        for (int i = 0; i < kStride; ++i) {
+          of.x[m] = recurrence[m].advance(of.x[m], at.dt[i], at.drive[i], at.b[m][i]);
+          x[m][i] = of.x[m];
+        }
+      }
+      sum[j] = OutputSums<operand, Shape::states>::of(x, at.c);
+    }
+#pragma unroll
+    for (int j = 0; j < together; ++j) *reinterpret_cast<float2*>(y + step + j * kStride) = sum[j];
+  };
+  const auto scan_window = [&](int window, auto whole) {
+    const int stage = window % Shape::stages;
     const auto& in = shared.inputs[stage];
+    float* const y = shared.y[stage][lane.part].at(lane.channel, 2 * lane.column);
     of.store(edges);
     edges += states;
-    float* const y = shared.y[stage][lane.part].at(lane.channel, 2 * lane.column);
     shared.handover.wait_filled(window);
-    // Several strides at once, or the lane would wait for its own results.
-    constexpr int together = Shape::strides;
+    if constexpr (decltype(whole)::value) {
+#pragma unroll
+      for (int step = 0; step < kChunk; step += piece) scan_piece(in, y, step);
+    } else {
+      const int steps = work.steps_from(window, kChunk);
 #pragma unroll 1
-    for (int step = 0; step < steps; step += together * kStride) {
-      MarchStride<Shape> inputs[together];
-      float2 sum[together];
-#pragma unroll
-      for (int j = 0; j < together; ++j)
-        inputs[j].template load<operand>(in, lane, step + j * kStride);
-#pragma unroll
-      for (int j = 0; j < together; ++j) {
-        const MarchStride<Shape>& at = inputs[j];
-        float x[Shape::states][kStride];
-#pragma unroll
-        for (int m = 0; m < Shape::states; ++m) {
-#pragma unroll
-          for (int i = 0; i < kStride; ++i) {
-            of.x[m] = recurrence[m].advance(of.x[m], at.dt[i], at.drive[i], at.b[m][i]);
-            x[m][i] = of.x[m];
-          }
-        }
-        sum[j] = OutputSums<operand, Shape::states>::of(x, at.c);
-      }
-#pragma unroll
-      for (int j = 0; j < together; ++j)
-        *reinterpret_cast<float2*>(y + step + j * kStride) = sum[j];
+      for (int step = 0; step < steps; step += piece) scan_piece(in, y, step);
     }
     shared.handover.signal_scanned(window);
+  };
+  int window = span.begin;
+  if constexpr (Shape::straight) {
+    const int whole = int(work.steps / kChunk), end = span.end < whole ? span.end : whole;
+#pragma unroll 1
+    for (; window < end; ++window) scan_window(window, std::true_type());
   }
-  of.store(static_cast<float*>(p.last_state) + row * states);
+#pragma unroll 1
+  for (; window < span.end; ++window) scan_window(window, std::false_type());
+
+  if (Shape::straight && span.end < work.windows) {
+    of.store(edges);
+    signal_by_warp(relieved);
+  } else {
+    of.store(last_state + row * states);
+  }
 }
 
 template <class Method, class Shape, Layout layout>
@@ -321,20 +348,26 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
     forward_march_kernel(const __grid_constant__ ForwardArguments p) {
   extern __shared__ float4 memory[];
   auto& shared = *reinterpret_cast<ForwardMarchShared<Shape, layout>*>(memory);
-  const Work work = work_of_block<Shape>(p.scan);
+  const bool relieves = Shape::straight && int(blockIdx.x) >= int(gridDim.x) - p.relief.blocks;
+  const uint32_t block = blockIdx.x - (relieves ? p.relief.blocks : 0);
+  const Work work = work_of_block<Shape>(p.scan, block);
+  Span span{0, int(work.windows)};
+  if (relieves) span.begin = p.relief.chunk;
+  else if (Shape::straight && int(block) >= int(gridDim.x) - 2 * p.relief.blocks)
+    span.end = p.relief.chunk;
   shared.handover.begin();
   if (threadIdx.x < Shape::row_threads) {
     specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) {
       using Format = decltype(format);
-      if (p.scan.aligned) forward_rows<Method, Shape, layout, Format, true>(p, work, shared);
-      else forward_rows<Method, Shape, layout, Format, false>(p, work, shared);
+      if (p.scan.aligned) forward_rows<Method, Shape, layout, Format, true>(p, work, span, shared);
+      else forward_rows<Method, Shape, layout, Format, false>(p, work, span, shared);
     });
   } else {
     if constexpr (layout == Layout::single)
-      forward_states<Method, Shape, layout, Operand::split>(p, work, shared);
+      forward_states<Method, Shape, layout, Operand::split>(p, work, span, shared);
     else if (p.scan.u.storage == Storage::bfloat16)
-      forward_states<Method, Shape, layout, Operand::cut>(p, work, shared);
-    else forward_states<Method, Shape, layout, Operand::rounded>(p, work, shared);
+      forward_states<Method, Shape, layout, Operand::cut>(p, work, span, shared);
+    else forward_states<Method, Shape, layout, Operand::rounded>(p, work, span, shared);
   }
 }
 

@@ -68,7 +68,7 @@ void choose_forward(const ScanArguments& scan, const F& f) {
   const bool few = rows_of(scan) < kFewRows;
   if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());
   else if constexpr (!Method::causal) few ? choose_segments(scan, f) : f(Shape<4, 16, 4, 3>());
-  else if (few) f(MarchShape<1, 1, 4, 2, 2, 2, 4>());
+  else if (few) f(MarchShape<1, 1, 4, 2, 2, 2, 4, true>());
   else choose_march<layout == Layout::single>(scan, f);
 }
 

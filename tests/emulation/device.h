@@ -61,6 +61,8 @@ void call(void (*kernel)(Arguments...), void** arguments, std::index_sequence<I.
 
 inline void __syncthreads() { emulation::wait_for_block(); }
 inline void __syncwarp() { emulation::wait_for_warp(); }
+inline void __threadfence() {}
+inline void atomicAdd(uint32_t* to, uint32_t value) { *to += value; }
 inline float __shfl_sync(unsigned, float value, int lane) {
   return emulation::exchange(value, lane % 32);
 }

@@ -187,6 +187,21 @@ def test_windows(batch, length):
     compare(inputs, reverse=True)
 
 
+# A block more than the emulated GPU has multiprocessors: another one takes over the end of its way.
+@pytest.mark.parametrize(('dtype', 'reverse'), [(torch.bfloat16, True), (torch.float32, False)])
+def test_relief(dtype, reverse):
+    inputs = inputs_in(dtype, batch=1, channels=35, length=2050, states=13)
+    compare(inputs, reverse=reverse)
+    alone = {
+        name: value if name in 'BC' else value[32:] if value.dim() < 3 else value[:, 32:]
+        for name, value in inputs.items()
+    }
+    scan = functools.partial(selective_scan_fn, delta_softplus=True, return_last_state=True)
+    both = zip(scan(**inputs, reverse=reverse), scan(**alone, reverse=reverse), strict=True)
+    for relieved, expected in both:
+        assert torch.equal(relieved[:, 32:], expected)
+
+
 # So many channels that two blocks share them in backward.
 @pytest.mark.parametrize(('dtype', 'states'), [(torch.bfloat16, 16), (torch.float32, 37)])
 def test_many_channels(dtype, states):

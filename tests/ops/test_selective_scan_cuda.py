@@ -303,6 +303,30 @@ def test_same_bits_every_time(method, states):
             assert torch.equal(value, first[name]), name
 
 
+# A few blocks more than multiprocessors: some of them are relieved half way.
+@pytest.mark.parametrize('method', [method for method in METHODS if method != 'poly'])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_relieved_blocks_have_the_same_bits(method, dtype):
+    processors = torch.cuda.get_device_properties('cuda').multi_processor_count
+    channels = 8 * (processors + processors // 4) + 3
+    inputs = make_inputs(batch=1, channels=channels, length=2101, states=16, dtype=torch.float32)
+    for name in ('u', 'delta', 'z', 'B', 'C'):
+        inputs[name] = inputs[name].detach().to(dtype)
+    inputs = on_cuda(inputs)
+    scan = functools.partial(
+        cuda_scan, delta_softplus=True, return_last_state=True, discretization_method=method
+    )
+    results = scan(**inputs)
+    half = channels // 16 * 8
+    for part in (slice(None, half), slice(half, None)):
+        alone = {
+            name: x if name in 'BC' else x[part] if x.dim() < 3 else x[:, part]
+            for name, x in inputs.items()
+        }
+        for result, expected in zip(results, scan(**alone), strict=True):
+            assert torch.equal(result[:, part], expected)
+
+
 @each_method
 def test_only_the_last_state_is_used(method):
     inputs = make_inputs(dtype=torch.float32, length=40)
