@@ -193,7 +193,7 @@ struct Mixer {
     return {{2 * channels, outer},
             {outer, channels},
             {sets, rows(), channels},
-            {sets, channels, padded_rank()},
+            {sets, padded_rank(), channels},
             {has_in_bias ? 2 * channels : 0},
             {has_out_bias ? outer : 0}};
   }
@@ -303,8 +303,9 @@ void pack(const Mixer& mixer, const Parameters& p, const Packed& packed, void* s
     x_proj.columns = x_proj.from_row = int(mixer.channels);
     add(all, x_proj);
     Conversion dt_proj = conversion(p.dt_proj[k], select(packed.dt_proj, k));
-    dt_proj.rows = int(mixer.channels), dt_proj.columns = int(mixer.padded_rank());
-    dt_proj.zero_columns = int(mixer.padding()), dt_proj.from_row = int(mixer.rank);
+    dt_proj.rows = int(mixer.padded_rank()), dt_proj.zero_rows = int(mixer.padding());
+    dt_proj.columns = int(mixer.channels), dt_proj.from_column = int(mixer.rank);
+    dt_proj.from_row = 1;
     add(all, dt_proj);
     add(all, conversion(p.D[k], select(packed.D, k)));
     add(all, conversion(p.dt_bias[k], select(packed.dt_bias, k)));
@@ -325,9 +326,15 @@ Tensor convolve_rows(const Mixer& mixer, const Tensor& xz, const Packed& packed,
   convolve(p, stream);
   return u;
 }
-Tensor step_sizes(const Mixer& mixer, const Tensor& dt_B_C, const Packed& packed) {
+Tensor step_sizes(const Mixer& mixer, const Tensor& dt_B_C, const Packed& packed, void* stream) {
   const Tensor delta = new_empty(dt_B_C, {mixer.sets, mixer.channels, mixer.tokens()});
-  multiply_into(delta, packed.dt_proj, mixer.steps_of(dt_B_C));
+  StepProjection p{};
+  p.storage = storage_of(delta);
+  p.sets = int(mixer.sets), p.rank = int(mixer.padded_rank());
+  p.channels = mixer.channels, p.tokens = mixer.tokens();
+  p.weight = packed.dt_proj.data_ptr(), p.delta = delta.data_ptr();
+  p.dt = dt_B_C.data_ptr(), p.dt_set = mixer.rows() * mixer.tokens();
+  project_steps(p, stream);
   return delta;
 }
 
@@ -361,7 +368,7 @@ std::tuple<Tensor, Tensors> mixer_fwd(const Tensor& x, const Tensor& in_proj,
   const Tensor u = convolve_rows(mixer, xz, packed, stream);
   const Tensor dt_B_C = new_empty(x, {mixer.sets, mixer.rows(), tokens});
   multiply_into(dt_B_C, packed.x_proj, u);
-  const Tensor delta = step_sizes(mixer, dt_B_C, packed);
+  const Tensor delta = step_sizes(mixer, dt_B_C, packed, stream);
   const Tensor y = new_empty(x, {mixer.directions, channels, mixer.batch, mixer.steps});
   const Scan scan(mixer, packed, u, delta, dt_B_C);
   const Tensor edges = std::get<1>(
@@ -434,9 +441,9 @@ struct ScanGradients {
   Tensor u, delta, dt_B_C, A, D, dt_bias;
 };
 ScanGradients scan_gradients(const Mixer& mixer, const Kept& kept, const Tensor& u,
-                             const Tensor& grad_y, int64_t method) {
+                             const Tensor& grad_y, int64_t method, void* stream) {
   const int64_t directions = mixer.directions, channels = mixer.channels, tokens = mixer.tokens();
-  const Tensor delta = step_sizes(mixer, kept.dt_B_C, kept.packed);
+  const Tensor delta = step_sizes(mixer, kept.dt_B_C, kept.packed, stream);
   const Scan scan(mixer, kept.packed, u, delta, kept.dt_B_C);
   ScanGradients grads{new_empty(u, {directions, channels, tokens}),
                       new_empty(u, {directions, channels, tokens}),
@@ -476,7 +483,7 @@ ProjectionGradients projection_gradients(const Mixer& mixer, const Kept& kept, c
   const auto flat = [&](const Tensor& t, int64_t count) {
     return contiguous_view(t, {count, mixer.tokens()});
   };
-  multiply_into(mixer.steps_of(grads.dt_B_C), transposed(kept.packed.dt_proj), grads.delta);
+  multiply_into(mixer.steps_of(grads.dt_B_C), kept.packed.dt_proj, grads.delta);
   const Tensor grad_dt_proj = new_floats(u, {channels, rows});
   multiply_into(grad_dt_proj, flat(grads.delta, channels), transposed(flat(kept.dt_B_C, rows)));
   const Tensor grad_x_proj = new_floats(u, {rows, channels});
@@ -595,7 +602,7 @@ Tensors mixer_bwd(const Tensor& grad_out, const Tensor& x, const Tensors& kept_t
   const OutputGradients output =
       output_gradients(mixer, kept, grad_rows, mixer.half(grad_xz, 1), scale, stream);
   const Tensor u = convolve_rows(mixer, kept.xz, kept.packed, stream);
-  const ScanGradients scan = scan_gradients(mixer, kept, u, output.y, method);
+  const ScanGradients scan = scan_gradients(mixer, kept, u, output.y, method, stream);
   const ProjectionGradients projections = projection_gradients(mixer, kept, u, scan);
   const ConvolutionGradients convolution =
       convolution_gradients(mixer, kept, scan.u, mixer.half(grad_xz, 0), stream);

@@ -186,7 +186,7 @@ def _mixer_fwd_fake(x, *arguments):
         p.in_proj.shape,
         p.out_proj.shape,
         (sets, rows, channels),
-        (sets, channels, padded_rank),
+        (sets, padded_rank, channels),
         *(bias.shape for bias in (p.in_bias, p.out_bias) if bias is not None),
     ]
     wide = [
