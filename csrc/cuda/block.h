@@ -76,16 +76,15 @@ struct GateBackward {
   void *grad_y, *grad_z, *out;
 };
 
-// A matrix in another type: rows of zeros may come first, and entries may be what `function` makes of
-// them. A matrix of zeros has no source.
+// A matrix in another type, whose entries may be what `function` makes of them. A matrix of zeros has no
+// source.
 struct Conversion {
   enum Function : int { copy, negative_exp, product };
 
   const void* from = nullptr;
   void* to = nullptr;
   Storage from_storage = Storage::float32, to_storage = Storage::float32;
-  int rows = 1, columns = 0;  // of `to`, which is contiguous
-  int zero_rows = 0;
+  int rows = 1, columns = 0;          // of `to`, which is contiguous
   int from_row = 0, from_column = 1;  // from one to the next
   Function function = copy;
   const float* factor = nullptr;  // of product, shaped like `to`

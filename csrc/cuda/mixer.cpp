@@ -34,8 +34,6 @@ using Tensors = std::vector<Tensor>;
 using Flags = std::vector<int64_t>;
 using Shape = std::vector<int64_t>;
 
-// Step sizes have as many rows, zeros in front, that tensor cores find every matrix aligned.
-constexpr int64_t kRankMultiple = 8;
 // Of the pieces that share a buffer, in entries.
 constexpr int64_t kPieceMultiple = 64;
 
@@ -185,15 +183,13 @@ struct Mixer {
   }
 
   int64_t tokens() const { return batch * steps; }
-  int64_t padded_rank() const { return round_up(rank, kRankMultiple); }
-  int64_t padding() const { return padded_rank() - rank; }
-  int64_t rows() const { return padded_rank() + 2 * states; }  // of dt, B and C
+  int64_t rows() const { return rank + 2 * states; }  // of dt, B and C
 
   std::vector<Shape> narrow_shapes() const {
     return {{2 * channels, outer},
             {outer, channels},
             {sets, rows(), channels},
-            {sets, padded_rank(), channels},
+            {sets, rank, channels},
             {has_in_bias ? 2 * channels : 0},
             {has_out_bias ? outer : 0}};
   }
@@ -215,13 +211,12 @@ struct Mixer {
   }
   // The rows of the step sizes, [.., R, B L], of dt_B_C.
   Tensor steps_of(const Tensor& dt_B_C) const {
-    return view(dt_B_C, {dt_B_C.size(0), padded_rank(), tokens()},
-                {rows() * tokens(), tokens(), 1});
+    return view(dt_B_C, {dt_B_C.size(0), rank, tokens()}, {rows() * tokens(), tokens(), 1});
   }
   // Those of B and C, [.., 2 N, B L].
   Tensor matrices_of(const Tensor& dt_B_C) const {
     return view(dt_B_C, {dt_B_C.size(0), 2 * states, tokens()}, {rows() * tokens(), tokens(), 1},
-                padded_rank() * tokens());
+                rank * tokens());
   }
 
   // [B, K, H, L] of contiguous [count, H, B, L], which all directions share if it is one.
@@ -233,7 +228,7 @@ struct Mixer {
   Tensor state_matrix(const Tensor& dt_B_C, int64_t which) const {
     return view(dt_B_C, {batch, directions, states, steps},
                 {steps, dt_B_C.size(0) == 1 ? 0 : rows() * tokens(), tokens(), 1},
-                (padded_rank() + which * states) * tokens());
+                (rank + which * states) * tokens());
   }
   Tensor per_channel(const Tensor& t) const {
     return view(t, {directions, channels}, {sets == 1 ? 0 : channels, 1});
@@ -298,14 +293,10 @@ void pack(const Mixer& mixer, const Parameters& p, const Packed& packed, void* s
     add(all, A);
   }
   for (int64_t k = 0; k < mixer.sets; ++k) {
-    Conversion x_proj = conversion(p.x_proj[k], select(packed.x_proj, k));
-    x_proj.rows = int(mixer.rows()), x_proj.zero_rows = int(mixer.padding());
-    x_proj.columns = x_proj.from_row = int(mixer.channels);
-    add(all, x_proj);
+    add(all, conversion(p.x_proj[k], select(packed.x_proj, k)));
     Conversion dt_proj = conversion(p.dt_proj[k], select(packed.dt_proj, k));
-    dt_proj.rows = int(mixer.padded_rank()), dt_proj.zero_rows = int(mixer.padding());
-    dt_proj.columns = int(mixer.channels), dt_proj.from_column = int(mixer.rank);
-    dt_proj.from_row = 1;
+    dt_proj.rows = int(mixer.rank), dt_proj.columns = int(mixer.channels);
+    dt_proj.from_row = 1, dt_proj.from_column = int(mixer.rank);
     add(all, dt_proj);
     add(all, conversion(p.D[k], select(packed.D, k)));
     add(all, conversion(p.dt_bias[k], select(packed.dt_bias, k)));
@@ -330,7 +321,7 @@ Tensor step_sizes(const Mixer& mixer, const Tensor& dt_B_C, const Packed& packed
   const Tensor delta = new_empty(dt_B_C, {mixer.sets, mixer.channels, mixer.tokens()});
   StepProjection p{};
   p.storage = storage_of(delta);
-  p.sets = int(mixer.sets), p.rank = int(mixer.padded_rank());
+  p.sets = int(mixer.sets), p.rank = int(mixer.rank);
   p.channels = mixer.channels, p.tokens = mixer.tokens();
   p.weight = packed.dt_proj.data_ptr(), p.delta = delta.data_ptr();
   p.dt = dt_B_C.data_ptr(), p.dt_set = mixer.rows() * mixer.tokens();
@@ -544,13 +535,13 @@ class Results {
   void add_each(const Tensors& parameters, const Tensor& sums) {
     for (size_t k = 0; k < parameters.size(); ++k) add(parameters[k], select(sums, int64_t(k)));
   }
-  // Of matrices inside of the blocks on the diagonal of `sums`, each from an entry of its block on.
-  void add_blocks(const Tensors& parameters, const Tensor& sums, int64_t row, int64_t column) {
+  // Of matrices that begin the blocks on the diagonal of `sums`.
+  void add_blocks(const Tensors& parameters, const Tensor& sums) {
     const int64_t count = int64_t(parameters.size());
     const int64_t rows = sums.size(0) / count, columns = sums.size(1) / count;
     for (int64_t k = 0; k < count; ++k) {
       Conversion c = place(parameters[k], sums);
-      c.from = floats_of(sums) + (k * rows + row) * sums.size(1) + k * columns + column;
+      c.from = floats_of(sums) + k * rows * sums.size(1) + k * columns;
       c.from_row = int(sums.size(1));
       c.rows = int(parameters[k].size(0)), c.columns = int(parameters[k].size(1));
       vim_mm::add(all_, c);
@@ -616,8 +607,8 @@ Tensors mixer_bwd(const Tensor& grad_out, const Tensor& x, const Tensors& kept_t
   results.add_bias(out_bias, grad_rows, 0);
   results.add_each(conv, convolution.weight);
   results.add_each(conv_bias, convolution.bias);
-  results.add_blocks(x_proj, projections.x_proj, mixer.padding(), 0);
-  results.add_blocks(dt_proj, projections.dt_proj, 0, mixer.padding());
+  results.add_blocks(x_proj, projections.x_proj);
+  results.add_blocks(dt_proj, projections.dt_proj);
   results.add_each(dt_bias, scan.dt_bias);
   results.add_each(D, scan.D);
   results.add_logarithms(A_log, scan.A, kept.packed.A);

@@ -52,10 +52,9 @@ __device__ __forceinline__ void store(void* p, Storage storage, int64_t index,
 // Entries [i, i + Width) of `to`, which are in one row.
 template <int Width>
 __device__ __forceinline__ void convert_entries(const Conversion& c, uint32_t i) {
-  const int row = int(i / c.columns) - c.zero_rows;
-  const int64_t from = int64_t(row) * c.from_row + int64_t(i % c.columns) * c.from_column;
+  const int64_t from = int64_t(i / c.columns) * c.from_row + int64_t(i % c.columns) * c.from_column;
   float x[Width] = {};
-  if (c.from && row >= 0) load(c.from, c.from_storage, from, c.from_column, x);
+  if (c.from) load(c.from, c.from_storage, from, c.from_column, x);
   if (c.function == Conversion::negative_exp) {
 #pragma unroll
     for (float& value : x) value = -expf(value);
