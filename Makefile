@@ -55,12 +55,12 @@ test: install-det $(STAMPS)/tests ## Run the suite, or a part of it (PYTEST_ARGS
 lint: $(STAMPS)/dev ## Check style, Python and native
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	git ls-files 'csrc/*' 'tests/emulation/device.*' | xargs $(BIN)/clang-format --dry-run --Werror
+	git ls-files 'csrc/*' 'tests/emulation/*.cpp' 'tests/emulation/*.h' | xargs $(BIN)/clang-format --dry-run --Werror
 
 format: $(STAMPS)/dev ## Repair style, Python and native
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	git ls-files 'csrc/*' 'tests/emulation/device.*' | xargs $(BIN)/clang-format -i
+	git ls-files 'csrc/*' 'tests/emulation/*.cpp' 'tests/emulation/*.h' | xargs $(BIN)/clang-format -i
 
 lock: $(STAMPS)/dev ## Choose the versions in requirements/lock.txt anew
 	cd requirements && ../$(BIN)/uv pip compile --quiet --universal --python-version 3.10 \

@@ -32,6 +32,7 @@ CUDA_SOURCES = [
     'csrc/cuda/scan_edges.cu',
     'csrc/cuda/scan_forward.cu',
     'csrc/cuda/selective_scan.cpp',
+    'csrc/cuda/step_projection.cu',
 ]
 # Compute capability 8.0 to 12.0; the newest as PTX too, for what comes after.
 CUDA_ARCHITECTURES = '8.0;8.6;8.9;9.0;10.0;12.0+PTX'

@@ -53,9 +53,8 @@ STABLE_TORCH_LIBRARY(vim_mm, m) {
   // [C]; P times conv [H, 1, W], W <= 8, conv_bias [H] (or none), x_proj [R + 2N, H], dt_proj [H, R],
   // dt_bias [H] and D [H]; K times A_log [H, N] and a flag. The sum over directions counts `scale`.
   // Keeps, if asked, what backward needs:
-  //   xz [2H, B L]; dt_B_C [P, R' + 2N, B L], R' = R and rows of zeros in front up to a multiple of 8;
-  //   edges of the scan, flat; the sum over directions [H, B, L]; and the parameters in two buffers, in
-  //   x's dtype and in float32 (mixer.cpp has their order).
+  //   xz [2H, B L]; dt_B_C [P, R + 2N, B L]; edges of the scan, flat; the sum over directions [H, B, L];
+  //   and the parameters in two buffers, in x's dtype and in float32 (mixer.cpp has their order).
   m.def(
       "mixer_fwd(Tensor x, Tensor in_proj, Tensor? in_bias, Tensor out_proj, Tensor? out_bias, "
       "Tensor[] conv, Tensor[] conv_bias, Tensor[] x_proj, Tensor[] dt_proj, Tensor[] dt_bias, "

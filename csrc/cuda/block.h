@@ -49,6 +49,16 @@ struct ConvolutionBackward {
   float *grad_weight, *grad_bias;
 };
 
+// delta[k, h, t] = sum over r of weight[k, r, h] dt[k, r, t]; t counts tokens.
+struct StepProjection {
+  Storage storage;
+  int sets, rank;
+  int64_t channels, tokens;
+  const void *weight, *dt;
+  int64_t dt_set;  // from one set to the next
+  void* delta;
+};
+
 // out = silu(z) * sum, sum = scale times the sum of y over directions, rounded to its type.
 struct Gate {
   Storage storage;
@@ -66,17 +76,16 @@ struct GateBackward {
   void *grad_y, *grad_z, *out;
 };
 
-// A matrix in another type: rows and columns of zeros may come first, and entries may be what
-// `function` makes of them. A matrix of zeros has no source.
+// A matrix in another type, whose entries may be what `function` makes of them. A matrix of zeros has no
+// source.
 struct Conversion {
   enum Function : int { copy, negative_exp, product };
 
   const void* from = nullptr;
   void* to = nullptr;
   Storage from_storage = Storage::float32, to_storage = Storage::float32;
-  int rows = 1, columns = 0;  // of `to`, which is contiguous
-  int zero_rows = 0, zero_columns = 0;
-  int from_row = 0;  // from one row to the next
+  int rows = 1, columns = 0;          // of `to`, which is contiguous
+  int from_row = 0, from_column = 1;  // from one to the next
   Function function = copy;
   const float* factor = nullptr;  // of product, shaped like `to`
 };
@@ -91,6 +100,7 @@ void add_rms_norm(const AddRmsNorm&, void* stream);
 void add_rms_norm_backward(const AddRmsNormBackward&, void* stream);
 void convolve(const Convolution&, void* stream);
 void convolve_backward(const ConvolutionBackward&, void* stream);
+void project_steps(const StepProjection&, void* stream);
 void gate(const Gate&, void* stream);
 void gate_backward(const GateBackward&, void* stream);
 void convert(const Conversions&, void* stream);

@@ -34,8 +34,6 @@ using Tensors = std::vector<Tensor>;
 using Flags = std::vector<int64_t>;
 using Shape = std::vector<int64_t>;
 
-// Step sizes have as many rows, zeros in front, that tensor cores find every matrix aligned.
-constexpr int64_t kRankMultiple = 8;
 // Of the pieces that share a buffer, in entries.
 constexpr int64_t kPieceMultiple = 64;
 
@@ -185,15 +183,13 @@ struct Mixer {
   }
 
   int64_t tokens() const { return batch * steps; }
-  int64_t padded_rank() const { return round_up(rank, kRankMultiple); }
-  int64_t padding() const { return padded_rank() - rank; }
-  int64_t rows() const { return padded_rank() + 2 * states; }  // of dt, B and C
+  int64_t rows() const { return rank + 2 * states; }  // of dt, B and C
 
   std::vector<Shape> narrow_shapes() const {
     return {{2 * channels, outer},
             {outer, channels},
             {sets, rows(), channels},
-            {sets, channels, padded_rank()},
+            {sets, rank, channels},
             {has_in_bias ? 2 * channels : 0},
             {has_out_bias ? outer : 0}};
   }
@@ -215,13 +211,12 @@ struct Mixer {
   }
   // The rows of the step sizes, [.., R, B L], of dt_B_C.
   Tensor steps_of(const Tensor& dt_B_C) const {
-    return view(dt_B_C, {dt_B_C.size(0), padded_rank(), tokens()},
-                {rows() * tokens(), tokens(), 1});
+    return view(dt_B_C, {dt_B_C.size(0), rank, tokens()}, {rows() * tokens(), tokens(), 1});
   }
   // Those of B and C, [.., 2 N, B L].
   Tensor matrices_of(const Tensor& dt_B_C) const {
     return view(dt_B_C, {dt_B_C.size(0), 2 * states, tokens()}, {rows() * tokens(), tokens(), 1},
-                padded_rank() * tokens());
+                rank * tokens());
   }
 
   // [B, K, H, L] of contiguous [count, H, B, L], which all directions share if it is one.
@@ -233,7 +228,7 @@ struct Mixer {
   Tensor state_matrix(const Tensor& dt_B_C, int64_t which) const {
     return view(dt_B_C, {batch, directions, states, steps},
                 {steps, dt_B_C.size(0) == 1 ? 0 : rows() * tokens(), tokens(), 1},
-                (padded_rank() + which * states) * tokens());
+                (rank + which * states) * tokens());
   }
   Tensor per_channel(const Tensor& t) const {
     return view(t, {directions, channels}, {sets == 1 ? 0 : channels, 1});
@@ -298,13 +293,10 @@ void pack(const Mixer& mixer, const Parameters& p, const Packed& packed, void* s
     add(all, A);
   }
   for (int64_t k = 0; k < mixer.sets; ++k) {
-    Conversion x_proj = conversion(p.x_proj[k], select(packed.x_proj, k));
-    x_proj.rows = int(mixer.rows()), x_proj.zero_rows = int(mixer.padding());
-    x_proj.columns = x_proj.from_row = int(mixer.channels);
-    add(all, x_proj);
+    add(all, conversion(p.x_proj[k], select(packed.x_proj, k)));
     Conversion dt_proj = conversion(p.dt_proj[k], select(packed.dt_proj, k));
-    dt_proj.rows = int(mixer.channels), dt_proj.columns = int(mixer.padded_rank());
-    dt_proj.zero_columns = int(mixer.padding()), dt_proj.from_row = int(mixer.rank);
+    dt_proj.rows = int(mixer.rank), dt_proj.columns = int(mixer.channels);
+    dt_proj.from_row = 1, dt_proj.from_column = int(mixer.rank);
     add(all, dt_proj);
     add(all, conversion(p.D[k], select(packed.D, k)));
     add(all, conversion(p.dt_bias[k], select(packed.dt_bias, k)));
@@ -325,9 +317,15 @@ Tensor convolve_rows(const Mixer& mixer, const Tensor& xz, const Packed& packed,
   convolve(p, stream);
   return u;
 }
-Tensor step_sizes(const Mixer& mixer, const Tensor& dt_B_C, const Packed& packed) {
+Tensor step_sizes(const Mixer& mixer, const Tensor& dt_B_C, const Packed& packed, void* stream) {
   const Tensor delta = new_empty(dt_B_C, {mixer.sets, mixer.channels, mixer.tokens()});
-  multiply_into(delta, packed.dt_proj, mixer.steps_of(dt_B_C));
+  StepProjection p{};
+  p.storage = storage_of(delta);
+  p.sets = int(mixer.sets), p.rank = int(mixer.rank);
+  p.channels = mixer.channels, p.tokens = mixer.tokens();
+  p.weight = packed.dt_proj.data_ptr(), p.delta = delta.data_ptr();
+  p.dt = dt_B_C.data_ptr(), p.dt_set = mixer.rows() * mixer.tokens();
+  project_steps(p, stream);
   return delta;
 }
 
@@ -361,7 +359,7 @@ std::tuple<Tensor, Tensors> mixer_fwd(const Tensor& x, const Tensor& in_proj,
   const Tensor u = convolve_rows(mixer, xz, packed, stream);
   const Tensor dt_B_C = new_empty(x, {mixer.sets, mixer.rows(), tokens});
   multiply_into(dt_B_C, packed.x_proj, u);
-  const Tensor delta = step_sizes(mixer, dt_B_C, packed);
+  const Tensor delta = step_sizes(mixer, dt_B_C, packed, stream);
   const Tensor y = new_empty(x, {mixer.directions, channels, mixer.batch, mixer.steps});
   const Scan scan(mixer, packed, u, delta, dt_B_C);
   const Tensor edges = std::get<1>(
@@ -434,9 +432,9 @@ struct ScanGradients {
   Tensor u, delta, dt_B_C, A, D, dt_bias;
 };
 ScanGradients scan_gradients(const Mixer& mixer, const Kept& kept, const Tensor& u,
-                             const Tensor& grad_y, int64_t method) {
+                             const Tensor& grad_y, int64_t method, void* stream) {
   const int64_t directions = mixer.directions, channels = mixer.channels, tokens = mixer.tokens();
-  const Tensor delta = step_sizes(mixer, kept.dt_B_C, kept.packed);
+  const Tensor delta = step_sizes(mixer, kept.dt_B_C, kept.packed, stream);
   const Scan scan(mixer, kept.packed, u, delta, kept.dt_B_C);
   ScanGradients grads{new_empty(u, {directions, channels, tokens}),
                       new_empty(u, {directions, channels, tokens}),
@@ -476,7 +474,7 @@ ProjectionGradients projection_gradients(const Mixer& mixer, const Kept& kept, c
   const auto flat = [&](const Tensor& t, int64_t count) {
     return contiguous_view(t, {count, mixer.tokens()});
   };
-  multiply_into(mixer.steps_of(grads.dt_B_C), transposed(kept.packed.dt_proj), grads.delta);
+  multiply_into(mixer.steps_of(grads.dt_B_C), kept.packed.dt_proj, grads.delta);
   const Tensor grad_dt_proj = new_floats(u, {channels, rows});
   multiply_into(grad_dt_proj, flat(grads.delta, channels), transposed(flat(kept.dt_B_C, rows)));
   const Tensor grad_x_proj = new_floats(u, {rows, channels});
@@ -537,13 +535,13 @@ class Results {
   void add_each(const Tensors& parameters, const Tensor& sums) {
     for (size_t k = 0; k < parameters.size(); ++k) add(parameters[k], select(sums, int64_t(k)));
   }
-  // Of matrices inside of the blocks on the diagonal of `sums`, each from an entry of its block on.
-  void add_blocks(const Tensors& parameters, const Tensor& sums, int64_t row, int64_t column) {
+  // Of matrices that begin the blocks on the diagonal of `sums`.
+  void add_blocks(const Tensors& parameters, const Tensor& sums) {
     const int64_t count = int64_t(parameters.size());
     const int64_t rows = sums.size(0) / count, columns = sums.size(1) / count;
     for (int64_t k = 0; k < count; ++k) {
       Conversion c = place(parameters[k], sums);
-      c.from = floats_of(sums) + (k * rows + row) * sums.size(1) + k * columns + column;
+      c.from = floats_of(sums) + k * rows * sums.size(1) + k * columns;
       c.from_row = int(sums.size(1));
       c.rows = int(parameters[k].size(0)), c.columns = int(parameters[k].size(1));
       vim_mm::add(all_, c);
@@ -595,7 +593,7 @@ Tensors mixer_bwd(const Tensor& grad_out, const Tensor& x, const Tensors& kept_t
   const OutputGradients output =
       output_gradients(mixer, kept, grad_rows, mixer.half(grad_xz, 1), scale, stream);
   const Tensor u = convolve_rows(mixer, kept.xz, kept.packed, stream);
-  const ScanGradients scan = scan_gradients(mixer, kept, u, output.y, method);
+  const ScanGradients scan = scan_gradients(mixer, kept, u, output.y, method, stream);
   const ProjectionGradients projections = projection_gradients(mixer, kept, u, scan);
   const ConvolutionGradients convolution =
       convolution_gradients(mixer, kept, scan.u, mixer.half(grad_xz, 0), stream);
@@ -609,8 +607,8 @@ Tensors mixer_bwd(const Tensor& grad_out, const Tensor& x, const Tensors& kept_t
   results.add_bias(out_bias, grad_rows, 0);
   results.add_each(conv, convolution.weight);
   results.add_each(conv_bias, convolution.bias);
-  results.add_blocks(x_proj, projections.x_proj, mixer.padding(), 0);
-  results.add_blocks(dt_proj, projections.dt_proj, 0, mixer.padding());
+  results.add_blocks(x_proj, projections.x_proj);
+  results.add_blocks(dt_proj, projections.dt_proj);
   results.add_each(dt_bias, scan.dt_bias);
   results.add_each(D, scan.D);
   results.add_logarithms(A_log, scan.A, kept.packed.A);

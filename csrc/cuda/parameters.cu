@@ -24,14 +24,19 @@ struct Blocks {
   uint32_t ends[kMaxConversions];
 };
 
+// From one entry to the next there may be a stride.
 template <int Width>
-__device__ __forceinline__ void load(const void* p, Storage storage, int64_t index,
+__device__ __forceinline__ void load(const void* p, Storage storage, int64_t index, int stride,
                                      float (&x)[Width]) {
   if constexpr (Width == 1) {
     x[0] = load_real(static_cast<const char*>(p) + index * item_of(storage), storage);
   } else {
-    dispatch_storage(storage,
-                     [&](auto t) { load_pack(static_cast<const decltype(t)*>(p) + index, x); });
+    dispatch_storage(storage, [&](auto t) {
+      const auto* const first = static_cast<const decltype(t)*>(p) + index;
+      if (stride == 1) return load_pack(first, x);
+#pragma unroll
+      for (int j = 0; j < Width; ++j) x[j] = to_float(first[j * stride]);
+    });
   }
 }
 template <int Width>
@@ -47,10 +52,9 @@ __device__ __forceinline__ void store(void* p, Storage storage, int64_t index,
 // Entries [i, i + Width) of `to`, which are in one row.
 template <int Width>
 __device__ __forceinline__ void convert_entries(const Conversion& c, uint32_t i) {
-  const int row = int(i / c.columns) - c.zero_rows, column = int(i % c.columns) - c.zero_columns;
+  const int64_t from = int64_t(i / c.columns) * c.from_row + int64_t(i % c.columns) * c.from_column;
   float x[Width] = {};
-  if (c.from && row >= 0 && column >= 0)
-    load(c.from, c.from_storage, int64_t(row) * c.from_row + column, x);
+  if (c.from) load(c.from, c.from_storage, from, c.from_column, x);
   if (c.function == Conversion::negative_exp) {
 #pragma unroll
     for (float& value : x) value = -expf(value);
@@ -79,7 +83,7 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(const __grid_constant
 
 bool is_wide(const Conversion& c) {
   return c.from_storage != Storage::float64 && c.to_storage != Storage::float64 &&
-         c.zero_columns % kQuad == 0 && fits(c.from, c.from_storage, kQuad, c.from_row) &&
+         (c.from_column != 1 || fits(c.from, c.from_storage, kQuad, c.from_row)) &&
          fits(c.to, c.to_storage, kQuad, c.columns) &&
          fits(c.factor, Storage::float32, kQuad, c.columns);
 }

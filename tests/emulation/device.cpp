@@ -167,12 +167,15 @@ cudaError_t run(dim3 blocks, int threads, size_t bytes, const std::function<void
   grid = blocks;
   fibers.resize(std::max(fibers.size(), size_t(threads)));
   char* const shared = reinterpret_cast<char*>(vim_mm::memory);
-  for (block.y = 0; block.y < grid.y; ++block.y) {
-    for (block.x = 0; block.x < grid.x; ++block.x) {
-      memset(shared, 0xff, bytes + vim_mm::kGuardBytes);  // NaN: nobody may read what nobody wrote
-      run_block(threads);
-      for (size_t i = bytes; i < bytes + vim_mm::kGuardBytes; ++i)
-        if (shared[i] != char(0xff)) throw std::logic_error("written behind shared memory");
+  for (block.z = 0; block.z < grid.z; ++block.z) {
+    for (block.y = 0; block.y < grid.y; ++block.y) {
+      for (block.x = 0; block.x < grid.x; ++block.x) {
+        memset(shared, 0xff,
+               bytes + vim_mm::kGuardBytes);  // NaN: nobody may read what nobody wrote
+        run_block(threads);
+        for (size_t i = bytes; i < bytes + vim_mm::kGuardBytes; ++i)
+          if (shared[i] != char(0xff)) throw std::logic_error("written behind shared memory");
+      }
     }
   }
   return cudaSuccess;

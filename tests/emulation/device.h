@@ -88,6 +88,15 @@ inline uint32_t __float_as_uint(float value) {
   memcpy(&bits, &value, sizeof bits);
   return bits;
 }
+// Four of the eight bytes of low and high; each digit of the selector is the number of one.
+inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
+  uint32_t bytes = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t number = selector >> 4 * i & 7;
+    bytes |= ((number < 4 ? low : high) >> 8 * (number % 4) & 0xff) << 8 * i;
+  }
+  return bytes;
+}
 
 // A GPU's is good to 2^-22, up or down, but exact at 0.
 namespace emulation {

@@ -1,4 +1,5 @@
-"""The CUDA scan where there is no GPU: its sources compiled as C++, its threads as fibers.
+"""The CUDA scan, and what of the block needs a warp to agree, where there is no GPU: the sources
+compiled as C++, threads as fibers.
 
 All but single instructions is the code that runs on a GPU: operators, launches, kernels. Memory
 that nobody wrote is NaN, and threads take turns in random order. device.h stands for the GPU.
@@ -43,7 +44,10 @@ SOURCES = [
     'csrc/cuda/scan_forward.cu',
     'csrc/cuda/selective_scan.cpp',
     'csrc/cuda/kernels.cu',
+    'csrc/cuda/parameters.cu',
+    'csrc/cuda/step_projection.cu',
     'csrc/ops.cpp',
+    'tests/emulation/block.cpp',
     'tests/emulation/device.cpp',
 ]
 FLAGS = [
@@ -252,3 +256,29 @@ def test_bits_do_not_depend_on_the_order_of_threads(method):
     once, again = (scan(discretization_method=method) for _ in range(2))
     for name, value in once.items():
         assert torch.equal(value, again[name]), name
+
+
+# By tensor cores in each number of instructions, with parts of tiles at all ends; and what is not
+# for them: too many rows, neighbours that are not eight, not even four, and float32.
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ('sets', 'channels', 'tokens', 'rank'),
+    [
+        *[(2, 72, 328, rank) for rank in (1, 12, 16, 17, 48, 64, 65)],
+        (1, 136, 64, 24),
+        (2, 12, 36, 5),
+        (2, 7, 36, 3),
+        (1, 24, 197, 12),
+    ],
+)
+def test_step_projection(dtype, sets, channels, tokens, rank):
+    parameter = torch.randn(sets, channels, rank)
+    rows = torch.randn(sets, rank + 3, tokens).to(dtype)
+    rows[:, rank:] = torch.nan  # B and C, which are not meant
+    delta = torch.ops.vim_mm_emulated.step_projection(parameter, rows)
+    weight, dt = parameter.to(dtype).double(), rows[:, :rank].double()
+    expected, info = weight @ dt, torch.finfo(dtype)
+    # Its rounding, and that of sums in float32.
+    bound = info.eps / 2 * expected.abs().clamp(min=info.tiny) + 1e-6 * (weight.abs() @ dt.abs())
+    assert delta.dtype == dtype
+    assert ((delta - expected).abs() <= bound).all()

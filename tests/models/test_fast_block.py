@@ -186,7 +186,7 @@ class TestOnCuda:
         assert_exact(results(module, x, grad), truth)
 
     def test_many_channels(self):
-        """So many that threads of the convolution have several spans, and a rank that is padded."""
+        """Several spans for threads of the convolution, and a rank that fills no pack."""
         module = mixer(d_model=8, expand=96, d_state=4, dt_rank=12)
         x, grad = (torch.randn(3, 1000, 8, device='cuda') for _ in range(2))
         truth = results(plain_in_fp64(module), x.cpu().double(), grad.cpu())

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from vim_mm.ops import library
 
 MAX_TAPS = 8  # kMaxTaps of csrc/cuda/block.h
-_RANK_MULTIPLE, _PIECE_MULTIPLE = 8, 64  # of csrc/cuda/mixer.cpp
+_PIECE_MULTIPLE = 64  # kPieceMultiple of csrc/cuda/mixer.cpp
 _ops = torch.ops.vim_mm
 
 
@@ -179,14 +179,13 @@ def _mixer_fwd_fake(x, *arguments):
     p = MixerParameters(*parameters)
     batch, length, _ = x.shape
     (channels, states), sets, rank = p.A_log[0].shape, len(p.conv), p.dt_proj[0].shape[1]
-    padded_rank = -(-rank // _RANK_MULTIPLE) * _RANK_MULTIPLE
-    rows = padded_rank + 2 * states
+    rows = rank + 2 * states
     scanned = (batch, len(reverse), channels, length)
     narrow = [
         p.in_proj.shape,
         p.out_proj.shape,
         (sets, rows, channels),
-        (sets, channels, padded_rank),
+        (sets, rank, channels),
         *(bias.shape for bias in (p.in_bias, p.out_bias) if bias is not None),
     ]
     wide = [

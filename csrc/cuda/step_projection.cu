@@ -1,0 +1,223 @@
+// The projection of the step sizes. Its inner dimension is a rank of a dozen or a few: what it writes
+// decides, many times as much as it reads, and libraries of matrix products are made for others.
+// Tokens count in packs: unless nvcc sees that an address is one of a pack, it stores packs entry by
+// entry where not all threads store.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include "block.h"
+#include "errors.h"
+#include "packs.cuh"
+
+namespace vim_mm {
+namespace {
+
+// By tensor cores: a warp has a square of channels and tokens.
+constexpr int kWarps = 4, kPack = 8, kTile = 8 * kPack, kHalf = 4;
+constexpr int kInstruction = 16;  // rows that one takes
+constexpr int kMostRank = 64;     // whose operands registers hold
+// Otherwise: what a thread has.
+constexpr int kThreads = 256, kChannels = 8;
+
+// d += a b: d is 16 x 8, a 16 x 16, b 16 x 8, in fragments as the instruction wants them.
+template <class T>
+__device__ __forceinline__ void multiply_add(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                             uint32_t a3, uint32_t b0, uint32_t b1) {
+#if defined(__CUDA_ARCH__)
+#define VIM_MM_MULTIPLY_ADD(type)                                  \
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type       \
+      ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])             \
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1))
+  if constexpr (std::is_same_v<T, __half>) VIM_MM_MULTIPLY_ADD("f16");
+  else VIM_MM_MULTIPLY_ADD("bf16");
+#undef VIM_MM_MULTIPLY_ADD
+#else  // the same by shuffles, for tests/emulation
+  constexpr Storage storage = std::is_same_v<T, __half> ? Storage::float16 : Storage::bfloat16;
+  const int row = threadIdx.x % kWarp / 4, column = 2 * (threadIdx.x % 4);
+  const auto entry = [](uint32_t pair, int lane, int which) {
+    const uint32_t bits = __float_as_uint(shuffle(__uint_as_float(pair), lane));
+    return decode(bits >> 16 * which & 0xffff, storage);
+  };
+  const auto add_half = [&](uint32_t upper, uint32_t lower, uint32_t right) {
+    for (int k = 0; k < 8; ++k) {
+      const float above = entry(upper, 4 * row + k / 2, k % 2);
+      const float below = entry(lower, 4 * row + k / 2, k % 2);
+      for (int j = 0; j < 2; ++j) {
+        const float factor = entry(right, 4 * (column + j) + k / 2, k % 2);
+        d[j] += above * factor;
+        d[2 + j] += below * factor;
+      }
+    }
+  };
+  add_half(a0, a1, b0);
+  add_half(a2, a3, b1);
+#endif
+}
+
+// What a lane has of an operand: four rows for each instruction, of eight neighbours that fragments
+// of as many instructions have in the same place. Fragments want rows in pairs.
+template <int Instructions>
+struct Operand {
+  uint32_t pair[Instructions][2][kPack];
+
+  // Of so many rows, each of `size` packs, from their pack `first` on; zeros below and beside them.
+  __device__ __forceinline__ Operand(const uint4* rows, int count, int64_t size, int64_t first) {
+    const int lane_row = threadIdx.x % 4 * 4;
+    const bool inside = first < size;
+    const uint4* next = rows + lane_row * size + first;
+#pragma unroll
+    for (int i = 0; i < Instructions; ++i, next += (kInstruction - 4) * size) {
+      uint4 row[4];
+#pragma unroll
+      for (int r = 0; r < 4; ++r, next += size) {
+        row[r] = make_uint4(0, 0, 0, 0);
+        if (inside && i * kInstruction + lane_row + r < count) row[r] = *next;
+      }
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        interleave(row[2 * p].x, row[2 * p + 1].x, pair[i][p]);
+        interleave(row[2 * p].y, row[2 * p + 1].y, pair[i][p] + 2);
+        interleave(row[2 * p].z, row[2 * p + 1].z, pair[i][p] + 4);
+        interleave(row[2 * p].w, row[2 * p + 1].w, pair[i][p] + 6);
+      }
+    }
+  }
+
+ private:
+  // Of two neighbours in one row and in the next, those above each other.
+  static __device__ __forceinline__ void interleave(uint32_t row, uint32_t next, uint32_t* pairs) {
+    pairs[0] = __byte_perm(row, next, 0x5410);
+    pairs[1] = __byte_perm(row, next, 0x7632);
+  }
+};
+
+// Two entries as they are in memory.
+template <class T>
+__device__ __forceinline__ uint32_t word_of(float x, float y) {
+  const auto pair = pair_from_floats<T>(x, y);
+  uint32_t word;
+  memcpy(&word, &pair, sizeof word);
+  return word;
+}
+
+// Which rows, columns and terms of the sums a fragment has is free, as long as all agree: so lanes load
+// and store packs where they lie, and the four lanes that share a channel store 64 bytes of it at once.
+template <class T, int Instructions>
+__global__ void __launch_bounds__(kWarp* kWarps)
+    tensor_core_kernel(const __grid_constant__ StepProjection p) {
+  const int row = threadIdx.x % kWarp / 4, column = threadIdx.x % 4;
+  const int64_t set = blockIdx.z, channel = blockIdx.y * int64_t(kTile) + row * kPack;
+  const int64_t size = p.tokens / kPack;
+  const int64_t tile = (blockIdx.x * int64_t(kWarps) + threadIdx.x / kWarp) * kPack;
+  if (tile >= size) return;
+  const uint4* const weights = static_cast<const uint4*>(p.weight);
+  const Operand<Instructions> weight(weights + set * p.rank * (p.channels / kPack), p.rank,
+                                     p.channels / kPack, channel / kPack);
+  // Columns of fragments are by turns in the first and in the second half of the tokens.
+  const Operand<Instructions> dt(static_cast<const uint4*>(p.dt) + set * (p.dt_set / kPack), p.rank,
+                                 size, tile + row % 2 * kHalf + row / 2);
+  const int64_t first = tile + column;
+  const bool inside[2] = {channel < p.channels && first < size,
+                          channel < p.channels && first + kHalf < size};
+  uint4* delta = static_cast<uint4*>(p.delta) + (set * p.channels + channel) * size + first;
+#pragma unroll
+  for (int c = 0; c < kPack; c += 2) {  // neighbours are in the upper and lower rows of a fragment
+    float sums[kPack][4] = {};
+#pragma unroll
+    for (int i = 0; i < Instructions; ++i) {
+      const auto& w = weight.pair[i];
+#pragma unroll
+      for (int t = 0; t < kPack; ++t)
+        multiply_add<T>(sums[t], w[0][c], w[0][c + 1], w[1][c], w[1][c + 1], dt.pair[i][0][t],
+                        dt.pair[i][1][t]);
+    }
+    const auto pack = [&](int at) {
+      return make_uint4(word_of<T>(sums[0][at], sums[1][at]), word_of<T>(sums[2][at], sums[3][at]),
+                        word_of<T>(sums[4][at], sums[5][at]), word_of<T>(sums[6][at], sums[7][at]));
+    };
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (!inside[half]) continue;
+      delta[half * kHalf] = pack(half);
+      delta[size + half * kHalf] = pack(2 + half);
+    }
+    delta += 2 * size;
+  }
+}
+
+// Any type, layout and rank, by plain sums: each thread has Width tokens in kChannels channels.
+template <class T, int Width>
+__global__ void __launch_bounds__(kThreads) plain_kernel(const __grid_constant__ StepProjection p) {
+  using Tokens = Pack<T, Width>;
+  const int64_t set = blockIdx.z, first = blockIdx.y * int64_t(kChannels);
+  const int64_t size = p.tokens / Width, at = blockIdx.x * int64_t(kThreads) + threadIdx.x;
+  if (at >= size) return;
+  const T* const weight = static_cast<const T*>(p.weight) + set * p.rank * p.channels + first;
+  const Tokens* const dt = static_cast<const Tokens*>(p.dt) + set * (p.dt_set / Width) + at;
+  float sums[kChannels][Width] = {};
+#pragma unroll 4
+  for (int64_t r = 0; r < p.rank; ++r) {
+    float x[Width], w[kChannels] = {};
+    load_pack(dt[r * size].item, x);
+#pragma unroll
+    for (int c = 0; c < kChannels; c += Width) {
+      float pack[Width] = {};
+      if (first + c < p.channels) load_pack(weight + r * p.channels + c, pack);
+#pragma unroll
+      for (int j = 0; j < Width; ++j) w[c + j] = pack[j];
+    }
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c)
+#pragma unroll
+      for (int j = 0; j < Width; ++j) sums[c][j] += w[c] * x[j];
+  }
+  Tokens* const delta = static_cast<Tokens*>(p.delta) + (set * p.channels + first) * size + at;
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c)
+    if (first + c < p.channels) store_pack(delta[c * size].item, sums[c]);
+}
+
+bool is_aligned(const StepProjection& p, int width) {
+  return fits(p.weight, p.storage, width, p.channels) && fits(p.dt, p.storage, width, p.dt_set) &&
+         fits(p.delta, p.storage, width, p.tokens);
+}
+
+// Blocks of so many tokens and channels.
+dim3 blocks_of(const StepProjection& p, int64_t tokens, int64_t channels) {
+  const int64_t columns = (p.tokens + tokens - 1) / tokens;
+  const int64_t rows = (p.channels + channels - 1) / channels;
+  if (columns > INT32_MAX || rows > UINT16_MAX)
+    throw std::runtime_error("vim_mm: too many tokens or channels for one launch");
+  return dim3(static_cast<unsigned>(columns), static_cast<unsigned>(rows), p.sets);
+}
+
+template <class T, int Instructions = 1>
+void launch_tensor_core(const StepProjection& p, void* stream) {
+  if constexpr (Instructions * kInstruction < kMostRank)
+    if (p.rank > Instructions * kInstruction)
+      return launch_tensor_core<T, Instructions + 1>(p, stream);
+  enqueue(tensor_core_kernel<T, Instructions>, blocks_of(p, kWarps * kTile, kTile), kWarp * kWarps,
+          0, stream, p);
+}
+
+template <class T, int Width>
+void launch_plain(const StepProjection& p, void* stream) {
+  enqueue(plain_kernel<T, Width>, blocks_of(p, kThreads * Width, kChannels), kThreads, 0, stream,
+          p);
+}
+
+}  // namespace
+
+void project_steps(const StepProjection& p, void* stream) {
+  if (p.tokens == 0 || p.channels == 0) return;
+  dispatch_storage(p.storage, [&](auto t) {
+    using T = decltype(t);
+    if constexpr (sizeof(T) == 2) {
+      if (p.rank <= kMostRank && is_aligned(p, kPack)) return launch_tensor_core<T>(p, stream);
+    }
+    if (is_aligned(p, kQuad)) launch_plain<T, kQuad>(p, stream);
+    else launch_plain<T, 1>(p, stream);
+  });
+}
+
+}  // namespace vim_mm
