@@ -12,7 +12,7 @@ namespace vim_mm {
 namespace {
 
 // By tensor cores: a warp has a square of channels and tokens.
-constexpr int kWarps = 4, kPack = 8, kTile = 8 * kPack, kHalf = 4;
+constexpr int kWarps = 4, kPack = 8, kTile = 8 * kPack;
 constexpr int kInstruction = 16;  // rows that one takes
 constexpr int kMostRank = 64;     // whose operands registers hold
 // Otherwise: what a thread has.
@@ -101,47 +101,40 @@ __device__ __forceinline__ uint32_t word_of(float x, float y) {
 }
 
 // Which rows, columns and terms of the sums a fragment has is free, as long as all agree: so lanes load
-// and store packs where they lie, and the four lanes that share a channel store 64 bytes of it at once.
+// and store packs where they lie. Tokens are rows, because eight lanes share a column: they store 128 bytes
+// of a channel at once, and where channels are not aligned to more than a pack, few sectors in part.
 template <class T, int Instructions>
 __global__ void __launch_bounds__(kWarp* kWarps)
     tensor_core_kernel(const __grid_constant__ StepProjection p) {
   const int row = threadIdx.x % kWarp / 4, column = threadIdx.x % 4;
-  const int64_t set = blockIdx.z, channel = blockIdx.y * int64_t(kTile) + row * kPack;
-  const int64_t size = p.tokens / kPack;
+  const int64_t set = blockIdx.z, first = blockIdx.y * int64_t(kPack);  // of packs of channels
+  const int64_t size = p.tokens / kPack, channel_packs = p.channels / kPack;
   const int64_t tile = (blockIdx.x * int64_t(kWarps) + threadIdx.x / kWarp) * kPack;
   if (tile >= size) return;
-  const uint4* const weights = static_cast<const uint4*>(p.weight);
-  const Operand<Instructions> weight(weights + set * p.rank * (p.channels / kPack), p.rank,
-                                     p.channels / kPack, channel / kPack);
-  // Columns of fragments are by turns in the first and in the second half of the tokens.
+  const uint4* const weights = static_cast<const uint4*>(p.weight) + set * p.rank * channel_packs;
+  const Operand<Instructions> weight(weights, p.rank, channel_packs, first + row);
+  const int64_t tokens = tile + row;
   const Operand<Instructions> dt(static_cast<const uint4*>(p.dt) + set * (p.dt_set / kPack), p.rank,
-                                 size, tile + row % 2 * kHalf + row / 2);
-  const int64_t first = tile + column;
-  const bool inside[2] = {channel < p.channels && first < size,
-                          channel < p.channels && first + kHalf < size};
-  uint4* delta = static_cast<uint4*>(p.delta) + (set * p.channels + channel) * size + first;
+                                 size, tokens);
+  const int64_t channel = (first + 2 * column) * kPack;
+  uint4* delta = static_cast<uint4*>(p.delta) + (set * p.channels + channel) * size + tokens;
 #pragma unroll
-  for (int c = 0; c < kPack; c += 2) {  // neighbours are in the upper and lower rows of a fragment
-    float sums[kPack][4] = {};
+  for (int c = 0; c < kPack; ++c, delta += size) {
+    float sums[kPack / 2][4] = {};  // of two tokens in two packs of channels each
 #pragma unroll
     for (int i = 0; i < Instructions; ++i) {
-      const auto& w = weight.pair[i];
+      const auto &w = weight.pair[i], &t = dt.pair[i];
 #pragma unroll
-      for (int t = 0; t < kPack; ++t)
-        multiply_add<T>(sums[t], w[0][c], w[0][c + 1], w[1][c], w[1][c + 1], dt.pair[i][0][t],
-                        dt.pair[i][1][t]);
+      for (int j = 0; j < kPack / 2; ++j)
+        multiply_add<T>(sums[j], t[0][2 * j], t[0][2 * j + 1], t[1][2 * j], t[1][2 * j + 1],
+                        w[0][c], w[1][c]);
     }
-    const auto pack = [&](int at) {
-      return make_uint4(word_of<T>(sums[0][at], sums[1][at]), word_of<T>(sums[2][at], sums[3][at]),
-                        word_of<T>(sums[4][at], sums[5][at]), word_of<T>(sums[6][at], sums[7][at]));
-    };
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (!inside[half]) continue;
-      delta[half * kHalf] = pack(half);
-      delta[size + half * kHalf] = pack(2 + half);
+    for (int k = 0; k < 2; ++k) {
+      const auto word = [&](int j) { return word_of<T>(sums[j][k], sums[j][2 + k]); };
+      if (tokens < size && first + 2 * column + k < channel_packs)
+        delta[k * kPack * size] = make_uint4(word(0), word(1), word(2), word(3));
     }
-    delta += 2 * size;
   }
 }
 
