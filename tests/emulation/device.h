@@ -1,4 +1,4 @@
-// The device side of CUDA for a C++ compiler, as far as the scan's kernels use it. Each thread of a block
+// The device side of CUDA for a C++ compiler, as far as the emulated kernels use it. Each thread of a block
 // is a fiber; they take turns where they wait for each other.
 //
 // SPDX-License-Identifier: Apache-2.0

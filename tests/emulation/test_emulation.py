@@ -1,5 +1,5 @@
-"""The CUDA scan, and what of the block needs a warp to agree, where there is no GPU: the sources
-compiled as C++, threads as fibers.
+"""The CUDA scan and the projection of the step sizes where there is no GPU: their sources compiled
+as C++, their threads as fibers.
 
 All but single instructions is the code that runs on a GPU: operators, launches, kernels. Memory
 that nobody wrote is NaN, and threads take turns in random order. device.h stands for the GPU.

@@ -254,6 +254,13 @@ def test_autocast_keeps_the_residual_stream_in_fp32():
         assert out.dtype == dtype
 
 
+@pytest.mark.parametrize('out_feature', ['mixer', 'norm'])
+def test_autocast_gives_features_its_dtype(out_feature):
+    with torch.autocast('cpu', torch.bfloat16):
+        (out,) = small_backbone(out_feature=out_feature)(images())
+    assert out.dtype == torch.bfloat16
+
+
 def test_registered_in_the_root_registry():
     model = MODELS.build(dict(type='VisionMamba', arch=dict(embed_dims=16, num_layers=1)))
     assert isinstance(model, VisionMamba)

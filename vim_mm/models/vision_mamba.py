@@ -72,6 +72,20 @@ class PatchEmbed(nn.Module):
         return tokens.permute(0, 3, 1, 2)
 
 
+def add_norm(
+    norm: nn.RMSNorm, residual: Tensor, update: Tensor | None, dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor]:
+    """The norm of residual + update, and that sum in the dtype of residual.
+
+    ``dtype`` is that of the fast block, in one launch; None where the plain one is taken.
+    """
+    if dtype is None:
+        stream = residual if update is None else residual + update
+        return norm(stream.to(norm.weight.dtype)), stream
+    stream = residual.to(torch.promote_types(residual.dtype, dtype))
+    return add_rms_norm(stream, update, norm.weight, norm.eps, dtype)
+
+
 class Block(nn.Module):
     """One layer: mixer(norm(stream)), where the stream is ``residual + update``.
 
@@ -88,12 +102,7 @@ class Block(nn.Module):
     def forward(self, residual: Tensor, update: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The mixer's output (B, L, C), and the stream in the dtype of residual."""
         dtype = self.mixer.fused_dtype(residual)
-        if dtype is None:
-            stream = residual if update is None else residual + update
-            normed = self.norm(stream.to(self.norm.weight.dtype))
-        else:
-            stream = residual.to(torch.promote_types(residual.dtype, dtype))
-            normed, stream = add_rms_norm(stream, update, self.norm.weight, self.norm.eps, dtype)
+        normed, stream = add_norm(self.norm, residual, update, dtype)
         return self.mixer(normed), stream
 
 
@@ -120,7 +129,7 @@ class VisionMamba(BaseModule):
         out_feature (str): What of a layer is returned: 'mixer', the mixer's output before it is
             added to the residual stream (Vim's released segmentation); 'residual', the stream
             after that; 'norm', the stream after that, normalized: by ``norm_f`` at the last layer,
-            by ``norm{i}`` at layer i.
+            by ``norm{i}`` at layer i, in the dtype of the mixer's output.
         cls_token (str): 'none', 'head', 'middle', 'tail', or 'double' (head and tail).
         bimamba_type (str): 'none', 'v1' or 'v2', see :class:`Mamba`.
         if_divide_out (bool): See :class:`Mamba`.
@@ -339,10 +348,7 @@ class VisionMamba(BaseModule):
                 mixed, x = layer(x, update)
             update = layer.drop_path(mixed)
             if i in self.out_indices:
-                feature = mixed if self.out_feature == 'mixer' else x + update
-                if self.out_feature == 'norm':
-                    feature = getattr(self, self.norm_names[i])(feature)
-                outputs.append(self._format(feature, grid))
+                outputs.append(self._format(self._feature(i, mixed, x, update), grid))
             if self.if_rope:
                 update = rotate(update, table)
         return tuple(outputs)
@@ -356,6 +362,16 @@ class VisionMamba(BaseModule):
         if self.pos_embed is None:
             return tokens
         return tokens + resize_pos_embed(self.pos_embed, self.grid, grid, self.placement)
+
+    def _feature(self, i: int, mixed: Tensor, residual: Tensor, update: Tensor) -> Tensor:
+        """What is returned of layer i, given its output, and the stream before and its update."""
+        if self.out_feature == 'mixer':
+            return mixed
+        if self.out_feature == 'residual':
+            return residual + update
+        norm = getattr(self, self.norm_names[i])
+        normed, _ = add_norm(norm, residual, update, self.layers[i].mixer.fused_dtype(residual))
+        return normed.to(mixed.dtype)
 
     def _format(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
         if self.out_type == 'raw':
