@@ -19,6 +19,14 @@ void launch(void (*kernel)(Arguments), int64_t blocks, int threads, size_t share
   enqueue(kernel, static_cast<unsigned>(blocks), threads, shared_bytes, stream, arguments);
 }
 
+// As much as a block can have.
+inline size_t shared_bytes_of_block() {
+  int device = 0, bytes = 0;
+  check(cudaGetDevice(&device));
+  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  return size_t(bytes);
+}
+
 template <class Shape>
 int64_t blocks_of(const ScanArguments& scan) {
   return scan.batch * scan.groups * ((scan.channels + Shape::channels - 1) / Shape::channels);
