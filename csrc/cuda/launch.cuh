@@ -19,6 +19,14 @@ void launch(void (*kernel)(Arguments), int64_t blocks, int threads, size_t share
   enqueue(kernel, static_cast<unsigned>(blocks), threads, shared_bytes, stream, arguments);
 }
 
+// Of the current device.
+inline int64_t device_attribute(cudaDeviceAttr of) {
+  int device = 0, value = 0;
+  check(cudaGetDevice(&device));
+  check(cudaDeviceGetAttribute(&value, of, device));
+  return value;
+}
+
 template <class Shape>
 int64_t blocks_of(const ScanArguments& scan) {
   return scan.batch * scan.groups * ((scan.channels + Shape::channels - 1) / Shape::channels);

@@ -8,13 +8,6 @@
 namespace vim_mm {
 namespace {
 
-int attribute(cudaDeviceAttr of) {
-  int device = 0, value = 0;
-  check(cudaGetDevice(&device));
-  check(cudaDeviceGetAttribute(&value, of, device));
-  return value;
-}
-
 // Where up to half as many blocks more than multiprocessors march, some share one and take half as
 // long again as those that have one alone (112 and 69 us for 6084 steps, H200). Of each pair one stops half way, and
 // another block goes on from there where there is room.
@@ -22,9 +15,10 @@ template <class Shape>
 void plan_relief(ForwardArguments& p, int64_t blocks, size_t shared_bytes, void* stream) {
   constexpr int64_t unit = 2 * Shape::stages;  // that many windows leave barriers as they were
   const ScanArguments& scan = p.scan;
-  const int64_t processors = attribute(cudaDevAttrMultiProcessorCount), pairs = blocks - processors;
+  const int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount);
+  const int64_t pairs = blocks - processors;
   if (p.chunks < 32 || pairs <= 0 || 2 * pairs > processors ||
-      2 * int64_t(shared_bytes) > attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor))
+      2 * int64_t(shared_bytes) > device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor))
     return;
   p.relief.blocks = int(pairs);
   p.relief.chunk = int((p.chunks / 2 + unit / 2) / unit * unit);
