@@ -334,11 +334,14 @@ class BackwardBlock {
       }
       work_.set_channels(scan_, first, Shape::channels);
       if (later > 0) load_rows(first + stride, later);
+      // Methods that are not causal have no registers for them, Layout::any still needs those at hand.
+      constexpr bool early = fast && Method::causal;
+      if (early) load_edges(later, 0, true);
       advance(first == begins);
       commit_parameters();
       meet_group();
       write_grad_A(fast ? 0 : (int(scan_.states) - 1) / kStateTile * kStateTile);
-      load_edges(later, 0, true);  // not earlier: there are no registers for them
+      if (!early) load_edges(later, 0, true);
       // Together, because each of the two waits often. After the last channels what is committed is
       // of no use.
       specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {

@@ -89,7 +89,7 @@ struct Conversion {
   Function function = copy;
   const float* factor = nullptr;  // of product, shaped like `to`
 };
-constexpr int kMaxConversions = 4 + 7 * kMaxDirections;
+constexpr int kMaxConversions = 5 + 7 * kMaxDirections;
 struct Conversions {
   Conversion each[kMaxConversions];
   int count = 0;

@@ -46,10 +46,13 @@ struct ForwardArguments {
   void *edges, *other_edges;
   int64_t chunks;
   // The last so many blocks stop at that chunk, and as many more go on from there: see plan_relief.
+  // `counts`: kMaxRelieved zeros, where the caller has them.
   struct {
     int blocks, chunk;
+    uint32_t* counts;
   } relief;
 };
+constexpr int kMaxRelieved = 128;
 
 // See edges_kernel. All but the adjoint against the scan order is for methods that are not causal.
 struct EdgesArguments {

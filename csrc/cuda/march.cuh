@@ -78,9 +78,10 @@ struct MarchLane {
   __device__ __forceinline__ int state(int m) const { return 4 * (part * states + m) + column; }
 };
 
-// The windows that a block scans.
+// The windows that a block scans. `stopped` counts the warps that have handed over there.
 struct Span {
   int begin, end;
+  uint32_t* stopped;
 };
 
 // Calls f with the kind of a window's loads, as a constant.

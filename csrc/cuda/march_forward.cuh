@@ -274,10 +274,9 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   float* edges = static_cast<float*>(p.edges) + (row * p.chunks + span.begin) * states;
   float* const last_state = static_cast<float*>(p.last_state);
-  auto* const relieved = reinterpret_cast<uint32_t*>(last_state + work.row(p.scan, 0) * states);
   MarchStates<Shape> of(p.scan, work, lane, View());
   if (Shape::straight && span.begin > 0) {
-    wait_for_warps(relieved, Shape::scan_threads / 32);
+    wait_for_warps(span.stopped, Shape::scan_threads / 32);
     of.load(edges);
   }
   using Steps = Recurrence<Method, accuracy_of(layout), float>;
@@ -337,7 +336,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
 
   if (Shape::straight && span.end < work.windows) {
     of.store(edges);
-    signal_by_warp(relieved);
+    signal_by_warp(span.stopped);
   } else {
     of.store(last_state + row * states);
   }
@@ -351,10 +350,16 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   const bool relieves = Shape::straight && int(blockIdx.x) >= int(gridDim.x) - p.relief.blocks;
   const uint32_t block = blockIdx.x - (relieves ? p.relief.blocks : 0);
   const Work work = work_of_block<Shape>(p.scan, block);
-  Span span{0, int(work.windows)};
-  if (relieves) span.begin = p.relief.chunk;
-  else if (Shape::straight && int(block) >= int(gridDim.x) - 2 * p.relief.blocks)
-    span.end = p.relief.chunk;
+  Span span{0, int(work.windows), nullptr};
+  if constexpr (Shape::straight) {
+    const int relieved = int(block) - (int(gridDim.x) - 2 * p.relief.blocks);
+    if (p.relief.blocks > 0 && relieved >= 0) {
+      (relieves ? span.begin : span.end) = p.relief.chunk;
+      span.stopped = p.relief.counts ? p.relief.counts + relieved
+                                     : static_cast<uint32_t*>(p.last_state) +
+                                           work.row(p.scan, 0) * p.scan.states;
+    }
+  }
   shared.handover.begin();
   if (threadIdx.x < Shape::row_threads) {
     specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) {

@@ -129,7 +129,7 @@ struct Parameters {
 // What kernels and products take instead of the parameters.
 struct Packed {
   Tensor in_proj, out_proj, x_proj, dt_proj, in_bias, out_bias;  // in the dtype of x
-  Tensor A, D, dt_bias, conv, conv_bias;                         // float32
+  Tensor A, D, dt_bias, conv, conv_bias, zeros;                  // float32
 };
 
 // The mixer of one call: sizes, and how what it works on lies in memory.
@@ -194,15 +194,12 @@ struct Mixer {
             {has_out_bias ? outer : 0}};
   }
   std::vector<Shape> wide_shapes() const {
-    return {{directions, channels, states},
-            {sets, channels},
-            {sets, channels},
-            {sets, channels, taps},
-            {sets, channels}};
+    return {{directions, channels, states}, {sets, channels}, {sets, channels},
+            {sets, channels, taps},         {sets, channels}, {kMaxRelieved}};
   }
   Packed packed(const Tensor& narrow, const Tensor& wide) const {
     Tensors n = pieces_of(narrow, narrow_shapes()), w = pieces_of(wide, wide_shapes());
-    return {n[0], n[1], n[2], n[3], n[4], n[5], w[0], w[1], w[2], w[3], w[4]};
+    return {n[0], n[1], n[2], n[3], n[4], n[5], w[0], w[1], w[2], w[3], w[4], w[5]};
   }
 
   // x or z, [H, B, L], of xz.
@@ -306,6 +303,9 @@ void pack(const Mixer& mixer, const Parameters& p, const Packed& packed, void* s
     if (!mixer.has_conv_bias) bias.from = nullptr;
     add(all, bias);
   }
+  Conversion zeros = conversion(packed.zeros, packed.zeros);
+  zeros.from = nullptr;
+  add(all, zeros);
   convert(all, stream);
 }
 
@@ -362,8 +362,9 @@ std::tuple<Tensor, Tensors> mixer_fwd(const Tensor& x, const Tensor& in_proj,
   const Tensor delta = step_sizes(mixer, dt_B_C, packed, stream);
   const Tensor y = new_empty(x, {mixer.directions, channels, mixer.batch, mixer.steps});
   const Scan scan(mixer, packed, u, delta, dt_B_C);
-  const Tensor edges = std::get<1>(
-      scan_into(mixer.per_direction(y, mixer.directions), scan.inputs(packed, method, reverse)));
+  const Tensor edges =
+      std::get<1>(scan_into(mixer.per_direction(y, mixer.directions),
+                            scan.inputs(packed, method, reverse), packed.zeros.data_ptr()));
 
   const Tensor z = mixer.half(xz, 1), gated = empty_like(z);
   const Tensor sum = keep ? empty_like(z) : new_empty(z, {0});

@@ -22,7 +22,9 @@ void plan_relief(ForwardArguments& p, int64_t blocks, size_t shared_bytes, void*
     return;
   p.relief.blocks = int(pairs);
   p.relief.chunk = int((p.chunks / 2 + unit / 2) / unit * unit);
+  if (p.relief.counts && pairs <= kMaxRelieved) return;
   // What will be the last state of a block's first row counts warps that have stopped until then.
+  p.relief.counts = nullptr;
   const int64_t sets = blocks / (scan.batch * scan.groups), first = blocks - pairs;
   const int64_t row = first / sets * scan.channels + first % sets * Shape::channels;
   check(cudaMemsetAsync(static_cast<float*>(p.last_state) + row * scan.states, 0,

@@ -10,8 +10,9 @@
 
 namespace vim_mm {
 
-// Fills `out`; returns the last state and the edges that backward takes.
-std::tuple<Tensor, Tensor> scan_into(const Tensor& out, const Inputs& in);
+// Fills `out`; returns the last state and the edges that backward takes. `zeros`: kMaxRelieved
+// words on the device, which spare a launch.
+std::tuple<Tensor, Tensor> scan_into(const Tensor& out, const Inputs& in, void* zeros = nullptr);
 
 // Fills the gradients of all inputs that there are.
 void scan_backward_into(const Gradients& grads, const std::optional<Tensor>& grad_out,
