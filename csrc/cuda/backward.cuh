@@ -5,8 +5,8 @@
 // recomputes the states of its segment and runs the adjoint recurrence over them, all in registers.
 // Gradients of u and delta are sums over states: over those of a warp in registers, over warps in
 // shared memory. Gradients of B and C are sums over channels: a warp always has the same states, so
-// that each lane adds up in registers over all channels of its group, then lanes, groups, and blocks
-// (in sum_kernel). Every sum has one order.
+// that each lane adds up in registers over all channels of the block, then lanes, then blocks (in
+// sum_kernel). Every sum has one order.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -29,7 +29,6 @@ struct alignas(16) BackwardEntry {
   float u, grad_y, gate_slope, dt_slope;
 };
 
-// Of a group.
 template <class E, class Shape>
 struct BackwardShared {
   RowTile<Shape> dt, drive, grad_y;
@@ -44,18 +43,6 @@ struct BackwardShared {
   BackwardEntry entries[Shape::channels * Shape::window];
   float bias[Shape::channels], D[Shape::channels];  // of the channels that come next
 };
-
-// Of a block: what its groups have found of the gradients of B and C. Lies behind what they have.
-template <class E, class Shape>
-struct BackwardSums {
-  StateTile<E, Shape> B, C;
-};
-// Of so many groups of a block.
-template <class E, class Shape>
-constexpr size_t backward_bytes(int groups) {
-  return groups * sizeof(BackwardShared<E, Shape>) +
-         (Shape::groups > 1 ? sizeof(BackwardSums<E, Shape>) : 0);
-}
 
 // What a lane has of its segment, and the sums over states that it collects.
 template <class Shape>
@@ -250,76 +237,40 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
   return grad_a;
 }
 
-// Gradients of B and C stay in registers over all channels of a group, but with Layout::any each
-// set of channels adds its part in memory. The groups of a block are at work at once, each with its
-// own warps, or one after the other: then all have the same ones.
+// Gradients of B and C stay in registers over all channels of the block, but with Layout::any each
+// set of channels adds its part in memory.
 template <class Method, class E, class Shape, Layout layout>
 class BackwardBlock {
   static constexpr int steps = Shape::steps, segments = Shape::segments;
   static constexpr int states_of_warp = kStateTile / Shape::warps;
   static constexpr bool fast = layout != Layout::any;
   using Shared = BackwardShared<E, Shape>;
-  using Sums = BackwardSums<E, Shape>;
   using Places = Slots<Shape::channels, Shape, layout>;
   static constexpr int count = Places::count, width = Places::width;
   static_assert(Shape::window == kChunk, "a block has one chunk");
 
  public:
-  __device__ __forceinline__ BackwardBlock(const BackwardArguments& p, Shared* of_groups)
-      : p_(p), scan_(p.scan), shared_(of_groups[group()]), slab_(blockIdx.x % uint32_t(p.slabs)),
+  __device__ __forceinline__ BackwardBlock(const BackwardArguments& p, Shared& shared)
+      : p_(p), scan_(p.scan), shared_(shared), slab_(blockIdx.x % uint32_t(p.slabs)),
         chunk_(blockIdx.x / uint32_t(p.slabs) % uint32_t(p.chunks)),
         work_(scan_, blockIdx.x / uint32_t(p.slabs) / uint32_t(p.chunks), Shape::window),
-        slots_(scan_.u, work_), warp_(thread() / 32), segment_(segment_of_lane<Shape>()),
+        slots_(scan_.u, work_), warp_(threadIdx.x / 32), segment_(segment_of_lane<Shape>()),
         left_(work_.steps_from(chunk_, Shape::window)), B_(scan_.B, scan_.constant_B, work_),
         C_(scan_.C, scan_.constant_C, work_) {}
 
   __device__ __forceinline__ void run() {
-    if constexpr (!fast) {
-      pull_back_channels(slab_ * Shape::channels);
-    } else {
-      static_assert(Shape::groups == 2, "the last group adds to what the first one found");
+    if constexpr (fast) {
       load_matrices(0);
-#pragma unroll 1
-      for (int share = group(); share < Shape::groups; share += groups()) {
 #pragma unroll
-        for (int m = 0; m < states_of_warp; ++m) clear(grad_B_[m]), clear(grad_C_[m]);
-        const int first = (slab_ * Shape::groups + share) * Shape::channels;
-        if (first < scan_.channels) pull_back_channels(first);
-        if (share + 1 < Shape::groups) add_sums(true);
-      }
-      __syncthreads();
-      if (group() + 1 < groups()) return;
-      add_sums(false);
-      meet_group();
-      store_sums(sums().B, p_.grad_B, p_.B_parts);
-      store_sums(sums().C, p_.grad_C, p_.C_parts);
+      for (int m = 0; m < states_of_warp; ++m) clear(grad_B_[m]), clear(grad_C_[m]);
     }
-  }
-
- private:
-  // Of a thread's entries of a row; D and bias are sums over them.
-  struct Gradients {
-    float u[width], delta[width], z[width], D, bias;
-  };
-
-  // How many groups are at work at once, which one is this, and which of its threads.
-  static __device__ __forceinline__ int groups() { return blockDim.x / Shape::threads; }
-  static __device__ __forceinline__ int group() { return threadIdx.x / Shape::threads; }
-  static __device__ __forceinline__ int thread() { return threadIdx.x % Shape::threads; }
-  __device__ __forceinline__ Sums& sums() const {
-    return *reinterpret_cast<Sums*>(&shared_ + (groups() - group()));
-  }
-  __device__ __forceinline__ void meet_group() const { meet(1 + group(), Shape::threads); }
-
-  // The channels of a share, from `begins` on.
-  __device__ __forceinline__ void pull_back_channels(int begins) {
-    const int channels = int(scan_.channels);
-    const int stride = int(p_.slabs) * Shape::groups * Shape::channels;
-    begin(begins);
+    const int channels = int(scan_.channels), stride = int(p_.slabs) * Shape::channels;
+    const int begins = slab_ * Shape::channels;
+    begin();
     load_rows(begins, work_.channels);
     load_edges(work_.channels, 0, false);
     commit_parameters();
-    meet_group();
+    __syncthreads();
     specialize<layout>(scan_.u.storage, work_.reverse,
                        [&](auto format) { commit_rows<decltype(format)>(); });
     commit_edges();
@@ -327,21 +278,17 @@ class BackwardBlock {
     for (int first = begins; first < channels; first += stride) {
       const int left = channels - first - stride;
       const int later = left < Shape::channels ? left : Shape::channels;
-      meet_group();
-      if (first > begins) {
-        write_row_sums(work_.channels);
-        row_ += p_.next.rows, A_ += p_.next.A;
-      }
+      __syncthreads();
+      if (first > begins) write_row_sums(work_.channels);
       work_.set_channels(scan_, first, Shape::channels);
-      if (later > 0) load_rows(first + stride, later);
-      // Methods that are not causal have no registers for them, Layout::any still needs those at hand.
-      constexpr bool early = fast && Method::causal;
-      if (early) load_edges(later, 0, true);
+      if (later > 0) {
+        load_rows(first + stride, later);
+        if (fast) load_edges(later, 0, true);
+      }
       advance(first == begins);
       commit_parameters();
-      meet_group();
+      __syncthreads();
       write_grad_A(fast ? 0 : (int(scan_.states) - 1) / kStateTile * kStateTile);
-      if (!early) load_edges(later, 0, true);
       // Together, because each of the two waits often. After the last channels what is committed is
       // of no use.
       specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
@@ -351,28 +298,43 @@ class BackwardBlock {
         commit_rows<Format>();
         store_rows<Format>(gradients);
       });
+      edge_ += p_.next.edges, A_ += p_.next.A;
+      if (!fast && later > 0) load_edges(later, 0, false);
       commit_edges();
     }
-    meet_group();
+    __syncthreads();
     write_row_sums(work_.channels);
+    if constexpr (fast) {
+#pragma unroll
+      for (int m = 0; m < states_of_warp; ++m) {
+        const int n = warp_ * states_of_warp + m;
+        add_to_slab(p_.grad_B, n, grad_B_[m], true);
+        add_to_slab(p_.grad_C, n, grad_C_[m], true);
+      }
+    }
   }
+
+ private:
+  // Of a thread's entries of a row; D and bias are sums over them.
+  struct Gradients {
+    float u[width], delta[width], z[width], D, bias;
+  };
 
   static __device__ __forceinline__ void clear(E (&x)[steps]) {
 #pragma unroll
     for (int i = 0; i < steps; ++i) x[i] = E(0.0f);
   }
 
-  __device__ __forceinline__ void begin(int first_channel) {
-    work_.set_channels(scan_, first_channel, Shape::channels);
+  __device__ __forceinline__ void begin() {
+    work_.set_channels(scan_, slab_ * Shape::channels, Shape::channels);
     const auto begin = [&](auto& stream, const View& v) {
       stream.begin(v, work_.at(v), slots_, work_, chunk_);
     };
     begin(u_, scan_.u), begin(delta_, scan_.delta), begin(z_, scan_.z);
     begin(grad_out_, p_.grad_out), begin(grad_u_, p_.grad_u), begin(grad_delta_, p_.grad_delta);
     begin(grad_z_, p_.grad_z);
-    const int c = thread() / kStateTile, n = thread() % kStateTile;
-    const int64_t first_row = (work_.b * scan_.groups + work_.g) * scan_.channels + first_channel;
-    row_ = (first_row + c) * p_.chunks + chunk_;
+    const int c = threadIdx.x / kStateTile, n = threadIdx.x % kStateTile;
+    edge_ = edge_at(work_.first_channel + c, n);
     A_ = work_.at(scan_.A) + c * scan_.A.row + n * scan_.A.last;
   }
   __device__ __forceinline__ bool is_whole(int channels) const {
@@ -390,14 +352,14 @@ class BackwardBlock {
     else each([&](auto& stream, const View& v) { stream.load(v, slots_, channels, left_); });
     u_.next(p_.next.u), delta_.next(p_.next.delta), z_.next(p_.next.z);
     grad_out_.next(p_.next.grad_out);
-    if (thread() < 2 * Shape::channels) {
-      const View& v = thread() < Shape::channels ? scan_.delta_bias : scan_.D;
-      parameter_ = channel_value(v, scan_, work_.g, first_channel + thread() % Shape::channels);
+    if (threadIdx.x < 2 * Shape::channels) {
+      const View& v = threadIdx.x < Shape::channels ? scan_.delta_bias : scan_.D;
+      parameter_ = channel_value(v, scan_, work_.g, first_channel + threadIdx.x % Shape::channels);
     }
   }
   __device__ __forceinline__ void commit_parameters() {
-    float* const to = thread() < Shape::channels ? shared_.bias : shared_.D;
-    if (thread() < 2 * Shape::channels) to[thread() % Shape::channels] = parameter_;
+    float* const to = threadIdx.x < Shape::channels ? shared_.bias : shared_.D;
+    if (threadIdx.x < 2 * Shape::channels) to[threadIdx.x % Shape::channels] = parameter_;
   }
 
   __device__ __forceinline__ void load_matrices(int first_state) {
@@ -413,34 +375,35 @@ class BackwardBlock {
     });
   }
 
-  // Starts the loads of A and of what enters the chunk, for a tile of states of so many channels, if
-  // any, those at hand or the next ones: one (channel, state) per thread.
+  // Starts the loads of A and of what enters the chunk, for a tile of states of so many channels,
+  // those at hand or the next ones: one (channel, state) per thread.
   __device__ __forceinline__ void load_edges(int channels, int first_state, bool next) {
     static_assert(Shape::channels * kStateTile <= Shape::threads, "one per thread");
     a_ = E(0.0f);
     edges_ = {E(0.0f), E(0.0f), E(0.0f), E(0.0f)};
-    const int c = thread() / kStateTile, n = first_state + thread() % kStateTile;
-    if (c >= channels || n >= scan_.states) return;
+    if (int(threadIdx.x / kStateTile) >= channels ||
+        first_state + int(threadIdx.x % kStateTile) >= scan_.states)
+      return;
     const View& A = scan_.A;
     a_ = load_element<E>(A_ + first_state * A.last + (next ? p_.next.A : 0), A.storage);
     const int64_t all = scan_.batch * scan_.groups * scan_.channels * p_.chunks * scan_.states;
-    const int64_t at = (row_ + (next ? p_.next.rows : 0)) * scan_.states + n;
+    const int64_t at = edge_ + first_state + (next ? p_.next.edges : 0);
     const E* const x = static_cast<const E*>(p_.edges) + at;
     const E* const grad_x = static_cast<const E*>(p_.grad_edges) + at;
     edges_.x = x[0], edges_.grad_x = grad_x[0];
     if (!Method::causal) edges_.other_x = x[all], edges_.other_grad_x = grad_x[all];
   }
-  // In [B, G, H, chunks], of a channel at hand.
-  __device__ __forceinline__ int64_t row_of(int channel) const {
-    return row_ + (channel - thread() / kStateTile) * p_.chunks;
+  // In [B, G, H, chunks, N], for channel h of the group.
+  __device__ __forceinline__ int64_t edge_at(int64_t h, int n) const {
+    return ((first_row_ + h) * p_.chunks + chunk_) * scan_.states + n;
   }
   __device__ __forceinline__ void commit_edges() {
-    const int c = thread() / kStateTile, n = thread() % kStateTile;
+    const int c = threadIdx.x / kStateTile, n = threadIdx.x % kStateTile;
     if (c < Shape::channels) shared_.a[c][n] = a_, shared_.edges[c][n] = edges_;
   }
 
   __device__ __forceinline__ BackwardEntry& entry(int k, int i) {
-    return shared_.entries[(k * width + i) * Shape::threads + thread()];
+    return shared_.entries[(k * width + i) * Shape::threads + threadIdx.x];
   }
   template <class Format>
   __device__ __forceinline__ void commit_rows() {
@@ -515,13 +478,13 @@ class BackwardBlock {
 #pragma unroll 1
     for (int first = 0; first < scan_.states; first += kStateTile) {
       if (first > 0) {
-        meet_group();
+        __syncthreads();
         write_grad_A(first - kStateTile);
         load_edges(work_.channels, first, false);
         commit_edges();
       }
       load_matrices(first);
-      meet_group();
+      __syncthreads();
 #pragma unroll 1
       for (int m = 0; m < states_of_warp; ++m) {
         E grad_b[steps], grad_c[steps];
@@ -529,10 +492,10 @@ class BackwardBlock {
         const int n = first + warp_ * states_of_warp + m;
         if (n < scan_.states)
           leave(lane, enter(lane, dt_around, 0, first, m), 0, m, grad_b, grad_c);
-        if (B_.constant()) write_row_gradient(p_.B_parts, n, sum_of(grad_b));
-        else add_to_slab(p_.B_parts, n, grad_b, first_of_block);
-        if (C_.constant()) write_row_gradient(p_.C_parts, n, sum_of(grad_c));
-        else add_to_slab(p_.C_parts, n, grad_c, first_of_block);
+        if (B_.constant()) write_row_gradient(p_.grad_B, n, sum_of(grad_b));
+        else add_to_slab(p_.grad_B, n, grad_b, first_of_block);
+        if (C_.constant()) write_row_gradient(p_.grad_C, n, sum_of(grad_c));
+        else add_to_slab(p_.grad_C, n, grad_c, first_of_block);
       }
     }
   }
@@ -560,13 +523,13 @@ class BackwardBlock {
   // which nobody reads again.
   __device__ __forceinline__ void write_grad_A(int first_state) {
     constexpr int per_set = Shape::channels_of_set;
-    const int c = thread() / kStateTile, n = thread() % kStateTile;
+    const int c = threadIdx.x / kStateTile, n = threadIdx.x % kStateTile;
     if (c >= work_.channels || first_state + n >= scan_.states) return;
     const E* const parts = &shared_.grad_a[n][c / per_set * 32 + c % per_set];
     E total = parts[0];
 #pragma unroll
     for (int s = 1; s < segments; ++s) total = total + parts[s * per_set];
-    static_cast<E*>(p_.grad_edges)[row_ * scan_.states + first_state + n] = total;
+    static_cast<E*>(p_.grad_edges)[edge_ + first_state] = total;
   }
 
   static __device__ __forceinline__ E sum_of(const E (&x)[steps]) {
@@ -576,79 +539,25 @@ class BackwardBlock {
     return total;
   }
   // To [B, G, H, chunks, N], summed over the segments.
-  __device__ __forceinline__ void write_row_gradient(const View& to, int n, E value) {
+  __device__ __forceinline__ void write_row_gradient(void* to, int n, E value) {
     const int channel = channel_of_lane<Shape>(0);
     value = sum_over_segments<Shape>(value);
     if (segment_ == 0 && channel < work_.channels && n < scan_.states)
-      reinterpret_cast<E*>(to.data)[row_of(channel) * scan_.states + n] = value;
+      static_cast<E*>(to)[edge_at(work_.first_channel + channel, n)] = value;
   }
-  // Of this block's slab, or of the gradient where there is one slab.
-  __device__ __forceinline__ char* slab_of(const View& parts) const {
-    const int64_t b = slab_ * scan_.batch + work_.b;
-    return parts.data + b * parts.batch + work_.g * parts.group;
-  }
-  static __device__ __forceinline__ void sum_channels(E (&value)[steps]) {
+  // To this block's part of [slabs, B, G, N, L], summed over the channels.
+  __device__ __forceinline__ void add_to_slab(void* slabs, int n, E (&value)[steps], bool fresh) {
 #pragma unroll
     for (int i = 0; i < steps; ++i) value[i] = sum_over_channels<Shape>(value[i]);
-  }
-  // To this block's slab, summed over the channels.
-  __device__ __forceinline__ void add_to_slab(const View& parts, int n, E (&value)[steps],
-                                              bool fresh) {
-    sum_channels(value);
     if (channel_of_lane<Shape>(0) != 0 || n >= scan_.states) return;
+    const int64_t bg = work_.b * scan_.groups + work_.g;
+    const int64_t line = (slab_ * scan_.batch * scan_.groups + bg) * scan_.states + n;
     const int64_t t = int64_t(chunk_) * Shape::window + segment_ * steps;
-    E* to = reinterpret_cast<E*>(slab_of(parts) + n * parts.row) +
-            (work_.reverse ? work_.steps - 1 - t : t);
+    E* to = static_cast<E*>(slabs) + line * work_.steps + (work_.reverse ? work_.steps - 1 - t : t);
     const int left = left_ - segment_ * steps, stride = work_.reverse ? -1 : 1;
 #pragma unroll
     for (int i = 0; i < steps; ++i, to += stride)
       if (i < left) *to = fresh ? value[i] : *to + value[i];
-  }
-
-  // Adds what the group has of the gradients of B and C, summed over its channels, to the block's.
-  __device__ __forceinline__ void add_sums(bool fresh) {
-#pragma unroll
-    for (int m = 0; m < states_of_warp; ++m) {
-      const int n = warp_ * states_of_warp + m;
-      add_to_tile(sums().B, n, grad_B_[m], fresh);
-      add_to_tile(sums().C, n, grad_C_[m], fresh);
-    }
-  }
-  __device__ __forceinline__ void add_to_tile(StateTile<E, Shape>& tile, int n, E (&value)[steps],
-                                              bool fresh) {
-    sum_channels(value);
-    if (channel_of_lane<Shape>(0) != 0) return;
-    E* const to = tile.at(n, segment_ * steps);
-    if (!fresh) {
-      E others[steps];
-      load_segment(to, others);
-#pragma unroll
-      for (int i = 0; i < steps; ++i) value[i] = others[i] + value[i];
-    }
-    store_segment(to, value);
-  }
-  // The block's, to its slab where there are parts.
-  __device__ __forceinline__ void store_sums(const StateTile<E, Shape>& sums, const View& gradient,
-                                             const View& parts) {
-    if (parts.data) store_tile<Layout::single>(sums, parts);
-    else store_tile<layout>(sums, gradient);
-  }
-  template <Layout to_layout>
-  __device__ __forceinline__ void store_tile(const StateTile<E, Shape>& sums, const View& to) {
-    using Rows = Slots<kStateTile, Shape, to_layout>;
-    const Rows rows(to, work_);
-    Stream<E, kStateTile, Shape, to_layout> stream;
-    stream.begin(to, slab_of(to), rows, work_, chunk_);
-    const int states = int(scan_.states);
-    const bool whole = scan_.aligned && left_ == Shape::window && states == kStateTile;
-    specialize<to_layout>(to.storage, work_.reverse, [&](auto format) {
-#pragma unroll
-      for (int k = 0; k < Rows::count; ++k) {
-        float values[Rows::width];
-        load_quad(sums.at(rows.row(k), rows.step(k)), values);
-        stream.template store<decltype(format)>(to, rows, k, values, whole, states, left_);
-      }
-    });
   }
 
   __device__ __forceinline__ void finish_rows(Gradients (&gradients)[count]) {
@@ -727,8 +636,9 @@ class BackwardBlock {
     if (segment_ == 0 && c < channels) write_channel_sums(c, to_D, to_bias);
   }
   __device__ __forceinline__ void write_channel_sums(int c, float to_D, float to_bias) {
-    p_.grad_D[row_of(c)] = to_D;
-    p_.grad_bias[row_of(c)] = to_bias;
+    const int64_t at = (first_row_ + work_.first_channel + c) * p_.chunks + chunk_;
+    p_.grad_D[at] = to_D;
+    p_.grad_bias[at] = to_bias;
   }
 
   const BackwardArguments& p_;
@@ -742,8 +652,9 @@ class BackwardBlock {
   Stream<float, Shape::channels, Shape, layout> u_, delta_, z_, grad_out_, grad_u_, grad_delta_,
       grad_z_;
   float parameter_ = 0.0f, D_[count];
+  const int64_t first_row_ = (work_.b * scan_.groups + work_.g) * scan_.channels;
   // A thread's channel and state, in the first tile of states.
-  int64_t row_;  // of its channel in [B, G, H, chunks]
+  int64_t edge_;
   const char* A_;
   E a_;
   Edges<E> edges_;
@@ -751,11 +662,11 @@ class BackwardBlock {
 };
 
 template <class Method, class E, class Shape, Layout layout>
-__global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
+__global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     backward_kernel(const __grid_constant__ BackwardArguments p) {
   extern __shared__ float4 memory[];
-  BackwardBlock<Method, E, Shape, layout>(p, reinterpret_cast<BackwardShared<E, Shape>*>(memory))
-      .run();
+  auto& shared = *reinterpret_cast<BackwardShared<E, Shape>*>(memory);
+  BackwardBlock<Method, E, Shape, layout>(p, shared).run();
 }
 
 }  // namespace VIM_MM_ISA

@@ -66,18 +66,16 @@ struct EdgesArguments {
 // Every pointer is to contiguous memory of float, or complex of float for A, B, C and states.
 struct BackwardArguments {
   ScanArguments scan;
-  View grad_out, grad_last_state;                   // incoming; either may be missing
-  View grad_u, grad_delta, grad_z, grad_B, grad_C;  // outgoing
-  const void* edges;                                // of forward
-  void* grad_edges;  // their adjoint; in the end parts of A's gradient [B, G, H, chunks, N]
-  // Of the gradients of B and C: [slabs, B, G, N, L], or [B, G, H, chunks, N] where constant; none
-  // where blocks write the gradients themselves.
-  View B_parts, C_parts;
+  View grad_out, grad_last_state;   // incoming; either may be missing
+  View grad_u, grad_delta, grad_z;  // outgoing
+  const void* edges;                // of forward
+  void* grad_edges;       // their adjoint; in the end parts of A's gradient [B, G, H, chunks, N]
+  void *grad_B, *grad_C;  // [slabs, B, G, N, L], or [B, G, H, chunks, N] where constant
   float *grad_D, *grad_bias;  // [B, G, H, chunks]
   int64_t chunks, slabs;
-  // From a block's channels to its next ones, bytes, of [B, G, H, chunks] entries; the launch knows.
+  // From a block's channels to its next ones, bytes, of edges entries; the launch knows.
   struct {
-    int64_t u, delta, z, A, grad_out, grad_u, grad_delta, grad_z, rows;
+    int64_t u, delta, z, A, grad_out, grad_u, grad_delta, grad_z, edges;
   } next;
 };
 
@@ -95,15 +93,6 @@ struct Sums {
   Sum each[kMaxSums];
   int count = 0;
 };
-
-// How many blocks share the channels of a (b, g) and chunk in backward, each with a slab of partial
-// gradients of B and C, and whether there are such parts: not where one block has all channels and
-// knows how to write the gradients.
-struct Sharing {
-  int64_t slabs;
-  bool parts;
-};
-Sharing share_channels(const BackwardArguments&);
 
 // These enqueue work on the stream and throw std::runtime_error where CUDA reports an error.
 void scan_forward(const ForwardArguments&, void* stream);

@@ -271,18 +271,17 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
                                                ForwardMarchShared<Shape, layout>& shared) {
   constexpr int together = Shape::strides, piece = together * kStride;
   const MarchLane<Shape> lane;
-  const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
-  float* edges = static_cast<float*>(p.edges) + (row * p.chunks + span.begin) * states;
-  float* const last_state = static_cast<float*>(p.last_state);
   MarchStates<Shape> of(p.scan, work, lane, View());
-  if (Shape::straight && span.begin > 0) {
-    wait_for_warps(span.stopped, Shape::scan_threads / 32);
-    of.load(edges);
-  }
   using Steps = Recurrence<Method, accuracy_of(layout), float>;
   Steps recurrence[Shape::states];
 #pragma unroll
   for (int m = 0; m < Shape::states; ++m) recurrence[m] = Steps(of.a[m]);
+  const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
+  float* edges = static_cast<float*>(p.edges) + (row * p.chunks + span.begin) * states;
+  if (Shape::straight && span.begin > 0) {
+    wait_for_warps(span.stopped, Shape::scan_threads / 32);
+    of.load(edges);
+  }
 
   // Several strides at once, or the lane would wait for its own results.
   const auto scan_piece = [&](const auto& in, float* y, int step) {
@@ -338,7 +337,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
     of.store(edges);
     signal_by_warp(span.stopped);
   } else {
-    of.store(last_state + row * states);
+    of.store(static_cast<float*>(p.last_state) + row * states);
   }
 }
 

@@ -129,7 +129,7 @@ struct Parameters {
 // What kernels and products take instead of the parameters.
 struct Packed {
   Tensor in_proj, out_proj, x_proj, dt_proj, in_bias, out_bias;  // in the dtype of x
-  Tensor A, D, dt_bias, conv, conv_bias, zeros;                  // float32
+  Tensor A, D, dt_bias, conv, conv_bias;                         // float32
 };
 
 // The mixer of one call: sizes, and how what it works on lies in memory.
@@ -194,12 +194,15 @@ struct Mixer {
             {has_out_bias ? outer : 0}};
   }
   std::vector<Shape> wide_shapes() const {
-    return {{directions, channels, states}, {sets, channels}, {sets, channels},
-            {sets, channels, taps},         {sets, channels}, {kMaxRelieved}};
+    return {{directions, channels, states},
+            {sets, channels},
+            {sets, channels},
+            {sets, channels, taps},
+            {sets, channels}};
   }
   Packed packed(const Tensor& narrow, const Tensor& wide) const {
     Tensors n = pieces_of(narrow, narrow_shapes()), w = pieces_of(wide, wide_shapes());
-    return {n[0], n[1], n[2], n[3], n[4], n[5], w[0], w[1], w[2], w[3], w[4], w[5]};
+    return {n[0], n[1], n[2], n[3], n[4], n[5], w[0], w[1], w[2], w[3], w[4]};
   }
 
   // x or z, [H, B, L], of xz.
@@ -278,7 +281,9 @@ Tensor select(const Tensor& stack, int64_t k) {
   return contiguous_view(stack, sizes, k * numel_of(sizes));
 }
 
-void pack(const Mixer& mixer, const Parameters& p, const Packed& packed, void* stream) {
+// Fills `packed` and, in the same launch, `zeros`.
+void pack(const Mixer& mixer, const Parameters& p, const Packed& packed, const Tensor& zeros,
+          void* stream) {
   Conversions all;
   add(all, conversion(p.in_proj, packed.in_proj));
   add(all, conversion(p.out_proj, packed.out_proj));
@@ -303,9 +308,9 @@ void pack(const Mixer& mixer, const Parameters& p, const Packed& packed, void* s
     if (!mixer.has_conv_bias) bias.from = nullptr;
     add(all, bias);
   }
-  Conversion zeros = conversion(packed.zeros, packed.zeros);
-  zeros.from = nullptr;
-  add(all, zeros);
+  Conversion clear = conversion(zeros, zeros);
+  clear.from = nullptr;
+  add(all, clear);
   convert(all, stream);
 }
 
@@ -345,7 +350,8 @@ std::tuple<Tensor, Tensors> mixer_fwd(const Tensor& x, const Tensor& in_proj,
   const Tensor narrow = new_empty(x, {numel_of_pieces(mixer.narrow_shapes())});
   const Tensor wide = new_empty(x, {numel_of_pieces(mixer.wide_shapes())}, ScalarType::Float);
   const Packed packed = mixer.packed(narrow, wide);
-  pack(mixer, p, packed, stream);
+  const Tensor zeros = new_empty(x, {kMaxRelieved}, ScalarType::Float);  // what the scan counts in
+  pack(mixer, p, packed, zeros, stream);
 
   const Tensor xz = new_empty(x, {2 * channels, tokens});
   const Tensor x_rows = view(x, {mixer.outer, tokens}, {1, mixer.outer});
@@ -364,7 +370,7 @@ std::tuple<Tensor, Tensors> mixer_fwd(const Tensor& x, const Tensor& in_proj,
   const Scan scan(mixer, packed, u, delta, dt_B_C);
   const Tensor edges =
       std::get<1>(scan_into(mixer.per_direction(y, mixer.directions),
-                            scan.inputs(packed, method, reverse), packed.zeros.data_ptr()));
+                            scan.inputs(packed, method, reverse), zeros.data_ptr()));
 
   const Tensor z = mixer.half(xz, 1), gated = empty_like(z);
   const Tensor sum = keep ? empty_like(z) : new_empty(z, {0});

@@ -25,6 +25,8 @@ using torch::stable::empty_like;
 using torch::stable::new_empty;
 using torch::stable::accelerator::DeviceGuard;
 
+constexpr int64_t kBlocksOfLargeGpu = 264, kMaxSlabs = 4, kLeastChannels = 64;
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Lines the dimensions up with [batch, group, row, last], beginning where a tensor does.
@@ -131,6 +133,22 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cuda(
   return {out, last_state, edges};
 }
 
+// How many slabs of partial gradients of B and C there are for each (b, g) and chunk: as many
+// blocks share its channels. The number that leaves the fewest multiprocessors of a large GPU idle
+// in the last round; only sizes count, so that every GPU adds up in the same order.
+int64_t count_slabs(const ScanArguments& scan, int64_t chunks) {
+  const int64_t blocks = std::max<int64_t>(1, scan.batch * scan.groups * chunks);
+  int64_t best = 1;
+  double least = 0.0;
+  for (int64_t slabs = 1; slabs <= kMaxSlabs && (slabs - 1) * kLeastChannels < scan.channels;
+       ++slabs) {
+    const double rounds = double(ceil_div(slabs * blocks, kBlocksOfLargeGpu)) / double(slabs);
+    if (slabs > 1 && rounds > 0.95 * least) continue;
+    best = slabs, least = rounds;
+  }
+  return best;
+}
+
 // The sum over `counts` of parts that are contiguous [counts[0], sizes..., counts[1], last size]
 // or, with counts[1] = 1, [counts[0], sizes...], into a gradient like an input, whose dimensions
 // begin at `first`.
@@ -169,6 +187,7 @@ void scan_backward_into(const Gradients& grads, const std::optional<Tensor>& gra
   BackwardArguments p{};
   p.scan = scan_arguments(in, sizes);
   p.chunks = count_chunks(sizes);
+  p.slabs = count_slabs(p.scan, p.chunks);
   const int64_t width = p.scan.is_complex ? 2 : 1, rows = sizes.rows();
   const int64_t per_chunks = rows * p.chunks * sizes.states;
   STD_TORCH_CHECK(edges.is_contiguous() && edges.numel() == count_directions(method) * per_chunks &&
@@ -185,8 +204,11 @@ void scan_backward_into(const Gradients& grads, const std::optional<Tensor>& gra
 
   // Floats; states and what is summed into A, B and C are complex with A.
   const auto scratch = [&](int64_t floats) { return new_empty(u, {floats}, ScalarType::Float); };
+  const int64_t per_slabs = p.slabs * sizes.batch * sizes.groups * sizes.states * sizes.steps;
   const Tensor grad_edges = scratch(edges.numel() * width);
   const Tensor D_parts = scratch(rows * p.chunks), bias_parts = scratch(rows * p.chunks);
+  const Tensor B_parts = scratch((p.scan.constant_B ? per_chunks : per_slabs) * width);
+  const Tensor C_parts = scratch((p.scan.constant_C ? per_chunks : per_slabs) * width);
 
   // The gradient comes in whatever layout the next layer left; where u is contiguous in time and it
   // is not, one copy is far cheaper than kernels for any stride.
@@ -200,30 +222,16 @@ void scan_backward_into(const Gradients& grads, const std::optional<Tensor>& gra
   p.grad_u = view_of(grad_u, 0);
   p.grad_delta = view_of(grad_delta, 0);
   if (z) p.grad_z = view_of(grad_z, 0);
-  p.grad_B = view_of(grad_B, p.scan.constant_B);
-  p.grad_C = view_of(grad_C, p.scan.constant_C);
-  p.scan.aligned =
-      is_aligned(p.scan, {p.grad_out, p.grad_u, p.grad_delta, p.grad_z, p.grad_B, p.grad_C});
+  p.scan.aligned = is_aligned(p.scan, {p.grad_out, p.grad_u, p.grad_delta, p.grad_z});
   p.edges = edges.data_ptr();
   p.grad_edges = grad_edges.data_ptr();
+  p.grad_B = B_parts.data_ptr();
+  p.grad_C = C_parts.data_ptr();
   p.grad_D = static_cast<float*>(D_parts.data_ptr());
   p.grad_bias = static_cast<float*>(bias_parts.data_ptr());
 
   // No rows and no steps leave sums of nothing: zeros.
   const bool empty = rows == 0 || sizes.steps == 0;
-  const Sharing sharing = share_channels(p);
-  p.slabs = sharing.slabs;
-  const int64_t per_slabs = p.slabs * sizes.batch * sizes.groups * sizes.states * sizes.steps;
-  std::optional<Tensor> B_parts, C_parts;
-  if (sharing.parts || empty) {
-    B_parts = scratch((p.scan.constant_B ? per_chunks : per_slabs) * width);
-    C_parts = scratch((p.scan.constant_C ? per_chunks : per_slabs) * width);
-    const int64_t item = 4 * width, row = item * sizes.steps, group = row * sizes.states;
-    const View parts{nullptr, Storage::float32, group * sizes.groups, group, row, item};
-    p.B_parts = p.C_parts = parts;
-    p.B_parts.data = static_cast<char*>(B_parts->data_ptr());
-    p.C_parts.data = static_cast<char*>(C_parts->data_ptr());
-  }
   void* const stream = current_stream(u);
   if (!empty) scan_backward(p, stream);
   Sums sums;
@@ -233,8 +241,8 @@ void scan_backward_into(const Gradients& grads, const std::optional<Tensor>& gra
         sum_into(to, first, parts, outer, over_chunks ? p.chunks : 1, to.dim() > 2);
   };
   add(grad_A, 1, grad_edges, true);
-  if (B_parts) add(grad_B, p.scan.constant_B, *B_parts, p.scan.constant_B);
-  if (C_parts) add(grad_C, p.scan.constant_C, *C_parts, p.scan.constant_C);
+  add(grad_B, p.scan.constant_B, B_parts, p.scan.constant_B);
+  add(grad_C, p.scan.constant_C, C_parts, p.scan.constant_C);
   if (D) add(grad_D, 1, D_parts, true);
   if (delta_bias) add(grad_bias, 1, bias_parts, true);
   sum_in_order(sums, stream);

@@ -80,12 +80,11 @@ void choose_edges(const ScanArguments& scan, const F& f) {
   else choose_march<false>(scan, f);
 }
 
-// Registers count for more than warps here: eight warps per multiprocessor have as many as they can
-// use. In one block, because that adds up what its groups find and leaves less in memory.
+// Registers count for more than warps here: two blocks per multiprocessor spill nothing.
 template <Layout layout, class F>
 void choose_backward(const F& f) {
   if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());
-  else f(Shape<8, 8, 4, 1, 2, 2>());
+  else f(Shape<8, 8, 4, 2, 2>());
 }
 
 }  // namespace VIM_MM_ISA

@@ -24,15 +24,12 @@ constexpr int kQuad = 4;        // entries read or written at once, where their 
 constexpr int kStateTile = 16;  // states whose B and C are in shared memory at once
 
 // `Sets`: how many times as many channels as a warp has lanes for come into shared memory at once.
-// `Groups`, of `Warps` warps each, have channels of their own and do not wait for each other.
-template <int Segments, int Steps, int Warps, int MinBlocks = 1, int Sets = 1, int Groups = 1>
+template <int Segments, int Steps, int Warps, int MinBlocks = 1, int Sets = 1>
 struct Shape {
   static constexpr bool marches = false;
   static constexpr int segments = Segments, steps = Steps, warps = Warps, sets = Sets;
   static constexpr int min_blocks = MinBlocks;  // per multiprocessor: a bound on registers
-  static constexpr int threads = 32 * Warps;    // of a group
-  static constexpr int groups = Groups, all_threads = Groups * threads;
-  static constexpr int window = Segments * Steps;
+  static constexpr int threads = 32 * Warps, window = Segments * Steps;
   static constexpr int channels_of_set = 32 / Segments, channels = channels_of_set * Sets;
 };
 
@@ -96,9 +93,6 @@ struct StateTile {
     return values[state] + segment * pitch;
   }
   __device__ __forceinline__ E* at(int state, int step) {
-    return values[state] + step / Shape::steps * pitch + step % Shape::steps;
-  }
-  __device__ __forceinline__ const E* at(int state, int step) const {
     return values[state] + step / Shape::steps * pitch + step % Shape::steps;
   }
 };
@@ -240,15 +234,6 @@ __device__ __forceinline__ Complex<float> shuffle(Complex<float> x, int lane) {
 __device__ __forceinline__ Complex<float> shuffle_xor(Complex<float> x, int bit) {
   return {shuffle_xor(x.re, bit), shuffle_xor(x.im, bit)};
 }
-
-// A barrier of so many threads, all those of some warps. Number 0 is that of __syncthreads.
-#if defined(__CUDACC__)
-__device__ __forceinline__ void meet(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-#else  // tests/emulation
-using emulation::meet;
-#endif
 
 // That of the lane which has a segment of this lane's channel.
 template <class Shape, class E>

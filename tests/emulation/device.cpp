@@ -17,7 +17,7 @@
 // Shared memory, by the name that the kernels declare it with.
 namespace vim_mm {
 inline namespace cuda {
-constexpr size_t kSharedBytes = 227 << 10;  // as much as a block has on a large GPU
+constexpr size_t kSharedBytes = 99 << 10;  // as much as a block has on every GPU of 8.0 and later
 constexpr size_t kGuardBytes = 256;
 float4 memory[(kSharedBytes + kGuardBytes) / sizeof(float4)];
 }  // namespace cuda
@@ -26,7 +26,7 @@ float4 memory[(kSharedBytes + kGuardBytes) / sizeof(float4)];
 namespace emulation {
 
 uint3 thread, block;
-dim3 grid, block_size;
+dim3 grid;
 
 namespace {
 
@@ -57,12 +57,11 @@ std::vector<Fiber> fibers;
 // Threads that can go on: those of one warp, which is late, and all others.
 std::vector<int> ready, ready_but_late;
 int running, late_warp;
-Barrier block_barrier, warp_barriers[32], other_barriers[16];
+Barrier block_barrier, warp_barriers[32];
 std::vector<std::pair<uint64_t*, int>> waiting_in_shared;  // with their threads
 // In turns, or a lane that is ahead would overwrite what others have still to read.
 float passed[2][32][32];
 const std::function<void()>* kernel_of_launch;
-size_t shared_bytes = 99 << 10;  // that a block can have: see emulate_shared_memory
 jmp_buf host;
 std::minstd_rand random_order;
 
@@ -114,7 +113,6 @@ void run_block(int threads) {
   late_warp = random_order() % (threads / 32);
   running = threads;
   block_barrier = {threads, {}};
-  std::fill(std::begin(other_barriers), std::end(other_barriers), Barrier{});
   std::fill(std::begin(warp_barriers), std::end(warp_barriers), Barrier{32, {}});
   for (int i = 0; i < threads; ++i) {
     Fiber& fiber = fibers[i];
@@ -134,10 +132,6 @@ void run_block(int threads) {
 
 void wait_for_block() { wait_at(block_barrier); }
 void wait_for_warp() { wait_at(warp_barriers[warp()]); }
-void meet(int barrier, int threads) {
-  other_barriers[barrier].expected = threads;
-  wait_at(other_barriers[barrier]);
-}
 void barrier_begin(uint64_t* barrier, int arrivals) {
   as_barrier(barrier) = {uint16_t(arrivals), 0, 0};
 }
@@ -167,11 +161,10 @@ float exchange(float value, int lane) {
 }
 
 cudaError_t run(dim3 blocks, int threads, size_t bytes, const std::function<void()>& kernel) {
-  if (threads % 32 != 0 || threads > 1024 || bytes > shared_bytes)
+  if (threads % 32 != 0 || threads > 1024 || bytes > vim_mm::kSharedBytes)
     return cudaErrorInvalidConfiguration;
   kernel_of_launch = &kernel;
   grid = blocks;
-  block_size = dim3(threads);
   fibers.resize(std::max(fibers.size(), size_t(threads)));
   char* const shared = reinterpret_cast<char*>(vim_mm::memory);
   for (block.z = 0; block.z < grid.z; ++block.z) {
@@ -191,23 +184,11 @@ cudaError_t run(dim3 blocks, int threads, size_t bytes, const std::function<void
 }  // namespace emulation
 
 extern "C" {
-// Of a block, from now on. A GPU of 8.0 or later has at least 99 KiB, a large one all there are.
-void emulate_shared_memory(bool large) {
-  emulation::shared_bytes = large ? vim_mm::kSharedBytes : 99 << 10;
-}
 cudaError_t cudaGetLastError() { return cudaSuccess; }
-cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
-  return cudaSuccess;
-}
+cudaError_t cudaGetDevice(int*) { return cudaSuccess; }
+// A few multiprocessors, so that small scans have more blocks than that.
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr of, int) {
-  switch (of) {
-    case cudaDevAttrMultiProcessorCount:
-      *value = 4;
-      break;  // small scans have more blocks than that
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = 2 * int(vim_mm::kSharedBytes); break;
-    default: *value = int(emulation::shared_bytes);
-  }
+  *value = of == cudaDevAttrMultiProcessorCount ? 4 : 2 * int(vim_mm::kSharedBytes);
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {

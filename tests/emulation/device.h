@@ -33,12 +33,10 @@ namespace emulation {
 
 // Of the thread that runs.
 extern uint3 thread, block;
-extern dim3 grid, block_size;
+extern dim3 grid;
 
 void wait_for_block();
 void wait_for_warp();
-// A barrier of the block that opens when so many threads wait.
-void meet(int barrier, int threads);
 // A barrier in shared memory that opens, turn by turn, when so many have arrived.
 void barrier_begin(uint64_t* barrier, int arrivals);
 void barrier_arrive(uint64_t* barrier);
@@ -60,7 +58,6 @@ void call(void (*kernel)(Arguments...), void** arguments, std::index_sequence<I.
 #define threadIdx emulation::thread
 #define blockIdx emulation::block
 #define gridDim emulation::grid
-#define blockDim emulation::block_size
 
 inline void __syncthreads() { emulation::wait_for_block(); }
 inline void __syncwarp() { emulation::wait_for_warp(); }
