@@ -44,7 +44,8 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, int odd) {
 using emulation::barrier_arrive, emulation::barrier_begin, emulation::barrier_wait;
 #endif
 
-// A count in global memory, of warps that have written there what other blocks wait for.
+// A count in global memory, of warps that have written there what another block waits for. It has to
+// be a block of a higher index, or it might keep the one it waits for from starting.
 __device__ __forceinline__ void signal_by_warp(uint32_t* count) {
   __threadfence();
   __syncwarp();

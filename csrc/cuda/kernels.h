@@ -45,8 +45,8 @@ struct ForwardArguments {
   void* last_state;  // contiguous [B, G, H, N]
   void *edges, *other_edges;
   int64_t chunks;
-  // The last so many blocks stop at that chunk, and as many more go on from there: see plan_relief.
-  // `counts`: kMaxRelieved zeros, where the caller has them.
+  // Of the blocks that have channels of their own, the last `blocks` stop at `chunk`; as many more,
+  // behind them in the grid, go on from there. `counts`: kMaxRelieved zeros, or null. See plan_relief.
   struct {
     int blocks, chunk;
     uint32_t* counts;

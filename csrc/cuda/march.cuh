@@ -20,7 +20,8 @@ constexpr int kStride = 8;  // steps that a lane has in registers at once
 // shared memory. `Groups`, of `RowWarps` warps each, load and store rows, one window in turn each:
 // the more there are, the longer may a window take them. `MinBlocks`: per multiprocessor, a bound on
 // registers. `Strides`: how many of them a lane of the forward scan takes together. `Straight`:
-// whether its whole windows are one piece of code, which helps warps that have a scheduler alone.
+// for so few rows that its warps have a scheduler alone: whole windows are one piece of code, and
+// blocks may be relieved.
 template <int States, int Octets, int Stages, int Groups, int RowWarps, int MinBlocks, int Strides,
           bool Straight = false>
 struct MarchShape {
@@ -78,7 +79,8 @@ struct MarchLane {
   __device__ __forceinline__ int state(int m) const { return 4 * (part * states + m) + column; }
 };
 
-// The windows that a block scans. `stopped` counts the warps that have handed over there.
+// The windows that a block scans. `stopped` counts the warps that have written their states where one
+// block relieves another; null where none does.
 struct Span {
   int begin, end;
   uint32_t* stopped;

@@ -350,8 +350,9 @@ std::tuple<Tensor, Tensors> mixer_fwd(const Tensor& x, const Tensor& in_proj,
   const Tensor narrow = new_empty(x, {numel_of_pieces(mixer.narrow_shapes())});
   const Tensor wide = new_empty(x, {numel_of_pieces(mixer.wide_shapes())}, ScalarType::Float);
   const Packed packed = mixer.packed(narrow, wide);
-  const Tensor zeros = new_empty(x, {kMaxRelieved}, ScalarType::Float);  // what the scan counts in
-  pack(mixer, p, packed, zeros, stream);
+  // The scan counts in these words, from 0, whose bits are those of 0.0f.
+  const Tensor counts = new_empty(x, {kMaxRelieved}, ScalarType::Float);
+  pack(mixer, p, packed, counts, stream);
 
   const Tensor xz = new_empty(x, {2 * channels, tokens});
   const Tensor x_rows = view(x, {mixer.outer, tokens}, {1, mixer.outer});
@@ -370,7 +371,7 @@ std::tuple<Tensor, Tensors> mixer_fwd(const Tensor& x, const Tensor& in_proj,
   const Scan scan(mixer, packed, u, delta, dt_B_C);
   const Tensor edges =
       std::get<1>(scan_into(mixer.per_direction(y, mixer.directions),
-                            scan.inputs(packed, method, reverse), zeros.data_ptr()));
+                            scan.inputs(packed, method, reverse), counts.data_ptr()));
 
   const Tensor z = mixer.half(xz, 1), gated = empty_like(z);
   const Tensor sum = keep ? empty_like(z) : new_empty(z, {0});

@@ -8,16 +8,22 @@
 namespace vim_mm {
 namespace {
 
-// Where up to half as many blocks more than multiprocessors march, some share one and take half as
-// long again as those that have one alone (112 and 69 us for 6084 steps, H200). Of each pair one stops half way, and
-// another block goes on from there where there is room.
+// So long that all warps of a block have read its counter, which may become a state, before the
+// first of them is done.
+constexpr int64_t kFewestChunks = 32;
+
+// With one to one and a half blocks per multiprocessor, those that share one take half as long again
+// as those that are alone. So the last blocks, one of each pair, stop half way, and as many extra
+// blocks go on from there on multiprocessors that have room. Blocks start in the order of their
+// index: who waits has started after the one it waits for, and cannot keep it from starting.
 template <class Shape>
 void plan_relief(ForwardArguments& p, int64_t blocks, size_t shared_bytes, void* stream) {
   constexpr int64_t unit = 2 * Shape::stages;  // that many windows leave barriers as they were
+  static_assert(kFewestChunks / 4 > Shape::stages, "warps are at most so many windows apart");
   const ScanArguments& scan = p.scan;
   const int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount);
   const int64_t pairs = blocks - processors;
-  if (p.chunks < 32 || pairs <= 0 || 2 * pairs > processors ||
+  if (p.chunks < kFewestChunks || pairs <= 0 || 2 * pairs > processors ||
       2 * int64_t(shared_bytes) > device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor))
     return;
   p.relief.blocks = int(pairs);

@@ -10,8 +10,8 @@
 
 namespace vim_mm {
 
-// Fills `out`; returns the last state and the edges that backward takes. `zeros`: kMaxRelieved
-// words on the device, which spare a launch.
+// Fills `out`; returns the last state and the edges that backward takes. `zeros`: kMaxRelieved words
+// on the device, fresh ones for every call, which spare the launch of a memset.
 std::tuple<Tensor, Tensor> scan_into(const Tensor& out, const Inputs& in, void* zeros = nullptr);
 
 // Fills the gradients of all inputs that there are.

@@ -1,7 +1,7 @@
 // The projection of the step sizes. Its inner dimension is a rank of a dozen or a few: what it writes
 // decides, many times as much as it reads, and libraries of matrix products are made for others.
-// Tokens count in packs: unless nvcc sees that an address is one of a pack, it stores packs entry by
-// entry where not all threads store.
+// Addresses count in packs of tokens, not in tokens: else nvcc splits a store of a pack that not every
+// thread makes into stores of single entries.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "block.h"
@@ -14,7 +14,7 @@ namespace {
 // By tensor cores: a warp has a square of channels and tokens.
 constexpr int kWarps = 4, kPack = 8, kTile = 8 * kPack;
 constexpr int kInstruction = 16;  // rows that one takes
-constexpr int kMostRank = 64;     // whose operands registers hold
+constexpr int kMostRank = 64;     // the greatest whose operands fit in registers
 // Otherwise: what a thread has.
 constexpr int kThreads = 256, kChannels = 8;
 
@@ -100,26 +100,28 @@ __device__ __forceinline__ uint32_t word_of(float x, float y) {
   return word;
 }
 
-// Which rows, columns and terms of the sums a fragment has is free, as long as all agree: so lanes load
-// and store packs where they lie. Tokens are rows, because eight lanes share a column: they store 128 bytes
-// of a channel at once, and where channels are not aligned to more than a pack, few sectors in part.
+// Which rows, columns and terms of the sums a fragment has is free, as long as all agree: so lanes
+// load and store packs where they lie. Tokens are rows of fragments, because eight lanes share a
+// column: they store 128 bytes of a channel at once, and few sectors of memory in part where channels
+// are aligned to no more than a pack.
 template <class T, int Instructions>
 __global__ void __launch_bounds__(kWarp* kWarps)
     tensor_core_kernel(const __grid_constant__ StepProjection p) {
   const int row = threadIdx.x % kWarp / 4, column = threadIdx.x % 4;
-  const int64_t set = blockIdx.z, first = blockIdx.y * int64_t(kPack);  // of packs of channels
-  const int64_t size = p.tokens / kPack, channel_packs = p.channels / kPack;
-  const int64_t tile = (blockIdx.x * int64_t(kWarps) + threadIdx.x / kWarp) * kPack;
-  if (tile >= size) return;
+  const int64_t set = blockIdx.z, channel_pack = blockIdx.y * int64_t(kPack);
+  const int64_t token_packs = p.tokens / kPack, channel_packs = p.channels / kPack;
+  const int64_t first_pack = (blockIdx.x * int64_t(kWarps) + threadIdx.x / kWarp) * kPack;
+  if (first_pack >= token_packs) return;
   const uint4* const weights = static_cast<const uint4*>(p.weight) + set * p.rank * channel_packs;
-  const Operand<Instructions> weight(weights, p.rank, channel_packs, first + row);
-  const int64_t tokens = tile + row;
+  const Operand<Instructions> weight(weights, p.rank, channel_packs, channel_pack + row);
+  const int64_t token_pack = first_pack + row;
   const Operand<Instructions> dt(static_cast<const uint4*>(p.dt) + set * (p.dt_set / kPack), p.rank,
-                                 size, tokens);
-  const int64_t channel = (first + 2 * column) * kPack;
-  uint4* delta = static_cast<uint4*>(p.delta) + (set * p.channels + channel) * size + tokens;
+                                 token_packs, token_pack);
+  const int64_t channel = (channel_pack + 2 * column) * kPack;
+  uint4* delta =
+      static_cast<uint4*>(p.delta) + (set * p.channels + channel) * token_packs + token_pack;
 #pragma unroll
-  for (int c = 0; c < kPack; ++c, delta += size) {
+  for (int c = 0; c < kPack; ++c, delta += token_packs) {
     float sums[kPack / 2][4] = {};  // of two tokens in two packs of channels each
 #pragma unroll
     for (int i = 0; i < Instructions; ++i) {
@@ -132,8 +134,8 @@ __global__ void __launch_bounds__(kWarp* kWarps)
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       const auto word = [&](int j) { return word_of<T>(sums[j][k], sums[j][2 + k]); };
-      if (tokens < size && first + 2 * column + k < channel_packs)
-        delta[k * kPack * size] = make_uint4(word(0), word(1), word(2), word(3));
+      if (token_pack < token_packs && channel_pack + 2 * column + k < channel_packs)
+        delta[k * kPack * token_packs] = make_uint4(word(0), word(1), word(2), word(3));
     }
   }
 }

@@ -170,8 +170,8 @@ cudaError_t run(dim3 blocks, int threads, size_t bytes, const std::function<void
   for (block.z = 0; block.z < grid.z; ++block.z) {
     for (block.y = 0; block.y < grid.y; ++block.y) {
       for (block.x = 0; block.x < grid.x; ++block.x) {
-        memset(shared, 0xff,
-               bytes + vim_mm::kGuardBytes);  // NaN: nobody may read what nobody wrote
+        // NaN: nobody may read what nobody wrote.
+        memset(shared, 0xff, bytes + vim_mm::kGuardBytes);
         run_block(threads);
         for (size_t i = bytes; i < bytes + vim_mm::kGuardBytes; ++i)
           if (shared[i] != char(0xff)) throw std::logic_error("written behind shared memory");
@@ -188,7 +188,10 @@ cudaError_t cudaGetLastError() { return cudaSuccess; }
 cudaError_t cudaGetDevice(int*) { return cudaSuccess; }
 // A few multiprocessors, so that small scans have more blocks than that.
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr of, int) {
-  *value = of == cudaDevAttrMultiProcessorCount ? 4 : 2 * int(vim_mm::kSharedBytes);
+  if (of == cudaDevAttrMultiProcessorCount) *value = 4;
+  else if (of == cudaDevAttrMaxSharedMemoryPerMultiprocessor)
+    *value = 2 * int(vim_mm::kSharedBytes);
+  else return cudaErrorInvalidValue;
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {

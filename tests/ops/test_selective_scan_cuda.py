@@ -307,7 +307,10 @@ def test_same_bits_every_time(method, states):
 @pytest.mark.parametrize('method', [method for method in METHODS if method != 'poly'])
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 def test_relieved_blocks_have_the_same_bits(method, dtype):
-    processors = torch.cuda.get_device_properties('cuda').multi_processor_count
+    properties = torch.cuda.get_device_properties('cuda')
+    if properties.shared_memory_per_multiprocessor < 200 << 10:
+        pytest.skip('needs room for two blocks on a multiprocessor')
+    processors = properties.multi_processor_count
     channels = 8 * (processors + processors // 4) + 3
     inputs = make_inputs(batch=1, channels=channels, length=2101, states=16, dtype=torch.float32)
     for name in ('u', 'delta', 'z', 'B', 'C'):
