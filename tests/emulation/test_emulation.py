@@ -19,6 +19,7 @@ from torch.utils import cpp_extension
 from tests.ops.inputs import (
     grouped_inputs,
     make_inputs,
+    of_channels,
     results_and_gradients,
     strided_copies,
 )
@@ -201,10 +202,7 @@ def test_relief(dtype, batch, channels, reverse):
     inputs = inputs_in(dtype, batch=batch, channels=channels, length=2050, states=13)
     compare(inputs, reverse=reverse)
     first = channels // 8 * 8
-    alone = {
-        name: value if name in 'BC' else value[first:] if value.dim() < 3 else value[:, first:]
-        for name, value in inputs.items()
-    }
+    alone = of_channels(inputs, slice(first, None))
     scan = functools.partial(selective_scan_fn, delta_softplus=True, return_last_state=True)
     both = zip(scan(**inputs, reverse=reverse), scan(**alone, reverse=reverse), strict=True)
     for relieved, expected in both:

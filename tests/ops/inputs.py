@@ -68,6 +68,14 @@ def strided_copies(inputs):
     return copies
 
 
+def of_channels(inputs, part):
+    """The inputs of some channels alone, which share B and C with the others."""
+    return {
+        name: x if name in 'BC' else x[part] if x.dim() < 3 else x[:, part]
+        for name, x in inputs.items()
+    }
+
+
 def results_and_gradients(scan, inputs, **options):
     """out, last_state and the gradient of every input, for a loss that uses both outputs."""
     out, last_state = scan(**inputs, return_last_state=True, **options)
