@@ -10,6 +10,7 @@ import torch._dynamo
 from tests.graphs import assert_replays_eager_bits
 from tests.models.plain_operators import fast_block_on_cpu
 from tests.models.small import compute_gradients, images, scramble, small_backbone
+from tests.ops.inputs import rows_of_relieved_blocks
 from vim_mm.models import Mamba
 from vim_mm.ops import METHODS
 
@@ -218,6 +219,22 @@ class TestOnCuda:
         given = results(narrow, x, grad)
         assert {value.dtype for value in given.values()} == {dtype}
         assert max(errors(given, truth).values()) <= bound
+
+    @pytest.mark.parametrize('dtype, bound', [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+    def test_relieved_blocks(self, dtype, bound):
+        """The mixer itself zeroes the words they count in, at every call and every replay."""
+        rows = rows_of_relieved_blocks()
+        if not rows:
+            pytest.skip('needs room for two blocks on a multiprocessor')
+        batch, directions = 2, 2
+        channels = rows // (8 * batch * directions) * 8
+        module = mixer(d_model=channels, expand=1).to(dtype)
+        x = torch.randn(batch, 2060, channels, device='cuda', dtype=dtype)
+        with torch.no_grad():
+            for _ in range(3):
+                given, truth = module(x.normal_()), plain_in_fp64(module)(x.cpu().double())
+                assert errors({'out': given}, {'out': truth})['out'] <= bound
+            assert_replays_eager_bits(lambda: [module(x)], x)
 
     def test_no_second_derivative(self):
         assert_no_second_derivative(mixer(), torch.randn(1, 9, 24, device='cuda'))
