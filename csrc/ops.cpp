@@ -49,23 +49,21 @@ STABLE_TORCH_LIBRARY(vim_mm, m) {
       "add_rms_norm_bwd(Tensor grad_normed, Tensor? grad_sum, Tensor sum, Tensor rstd, "
       "Tensor weight, bool with_update) "
       "-> (Tensor grad_residual, Tensor grad_update, Tensor grad_weight)");
-  // The mixer of a block. x and out [B, L, C]; in_proj [2H, C], out_proj [C, H], their biases [2H] and
-  // [C]; P times conv [H, 1, W], W <= 8, conv_bias [H] (or none), x_proj [R + 2N, H], dt_proj [H, R],
-  // dt_bias [H] and D [H]; K times A_log [H, N] and a flag. The sum over directions counts `scale`.
-  // Keeps, if asked, what backward needs:
-  //   xz [2H, B L]; dt_B_C [P, R + 2N, B L]; edges of the scan, flat; the sum over directions [H, B, L];
-  //   and the parameters in two buffers, in x's dtype and in float32 (mixer.cpp has their order).
+  // The mixer of a block. x and out [B, L, C]; parameters in this order, those with a question mark may be
+  // missing: in_proj [2H, C], in_bias? [2H], out_proj [C, H], out_bias? [C]; P times conv [H, 1, W], W <= 8,
+  // conv_bias? [H], x_proj [R + 2N, H], dt_proj [H, R], dt_bias [H], D [H]; K times A_log [H, N]. A flag
+  // for each direction; their sum counts `scale`. Keeps, if asked, what backward needs, as bytes: xz [2H, B L],
+  // dt_B_C [P, R + 2N, B L], edges of the scan, the sum over directions [H, B, L], and the parameters as they
+  // were taken (mixer.cpp has the order). Else that is empty.
   m.def(
-      "mixer_fwd(Tensor x, Tensor in_proj, Tensor? in_bias, Tensor out_proj, Tensor? out_bias, "
-      "Tensor[] conv, Tensor[] conv_bias, Tensor[] x_proj, Tensor[] dt_proj, Tensor[] dt_bias, "
-      "Tensor[] D, Tensor[] A_log, int method, int[] reverse, float scale, bool keep) "
-      "-> (Tensor out, Tensor[] kept)");
-  // Gradients of x and all parameters, in their order; an empty tensor where there is no bias.
+      "mixer_fwd(Tensor x, Tensor?[] parameters, int method, int[] reverse, float scale, bool "
+      "keep) "
+      "-> (Tensor out, Tensor kept)");
+  // Gradients of x and all parameters, in their order; an empty tensor where there is none. `sizes` are H, N,
+  // R and W; `types` has of each parameter its dtype as a number of Storage (cuda/kernels.h), -1 for none.
   m.def(
-      "mixer_bwd(Tensor grad_out, Tensor x, Tensor[] kept, Tensor in_proj, Tensor? in_bias, "
-      "Tensor out_proj, Tensor? out_bias, Tensor[] conv, Tensor[] conv_bias, Tensor[] x_proj, "
-      "Tensor[] dt_proj, Tensor[] dt_bias, Tensor[] D, Tensor[] A_log, int method, int[] reverse, "
-      "float scale) -> Tensor[]");
+      "mixer_bwd(Tensor grad_out, Tensor x, Tensor kept, int[] sizes, int[] types, int method, "
+      "int[] reverse, float scale) -> Tensor[]");
 }
 
 // Importing the module is loading the library; it has nothing of its own.

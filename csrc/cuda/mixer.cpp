@@ -4,6 +4,9 @@
 // Everything between in_proj and out_proj is rows of channels, time contiguous: nothing is
 // transposed. A convolution, projections and scans of all directions are one launch each.
 //
+// What a layer takes of the host decides how fast it trains. So tensors are made where torch wants
+// them, which is in matrix products, and lie in few allocations; kernels get addresses.
+//
 // SPDX-License-Identifier: Apache-2.0
 // Products into given memory: torch's stable C interface, as AOTInductor's binaries call it.
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
@@ -11,8 +14,10 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <array>
 #include <initializer_list>
+#include <iterator>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -24,64 +29,24 @@
 namespace vim_mm {
 namespace {
 
-using torch::stable::empty_like;
-using torch::stable::new_empty;
 using torch::stable::accelerator::DeviceGuard;
 using torch::stable::detail::from;
 using torch::stable::detail::to;
-using MaybeTensor = std::optional<Tensor>;
+using MaybeTensors = std::vector<std::optional<Tensor>>;
 using Tensors = std::vector<Tensor>;
-using Flags = std::vector<int64_t>;
-using Shape = std::vector<int64_t>;
+using Integers = std::vector<int64_t>;
 
-// Of the pieces that share a buffer, in entries.
-constexpr int64_t kPieceMultiple = 64;
-
-int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
-int64_t numel_of(const Shape& shape) {
-  int64_t numel = 1;
-  for (const int64_t size : shape) numel *= size;
-  return numel;
-}
-float* floats_of(const Tensor& t) { return static_cast<float*>(t.data_ptr()); }
+constexpr int64_t kFloat = sizeof(float);
+constexpr ScalarType kTypes[] = {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16,
+                                 ScalarType::Double};  // by number of Storage
 
 // A view of t's memory.
-Tensor view(const Tensor& t, const Shape& sizes, const Shape& strides, int64_t offset = 0) {
+Tensor view(const Tensor& t, std::initializer_list<int64_t> sizes,
+            std::initializer_list<int64_t> strides) {
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
-      t.get(), int64_t(sizes.size()), sizes.data(), strides.data(), offset, &handle));
+      t.get(), int64_t(sizes.size()), sizes.begin(), strides.begin(), 0, &handle));
   return Tensor(handle);
-}
-Tensor contiguous_view(const Tensor& t, const Shape& sizes, int64_t offset = 0) {
-  Shape strides(sizes.size(), 1);
-  for (size_t i = sizes.size(); i-- > 1;) strides[i - 1] = strides[i] * sizes[i];
-  return view(t, sizes, strides, offset);
-}
-// A matrix or a batch of them, transposed.
-Tensor transposed(const Tensor& t) {
-  Shape sizes, strides;
-  for (int64_t i = 0; i < t.dim(); ++i) sizes.push_back(t.size(i)), strides.push_back(t.stride(i));
-  std::swap(sizes.end()[-1], sizes.end()[-2]);
-  std::swap(strides.end()[-1], strides.end()[-2]);
-  return view(t, sizes, strides);
-}
-
-// Pieces of one allocation.
-int64_t numel_of_pieces(const std::vector<Shape>& shapes) {
-  int64_t numel = 0;
-  for (const Shape& shape : shapes) numel += round_up(numel_of(shape), kPieceMultiple);
-  return numel;
-}
-Tensors pieces_of(const Tensor& buffer, const std::vector<Shape>& shapes) {
-  STD_TORCH_CHECK(buffer.dim() == 1 && buffer.numel() == numel_of_pieces(shapes),
-                  "vim_mm: expected what the mixer's forward kept");
-  Tensors pieces;
-  int64_t offset = 0;
-  for (const Shape& shape : shapes) {
-    pieces.push_back(contiguous_view(buffer, shape, offset));
-    offset += round_up(numel_of(shape), kPieceMultiple);
-  }
-  return pieces;
 }
 
 // out = a b, for matrices or batches of them, where out may be float32 whatever a and b are.
@@ -100,527 +65,561 @@ void multiply_into(const Tensor& out, const Tensor& a, const Tensor& b) {
     to<Tensor>(stack[0]);  // the reference to out that comes back
   }
 }
-// The sum over a dimension.
-Tensor sum_over(const Tensor& t, int64_t dim, bool keep, ScalarType dtype) {
-  std::array<StableIValue, 4> stack{from(t), from(std::optional(Shape{dim})), from(keep),
-                                    from(std::optional(dtype))};
-  TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher("aten::sum", "dim_IntList", stack.data(), TORCH_ABI_VERSION));
-  return to<Tensor>(stack[0]);
-}
-
-// The same over the first dimension, which is kept, into a tensor that there is.
-void sum_into(const Tensor& out, const Tensor& t) {
-  std::array<StableIValue, 5> stack{from(t), from(std::optional(Shape{0})), from(true),
+// out = the sum of t over a dimension, in the type of out.
+void sum_into(const Tensor& out, const Tensor& t, int64_t dim, bool keep) {
+  std::array<StableIValue, 5> stack{from(t), from(std::optional(Integers{dim})), from(keep),
                                     from(std::optional(out.scalar_type())), from(out)};
   TORCH_ERROR_CODE_CHECK(
       torch_call_dispatcher("aten::sum", "IntList_out", stack.data(), TORCH_ABI_VERSION));
-  to<Tensor>(stack[0]);  // the reference to out that comes back
+  to<Tensor>(stack[0]);
 }
 
-struct Parameters {
-  const Tensor& in_proj;
-  const MaybeTensor& in_bias;
-  const Tensor& out_proj;
-  const MaybeTensor& out_bias;
-  const Tensors &conv, &conv_bias, &x_proj, &dt_proj, &dt_bias, &D, &A_log;
+// The parameters in the order in which they come: those above kSingle once, the following for each
+// set, A_log for each direction.
+enum Single { kInProj, kInBias, kOutProj, kOutBias, kSingle };
+enum Each { kConv, kConvBias, kXProj, kDtProj, kDtBias, kD, kEach };
+constexpr int kMaxParameters = kSingle + kMaxDirections * (kEach + 1);
+
+struct Parameter {
+  const char* name;
+  int dims;
+  std::array<int64_t, 3> sizes;
+  bool narrow;  // kernels and products take it in the dtype of x, else in float32
+  bool optional;
+  int64_t place;  // of what they take, in what forward keeps
+
+  int64_t numel() const {
+    int64_t numel = 1;
+    for (int i = 0; i < dims; ++i) numel *= sizes[i];
+    return numel;
+  }
 };
 
-// What kernels and products take instead of the parameters.
-struct Packed {
-  Tensor in_proj, out_proj, x_proj, dt_proj, in_bias, out_bias;  // in the dtype of x
-  Tensor A, D, dt_bias, conv, conv_bias;                         // float32
+// The sizes that parameters alone tell.
+struct InnerSizes {
+  int64_t channels, states, rank, taps;
 };
+InnerSizes sizes_of(const MaybeTensors& parameters) {
+  STD_TORCH_CHECK(parameters.size() > kSingle + kEach, "vim_mm: wrong number of parameters");
+  const auto get = [](const std::optional<Tensor>& t, const char* name,
+                      int64_t dims) -> const Tensor& {
+    STD_TORCH_CHECK(t && t->dim() == dims, "vim_mm: wrong shape of ", name);
+    return *t;
+  };
+  const Tensor& A_log = get(parameters.back(), "A_log", 2);
+  return {A_log.size(0), A_log.size(1), get(parameters[kSingle + kDtProj], "dt_proj", 2).size(1),
+          get(parameters[kSingle + kConv], "conv", 3).size(2)};
+}
 
-// The mixer of one call: sizes, and how what it works on lies in memory.
+// The mixer of one call: its sizes, and where what forward keeps lies in memory.
 struct Mixer {
-  int64_t batch, steps, outer, channels, sets, directions, states, rank, taps;
-  bool has_in_bias, has_out_bias, has_conv_bias;
-  const Flags& reverse;
+  int64_t batch, steps, outer, channels, states, rank, taps;
+  int sets, directions;
+  ScalarType type;  // of activations
+  Storage storage;
+  int64_t item;  // its bytes
+  std::array<Parameter, kMaxParameters> parameters;
+  int count;
+  ScanArguments scan{};  // all but the tensors
+  Plan kept;
+  int64_t xz, dt_B_C, edges, sum;
 
-  Mixer(const Tensor& x, const Parameters& p, const Flags& reverse_) : reverse(reverse_) {
-    STD_TORCH_CHECK(x.dim() == 3 && x.is_cuda() && x.is_contiguous(),
-                    "vim_mm: expected x [B, L, C], contiguous on CUDA");
-    expect_narrow(x, "x");
-    batch = x.size(0), steps = x.size(1), outer = x.size(2);
-    directions = int64_t(p.A_log.size()), sets = int64_t(p.conv.size());
+  // `with_sum`: over directions, which backward asks for.
+  Mixer(const Tensor& x, int64_t count_, const InnerSizes& inner, int64_t method,
+        const Integers& reverse, bool with_sum)
+      : batch(x.size(0)), steps(x.size(1)), outer(x.size(2)), channels(inner.channels),
+        states(inner.states), rank(inner.rank), taps(inner.taps),
+        sets((int(count_) - kSingle - int(reverse.size())) / kEach),
+        directions(int(reverse.size())), type(x.scalar_type()), storage(storage_of(x)),
+        item(int64_t(x.element_size())), count(int(count_)) {
     STD_TORCH_CHECK(
-        directions >= 1 && directions <= kMaxDirections && int64_t(reverse.size()) == directions &&
-            (sets == 1 || sets == directions),
+        directions >= 1 && directions <= kMaxDirections && (sets == 1 || sets == directions) &&
+            count == kSingle + sets * kEach + directions,
         "vim_mm: expected 1 or 2 directions, and one set of parameters or one for each");
-    STD_TORCH_CHECK(p.A_log[0].dim() == 2 && p.conv[0].dim() == 3,
-                    "vim_mm: expected A_log [H, N] and convolutions [H, 1, W]");
-    channels = p.A_log[0].size(0), states = p.A_log[0].size(1), taps = p.conv[0].size(2);
     STD_TORCH_CHECK(taps >= 1 && taps <= kMaxTaps,
                     "vim_mm: expected convolutions [H, 1, W], W <= ", kMaxTaps);
-    has_in_bias = p.in_bias.has_value(), has_out_bias = p.out_bias.has_value();
-    has_conv_bias = !p.conv_bias.empty();
-    const auto expect = [&](const Tensor& t, const char* name,
-                            std::initializer_list<int64_t> sizes) {
-      expect_contiguous(t, name, sizes);
-      STD_TORCH_CHECK(t.device() == x.device(), "vim_mm: expected ", name, " where x is");
-      expect_type(t, name,
-                  {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16, ScalarType::Double});
+    STD_TORCH_CHECK(method >= 0 && method < kMethods, "vim_mm: unknown discretization number ",
+                    method);
+    add(0, 1, 1, {"in_proj", 2, {2 * channels, outer}, true});
+    add(1, 1, 1, {"in_bias", 1, {2 * channels}, true, true});
+    add(2, 1, 1, {"out_proj", 2, {outer, channels}, true});
+    add(3, 1, 1, {"out_bias", 1, {outer}, true, true});
+    const auto add_each = [&](Each which, const Parameter& p) {
+      add(index(which, 0), sets, kEach, p);
     };
-    expect(p.in_proj, "in_proj", {2 * channels, outer});
-    expect(p.out_proj, "out_proj", {outer, channels});
-    if (has_in_bias) expect(*p.in_bias, "in_bias", {2 * channels});
-    if (has_out_bias) expect(*p.out_bias, "out_bias", {outer});
-    const auto expect_each = [&](const Tensors& list, const char* name, int64_t count,
-                                 std::initializer_list<int64_t> sizes) {
-      STD_TORCH_CHECK(int64_t(list.size()) == count, "vim_mm: wrong number of ", name);
-      for (const Tensor& t : list) expect(t, name, sizes);
-    };
-    expect_each(p.dt_proj, "dt_proj", sets,
-                {channels, p.dt_proj.empty() ? 0 : p.dt_proj[0].size(p.dt_proj[0].dim() - 1)});
-    rank = p.dt_proj[0].size(1);
-    expect_each(p.x_proj, "x_proj", sets, {rank + 2 * states, channels});
-    expect_each(p.conv, "conv", sets, {channels, 1, taps});
-    expect_each(p.conv_bias, "conv_bias", has_conv_bias ? sets : 0, {channels});
-    expect_each(p.dt_bias, "dt_bias", sets, {channels});
-    expect_each(p.D, "D", sets, {channels});
-    expect_each(p.A_log, "A_log", directions, {channels, states});
+    add_each(kConv, {"conv", 3, {channels, 1, taps}});
+    add_each(kConvBias, {"conv_bias", 1, {channels}, false, true});
+    add_each(kXProj, {"x_proj", 2, {rows(), channels}, true});
+    add_each(kDtProj, {"dt_proj", 2, {channels, rank}, true});
+    add_each(kDtBias, {"dt_bias", 1, {channels}});
+    add_each(kD, {"D", 1, {channels}});
+    add(index_of_A(0), directions, 1, {"A_log", 2, {channels, states}});
+
+    scan.delta_softplus = true;
+    scan.batch = batch, scan.groups = directions, scan.channels = channels;
+    scan.steps = steps, scan.states = states, scan.method = int(method);
+    set_directions(scan, reverse);
+    xz = kept.take(bytes_of(2 * channels));
+    dt_B_C = kept.take(bytes_of(sets * rows()));
+    edges = kept.take(count_edges(scan) * kFloat);
+    sum = kept.take(with_sum ? bytes_of(channels) : 0);
   }
 
   int64_t tokens() const { return batch * steps; }
   int64_t rows() const { return rank + 2 * states; }  // of dt, B and C
+  // Of so many rows of activations.
+  int64_t bytes_of(int64_t rows) const { return rows * tokens() * item; }
+  static int index(Each which, int set) { return kSingle + set * kEach + which; }
+  int index_of_A(int direction) const { return kSingle + sets * kEach + direction; }
 
-  std::vector<Shape> narrow_shapes() const {
-    return {{2 * channels, outer},
-            {outer, channels},
-            {sets, rows(), channels},
-            {sets, rank, channels},
-            {has_in_bias ? 2 * channels : 0},
-            {has_out_bias ? outer : 0}};
-  }
-  std::vector<Shape> wide_shapes() const {
-    return {{directions, channels, states},
-            {sets, channels},
-            {sets, channels},
-            {sets, channels, taps},
-            {sets, channels}};
-  }
-  Packed packed(const Tensor& narrow, const Tensor& wide) const {
-    Tensors n = pieces_of(narrow, narrow_shapes()), w = pieces_of(wide, wide_shapes());
-    return {n[0], n[1], n[2], n[3], n[4], n[5], w[0], w[1], w[2], w[3], w[4]};
-  }
+  // Where parameters lie, those of all sets or directions one behind the other.
+  int64_t place(Single which) const { return parameters[which].place; }
+  int64_t place(Each which) const { return parameters[index(which, 0)].place; }
+  int64_t place_of_A() const { return parameters[index_of_A(0)].place; }
 
-  // x or z, [H, B, L], of xz.
-  Tensor half(const Tensor& xz, int64_t which) const {
-    return contiguous_view(xz, {channels, batch, steps}, which * channels * tokens());
+  // Rows of tokens as a matrix, a stack of them, or transposed.
+  Tensor matrix(const Pool& pool, int64_t place, int64_t rows) const {
+    return pool.tensor(place, type, {rows, tokens()}, {tokens(), 1});
   }
-  // The rows of the step sizes, [.., R, B L], of dt_B_C.
-  Tensor steps_of(const Tensor& dt_B_C) const {
-    return view(dt_B_C, {dt_B_C.size(0), rank, tokens()}, {rows() * tokens(), tokens(), 1});
+  Tensor transposed(const Pool& pool, int64_t place, int64_t rows) const {
+    return pool.tensor(place, type, {tokens(), rows}, {1, tokens()});
   }
-  // Those of B and C, [.., 2 N, B L].
-  Tensor matrices_of(const Tensor& dt_B_C) const {
-    return view(dt_B_C, {dt_B_C.size(0), 2 * states, tokens()}, {rows() * tokens(), tokens(), 1},
-                rank * tokens());
+  // So many matrices, the first `rows` of every `stride`.
+  Tensor stack(const Pool& pool, int64_t place, int64_t count, int64_t rows, int64_t stride) const {
+    return pool.tensor(place, type, {count, rows, tokens()}, {stride * tokens(), tokens(), 1});
   }
 
-  // [B, K, H, L] of contiguous [count, H, B, L], which all directions share if it is one.
-  Tensor per_direction(const Tensor& t, int64_t count) const {
-    return view(t, {batch, directions, channels, steps},
-                {steps, count == 1 ? 0 : channels * tokens(), tokens(), 1});
+  // A parameter as it is taken by products, or the matrices of all sets.
+  Tensor matrix(const Pool& memory, Single which) const {
+    const auto [rows, columns, _] = parameters[which].sizes;
+    return memory.tensor(place(which), type, {rows, columns}, {columns, 1});
   }
-  // B (which = 0) or C (1), [B, K, N, L], of dt_B_C.
-  Tensor state_matrix(const Tensor& dt_B_C, int64_t which) const {
-    return view(dt_B_C, {batch, directions, states, steps},
-                {steps, dt_B_C.size(0) == 1 ? 0 : rows() * tokens(), tokens(), 1},
-                (rank + which * states) * tokens());
+  Tensor transposed(const Pool& memory, Single which) const {
+    const auto [rows, columns, _] = parameters[which].sizes;
+    return memory.tensor(place(which), type, {columns, rows}, {1, columns});
   }
-  Tensor per_channel(const Tensor& t) const {
-    return view(t, {directions, channels}, {sets == 1 ? 0 : channels, 1});
+  Tensor x_proj(const Pool& memory) const {
+    const int64_t size = rows() * channels;
+    return memory.tensor(place(kXProj), type, {sets, rows(), channels}, {size, channels, 1});
+  }
+  Tensor x_proj_transposed(const Pool& memory) const {
+    const int64_t size = rows() * channels;
+    return memory.tensor(place(kXProj), type, {sets, channels, rows()}, {size, 1, channels});
+  }
+  Tensor dt_proj(const Pool& memory) const {  // [sets, R, H], see pack
+    const int64_t size = rank * channels;
+    return memory.tensor(place(kDtProj), type, {sets, rank, channels}, {size, channels, 1});
   }
 
-  Convolution convolution(const Tensor& x, const Packed& packed) const {
+  // What the scan reads or writes: rows of activations of a direction, which follow each other after
+  // `group` rows, or 0 where directions share them.
+  View activations(void* data, int64_t group) const {
+    View v;
+    v.data = static_cast<char*>(data), v.storage = storage;
+    v.batch = steps * item, v.group = bytes_of(group), v.row = bytes_of(1), v.last = item;
+    return v;
+  }
+  // Floats of channels, `columns` each.
+  View floats(float* data, bool shared, int64_t columns = 1) const {
+    View v;
+    v.data = reinterpret_cast<char*>(data);
+    v.group = shared ? 0 : channels * columns * kFloat, v.row = columns * kFloat, v.last = kFloat;
+    return v;
+  }
+  bool shares() const { return sets < directions; }
+  // The scan of these activations.
+  ScanArguments scan_of(const Pool& memory, void* u, void* delta) const {
+    ScanArguments s = scan;
+    s.u = s.z = activations(u, shares() ? 0 : channels);
+    s.delta = activations(delta, shares() ? 0 : channels);
+    s.B =
+        activations(static_cast<char*>(memory.at(dt_B_C)) + bytes_of(rank), shares() ? 0 : rows());
+    s.C = s.B, s.C.data += bytes_of(states);
+    s.A = floats(memory.floats(place_of_A()), false, states);
+    s.D = floats(memory.floats(place(kD)), shares());
+    s.delta_bias = floats(memory.floats(place(kDtBias)), shares());
+    return s;
+  }
+
+  Convolution convolution(const Pool& memory) const {
     Convolution p{};
-    p.storage = storage_of(x);
+    p.storage = storage;
     p.channels = channels, p.batch = batch, p.steps = steps;
-    p.directions = int(sets), p.taps = int(taps);
-    for (int64_t k = 0; k < sets; ++k) p.reverse[k] = reverse[k] != 0;
-    p.weight = floats_of(packed.conv), p.bias = floats_of(packed.conv_bias);
-    p.x = x.data_ptr(), p.x_row = tokens();
+    p.directions = sets, p.taps = int(taps);
+    for (int k = 0; k < sets; ++k) p.reverse[k] = reverses(k);
+    p.weight = memory.floats(place(kConv)), p.bias = memory.floats(place(kConvBias));
+    p.x = memory.at(xz), p.x_row = tokens();
     return p;
   }
-};
-
-// The tensors of the scan operator.
-struct Scan {
-  Tensor u, delta, B, C;
-  MaybeTensor D, dt_bias, no_gate;
-
-  Scan(const Mixer& mixer, const Packed& packed, const Tensor& u_, const Tensor& delta_,
-       const Tensor& dt_B_C)
-      : u(mixer.per_direction(u_, mixer.sets)), delta(mixer.per_direction(delta_, mixer.sets)),
-        B(mixer.state_matrix(dt_B_C, 0)), C(mixer.state_matrix(dt_B_C, 1)),
-        D(mixer.per_channel(packed.D)), dt_bias(mixer.per_channel(packed.dt_bias)) {}
-
-  Inputs inputs(const Packed& packed, int64_t method, const Flags& reverse) const {
-    return {u, delta, packed.A, B, C, D, no_gate, dt_bias, true, method, reverse};
-  }
-};
-
-Conversion conversion(const Tensor& from, const Tensor& to) {
-  Conversion c;
-  c.from = from.data_ptr(), c.from_storage = storage_of(from);
-  c.to = to.data_ptr(), c.to_storage = storage_of(to);
-  STD_TORCH_CHECK(to.numel() <= INT32_MAX, "vim_mm: too large a parameter");
-  c.columns = int(to.numel());
-  return c;
-}
-void add(Conversions& all, const Conversion& c) {
-  STD_TORCH_CHECK(all.count < kMaxConversions, "vim_mm: too many parameters");
-  all.each[all.count++] = c;
-}
-// The k-th of what is stacked in front.
-Tensor select(const Tensor& stack, int64_t k) {
-  Shape sizes;
-  for (int64_t i = 1; i < stack.dim(); ++i) sizes.push_back(stack.size(i));
-  return contiguous_view(stack, sizes, k * numel_of(sizes));
-}
-
-// Fills `packed` and, in the same launch, `zeros`.
-void pack(const Mixer& mixer, const Parameters& p, const Packed& packed, const Tensor& zeros,
-          void* stream) {
-  Conversions all;
-  add(all, conversion(p.in_proj, packed.in_proj));
-  add(all, conversion(p.out_proj, packed.out_proj));
-  if (p.in_bias) add(all, conversion(*p.in_bias, packed.in_bias));
-  if (p.out_bias) add(all, conversion(*p.out_bias, packed.out_bias));
-  for (int64_t k = 0; k < mixer.directions; ++k) {
-    Conversion A = conversion(p.A_log[k], select(packed.A, k));
-    A.function = Conversion::negative_exp;
-    add(all, A);
-  }
-  for (int64_t k = 0; k < mixer.sets; ++k) {
-    add(all, conversion(p.x_proj[k], select(packed.x_proj, k)));
-    Conversion dt_proj = conversion(p.dt_proj[k], select(packed.dt_proj, k));
-    dt_proj.rows = int(mixer.rank), dt_proj.columns = int(mixer.channels);
-    dt_proj.from_row = 1, dt_proj.from_column = int(mixer.rank);
-    add(all, dt_proj);
-    add(all, conversion(p.D[k], select(packed.D, k)));
-    add(all, conversion(p.dt_bias[k], select(packed.dt_bias, k)));
-    add(all, conversion(p.conv[k], select(packed.conv, k)));
-    const Tensor conv_bias = select(packed.conv_bias, k);
-    Conversion bias = conversion(mixer.has_conv_bias ? p.conv_bias[k] : conv_bias, conv_bias);
-    if (!mixer.has_conv_bias) bias.from = nullptr;
-    add(all, bias);
-  }
-  Conversion clear = conversion(zeros, zeros);
-  clear.from = nullptr;
-  add(all, clear);
-  convert(all, stream);
-}
-
-// u of the convolution, and delta of u and dt_B_C; forward fills dt_B_C in between.
-Tensor convolve_rows(const Mixer& mixer, const Tensor& xz, const Packed& packed, void* stream) {
-  Convolution p = mixer.convolution(mixer.half(xz, 0), packed);
-  const Tensor u = new_empty(xz, {mixer.sets, mixer.channels, mixer.tokens()});
-  p.u = u.data_ptr();
-  convolve(p, stream);
-  return u;
-}
-Tensor step_sizes(const Mixer& mixer, const Tensor& dt_B_C, const Packed& packed, void* stream) {
-  const Tensor delta = new_empty(dt_B_C, {mixer.sets, mixer.channels, mixer.tokens()});
-  StepProjection p{};
-  p.storage = storage_of(delta);
-  p.sets = int(mixer.sets), p.rank = int(mixer.rank);
-  p.channels = mixer.channels, p.tokens = mixer.tokens();
-  p.weight = packed.dt_proj.data_ptr(), p.delta = delta.data_ptr();
-  p.dt = dt_B_C.data_ptr(), p.dt_set = mixer.rows() * mixer.tokens();
-  project_steps(p, stream);
-  return delta;
-}
-
-std::tuple<Tensor, Tensors> mixer_fwd(const Tensor& x, const Tensor& in_proj,
-                                      const MaybeTensor& in_bias, const Tensor& out_proj,
-                                      const MaybeTensor& out_bias, const Tensors& conv,
-                                      const Tensors& conv_bias, const Tensors& x_proj,
-                                      const Tensors& dt_proj, const Tensors& dt_bias,
-                                      const Tensors& D, const Tensors& A_log, int64_t method,
-                                      const Flags& reverse, double scale, bool keep) {
-  const Parameters p{in_proj, in_bias, out_proj, out_bias, conv, conv_bias,
-                     x_proj,  dt_proj, dt_bias,  D,        A_log};
-  const Mixer mixer(x, p, reverse);
-  const DeviceGuard guard(x.get_device_index());
-  const int64_t tokens = mixer.tokens(), channels = mixer.channels;
-  void* const stream = current_stream(x);
-  const Tensor narrow = new_empty(x, {numel_of_pieces(mixer.narrow_shapes())});
-  const Tensor wide = new_empty(x, {numel_of_pieces(mixer.wide_shapes())}, ScalarType::Float);
-  const Packed packed = mixer.packed(narrow, wide);
-  // The scan counts in these words, from 0, whose bits are those of 0.0f.
-  const Tensor counts = new_empty(x, {kMaxRelieved}, ScalarType::Float);
-  pack(mixer, p, packed, counts, stream);
-
-  const Tensor xz = new_empty(x, {2 * channels, tokens});
-  const Tensor x_rows = view(x, {mixer.outer, tokens}, {1, mixer.outer});
-  if (in_bias) {
-    const Tensor bias = view(packed.in_bias, {2 * channels, tokens}, {1, 0});
-    TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_addmm_out(xz.get(), bias.get(), packed.in_proj.get(),
-                                                     x_rows.get(), 1.0, 1.0));
-  } else {
-    multiply_into(xz, packed.in_proj, x_rows);
-  }
-  const Tensor u = convolve_rows(mixer, xz, packed, stream);
-  const Tensor dt_B_C = new_empty(x, {mixer.sets, mixer.rows(), tokens});
-  multiply_into(dt_B_C, packed.x_proj, u);
-  const Tensor delta = step_sizes(mixer, dt_B_C, packed, stream);
-  const Tensor y = new_empty(x, {mixer.directions, channels, mixer.batch, mixer.steps});
-  const Scan scan(mixer, packed, u, delta, dt_B_C);
-  const Tensor edges =
-      std::get<1>(scan_into(mixer.per_direction(y, mixer.directions),
-                            scan.inputs(packed, method, reverse), counts.data_ptr()));
-
-  const Tensor z = mixer.half(xz, 1), gated = empty_like(z);
-  const Tensor sum = keep ? empty_like(z) : new_empty(z, {0});
-  Gate g{};
-  g.storage = storage_of(z), g.count = z.numel(), g.scale = static_cast<float>(scale);
-  g.directions = int(mixer.directions);
-  g.y = y.data_ptr(), g.z = z.data_ptr(), g.out = gated.data_ptr();
-  if (keep) g.sum = sum.data_ptr();
-  gate(g, stream);
-
-  const Tensor out = empty_like(x);
-  const Tensor out_rows = contiguous_view(out, {tokens, mixer.outer});
-  const Tensor gated_rows = view(gated, {tokens, channels}, {1, tokens});
-  if (out_bias) {
-    const Tensor bias = view(packed.out_bias, {tokens, mixer.outer}, {0, 1});
-    TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_addmm_out(out_rows.get(), bias.get(), gated_rows.get(),
-                                                     transposed(packed.out_proj).get(), 1.0, 1.0));
-  } else {
-    multiply_into(out_rows, gated_rows, transposed(packed.out_proj));
-  }
-  if (!keep) return {out, {}};
-  return {out, {xz, dt_B_C, contiguous_view(edges, {edges.numel()}), sum, narrow, wide}};
-}
-
-// What forward kept.
-struct Kept {
-  Tensor xz, dt_B_C, edges, sum;
-  Packed packed;
-};
-Kept unpack(const Mixer& mixer, const Tensors& kept) {
-  STD_TORCH_CHECK(kept.size() == 6, "vim_mm: expected what the mixer's forward kept");
-  expect_contiguous(kept[0], "xz", {2 * mixer.channels, mixer.tokens()});
-  expect_contiguous(kept[1], "dt_B_C", {mixer.sets, mixer.rows(), mixer.tokens()});
-  expect_contiguous(kept[3], "the sum of directions", {mixer.channels, mixer.batch, mixer.steps});
-  return {kept[0], kept[1], kept[2], kept[3], mixer.packed(kept[4], kept[5])};
-}
-
-Tensor new_floats(const Tensor& like, const Shape& shape) {
-  return new_empty(like, {shape.data(), shape.size()}, ScalarType::Float);
-}
-
-// Backward, part by part from the last: each takes the gradient of what forward's part makes. The
-// gradients of parameters are float32 sums over tokens.
-struct OutputGradients {
-  Tensor y, out_proj;
-};
-// Of the gate and out_proj; fills grad_z.
-OutputGradients output_gradients(const Mixer& mixer, const Kept& kept, const Tensor& grad_rows,
-                                 const Tensor& grad_z, double scale, void* stream) {
-  const Tensor grad_gated = new_empty(grad_rows, {mixer.channels, mixer.tokens()});
-  const Tensor grad_y = empty_like(grad_gated), gated = empty_like(grad_gated);
-  multiply_into(grad_gated, transposed(kept.packed.out_proj), transposed(grad_rows));
-  const Tensor z = mixer.half(kept.xz, 1);
-  GateBackward g{};
-  g.storage = storage_of(z), g.count = z.numel(), g.scale = static_cast<float>(scale);
-  g.grad_out = grad_gated.data_ptr(), g.sum = kept.sum.data_ptr(), g.z = z.data_ptr();
-  g.grad_y = grad_y.data_ptr(), g.grad_z = grad_z.data_ptr(), g.out = gated.data_ptr();
-  gate_backward(g, stream);
-  const Tensor grad_out_proj = new_floats(grad_rows, {mixer.outer, mixer.channels});
-  multiply_into(grad_out_proj, transposed(grad_rows), transposed(gated));
-  return {grad_y, grad_out_proj};
-}
-
-// Of u and dt_B_C what comes through the scan alone, of dt_B_C therefore its B and C.
-struct ScanGradients {
-  Tensor u, delta, dt_B_C, A, D, dt_bias;
-};
-ScanGradients scan_gradients(const Mixer& mixer, const Kept& kept, const Tensor& u,
-                             const Tensor& grad_y, int64_t method, void* stream) {
-  const int64_t directions = mixer.directions, channels = mixer.channels, tokens = mixer.tokens();
-  const Tensor delta = step_sizes(mixer, kept.dt_B_C, kept.packed, stream);
-  const Scan scan(mixer, kept.packed, u, delta, kept.dt_B_C);
-  ScanGradients grads{new_empty(u, {directions, channels, tokens}),
-                      new_empty(u, {directions, channels, tokens}),
-                      new_empty(u, {directions, mixer.rows(), tokens}),
-                      empty_like(kept.packed.A),
-                      new_floats(u, {directions, channels}),
-                      new_floats(u, {directions, channels})};
-  const Gradients per_direction{mixer.per_direction(grads.u, directions),
-                                mixer.per_direction(grads.delta, directions),
-                                grads.A,
-                                mixer.state_matrix(grads.dt_B_C, 0),
-                                mixer.state_matrix(grads.dt_B_C, 1),
-                                grads.D,
-                                grads.D,  // in the place of the gate's, which there is none of
-                                grads.dt_bias};
-  scan_backward_into(per_direction, mixer.per_direction(grad_y, 1), std::nullopt, kept.edges,
-                     scan.inputs(kept.packed, method, mixer.reverse));
-  if (mixer.sets < directions) {
-    for (Tensor* t : {&grads.u, &grads.delta, &grads.D, &grads.dt_bias})
-      *t = sum_over(*t, 0, true, t->scalar_type());
-    const Tensor sum = new_empty(u, {1, mixer.rows(), tokens});
-    sum_into(mixer.matrices_of(sum), mixer.matrices_of(grads.dt_B_C));
-    grads.dt_B_C = sum;
-  }
-  return grads;
-}
-
-// One product for all sets of parameters, of which only the blocks where a set meets itself count:
-// sums over so many tokens are faster split, as products are and batches of them are not.
-struct ProjectionGradients {
-  Tensor x_proj, dt_proj;
-};
-// Completes those of dt_B_C and u in `grads`.
-ProjectionGradients projection_gradients(const Mixer& mixer, const Kept& kept, const Tensor& u,
-                                         const ScanGradients& grads) {
-  const int64_t rows = mixer.sets * mixer.rows(), channels = mixer.sets * mixer.channels;
-  const auto flat = [&](const Tensor& t, int64_t count) {
-    return contiguous_view(t, {count, mixer.tokens()});
-  };
-  multiply_into(mixer.steps_of(grads.dt_B_C), kept.packed.dt_proj, grads.delta);
-  const Tensor grad_dt_proj = new_floats(u, {channels, rows});
-  multiply_into(grad_dt_proj, flat(grads.delta, channels), transposed(flat(kept.dt_B_C, rows)));
-  const Tensor grad_x_proj = new_floats(u, {rows, channels});
-  multiply_into(grad_x_proj, flat(grads.dt_B_C, rows), transposed(flat(u, channels)));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_baddbmm_out(grads.u.get(), grads.u.get(),
-                                                     transposed(kept.packed.x_proj).get(),
-                                                     grads.dt_B_C.get(), 1.0, 1.0));
-  return {grad_x_proj, grad_dt_proj};
-}
-
-struct ConvolutionGradients {
-  Tensor weight, bias;
-};
-// Fills grad_x, of the half of xz.
-ConvolutionGradients convolution_gradients(const Mixer& mixer, const Kept& kept,
-                                           const Tensor& grad_u, const Tensor& grad_x,
-                                           void* stream) {
-  const Tensor weight = new_floats(grad_u, {mixer.sets, mixer.channels, mixer.taps});
-  const Tensor bias = new_floats(grad_u, {mixer.sets, mixer.channels});
-  ConvolutionBackward c{};
-  c.forward = mixer.convolution(mixer.half(kept.xz, 0), kept.packed);
-  c.grad_u = grad_u.data_ptr();
-  c.grad_x = grad_x.data_ptr(), c.grad_x_row = mixer.tokens();
-  c.grad_weight = floats_of(weight), c.grad_bias = floats_of(bias);
-  convolve_backward(c, stream);
-  return {weight, bias};
-}
-
-struct InputGradients {
-  Tensor x, in_proj;
-};
-InputGradients input_gradients(const Mixer& mixer, const Kept& kept, const Tensor& x,
-                               const Tensor& grad_xz) {
-  const Shape rows{mixer.tokens(), mixer.outer};
-  const Tensor grad_in_proj = new_floats(x, {2 * mixer.channels, mixer.outer});
-  const Tensor grad_x = empty_like(x);
-  multiply_into(grad_in_proj, grad_xz, contiguous_view(x, rows));
-  multiply_into(contiguous_view(grad_x, rows), transposed(grad_xz), kept.packed.in_proj);
-  return {grad_x, grad_in_proj};
-}
-
-// The results of backward: gradients of parameters in their own dtypes, from float32 sums that the
-// caller keeps, all in one launch.
-class Results {
- public:
-  // What is in its dtype already.
-  void add_done(const Tensor& gradient) { gradients_.push_back(gradient); }
-  void add_matrix(const Tensor& parameter, const Tensor& sum) {
-    if (parameter.scalar_type() == ScalarType::Float) add_done(sum);
-    else add(parameter, sum);
-  }
-  // Of a bias, or an empty tensor where there is none: the sum of `gradient` over a dimension.
-  void add_bias(const MaybeTensor& bias, const Tensor& gradient, int64_t dim) {
-    if (!bias) return add_done(new_empty(gradient, {0}));
-    bias_sums_.push_back(sum_over(gradient, dim, false, ScalarType::Float));
-    add(*bias, bias_sums_.back());
-  }
-  void add_each(const Tensors& parameters, const Tensor& sums) {
-    for (size_t k = 0; k < parameters.size(); ++k) add(parameters[k], select(sums, int64_t(k)));
-  }
-  // Of matrices that begin the blocks on the diagonal of `sums`.
-  void add_blocks(const Tensors& parameters, const Tensor& sums) {
-    const int64_t count = int64_t(parameters.size());
-    const int64_t rows = sums.size(0) / count, columns = sums.size(1) / count;
-    for (int64_t k = 0; k < count; ++k) {
-      Conversion c = place(parameters[k], sums);
-      c.from = floats_of(sums) + k * rows * sums.size(1) + k * columns;
-      c.from_row = int(sums.size(1));
-      c.rows = int(parameters[k].size(0)), c.columns = int(parameters[k].size(1));
-      vim_mm::add(all_, c);
-    }
-  }
-  // Of A_log: A is its own derivative by it.
-  void add_logarithms(const Tensors& parameters, const Tensor& sums, const Tensor& A) {
-    for (size_t k = 0; k < parameters.size(); ++k) {
-      Conversion c = place(parameters[k], select(sums, int64_t(k)));
-      c.factor = floats_of(select(A, int64_t(k))), c.function = Conversion::product;
-      vim_mm::add(all_, c);
-    }
-  }
-  Tensors finish(void* stream) {
-    convert(all_, stream);
-    return std::move(gradients_);
+  StepProjection step_projection(const Pool& memory) const {
+    StepProjection p{};
+    p.storage = storage;
+    p.sets = sets, p.rank = int(rank);
+    p.channels = channels, p.tokens = tokens();
+    p.weight = memory.at(place(kDtProj));
+    p.dt = memory.at(dt_B_C), p.dt_set = rows() * tokens();
+    return p;
   }
 
  private:
-  Conversion place(const Tensor& parameter, const Tensor& sum) {
-    gradients_.push_back(empty_like(parameter));
-    Conversion c = conversion(parameter, gradients_.back());
-    c.from = sum.data_ptr(), c.from_storage = Storage::float32;
-    return c;
+  bool reverses(int k) const {
+    return scan.directions.bits[0] >> (scan.same_direction ? 0 : k) & 1;
   }
-  void add(const Tensor& parameter, const Tensor& sum) { vim_mm::add(all_, place(parameter, sum)); }
-
-  Conversions all_;
-  Tensors gradients_, bias_sums_;
+  // So many parameters of one kind, which come every `stride`.
+  void add(int first, int count, int stride, Parameter p) {
+    STD_TORCH_CHECK(p.numel() <= INT32_MAX, "vim_mm: too large a parameter");
+    const int64_t bytes = p.numel() * (p.narrow ? item : kFloat);
+    p.place = kept.take(count * bytes);
+    for (int k = 0; k < count; ++k, p.place += bytes) parameters[first + k * stride] = p;
+  }
 };
 
-Tensors mixer_bwd(const Tensor& grad_out, const Tensor& x, const Tensors& kept_tensors,
-                  const Tensor& in_proj, const MaybeTensor& in_bias, const Tensor& out_proj,
-                  const MaybeTensor& out_bias, const Tensors& conv, const Tensors& conv_bias,
-                  const Tensors& x_proj, const Tensors& dt_proj, const Tensors& dt_bias,
-                  const Tensors& D, const Tensors& A_log, int64_t method, const Flags& reverse,
-                  double scale) {
-  const Parameters p{in_proj, in_bias, out_proj, out_bias, conv, conv_bias,
-                     x_proj,  dt_proj, dt_bias,  D,        A_log};
-  const Mixer mixer(x, p, reverse);
+// Fills what is taken of the parameters and, in the same launch, so many zeros.
+void pack(const Mixer& mixer, const Tensor& x, const MaybeTensors& parameters, const Pool& memory,
+          float* zeros, int64_t count, void* stream) {
+  Conversions all;
+  for (int i = 0; i < mixer.count; ++i) {
+    const Parameter& p = mixer.parameters[i];
+    const std::optional<Tensor>& t = parameters[i];
+    STD_TORCH_CHECK(t || p.optional, "vim_mm: expected ", p.name);
+    if (!t && p.narrow) continue;
+    Conversion c;  // of zeros, unless
+    if (t) {
+      const auto sizes = t->sizes();
+      STD_TORCH_CHECK(
+          sizes.size() == size_t(p.dims) && std::equal(sizes.begin(), sizes.end(), p.sizes.begin()),
+          "vim_mm: wrong shape of ", p.name);
+      STD_TORCH_CHECK(t->is_contiguous(), "vim_mm: expected ", p.name, " contiguous");
+      STD_TORCH_CHECK(t->device() == x.device(), "vim_mm: expected ", p.name, " where x is");
+      expect_type(*t, p.name,
+                  {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16, ScalarType::Double});
+      c.from = t->data_ptr(), c.from_storage = storage_of(*t);
+    }
+    c.to = memory.at(p.place), c.to_storage = p.narrow ? mixer.storage : Storage::float32;
+    c.columns = int(p.numel());
+    if (i >= mixer.index_of_A(0)) {
+      c.function = Conversion::negative_exp;
+    } else if (i >= kSingle && (i - kSingle) % kEach == kDtProj) {  // transposed
+      c.rows = int(mixer.rank), c.columns = int(mixer.channels);
+      c.from_row = 1, c.from_column = int(mixer.rank);
+    }
+    all.each[all.count++] = c;
+  }
+  Conversion c;
+  c.to = zeros, c.columns = int(count);
+  all.each[all.count++] = c;
+  convert(all, stream);
+}
+
+void expect_activations(const Tensor& t, const char* name) {
+  STD_TORCH_CHECK(t.dim() == 3 && t.is_cuda() && t.is_contiguous(), "vim_mm: expected ", name,
+                  " [B, L, C], contiguous on CUDA");
+  expect_narrow(t, name);
+}
+
+// out = a b + bias, where there may be no bias.
+void multiply_add_into(const Tensor& out, const std::optional<Tensor>& bias, const Tensor& a,
+                       const Tensor& b) {
+  if (!bias) return multiply_into(out, a, b);
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch_cuda_addmm_out(out.get(), bias->get(), a.get(), b.get(), 1.0, 1.0));
+}
+
+std::tuple<Tensor, Tensor> mixer_fwd(const Tensor& x, const MaybeTensors& parameters,
+                                     int64_t method, const Integers& reverse, double scale,
+                                     bool keep) {
+  expect_activations(x, "x");
+  const Mixer mixer(x, int64_t(parameters.size()), sizes_of(parameters), method, reverse, keep);
   const DeviceGuard guard(x.get_device_index());
   void* const stream = current_stream(x);
+  const int64_t channels = mixer.channels, outer = mixer.outer, tokens = mixer.tokens();
+  Plan plan;
+  const int64_t u = plan.take(mixer.bytes_of(mixer.sets * channels));
+  const int64_t delta = plan.take(mixer.bytes_of(mixer.sets * channels));
+  const int64_t y = plan.take(mixer.bytes_of(mixer.directions * channels));
+  const int64_t gated = plan.take(mixer.bytes_of(channels));
+  const int64_t last_state =
+      plan.take(mixer.batch * mixer.directions * channels * mixer.states * kFloat);
+  const int64_t counts = plan.take(kMaxRelieved * kFloat);
+  const Pool memory(x, mixer.kept), scratch(x, plan);
+  // The scan counts from 0, whose bits are those of 0.0f.
+  pack(mixer, x, parameters, memory, scratch.floats(counts), kMaxRelieved, stream);
+
+  std::optional<Tensor> bias;
+  if (parameters[kInBias])
+    bias = memory.tensor(mixer.place(kInBias), mixer.type, {2 * channels, tokens}, {1, 0});
+  multiply_add_into(mixer.matrix(memory, mixer.xz, 2 * channels), bias,
+                    mixer.matrix(memory, kInProj), view(x, {outer, tokens}, {1, outer}));
+  Convolution convolution = mixer.convolution(memory);
+  convolution.u = scratch.at(u);
+  convolve(convolution, stream);
+  multiply_into(mixer.stack(memory, mixer.dt_B_C, mixer.sets, mixer.rows(), mixer.rows()),
+                mixer.x_proj(memory), mixer.stack(scratch, u, mixer.sets, channels, channels));
+  StepProjection step_projection = mixer.step_projection(memory);
+  step_projection.delta = scratch.at(delta);
+  project_steps(step_projection, stream);
+  scan_into(mixer.scan_of(memory, scratch.at(u), scratch.at(delta)),
+            mixer.activations(scratch.at(y), channels), memory.at(mixer.edges),
+            scratch.at(last_state), scratch.at(counts), stream);
+
+  Gate g{};
+  g.storage = mixer.storage, g.count = channels * tokens, g.scale = static_cast<float>(scale);
+  g.directions = mixer.directions;
+  g.y = scratch.at(y), g.z = memory.at(mixer.xz + mixer.bytes_of(channels));
+  g.out = scratch.at(gated);
+  if (keep) g.sum = memory.at(mixer.sum);
+  gate(g, stream);
+
+  const Tensor out = new_tensor(x, x.sizes(), mixer.type);
+  bias.reset();
+  if (parameters[kOutBias])
+    bias = memory.tensor(mixer.place(kOutBias), mixer.type, {tokens, outer}, {0, 1});
+  multiply_add_into(view(out, {tokens, outer}, {outer, 1}), bias,
+                    mixer.transposed(scratch, gated, channels), mixer.transposed(memory, kOutProj));
+  return {out, keep ? memory.memory() : new_tensor(x, {0}, ScalarType::Byte)};
+}
+
+// Backward, part by part from the last: each takes the gradient of what forward's part makes. The
+// gradients of parameters are sums over tokens in float32, from which `finish` makes what is returned.
+class Backward {
+ public:
+  Backward(const Mixer& mixer, const Tensor& grad_out, const Tensor& x, const Tensor& kept,
+           const Integers& types, double scale)
+      : m_(mixer), grad_out_(grad_out), x_(x), types_(types), scale_(static_cast<float>(scale)),
+        memory_(kept), stream_(current_stream(x)), scratch_(x, plan()) {}
+
+  Tensors run() {
+    output_gradients();
+    scan_gradients();
+    if (m_.shares()) add_directions();
+    projection_gradients();
+    convolution_gradients();
+    input_gradients();
+    return finish();
+  }
+
+ private:
+  // Of parameters that are not in float32 already.
+  bool is_single(int which) const { return types_[which] == int64_t(Storage::float32); }
+  Plan plan() {
+    Plan plan;
+    const int64_t channels = m_.channels, sets = m_.sets, directions = m_.directions;
+    const auto rows = [&](int64_t count) { return plan.take(m_.bytes_of(count)); };
+    const auto floats = [&](int64_t count) { return plan.take(count * kFloat); };
+    // The gradient of u comes when the gate's are done with.
+    grad_u_ = grad_gated_ = rows(2 * channels), gated_ = grad_gated_ + m_.bytes_of(channels);
+    grad_y_ = rows(channels), grad_xz_ = rows(2 * channels);
+    u_ = rows(sets * channels), delta_ = rows(sets * channels);
+    grad_delta_ = rows(directions * channels), grad_dt_B_C_ = rows(directions * m_.rows());
+    for (int i = 0; i < kSingle; ++i)
+      sums_[i] = types_[i] < 0 || is_single(i) ? 0 : floats(m_.parameters[i].numel());
+    conv_ = floats(sets * channels * m_.taps), conv_bias_ = floats(sets * channels);
+    x_proj_ = floats(sets * m_.rows() * sets * channels);
+    dt_proj_ = floats(sets * channels * sets * m_.rows());
+    D_ = floats(directions * channels), dt_bias_ = floats(directions * channels);
+    A_ = floats(directions * channels * m_.states);
+    if (m_.shares()) {
+      sum_u_ = rows(channels), sum_delta_ = rows(channels), sum_dt_B_C_ = rows(m_.rows());
+      sum_D_ = floats(channels), sum_dt_bias_ = floats(channels);
+    }
+    return plan;
+  }
+  // The float32 sum of a parameter that there is once: where it is float32 itself, what is returned.
+  Tensor sum_of(Single which) {
+    if (is_single(which)) return gradient(which);
+    const auto [rows, columns, _] = m_.parameters[which].sizes;
+    if (m_.parameters[which].dims == 1)
+      return scratch_.tensor(sums_[which], ScalarType::Float, {rows}, {1});
+    return scratch_.tensor(sums_[which], ScalarType::Float, {rows, columns}, {columns, 1});
+  }
+  // Made when first asked for.
+  const Tensor& gradient(int which) {
+    const Parameter& p = m_.parameters[which];
+    std::optional<Tensor>& g = gradients_[which];
+    if (!g) {
+      const std::vector<int64_t> sizes(p.sizes.begin(), p.sizes.begin() + p.dims);
+      g = new_tensor(x_, sizes, kTypes[types_[which]]);
+    }
+    return *g;
+  }
+  Tensor matrix_of_floats(int64_t place, int64_t rows, int64_t columns) const {
+    return scratch_.tensor(place, ScalarType::Float, {rows, columns}, {columns, 1});
+  }
+  Tensor grad_rows() const { return view(grad_out_, {m_.tokens(), m_.outer}, {m_.outer, 1}); }
+  Tensor grad_columns() const { return view(grad_out_, {m_.outer, m_.tokens()}, {1, m_.outer}); }
+
+  // Of the gate and out_proj.
+  void output_gradients() {
+    const int64_t channels = m_.channels, half = m_.bytes_of(channels);
+    multiply_into(m_.matrix(scratch_, grad_gated_, channels), m_.transposed(memory_, kOutProj),
+                  grad_columns());
+    GateBackward g{};
+    g.storage = m_.storage, g.count = channels * m_.tokens(), g.scale = scale_;
+    g.grad_out = scratch_.at(grad_gated_);
+    g.sum = memory_.at(m_.sum), g.z = memory_.at(m_.xz + half);
+    g.grad_y = scratch_.at(grad_y_), g.grad_z = scratch_.at(grad_xz_ + half);
+    g.out = scratch_.at(gated_);
+    gate_backward(g, stream_);
+    multiply_into(sum_of(kOutProj), grad_columns(), m_.transposed(scratch_, gated_, channels));
+    if (types_[kOutBias] >= 0) sum_into(sum_of(kOutBias), grad_rows(), 0, false);
+  }
+
+  // Of u and dt_B_C what comes through the scan alone, of dt_B_C therefore its B and C.
+  void scan_gradients() {
+    Convolution convolution = m_.convolution(memory_);
+    convolution.u = scratch_.at(u_);
+    convolve(convolution, stream_);
+    StepProjection step_projection = m_.step_projection(memory_);
+    step_projection.delta = scratch_.at(delta_);
+    project_steps(step_projection, stream_);
+    ScanGradients g;
+    g.out = m_.activations(scratch_.at(grad_y_), 0);
+    g.u = m_.activations(scratch_.at(grad_u_), m_.channels);
+    g.delta = m_.activations(scratch_.at(grad_delta_), m_.channels);
+    g.B = m_.activations(scratch_.at(grad_dt_B_C_ + m_.bytes_of(m_.rank)), m_.rows());
+    g.C = g.B, g.C.data += m_.bytes_of(m_.states);
+    g.A = m_.floats(scratch_.floats(A_), false, m_.states);
+    g.D = m_.floats(scratch_.floats(D_), false);
+    g.delta_bias = m_.floats(scratch_.floats(dt_bias_), false);
+    scan_backward_into(m_.scan_of(memory_, scratch_.at(u_), scratch_.at(delta_)), g,
+                       memory_.at(m_.edges), x_, stream_);
+  }
+
+  // Where directions share parameters and activations. Of dt_B_C, dt comes with the projections.
+  void add_directions() {
+    const int64_t directions = m_.directions, channels = m_.channels, rows = m_.rows();
+    const auto add = [&](int64_t& place, int64_t sum, int64_t stride, int64_t first) {
+      const int64_t skipped = m_.bytes_of(first), count = stride - first;
+      sum_into(m_.stack(scratch_, sum + skipped, 1, count, stride),
+               m_.stack(scratch_, place + skipped, directions, count, stride), 0, true);
+      place = sum;
+    };
+    add(grad_u_, sum_u_, channels, 0), add(grad_delta_, sum_delta_, channels, 0);
+    add(grad_dt_B_C_, sum_dt_B_C_, rows, m_.rank);
+    const auto add_floats = [&](int64_t& place, int64_t sum) {
+      sum_into(matrix_of_floats(sum, 1, channels), matrix_of_floats(place, directions, channels), 0,
+               true);
+      place = sum;
+    };
+    add_floats(D_, sum_D_), add_floats(dt_bias_, sum_dt_bias_);
+  }
+
+  // One product for all sets of parameters, of which only the blocks where a set meets itself count:
+  // sums over so many tokens are faster split, as products are and batches of them are not.
+  void projection_gradients() {
+    const int64_t sets = m_.sets, rows = m_.rows(), channels = m_.channels;
+    const Tensor grad_u = m_.stack(scratch_, grad_u_, sets, channels, channels);
+    const Tensor grad_dt_B_C = m_.stack(scratch_, grad_dt_B_C_, sets, rows, rows);
+    multiply_into(m_.stack(scratch_, grad_dt_B_C_, sets, m_.rank, rows), m_.dt_proj(memory_),
+                  m_.stack(scratch_, grad_delta_, sets, channels, channels));
+    multiply_into(matrix_of_floats(dt_proj_, sets * channels, sets * rows),
+                  m_.matrix(scratch_, grad_delta_, sets * channels),
+                  m_.transposed(memory_, m_.dt_B_C, sets * rows));
+    multiply_into(matrix_of_floats(x_proj_, sets * rows, sets * channels),
+                  m_.matrix(scratch_, grad_dt_B_C_, sets * rows),
+                  m_.transposed(scratch_, u_, sets * channels));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_baddbmm_out(grad_u.get(), grad_u.get(),
+                                                       m_.x_proj_transposed(memory_).get(),
+                                                       grad_dt_B_C.get(), 1.0, 1.0));
+  }
+
+  void convolution_gradients() {
+    ConvolutionBackward c{};
+    c.forward = m_.convolution(memory_);
+    c.grad_u = scratch_.at(grad_u_);
+    c.grad_x = scratch_.at(grad_xz_), c.grad_x_row = m_.tokens();
+    c.grad_weight = scratch_.floats(conv_), c.grad_bias = scratch_.floats(conv_bias_);
+    convolve_backward(c, stream_);
+  }
+
+  void input_gradients() {
+    const int64_t rows = 2 * m_.channels;
+    const Tensor grad_xz = m_.matrix(scratch_, grad_xz_, rows);
+    multiply_into(sum_of(kInProj), grad_xz, view(x_, {m_.tokens(), m_.outer}, {m_.outer, 1}));
+    if (types_[kInBias] >= 0) sum_into(sum_of(kInBias), grad_xz, 1, false);
+    grad_x_ = new_tensor(x_, x_.sizes(), m_.type);
+    multiply_into(view(*grad_x_, {m_.tokens(), m_.outer}, {m_.outer, 1}),
+                  m_.transposed(scratch_, grad_xz_, rows), m_.matrix(memory_, kInProj));
+  }
+
+  // All gradients in the dtypes of their parameters, what is not yet by one launch.
+  Tensors finish() {
+    Conversions all;
+    const auto convert_from = [&](int which, int64_t place) -> Conversion& {
+      Conversion& c = all.each[all.count++] = {};
+      c.from = scratch_.at(place);
+      c.to = gradient(which).data_ptr(), c.to_storage = Storage(types_[which]);
+      c.columns = int(m_.parameters[which].numel());
+      return c;
+    };
+    for (int i = 0; i < kSingle; ++i)
+      if (types_[i] >= 0 && !is_single(i)) convert_from(i, sums_[i]);
+    for (int k = 0; k < m_.sets; ++k) {
+      // The k-th of sums that follow each other.
+      const auto convert_each = [&](Each which, int64_t place) {
+        const int i = m_.index(which, k);
+        if (types_[i] >= 0) convert_from(i, place + k * m_.parameters[i].numel() * kFloat);
+      };
+      convert_each(kConv, conv_), convert_each(kConvBias, conv_bias_);
+      convert_each(kDtBias, dt_bias_), convert_each(kD, D_);
+      // What begins the k-th block on the diagonal.
+      const auto convert_block = [&](Each which, int64_t place, int64_t rows, int64_t columns) {
+        const int i = m_.index(which, k);
+        Conversion& c = convert_from(i, place + (k * rows * m_.sets + k) * columns * kFloat);
+        c.rows = int(m_.parameters[i].sizes[0]), c.columns = int(m_.parameters[i].sizes[1]);
+        c.from_row = int(m_.sets * columns);
+      };
+      convert_block(kXProj, x_proj_, m_.rows(), m_.channels);
+      convert_block(kDtProj, dt_proj_, m_.channels, m_.rows());
+    }
+    for (int k = 0; k < m_.directions; ++k) {  // A is its own derivative by A_log
+      const int64_t skipped = k * m_.channels * m_.states * kFloat;
+      Conversion& c = convert_from(m_.index_of_A(k), A_ + skipped);
+      c.factor = memory_.floats(m_.place_of_A() + skipped), c.function = Conversion::product;
+    }
+    convert(all, stream_);
+
+    Tensors results{*grad_x_};
+    for (int i = 0; i < m_.count; ++i)
+      results.push_back(gradients_[i] ? *gradients_[i] : new_tensor(x_, {0}, m_.type));
+    return results;
+  }
+
+  const Mixer& m_;
+  const Tensor &grad_out_, &x_;
+  const Integers& types_;
+  const float scale_;
+  const Pool memory_;
+  void* const stream_;
+  // Places of activations and their gradients, and of sums over tokens: those that there are once, or
+  // of all sets; D's, the bias's and A's of directions.
+  int64_t grad_gated_, gated_, grad_y_, grad_xz_, u_, delta_, grad_u_, grad_delta_, grad_dt_B_C_;
+  std::array<int64_t, kSingle> sums_;
+  int64_t conv_, conv_bias_, x_proj_, dt_proj_, D_, dt_bias_, A_;
+  int64_t sum_u_, sum_delta_, sum_dt_B_C_, sum_D_, sum_dt_bias_;  // over directions
+  const Pool scratch_;
+  std::array<std::optional<Tensor>, kMaxParameters> gradients_;
+  std::optional<Tensor> grad_x_;
+};
+
+Tensors mixer_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& kept,
+                  const Integers& sizes, const Integers& types, int64_t method,
+                  const Integers& reverse, double scale) {
+  expect_activations(x, "x");
   expect_contiguous(grad_out, "grad_out", x.sizes());
   expect_type(grad_out, "grad_out", {x.scalar_type()});
-  const Kept kept = unpack(mixer, kept_tensors);
-
-  const Tensor grad_rows = contiguous_view(grad_out, {mixer.tokens(), mixer.outer});
-  const Tensor grad_xz = empty_like(kept.xz);
-  const OutputGradients output =
-      output_gradients(mixer, kept, grad_rows, mixer.half(grad_xz, 1), scale, stream);
-  const Tensor u = convolve_rows(mixer, kept.xz, kept.packed, stream);
-  const ScanGradients scan = scan_gradients(mixer, kept, u, output.y, method, stream);
-  const ProjectionGradients projections = projection_gradients(mixer, kept, u, scan);
-  const ConvolutionGradients convolution =
-      convolution_gradients(mixer, kept, scan.u, mixer.half(grad_xz, 0), stream);
-  const InputGradients input = input_gradients(mixer, kept, x, grad_xz);
-
-  Results results;
-  results.add_done(input.x);
-  results.add_matrix(in_proj, input.in_proj);
-  results.add_bias(in_bias, grad_xz, 1);
-  results.add_matrix(out_proj, output.out_proj);
-  results.add_bias(out_bias, grad_rows, 0);
-  results.add_each(conv, convolution.weight);
-  results.add_each(conv_bias, convolution.bias);
-  results.add_blocks(x_proj, projections.x_proj);
-  results.add_blocks(dt_proj, projections.dt_proj);
-  results.add_each(dt_bias, scan.dt_bias);
-  results.add_each(D, scan.D);
-  results.add_logarithms(A_log, scan.A, kept.packed.A);
-  return results.finish(stream);
+  STD_TORCH_CHECK(sizes.size() == 4, "vim_mm: expected H, N, R and W");
+  const Mixer mixer(x, int64_t(types.size()), {sizes[0], sizes[1], sizes[2], sizes[3]}, method,
+                    reverse, true);
+  for (int i = 0; i < mixer.count; ++i)
+    STD_TORCH_CHECK(types[i] >= (mixer.parameters[i].optional ? -1 : 0) &&
+                        types[i] < int64_t(std::size(kTypes)),
+                    "vim_mm: unknown dtype of ", mixer.parameters[i].name);
+  STD_TORCH_CHECK(kept.is_contiguous() && kept.device() == x.device() &&
+                      kept.numel() * int64_t(kept.element_size()) == mixer.kept.bytes(),
+                  "vim_mm: expected what the mixer's forward kept");
+  const DeviceGuard guard(x.get_device_index());
+  return Backward(mixer, grad_out, x, kept, types, scale).run();
 }
 
 }  // namespace

@@ -16,8 +16,6 @@
 namespace vim_mm {
 namespace {
 
-using torch::stable::empty_like;
-using torch::stable::new_empty;
 using torch::stable::accelerator::DeviceGuard;
 
 constexpr int kBackwardRows = 16, kBackwardBlocks = 264;  // whatever the GPU: sums have one order
@@ -51,11 +49,12 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_fwd(const Tensor& residual,
     expect_type(*update, "update", {dtype});
   }
   const DeviceGuard guard(residual.get_device_index());
-  const Tensor normed = new_empty(residual, residual.sizes(), dtype);
-  const Tensor sum = update ? empty_like(residual) : new_empty(residual, {0});
-  std::vector<int64_t> rows;
-  for (int64_t i = 0; i + 1 < residual.dim(); ++i) rows.push_back(residual.size(i));
-  const Tensor rstd = new_empty(residual, {rows.data(), rows.size()}, ScalarType::Float);
+  const auto shape = residual.sizes();
+  const Tensor normed = new_tensor(residual, shape, dtype);
+  const Tensor sum =
+      update ? new_tensor(residual) : new_tensor(residual, {0}, residual.scalar_type());
+  const std::vector<int64_t> rows(shape.begin(), shape.end() - 1);
+  const Tensor rstd = new_tensor(residual, rows, ScalarType::Float);
   p.residual_storage = storage_of(residual);
   p.storage = storage_of(normed);
   p.weight_storage = storage_of(weight);
@@ -85,10 +84,11 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_bwd(const Tensor& grad_normed,
   const DeviceGuard guard(sum.get_device_index());
   p.blocks = static_cast<int>(
       std::clamp<int64_t>((p.rows + kBackwardRows - 1) / kBackwardRows, 1, kBackwardBlocks));
-  const Tensor grad_residual = empty_like(sum);
-  const Tensor grad_update = with_update ? empty_like(grad_normed) : new_empty(grad_normed, {0});
-  const Tensor grad_weight = empty_like(weight);
-  const Tensor parts = new_empty(sum, {p.blocks, p.channels}, ScalarType::Float);
+  const Tensor grad_residual = new_tensor(sum);
+  const Tensor grad_update =
+      with_update ? new_tensor(grad_normed) : new_tensor(grad_normed, {0}, dtype);
+  const Tensor grad_weight = new_tensor(weight);
+  const Tensor parts = new_tensor(sum, {p.blocks, p.channels}, ScalarType::Float);
   p.residual_storage = storage_of(sum);
   p.storage = storage_of(grad_normed);
   p.weight_storage = storage_of(weight);

@@ -22,7 +22,6 @@ namespace vim_mm {
 namespace {
 
 using torch::stable::empty_like;
-using torch::stable::new_empty;
 using torch::stable::accelerator::DeviceGuard;
 
 constexpr int64_t kBlocksOfLargeGpu = 264, kMaxSlabs = 4, kLeastChannels = 64;
@@ -78,46 +77,48 @@ ScanArguments scan_arguments(const Inputs& in, const Sizes& sizes) {
   scan.batch = sizes.batch, scan.groups = sizes.groups, scan.channels = sizes.channels;
   scan.steps = sizes.steps, scan.states = sizes.states;
   scan.method = static_cast<int>(in.method);
-  const auto flag = [&](int64_t g) { return in.reverse[g] != 0; };
-  scan.same_direction = true;
-  for (int64_t g = 1; g < sizes.groups; ++g) scan.same_direction &= flag(g) == flag(0);
-  STD_TORCH_CHECK(scan.same_direction || sizes.groups <= kMaxGroups, "vim_mm: more than ",
-                  kMaxGroups, " groups of different directions");
-  for (int64_t g = 0; g < (scan.same_direction ? std::min<int64_t>(sizes.groups, 1) : sizes.groups);
-       ++g)
-    scan.directions.bits[g / 32] |= uint32_t(flag(g)) << (g % 32);
+  set_directions(scan, in.reverse);
   return scan;
 }
 
-int64_t count_chunks(const Sizes& sizes) { return ceil_div(sizes.steps, kChunk); }
-int64_t count_directions(int64_t method) { return is_causal(method) ? 1 : 2; }
+int64_t rows_of(const ScanArguments& scan) { return scan.batch * scan.groups * scan.channels; }
+int64_t chunks_of(const ScanArguments& scan) { return ceil_div(scan.steps, kChunk); }
+// Floats of a state, which is complex with A.
+int64_t width_of(const ScanArguments& scan) { return scan.is_complex ? 2 : 1; }
+// Of the edges in one direction.
+int64_t count_states(const ScanArguments& scan) {
+  return rows_of(scan) * chunks_of(scan) * scan.states * width_of(scan);
+}
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> scan_into(const Tensor& out, const Inputs& in, void* zeros) {
-  const Tensor& u = in.u;
-  const int64_t method = in.method;
-  const Sizes sizes(in);
-  const DeviceGuard guard(u.get_device_index());
+void set_directions(ScanArguments& scan, const std::vector<int64_t>& reverse) {
+  const int64_t groups = int64_t(reverse.size());
+  const auto flag = [&](int64_t g) { return reverse[g] != 0; };
+  scan.same_direction = true;
+  for (int64_t g = 1; g < groups; ++g) scan.same_direction &= flag(g) == flag(0);
+  STD_TORCH_CHECK(scan.same_direction || groups <= kMaxGroups, "vim_mm: more than ", kMaxGroups,
+                  " groups of different directions");
+  for (int64_t g = 0; g < (scan.same_direction ? std::min<int64_t>(groups, 1) : groups); ++g)
+    scan.directions.bits[g / 32] |= uint32_t(flag(g)) << (g % 32);
+}
+
+int64_t count_edges(const ScanArguments& scan) {
+  return (is_causal(scan.method) ? 1 : 2) * count_states(scan);
+}
+
+void scan_into(ScanArguments scan, const View& out, void* edges, void* last_state, void* zeros,
+               void* stream) {
   ForwardArguments p{};
-  p.scan = scan_arguments(in, sizes);
-  p.chunks = count_chunks(sizes);
-  const ScalarType type = p.scan.is_complex ? ScalarType::ComplexFloat : ScalarType::Float;
-  const Tensor last_state =
-      new_empty(u, {sizes.batch, sizes.groups, sizes.channels, sizes.states}, type);
-  const Tensor edges = new_empty(
-      u,
-      {count_directions(method), sizes.batch, sizes.groups, sizes.channels, p.chunks, sizes.states},
-      type);
-  p.out = view_of(out, 0);
-  p.scan.aligned = is_aligned(p.scan, {p.out});
-  p.last_state = last_state.data_ptr();
-  p.edges = edges.data_ptr();
-  p.other_edges = static_cast<char*>(edges.data_ptr()) +
-                  sizes.rows() * p.chunks * sizes.states * edges.element_size();
+  scan.aligned = is_aligned(scan, {out});
+  p.scan = scan;
+  p.out = out;
+  p.chunks = chunks_of(scan);
+  p.last_state = last_state;
+  p.edges = edges;
+  p.other_edges = static_cast<float*>(edges) + count_states(scan);
   p.relief.counts = static_cast<uint32_t*>(zeros);
-  scan_forward(p, current_stream(u));
-  return {last_state, edges};
+  scan_forward(p, stream);
 }
 
 namespace {
@@ -127,9 +128,20 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cuda(
     const std::optional<Tensor>& D, const std::optional<Tensor>& z,
     const std::optional<Tensor>& delta_bias, bool delta_softplus, int64_t method,
     const std::vector<int64_t>& reverse) {
+  const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
+  const Sizes sizes(in);
+  const DeviceGuard guard(u.get_device_index());
+  const ScanArguments scan = scan_arguments(in, sizes);
+  const ScalarType type = scan.is_complex ? ScalarType::ComplexFloat : ScalarType::Float;
   const Tensor out = empty_like(u);
-  const auto [last_state, edges] =
-      scan_into(out, {u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse});
+  const Tensor last_state =
+      new_tensor(u, {sizes.batch, sizes.groups, sizes.channels, sizes.states}, type);
+  const Tensor edges = new_tensor(u,
+                                  {is_causal(method) ? 1 : 2, sizes.batch, sizes.groups,
+                                   sizes.channels, chunks_of(scan), sizes.states},
+                                  type);
+  scan_into(scan, narrow_view(out, 0), edges.data_ptr(), last_state.data_ptr(), nullptr,
+            current_stream(u));
   return {out, last_state, edges};
 }
 
@@ -149,26 +161,24 @@ int64_t count_slabs(const ScanArguments& scan, int64_t chunks) {
   return best;
 }
 
-// The sum over `counts` of parts that are contiguous [counts[0], sizes..., counts[1], last size]
-// or, with counts[1] = 1, [counts[0], sizes...], into a gradient like an input, whose dimensions
-// begin at `first`.
-Sum sum_into(const Tensor& gradient, int first, const Tensor& parts, int64_t outer, int64_t inner,
-             bool has_last) {
+// The sum over counts[0] and counts[1] of parts that are contiguous [counts[0], sizes..] with counts[1]
+// before the last size if that is one of states, else behind it.
+Sum sum_into(const View& to, std::initializer_list<int64_t> sizes, bool states, const float* parts,
+             int64_t components, int64_t outer, int64_t inner) {
   Sum sum{};
-  sum.parts = static_cast<const float*>(parts.data_ptr());
-  sum.components = is_complex(gradient) ? 2 : 1;
+  sum.parts = parts;
+  sum.components = int(components);
   sum.counts[0] = int(outer), sum.counts[1] = int(std::max<int64_t>(inner, 1));
-  sum.to = view_of(gradient, first);
+  sum.to = to;
   int64_t stride = 1;
-  std::fill_n(sum.sizes, 4, 1);
-  for (int64_t i = gradient.dim() - 1; i >= 0; --i) {
-    if (i == gradient.dim() - (has_last ? 2 : 1)) {
+  for (int i = 3; i >= 0; --i) {
+    if (i == (states ? 2 : 3)) {
       sum.part_strides[1] = stride;
       stride *= inner;
     }
-    sum.sizes[first + i] = gradient.size(i);
-    sum.strides[first + i] = stride;
-    stride *= gradient.size(i);
+    sum.sizes[i] = sizes.begin()[i];
+    sum.strides[i] = stride;
+    stride *= sum.sizes[i];
   }
   sum.part_strides[0] = stride;
   return sum;
@@ -176,75 +186,53 @@ Sum sum_into(const Tensor& gradient, int first, const Tensor& parts, int64_t out
 
 }  // namespace
 
-void scan_backward_into(const Gradients& grads, const std::optional<Tensor>& grad_out,
-                        const std::optional<Tensor>& grad_last_state, const Tensor& edges,
-                        const Inputs& in) {
-  const Tensor& u = in.u;
-  const std::optional<Tensor>&z = in.z, &D = in.D, &delta_bias = in.delta_bias;
-  const int64_t method = in.method;
-  const Sizes sizes(in);
-  const DeviceGuard guard(u.get_device_index());
+void scan_backward_into(ScanArguments scan, const ScanGradients& gradients, const void* edges,
+                        const Tensor& like, void* stream) {
+  const int64_t rows = rows_of(scan), chunks = chunks_of(scan), width = width_of(scan);
   BackwardArguments p{};
-  p.scan = scan_arguments(in, sizes);
-  p.chunks = count_chunks(sizes);
-  p.slabs = count_slabs(p.scan, p.chunks);
-  const int64_t width = p.scan.is_complex ? 2 : 1, rows = sizes.rows();
-  const int64_t per_chunks = rows * p.chunks * sizes.states;
-  STD_TORCH_CHECK(edges.is_contiguous() && edges.numel() == count_directions(method) * per_chunks &&
-                      storage_of(edges) == Storage::float32 &&
-                      is_complex(edges) == p.scan.is_complex,
-                  "vim_mm: expected the edges that forward gave");
-  STD_TORCH_CHECK(!grad_out || (grad_out->numel() == u.numel() && grad_out->dim() == 4),
-                  "vim_mm: expected grad_out shaped like u");
-  STD_TORCH_CHECK(!grad_last_state || (grad_last_state->numel() == rows * sizes.states &&
-                                       is_complex(*grad_last_state) == p.scan.is_complex),
-                  "vim_mm: expected grad_last_state shaped like the last state, complex with A");
+  p.chunks = chunks;
+  p.slabs = count_slabs(scan, chunks);
+  p.grad_out = gradients.out, p.grad_last_state = gradients.last_state;
+  p.grad_u = gradients.u, p.grad_delta = gradients.delta, p.grad_z = gradients.z;
+  scan.aligned = is_aligned(scan, {p.grad_out, p.grad_u, p.grad_delta, p.grad_z});
+  p.scan = scan;
+  p.edges = edges;
 
-  const auto& [grad_u, grad_delta, grad_A, grad_B, grad_C, grad_D, grad_z, grad_bias] = grads;
-
-  // Floats; states and what is summed into A, B and C are complex with A.
-  const auto scratch = [&](int64_t floats) { return new_empty(u, {floats}, ScalarType::Float); };
-  const int64_t per_slabs = p.slabs * sizes.batch * sizes.groups * sizes.states * sizes.steps;
-  const Tensor grad_edges = scratch(edges.numel() * width);
-  const Tensor D_parts = scratch(rows * p.chunks), bias_parts = scratch(rows * p.chunks);
-  const Tensor B_parts = scratch((p.scan.constant_B ? per_chunks : per_slabs) * width);
-  const Tensor C_parts = scratch((p.scan.constant_C ? per_chunks : per_slabs) * width);
-
-  // The gradient comes in whatever layout the next layer left; where u is contiguous in time and it
-  // is not, one copy is far cheaper than kernels for any stride.
-  std::optional<Tensor> incoming = grad_out;
-  if (grad_out && u.stride(3) == 1 && grad_out->stride(3) != 1) {
-    incoming = empty_like(grad_u);
-    torch::stable::copy_(*incoming, *grad_out);
-  }
-  if (incoming) p.grad_out = narrow_view(*incoming, 0);
-  p.grad_last_state = view_of(grad_last_state, 0);
-  p.grad_u = view_of(grad_u, 0);
-  p.grad_delta = view_of(grad_delta, 0);
-  if (z) p.grad_z = view_of(grad_z, 0);
-  p.scan.aligned = is_aligned(p.scan, {p.grad_out, p.grad_u, p.grad_delta, p.grad_z});
-  p.edges = edges.data_ptr();
-  p.grad_edges = grad_edges.data_ptr();
-  p.grad_B = B_parts.data_ptr();
-  p.grad_C = C_parts.data_ptr();
-  p.grad_D = static_cast<float*>(D_parts.data_ptr());
-  p.grad_bias = static_cast<float*>(bias_parts.data_ptr());
+  const int64_t states = rows * chunks * scan.states * width * int64_t(sizeof(float));
+  const int64_t slabs = p.slabs * scan.batch * scan.groups * scan.states * scan.steps * width *
+                        int64_t(sizeof(float));
+  Plan plan;
+  const int64_t grad_edges = plan.take(count_edges(scan) * int64_t(sizeof(float)));
+  const int64_t B_parts = plan.take(scan.constant_B ? states : slabs);
+  const int64_t C_parts = plan.take(scan.constant_C ? states : slabs);
+  const int64_t D_parts = plan.take(rows * chunks * int64_t(sizeof(float)));
+  const int64_t bias_parts = plan.take(rows * chunks * int64_t(sizeof(float)));
+  const Pool scratch(like, plan);
+  p.grad_edges = scratch.at(grad_edges);
+  p.grad_B = scratch.at(B_parts), p.grad_C = scratch.at(C_parts);
+  p.grad_D = scratch.floats(D_parts), p.grad_bias = scratch.floats(bias_parts);
 
   // No rows and no steps leave sums of nothing: zeros.
-  const bool empty = rows == 0 || sizes.steps == 0;
-  void* const stream = current_stream(u);
+  const bool empty = rows == 0 || scan.steps == 0;
   if (!empty) scan_backward(p, stream);
+  const int64_t groups = scan.groups, channels = scan.channels;
   Sums sums;
-  const auto add = [&](const Tensor& to, int first, const Tensor& parts, bool over_chunks) {
-    const int64_t outer = empty ? 0 : over_chunks ? sizes.batch : p.slabs;
+  const auto over_chunks = [&](const View& to, int64_t parts, bool states_last) {
     sums.each[sums.count++] =
-        sum_into(to, first, parts, outer, over_chunks ? p.chunks : 1, to.dim() > 2);
+        sum_into(to, {1, groups, channels, states_last ? scan.states : 1}, states_last,
+                 scratch.floats(parts), states_last ? width : 1, empty ? 0 : scan.batch, chunks);
   };
-  add(grad_A, 1, grad_edges, true);
-  add(grad_B, p.scan.constant_B, B_parts, p.scan.constant_B);
-  add(grad_C, p.scan.constant_C, C_parts, p.scan.constant_C);
-  if (D) add(grad_D, 1, D_parts, true);
-  if (delta_bias) add(grad_bias, 1, bias_parts, true);
+  const auto over_slabs = [&](const View& to, int64_t parts) {
+    sums.each[sums.count++] = sum_into(to, {scan.batch, groups, scan.states, scan.steps}, true,
+                                       scratch.floats(parts), width, empty ? 0 : p.slabs, 1);
+  };
+  over_chunks(gradients.A, grad_edges, true);
+  if (scan.constant_B) over_chunks(gradients.B, B_parts, true);
+  else over_slabs(gradients.B, B_parts);
+  if (scan.constant_C) over_chunks(gradients.C, C_parts, true);
+  else over_slabs(gradients.C, C_parts);
+  if (scan.D.data) over_chunks(gradients.D, D_parts, false);
+  if (scan.delta_bias.data) over_chunks(gradients.delta_bias, bias_parts, false);
   sum_in_order(sums, stream);
 }
 
@@ -258,11 +246,41 @@ Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
                                   const std::optional<Tensor>& delta_bias, bool delta_softplus,
                                   int64_t method, const std::vector<int64_t>& reverse) {
   const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
-  const Tensor none = new_empty(u, {0});
+  const Sizes sizes(in);
+  const DeviceGuard guard(u.get_device_index());
+  const ScanArguments scan = scan_arguments(in, sizes);
+  STD_TORCH_CHECK(edges.is_contiguous() && storage_of(edges) == Storage::float32 &&
+                      is_complex(edges) == scan.is_complex &&
+                      edges.numel() * width_of(scan) == count_edges(scan),
+                  "vim_mm: expected the edges that forward gave");
+  STD_TORCH_CHECK(!grad_out || (grad_out->numel() == u.numel() && grad_out->dim() == 4),
+                  "vim_mm: expected grad_out shaped like u");
+  STD_TORCH_CHECK(!grad_last_state || (grad_last_state->numel() == sizes.rows() * sizes.states &&
+                                       is_complex(*grad_last_state) == scan.is_complex),
+                  "vim_mm: expected grad_last_state shaped like the last state, complex with A");
+  const Tensor none = new_tensor(u, {0}, u.scalar_type());
   const auto like = [&](const std::optional<Tensor>& t) { return t ? empty_like(*t) : none; };
   const Gradients grads{empty_like(u), empty_like(delta), empty_like(A), empty_like(B),
                         empty_like(C), like(D),           like(z),       like(delta_bias)};
-  scan_backward_into(grads, grad_out, grad_last_state, edges, in);
+  const auto& [grad_u, grad_delta, grad_A, grad_B, grad_C, grad_D, grad_z, grad_bias] = grads;
+
+  // The gradient comes in whatever layout the next layer left; where u is contiguous in time and it
+  // is not, one copy is far cheaper than kernels for any stride.
+  std::optional<Tensor> incoming = grad_out;
+  if (grad_out && u.stride(3) == 1 && grad_out->stride(3) != 1) {
+    incoming = empty_like(grad_u);
+    torch::stable::copy_(*incoming, *grad_out);
+  }
+  ScanGradients views;
+  if (incoming) views.out = narrow_view(*incoming, 0);
+  views.last_state = view_of(grad_last_state, 0);
+  views.u = view_of(grad_u, 0), views.delta = view_of(grad_delta, 0);
+  if (z) views.z = view_of(grad_z, 0);
+  views.A = view_of(grad_A, 1);
+  views.B = view_of(grad_B, scan.constant_B), views.C = view_of(grad_C, scan.constant_C);
+  if (D) views.D = view_of(grad_D, 1);
+  if (delta_bias) views.delta_bias = view_of(grad_bias, 1);
+  scan_backward_into(scan, views, edges.data_ptr(), u, current_stream(u));
   return grads;
 }
 
@@ -276,7 +294,7 @@ Tensor discretize_cuda(const Tensor& delta, const Tensor& A, int64_t method) {
                   "vim_mm: expected delta and A of one precision, float32 on CUDA");
   std::vector<int64_t> sizes{6};
   for (const int64_t size : A.sizes()) sizes.push_back(size);
-  const Tensor result = new_empty(A, {sizes.data(), sizes.size()});
+  const Tensor result = new_tensor(A, sizes, A.scalar_type());
   const DeviceGuard guard(A.get_device_index());
   discretize(A.numel(), static_cast<int>(method), is_complex(A),
              static_cast<const float*>(delta.data_ptr()), A.data_ptr(), result.data_ptr(),

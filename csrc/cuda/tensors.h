@@ -8,11 +8,80 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <vector>
 
 #include "../arguments.h"
 #include "kernels.h"
 
 namespace vim_mm {
+
+// The number by which torch's C interface knows a type.
+inline int32_t code_of(ScalarType type) {
+  return torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));
+}
+
+// Contiguous memory that nobody has written, where `like` is. torch::stable::new_empty finds its operator
+// by name, at every call.
+template <class Sizes>
+Tensor new_tensor(const Tensor& like, const Sizes& sizes, ScalarType type) {
+  const std::vector<int64_t> all(sizes.begin(), sizes.end());
+  std::vector<int64_t> strides(all.size(), 1);
+  for (size_t i = all.size(); i-- > 1;) strides[i - 1] = strides[i] * std::max<int64_t>(all[i], 1);
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(all.size()), all.data(), strides.data(),
+                                                  code_of(type), aoti_torch_device_type_cuda(),
+                                                  like.get_device_index(), &handle));
+  return Tensor(handle);
+}
+inline Tensor new_tensor(const Tensor& like, std::initializer_list<int64_t> sizes,
+                         ScalarType type) {
+  return new_tensor<std::initializer_list<int64_t>>(like, sizes, type);
+}
+// As a contiguous tensor.
+inline Tensor new_tensor(const Tensor& like) {
+  return new_tensor(like, like.sizes(), like.scalar_type());
+}
+
+// Places for many tensors in one allocation: to allocate each takes as long as to launch its kernel.
+class Plan {
+ public:
+  static constexpr int64_t kAlignment = 256;
+
+  // Where so many bytes begin.
+  int64_t take(int64_t bytes) {
+    const int64_t begin = bytes_;
+    bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return begin;
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  int64_t bytes_ = 0;
+};
+// That allocation.
+class Pool {
+ public:
+  explicit Pool(const Tensor& memory)
+      : memory_(memory), data_(static_cast<char*>(memory.data_ptr())) {}
+  Pool(const Tensor& like, const Plan& plan)
+      : Pool(new_tensor(like, {plan.bytes()}, ScalarType::Byte)) {}
+
+  const Tensor& memory() const { return memory_; }
+  void* at(int64_t place) const { return data_ + place; }
+  float* floats(int64_t place) const { return reinterpret_cast<float*>(data_ + place); }
+  Tensor tensor(int64_t place, ScalarType type, std::initializer_list<int64_t> sizes,
+                std::initializer_list<int64_t> strides) const {
+    AtenTensorHandle handle = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch__alloc_from_pool(memory_.get(), place, code_of(type),
+                                                       int64_t(sizes.size()), sizes.begin(),
+                                                       strides.begin(), &handle));
+    return Tensor(handle);
+  }
+
+ private:
+  Tensor memory_;
+  char* data_;
+};
 
 inline void* current_stream(const Tensor& t) {
   void* stream = nullptr;

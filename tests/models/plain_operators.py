@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 from vim_mm.models import Mamba
 from vim_mm.ops import METHODS, block, causal_conv1d, selective_scan_fn
-from vim_mm.ops.block import MixerParameters
 
 _NAMES = {method.id: name for name, method in METHODS.items()}
 
@@ -32,54 +31,58 @@ def add_rms_norm_bwd(grad_normed, grad_sum, total, rstd, weight, with_update):
     return grad, grad_update, (grad_normed * unit).flatten(0, -2).sum(0)
 
 
-def _mix(x, p, method, reverse, scale):
-    inner, z = F.linear(x, p.in_proj, p.in_bias).mT.chunk(2, dim=1)
+def _mix(x, parameters, method, reverse, scale):
+    (in_proj, in_bias, out_proj, out_bias), each = parameters[:4], parameters[4:]
+    inner, z = F.linear(x, in_proj, in_bias).mT.chunk(2, dim=1)
     total = 0
-    for k, A_log in enumerate(p.A_log):
-        s = min(k, len(p.conv) - 1)
-        bias = p.conv_bias[s] if p.conv_bias else None
-        u = causal_conv1d(inner, p.conv[s].squeeze(1), bias, bool(reverse[s]), 'silu')
+    for k, A_log in enumerate(each[-len(reverse) :]):
+        s = min(k, len(each) // 6 - 1)
+        conv, conv_bias, x_proj, dt_proj, dt_bias, D = each[6 * s : 6 * s + 6]
+        u = causal_conv1d(inner, conv.squeeze(1), conv_bias, bool(reverse[s]), 'silu')
         states = A_log.shape[1]
-        dt, B, C = (p.x_proj[s] @ u).split([p.dt_proj[s].shape[1], states, states], dim=1)
+        dt, B, C = (x_proj @ u).split([dt_proj.shape[1], states, states], dim=1)
         total = total + selective_scan_fn(
             u,
-            p.dt_proj[s] @ dt,
+            dt_proj @ dt,
             -A_log.exp(),
             B,
             C,
-            p.D[s],
+            D,
             z,
-            p.dt_bias[s],
+            dt_bias,
             delta_softplus=True,
             discretization_method=_NAMES[method],
             reverse=bool(reverse[k]),
         )
-    return F.linear((scale * total).mT, p.out_proj, p.out_bias)
+    return F.linear((scale * total).mT, out_proj, out_bias)
 
 
-def mixer_fwd(x, *arguments):
-    *parameters, method, reverse, scale, _ = arguments
-    _, kept = block._mixer_fwd_fake(x, *arguments)  # as many, of those shapes
+def mixer_fwd(x, parameters, method, reverse, scale, keep):
+    _, kept = block._mixer_fwd_fake(x, parameters, method, reverse, scale, keep)
+    if keep:  # the compiled operators too keep the parameters, and much more
+        values = torch.cat([p.detach().flatten() for p in parameters if p is not None])
+        kept.view(x.dtype)[: len(values)] = values
     with torch.no_grad():
-        return _mix(x, MixerParameters(*parameters), method, reverse, scale), kept
+        return _mix(x, parameters, method, reverse, scale), kept
 
 
-def mixer_bwd(grad_out, x, kept, *arguments):
-    *parameters, method, reverse, scale = arguments
-    p = MixerParameters(*parameters)
-    assert [k.shape for k in kept] == [k.shape for k in mixer_fwd(x, *arguments, True)[1]]
+def mixer_bwd(grad_out, x, kept, sizes, types, method, reverse, scale):
+    _, *grads = block._mixer_bwd_fake(grad_out, x, kept, sizes, types, method, reverse, scale)
+    counts = [grad.numel() for grad in grads]
+    values = kept.view(x.dtype)[: sum(counts)].split(counts)
     with torch.enable_grad():
-
-        def leaf(t):
-            return None if t is None else t.detach().requires_grad_()
-
-        x, *single = map(leaf, (x, *p[:4]))
-        lists = [[leaf(t) for t in tensors] for tensors in p[4:]]
-        leaves = [x, *single, *(t for tensors in lists for t in tensors)]
-        out = _mix(x, MixerParameters(*single, *lists), method, reverse, scale)
-        present = [t for t in leaves if t is not None]
-        grads = iter(torch.autograd.grad(out, present, grad_out))
-    return [x.new_empty(0) if t is None else next(grads) for t in leaves]
+        x = x.detach().requires_grad_()
+        parameters = [
+            value.view(grad.shape).clone().requires_grad_() if grad.numel() else None
+            for value, grad in zip(values, grads, strict=True)
+        ]
+        present = [x, *(p for p in parameters if p is not None)]
+        out = _mix(x, parameters, method, reverse, scale)
+        given = iter(torch.autograd.grad(out, present, grad_out))
+    return [
+        next(given),
+        *(grad if p is None else next(given) for p, grad in zip(parameters, grads)),
+    ]
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from vim_mm.ops import METHODS
-from vim_mm.ops.block import MixerParameters, add_rms_norm, fused_mixer
+from vim_mm.ops.block import add_rms_norm, fused_mixer
 from vim_mm.ops.discretization import method_id
 
 pytestmark = [
@@ -81,53 +81,60 @@ def test_wrong_arguments_of_the_norm_are_errors():
         add_rms_norm(x.double(), None, weight, 1e-5, torch.float32)
 
 
-def mixer_arguments(method='zoh', directions=2, sets=2, bias=False, dtype=torch.float32):
-    """Those of ``fused_mixer``: C 8, D 12, N 4, R 3, W 4. Weights keep values of the size of x, or
-    float16 would overflow."""
+def mixer_parameters(directions=2, sets=2, bias=False):
+    """Those of ``fused_mixer`` in their order: C 8, D 12, N 4, R 3, W 4. Weights keep values of the
+    size of x, or float16 would overflow."""
 
     def weight(*shape):
         return normal(*shape) * shape[-1] ** -0.5
 
-    def each(count, *shape):
-        return [weight(*shape) for _ in range(count)]
-
-    parameters = MixerParameters(
-        in_proj=weight(24, 8),
-        in_bias=normal(24) if bias else None,
-        out_proj=weight(8, 12),
-        out_bias=normal(8) if bias else None,
-        conv=each(sets, 12, 1, 4),
-        conv_bias=each(sets, 12),
-        x_proj=each(sets, 11, 12),
-        dt_proj=each(sets, 12, 3),
-        dt_bias=each(sets, 12),
-        D=each(sets, 12),
-        A_log=each(directions, 12, 4),
-    )
-    return [normal(2, 70, 8, dtype=dtype), parameters, method_id(method), [0, 1][:directions], 0.5]
+    parameters = {
+        'in_proj': weight(24, 8),
+        'in_bias': normal(24) if bias else None,
+        'out_proj': weight(8, 12),
+        'out_bias': normal(8) if bias else None,
+    }
+    for k in range(sets):
+        parameters |= {
+            f'conv{k}': weight(12, 1, 4),
+            f'conv_bias{k}': weight(12) if bias else None,
+            f'x_proj{k}': weight(11, 12),
+            f'dt_proj{k}': weight(12, 3),
+            f'dt_bias{k}': weight(12),
+            f'D{k}': weight(12),
+        }
+    return parameters | {f'A_log{k}': weight(12, 4) for k in range(directions)}
 
 
 def test_wrong_arguments_of_the_mixer_are_errors():
-    def mixer(*replaced, **parameters):
-        x, p, *options = mixer_arguments()
-        x = replaced[0](x) if replaced else x
-        return fused_mixer(x, p._replace(**parameters), *options)
+    x, parameters, options = normal(2, 70, 8), mixer_parameters(), (method_id('zoh'), [0, 1], 0.5)
+
+    def mixer(x=x, options=options, **replaced):
+        return fused_mixer(x, [*(parameters | replaced).values()], *options)
 
     mixer()
     with pytest.raises(RuntimeError, match='dtype of x'):
-        mixer(torch.Tensor.double)
+        mixer(x.double())
     with pytest.raises(RuntimeError, match='shape of in_proj'):
-        mixer(lambda x: x[..., :7])
+        mixer(x[..., :7])
     with pytest.raises(RuntimeError, match='W <= 8'):
-        mixer(conv=[normal(12, 1, 9)] * 2)
-    with pytest.raises(RuntimeError, match='number of D'):
-        mixer(D=[normal(12)])
+        mixer(conv0=normal(12, 1, 9))
+    with pytest.raises(RuntimeError, match='shape of conv'):
+        mixer(conv1=normal(12, 1, 5))
+    with pytest.raises(RuntimeError, match='expected D'):
+        mixer(D1=None)
+    with pytest.raises(RuntimeError, match='dtype of D'):
+        mixer(D1=normal(12).to(torch.int32))
     with pytest.raises(RuntimeError, match='shape of x_proj'):
-        mixer(x_proj=[normal(10, 12)] * 2)
+        mixer(x_proj1=normal(10, 12))
     with pytest.raises(RuntimeError, match='contiguous'):
         mixer(out_proj=normal(12, 8).t())
     with pytest.raises(RuntimeError, match='1 or 2 directions'):
-        mixer(A_log=[normal(12, 4)] * 3)
+        mixer(A_log2=normal(12, 4))
+    with pytest.raises(RuntimeError, match='1 or 2 directions'):
+        mixer(options=(0, [0, 1, 0], 0.5))
+    with pytest.raises(RuntimeError, match='number of parameters'):
+        fused_mixer(x, [], *options)
 
 
 class TestOpcheck:
@@ -153,10 +160,13 @@ class TestOpcheck:
     @pytest.mark.parametrize('form', [(1, 1), (2, 1), (2, 2)], ids=['none', 'v1', 'v2'])
     @pytest.mark.parametrize('bias', [True, False], ids=['bias', 'no_bias'])
     def test_mixer(self, method, form, bias, dtype):
-        x, parameters, *options = mixer_arguments(method, *form, bias, dtype)
-        torch.library.opcheck(ops.mixer_fwd, (x, *parameters, *options, False))
+        x, parameters = normal(2, 70, 8, dtype=dtype), [*mixer_parameters(*form, bias).values()]
+        options = (method_id(method), [0, 1][: form[0]], 0.5)
+        torch.library.opcheck(ops.mixer_fwd, (x, parameters, *options, False))
         # What is kept has gaps that nobody writes or reads: they differ from call to call.
-        keeping = (x, *parameters, *options, True)
+        keeping = (x, parameters, *options, True)
         torch.library.opcheck(ops.mixer_fwd, keeping, test_utils=('test_schema', 'test_faketensor'))
         out, kept = ops.mixer_fwd(*keeping)
-        torch.library.opcheck(ops.mixer_bwd, (out, x, kept, *parameters, *options))
+        sizes = (12, 4, 3, 4)
+        types = [-1 if p is None else 0 for p in parameters]
+        torch.library.opcheck(ops.mixer_bwd, (out, x, kept, sizes, types, *options))

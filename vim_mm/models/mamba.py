@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vim_mm.ops import causal_conv1d, selective_scan_grouped_fn
-from vim_mm.ops.block import MAX_TAPS, MixerParameters, fused_mixer
+from vim_mm.ops.block import MAX_TAPS, fused_mixer
 from vim_mm.ops.discretization import get_method
 from vim_mm.ops.selective_scan import use_compiled
 
@@ -17,6 +17,16 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     """ValueError if the argument called ``name`` is not one of the words ``choices``."""
     if value not in choices:
         raise ValueError(f'{name} must be one of {[*choices]}, got {value!r}')
+
+
+def _parameter(module: nn.Module, name: str) -> Tensor | None:
+    """The attribute, which need not be a parameter of its own (FSDP, parametrizations)."""
+    found = module._parameters.get(name)
+    return getattr(module, name) if found is None else found
+
+
+def _weight_and_bias(module: nn.Module) -> tuple[Tensor, Tensor | None]:
+    return _parameter(module, 'weight'), _parameter(module, 'bias')
 
 
 class Mamba(nn.Module):
@@ -173,29 +183,24 @@ class Mamba(nn.Module):
         dtype = self.fused_dtype(hidden_states)
         if dtype is None:
             return self.forward_plain(hidden_states)
-        # Modules by their dict: through attributes this takes longer than several launches.
-        modules = self._modules
-        conv, x_proj, dt_proj = (
-            [modules[name + end] for end in self.endings]
-            for name in ('conv1d', 'x_proj', 'dt_proj')
-        )
-        in_proj, out_proj = modules['in_proj'], modules['out_proj']
-        parameters = MixerParameters(
-            in_proj=in_proj.weight,
-            in_bias=in_proj.bias,
-            out_proj=out_proj.weight,
-            out_bias=out_proj.bias,
-            conv=[module.weight for module in conv],
-            conv_bias=[] if conv[0].bias is None else [module.bias for module in conv],
-            x_proj=[module.weight for module in x_proj],
-            dt_proj=[module.weight for module in dt_proj],
-            dt_bias=[module.bias for module in dt_proj],
-            D=self._each('D'),
-            A_log=self._all_A_log(),
-        )
         method = get_method(self.discretization_method).id
         scale = 0.5 if self.average else 1.0
+        parameters = self._fused_parameters()
         return fused_mixer(hidden_states.to(dtype), parameters, method, self.reverse, scale)
+
+    def _fused_parameters(self) -> list[Tensor | None]:
+        """All parameters in the order of ``fused_mixer``."""
+        # By the dicts of modules: through attributes this takes longer than several launches.
+        modules = self._modules
+        parameters = []
+        for name in ('in_proj', 'out_proj'):
+            parameters += _weight_and_bias(modules[name])
+        for end in self.endings:
+            parameters += _weight_and_bias(modules['conv1d' + end])
+            parameters.append(_parameter(modules['x_proj' + end], 'weight'))
+            parameters += _weight_and_bias(modules['dt_proj' + end])
+            parameters.append(_parameter(self, 'D' + end))
+        return parameters + [_parameter(self, name) for name in self.A_names]
 
     def forward_plain(self, hidden_states: Tensor) -> Tensor:
         """:meth:`forward`, on any device: the truth that the fast block is held to."""

@@ -8,8 +8,7 @@ in csrc/ops.cpp.
 
 import math
 from collections.abc import Sequence
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ from torch.autograd.function import once_differentiable
 from vim_mm.ops import library
 
 MAX_TAPS = 8  # kMaxTaps of csrc/cuda/block.h
-_PIECE_MULTIPLE = 64  # kPieceMultiple of csrc/cuda/mixer.cpp
 _ops = torch.ops.vim_mm
 
 
@@ -71,41 +69,9 @@ class _AddRMSNorm(torch.autograd.Function):
         return grad_residual, grad_update if ctx.with_update else None, grad_weight, None, None
 
 
-class MixerParameters(NamedTuple):
-    """The parameters of a mixer, by what they do; lists have an entry per direction.
-
-    Lists other than ``A_log`` have one entry if the directions share it. Contiguous, any float.
-    Letters: C outer and D inner channels, N states, R rank of the step sizes, W taps.
-    """
-
-    in_proj: Tensor  # (2 D, C)
-    in_bias: Tensor | None  # (2 D,)
-    out_proj: Tensor  # (C, D)
-    out_bias: Tensor | None  # (C,)
-    conv: Sequence[Tensor]  # (D, 1, W), W up to MAX_TAPS
-    conv_bias: Sequence[Tensor]  # (D,), or no entry
-    x_proj: Sequence[Tensor]  # (R + 2 N, D)
-    dt_proj: Sequence[Tensor]  # (D, R)
-    dt_bias: Sequence[Tensor]  # (D,)
-    D: Sequence[Tensor]  # (D,)
-    A_log: Sequence[Tensor]  # (D, N)
-
-
-_SINGLE = 4  # parameters that are not lists
-
-
-def _sort(tensors: Sequence[Tensor | None], counts: tuple[int, ...]) -> MixerParameters:
-    """Undo the flattening of parameters, given the lengths of the lists."""
-    lists, start = [], _SINGLE
-    for count in counts:
-        lists.append([*tensors[start : start + count]])
-        start += count
-    return MixerParameters(*tensors[:_SINGLE], *lists)
-
-
 def fused_mixer(
     x: Tensor,
-    parameters: MixerParameters,
+    parameters: list[Tensor | None],
     method: int,
     reverse: Sequence[bool],
     scale: float,
@@ -117,9 +83,12 @@ def fused_mixer(
 
     Args:
         x: (B, L, C), float32, float16 or bfloat16.
-        parameters: As they are stored.
+        parameters: As they are stored, contiguous, any float: in_proj (2 D, C) and its bias,
+            out_proj (C, D) and its bias; then conv (D, 1, W), W up to MAX_TAPS, its bias, x_proj
+            (R + 2 N, D), dt_proj (D, R), its bias, and D, once or for each direction; then A_log
+            (D, N) for each direction. Biases but dt_proj's may be None.
         method: Number of the discretization.
-        reverse: One flag per direction.
+        reverse: One flag per direction, of which there are one or two.
         scale: Factor on the sum of directions.
 
     Returns:
@@ -131,34 +100,57 @@ def fused_mixer(
     """
     options = (method, [*map(int, reverse)], scale)
     x = x.contiguous()
-    tensors = (*parameters[:_SINGLE], *chain(*parameters[_SINGLE:]))
-    if not (torch.is_grad_enabled() and _any_requires_grad(x, *tensors)):
-        return _ops.mixer_fwd(x, *parameters, *options, False)[0]
-    return _Mixer.apply(x, options, tuple(map(len, parameters[_SINGLE:])), *tensors)
+    if torch.is_grad_enabled() and _any_requires_grad(x, *parameters):
+        return _Mixer.apply(x, options, *parameters)
+    return _ops.mixer_fwd(x, parameters, *options, False)[0]
 
 
 def _any_requires_grad(*tensors: Tensor | None) -> bool:
     return any(t is not None and t.requires_grad for t in tensors)
 
 
+# Parameters: where those that there are for each set begin, and how many; see fused_mixer.
+_SINGLE, _EACH = 4, 6
+_CONV, _DT_PROJ = _SINGLE, _SINGLE + 3
+_TYPES = {
+    torch.float32: 0,
+    torch.float16: 1,
+    torch.bfloat16: 2,
+    torch.float64: 3,
+}  # Storage of csrc/cuda/kernels.h
+_ALIGNMENT = 256  # Plan::kAlignment of csrc/cuda/tensors.h
+
+
+def _sizes(parameters: Sequence[Tensor | None]) -> list[int]:
+    """D, N, R and W."""
+    return [
+        *parameters[-1].shape,
+        parameters[_DT_PROJ].shape[1],
+        parameters[_CONV].shape[2],
+    ]
+
+
 class _Mixer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x, options, counts, *tensors):
-        out, kept = _ops.mixer_fwd(x, *_sort(tensors, counts), *options, True)
-        ctx.options, ctx.counts, ctx.num_kept = options, counts, len(kept)
-        ctx.save_for_backward(x, *kept, *tensors)
+    def forward(ctx: Any, x, options, *parameters):
+        out, kept = _ops.mixer_fwd(x, parameters, *options, True)
+        # Backward takes the parameters as forward converted them, and of themselves no more than
+        # this: to save and restore each takes longer than to launch a kernel.
+        ctx.sizes = _sizes(parameters)
+        ctx.types = [-1 if p is None else _TYPES[p.dtype] for p in parameters]
+        ctx.options = options
+        ctx.save_for_backward(x, kept)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out):
-        x, *rest = ctx.saved_tensors
-        kept, tensors = rest[: ctx.num_kept], rest[ctx.num_kept :]
+        x, kept = ctx.saved_tensors
         grad_x, *grads = _ops.mixer_bwd(
-            grad_out.contiguous(), x, kept, *_sort(tensors, ctx.counts), *ctx.options
+            grad_out.contiguous(), x, kept, ctx.sizes, ctx.types, *ctx.options
         )
-        grads = (None if t is None else g for g, t in zip(grads, tensors, strict=True))
-        return grad_x, None, None, *grads
+        grads = (None if type < 0 else g for g, type in zip(grads, ctx.types, strict=True))
+        return grad_x, None, *grads
 
 
 def _add_rms_norm_fwd_fake(residual, update, weight, eps, dtype):
@@ -172,49 +164,58 @@ def _add_rms_norm_bwd_fake(grad_normed, grad_sum, total, rstd, weight, with_upda
     return torch.empty_like(total), grad_update, torch.empty_like(weight)
 
 
-def _mixer_fwd_fake(x, *arguments):
-    *parameters, method, reverse, _, keep = arguments
+def _mixer_fwd_fake(x, parameters, method, reverse, scale, keep):
+    out = torch.empty_like(x)
     if not keep:
-        return torch.empty_like(x), []
-    p = MixerParameters(*parameters)
-    batch, length, _ = x.shape
-    (channels, states), sets, rank = p.A_log[0].shape, len(p.conv), p.dt_proj[0].shape[1]
-    rows = rank + 2 * states
-    scanned = (batch, len(reverse), channels, length)
+        return out, x.new_empty(0, dtype=torch.uint8)
+    (batch, length, outer), (channels, states, rank, taps) = x.shape, _sizes(parameters)
+    directions = len(reverse)
+    sets = (len(parameters) - _SINGLE - directions) // _EACH
+    rows, tokens = rank + 2 * states, batch * length
+    edges = library.edges_shape((batch, directions, channels, length), states, method)
     narrow = [
-        p.in_proj.shape,
-        p.out_proj.shape,
-        (sets, rows, channels),
-        (sets, rank, channels),
-        *(bias.shape for bias in (p.in_bias, p.out_bias) if bias is not None),
+        2 * channels * outer,  # in_proj, its bias, out_proj, its bias
+        2 * channels,
+        outer * channels,
+        outer,
+        sets * rows * channels,  # x_proj, dt_proj
+        sets * channels * rank,
+        2 * channels * tokens,  # x and z
+        sets * rows * tokens,  # dt, B and C
+        channels * tokens,  # the sum over directions
     ]
     wide = [
-        (len(reverse), channels, states),
-        *[(sets, channels)] * 2,
-        (sets, *p.conv[0].shape),
-        (sets, channels),
+        sets * channels * taps,  # conv, its bias, dt_proj's, D
+        *[sets * channels] * 3,
+        directions * channels * states,  # A
+        math.prod(edges),
     ]
+    sizes = [count * x.element_size() for count in narrow] + [count * 4 for count in wide]
+    # Each begins at a multiple, see Plan of csrc/cuda/tensors.h.
+    bytes_kept = sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
+    return out, x.new_empty(bytes_kept, dtype=torch.uint8)
 
-    def buffer(shapes, dtype):
-        numel = sum(-(-math.prod(s) // _PIECE_MULTIPLE) * _PIECE_MULTIPLE for s in shapes)
-        return x.new_empty(numel, dtype=dtype)
 
-    return torch.empty_like(x), [
-        x.new_empty(2 * channels, batch * length),
-        x.new_empty(sets, rows, batch * length),
-        x.new_empty(math.prod(library.edges_shape(scanned, states, method)), dtype=torch.float32),
-        x.new_empty(channels, batch, length),
-        buffer(narrow, x.dtype),
-        buffer(wide, torch.float32),
+def _mixer_bwd_fake(grad_out, x, kept, sizes, types, method, reverse, scale):
+    (channels, states, rank, taps), outer = sizes, x.shape[2]
+    single = [(2 * channels, outer), (2 * channels,), (outer, channels), (outer,)]
+    each = [
+        (channels, 1, taps),
+        (channels,),
+        (rank + 2 * states, channels),
+        (channels, rank),
+        (channels,),
+        (channels,),
     ]
-
-
-def _mixer_bwd_fake(grad_out, x, kept, *arguments):
-    *parameters, _, _, _ = arguments
-    flat = (*parameters[:_SINGLE], *chain(*parameters[_SINGLE:]))
+    sets = (len(types) - len(single) - len(reverse)) // len(each)
+    shapes = [*single, *each * sets, *[(channels, states)] * len(reverse)]
+    dtypes = [*_TYPES]
     return [
         torch.empty_like(x),
-        *(x.new_empty(0) if t is None else torch.empty_like(t) for t in flat),
+        *(
+            x.new_empty(0) if type < 0 else x.new_empty(shape, dtype=dtypes[type])
+            for shape, type in zip(shapes, types, strict=True)
+        ),
     ]
 
 

@@ -3,6 +3,7 @@
 Shapes and letters of the operators stand with their schemas in csrc/ops.cpp.
 """
 
+import functools
 import importlib.util
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,11 @@ def has_kernel(device_type: str) -> bool:
     """Whether the compiled scan exists for tensors of a device type such as 'cpu' or 'cuda'."""
     if MISSING is not None:
         return False
+    return _is_registered(device_type)
+
+
+@functools.cache  # to ask takes longer than to launch a kernel, and a mixer asks at every call
+def _is_registered(device_type: str) -> bool:
     key = {'cpu': 'CPU', 'cuda': 'CUDA'}.get(device_type)
     return key is not None and torch._C._dispatch_has_kernel_for_dispatch_key(
         'vim_mm::selective_scan_fwd', key
