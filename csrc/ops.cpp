@@ -49,21 +49,25 @@ STABLE_TORCH_LIBRARY(vim_mm, m) {
       "add_rms_norm_bwd(Tensor grad_normed, Tensor? grad_sum, Tensor sum, Tensor rstd, "
       "Tensor weight, bool with_update) "
       "-> (Tensor grad_residual, Tensor grad_update, Tensor grad_weight)");
-  // The mixer of a block. x and out [B, L, C]; parameters in this order, those with a question mark may be
-  // missing: in_proj [2H, C], in_bias? [2H], out_proj [C, H], out_bias? [C]; P times conv [H, 1, W], W <= 8,
-  // conv_bias? [H], x_proj [R + 2N, H], dt_proj [H, R], dt_bias [H], D [H]; K times A_log [H, N]. A flag
-  // for each direction; their sum counts `scale`. Keeps, if asked, what backward needs, as bytes: xz [2H, B L],
+  // The mixer of a block, of x or, with the weight of a norm, of rms_norm(sum), sum = x + update, as above
+  // (x is residual then); `dtype` is that of activations. x, out [B, L, C]; parameters in this order, those
+  // with a question mark may be missing: in_proj [2H, C], in_bias? [2H], out_proj [C, H], out_bias? [C]; P
+  // times conv [H, 1, W], W <= 8, conv_bias? [H], x_proj [R + 2N, H], dt_proj [H, R], dt_bias [H], D [H]; K
+  // times A_log [H, N]. A flag for each direction; their sum counts `scale`. Without an update the sum is
+  // empty. Keeps, if asked, what backward needs, as bytes: the normalized sum and 1 / rms, xz [2H, B L],
   // dt_B_C [P, R + 2N, B L], edges of the scan, the sum over directions [H, B, L], and the parameters as they
   // were taken (mixer.cpp has the order). Else that is empty.
   m.def(
-      "mixer_fwd(Tensor x, Tensor?[] parameters, int method, int[] reverse, float scale, bool "
-      "keep) "
-      "-> (Tensor out, Tensor kept)");
-  // Gradients of x and all parameters, in their order; an empty tensor where there is none. `sizes` are H, N,
-  // R and W; `types` has of each parameter its dtype as a number of Storage (cuda/kernels.h), -1 for none.
+      "mixer_fwd(Tensor x, Tensor? update, Tensor? norm, float eps, ScalarType dtype, "
+      "Tensor?[] parameters, int method, int[] reverse, float scale, bool keep) "
+      "-> (Tensor out, Tensor sum, Tensor kept)");
+  // Gradients of x, update, norm and all parameters, in their order; an empty tensor where there is none.
+  // With a norm x is the sum. `sizes` are H, N, R and W; `types` has of each parameter its dtype as a number
+  // of Storage (cuda/kernels.h), -1 for none.
   m.def(
-      "mixer_bwd(Tensor grad_out, Tensor x, Tensor kept, int[] sizes, int[] types, int method, "
-      "int[] reverse, float scale) -> Tensor[]");
+      "mixer_bwd(Tensor grad_out, Tensor? grad_sum, Tensor x, Tensor? norm, Tensor kept, "
+      "int[] sizes, int[] types, bool with_update, int method, int[] reverse, float scale) "
+      "-> Tensor[]");
 }
 
 // Importing the module is loading the library; it has nothing of its own.

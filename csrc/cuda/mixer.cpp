@@ -1,5 +1,5 @@
-// The mixer of a block on CUDA tensors: a sequence of kernels and matrix products, forward and
-// backward. Shapes and letters as in ops.cpp.
+// The mixer of a block on CUDA tensors, and the norm before it: a sequence of kernels and matrix
+// products, forward and backward. Shapes and letters as in ops.cpp.
 //
 // Everything between in_proj and out_proj is rows of channels, time contiguous: nothing is
 // transposed. A convolution, projections and scans of all directions are one launch each.
@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "block.h"
+#include "norm.h"
 #include "selective_scan.h"
 #include "tensors.h"
 
@@ -122,16 +123,17 @@ struct Mixer {
   int count;
   ScanArguments scan{};  // all but the tensors
   Plan kept;
-  int64_t xz, dt_B_C, edges, sum;
+  int64_t input, rstd, xz, dt_B_C, edges, sum;  // the first two where the norm is part of it
 
-  // `with_sum`: over directions, which backward asks for.
-  Mixer(const Tensor& x, int64_t count_, const InnerSizes& inner, int64_t method,
-        const Integers& reverse, bool with_sum)
+  // `x`: [B, L, C] of any dtype; activations have `type_`. `normed`: the norm is part of it. `with_sum`:
+  // over directions, which backward asks for.
+  Mixer(const Tensor& x, ScalarType type_, bool normed, int64_t count_, const InnerSizes& inner,
+        int64_t method, const Integers& reverse, bool with_sum)
       : batch(x.size(0)), steps(x.size(1)), outer(x.size(2)), channels(inner.channels),
         states(inner.states), rank(inner.rank), taps(inner.taps),
         sets((int(count_) - kSingle - int(reverse.size())) / kEach),
-        directions(int(reverse.size())), type(x.scalar_type()), storage(storage_of(x)),
-        item(int64_t(x.element_size())), count(int(count_)) {
+        directions(int(reverse.size())), type(type_), storage(storage_of(type_)),
+        item(storage == Storage::float32 ? 4 : 2), count(int(count_)) {
     STD_TORCH_CHECK(
         directions >= 1 && directions <= kMaxDirections && (sets == 1 || sets == directions) &&
             count == kSingle + sets * kEach + directions,
@@ -159,6 +161,8 @@ struct Mixer {
     scan.batch = batch, scan.groups = directions, scan.channels = channels;
     scan.steps = steps, scan.states = states, scan.method = int(method);
     set_directions(scan, reverse);
+    input = kept.take(normed ? bytes_of(outer) : 0);
+    rstd = kept.take(normed ? tokens() * kFloat : 0);
     xz = kept.take(bytes_of(2 * channels));
     dt_B_C = kept.take(bytes_of(sets * rows()));
     edges = kept.take(count_edges(scan) * kFloat);
@@ -311,7 +315,7 @@ void pack(const Mixer& mixer, const Tensor& x, const MaybeTensors& parameters, c
   convert(all, stream);
 }
 
-void expect_activations(const Tensor& t, const char* name) {
+void expect_tokens(const Tensor& t, const char* name) {
   STD_TORCH_CHECK(t.dim() == 3 && t.is_cuda() && t.is_contiguous(), "vim_mm: expected ", name,
                   " [B, L, C], contiguous on CUDA");
   expect_narrow(t, name);
@@ -325,11 +329,18 @@ void multiply_add_into(const Tensor& out, const std::optional<Tensor>& bias, con
       aoti_torch_cuda_addmm_out(out.get(), bias->get(), a.get(), b.get(), 1.0, 1.0));
 }
 
-std::tuple<Tensor, Tensor> mixer_fwd(const Tensor& x, const MaybeTensors& parameters,
-                                     int64_t method, const Integers& reverse, double scale,
-                                     bool keep) {
-  expect_activations(x, "x");
-  const Mixer mixer(x, int64_t(parameters.size()), sizes_of(parameters), method, reverse, keep);
+std::tuple<Tensor, Tensor, Tensor> mixer_fwd(const Tensor& x, const std::optional<Tensor>& update,
+                                             const std::optional<Tensor>& norm, double eps,
+                                             ScalarType dtype, const MaybeTensors& parameters,
+                                             int64_t method, const Integers& reverse, double scale,
+                                             bool keep) {
+  expect_tokens(x, "x");
+  if (!norm) {
+    STD_TORCH_CHECK(!update, "vim_mm: an update without a norm");
+    expect_type(x, "x", {dtype});
+  }
+  const Mixer mixer(x, dtype, norm.has_value(), int64_t(parameters.size()), sizes_of(parameters),
+                    method, reverse, keep);
   const DeviceGuard guard(x.get_device_index());
   void* const stream = current_stream(x);
   const int64_t channels = mixer.channels, outer = mixer.outer, tokens = mixer.tokens();
@@ -342,14 +353,23 @@ std::tuple<Tensor, Tensor> mixer_fwd(const Tensor& x, const MaybeTensors& parame
       plan.take(mixer.batch * mixer.directions * channels * mixer.states * kFloat);
   const int64_t counts = plan.take(kMaxRelieved * kFloat);
   const Pool memory(x, mixer.kept), scratch(x, plan);
+  const Tensor sum = update ? new_tensor(x) : new_tensor(x, {0}, x.scalar_type());
+  if (norm) {
+    AddRmsNorm p = norm_arguments(x, update, *norm, eps, dtype);
+    p.normed = memory.at(mixer.input), p.rstd = memory.floats(mixer.rstd);
+    if (update) p.sum = sum.data_ptr();
+    add_rms_norm(p, stream);
+  }
   // The scan counts from 0, whose bits are those of 0.0f.
   pack(mixer, x, parameters, memory, scratch.floats(counts), kMaxRelieved, stream);
 
   std::optional<Tensor> bias;
   if (parameters[kInBias])
-    bias = memory.tensor(mixer.place(kInBias), mixer.type, {2 * channels, tokens}, {1, 0});
+    bias = memory.tensor(mixer.place(kInBias), dtype, {2 * channels, tokens}, {1, 0});
   multiply_add_into(mixer.matrix(memory, mixer.xz, 2 * channels), bias,
-                    mixer.matrix(memory, kInProj), view(x, {outer, tokens}, {1, outer}));
+                    mixer.matrix(memory, kInProj),
+                    norm ? memory.tensor(mixer.input, dtype, {outer, tokens}, {1, outer})
+                         : view(x, {outer, tokens}, {1, outer}));
   Convolution convolution = mixer.convolution(memory);
   convolution.u = scratch.at(u);
   convolve(convolution, stream);
@@ -370,23 +390,35 @@ std::tuple<Tensor, Tensor> mixer_fwd(const Tensor& x, const MaybeTensors& parame
   if (keep) g.sum = memory.at(mixer.sum);
   gate(g, stream);
 
-  const Tensor out = new_tensor(x, x.sizes(), mixer.type);
+  const Tensor out = new_tensor(x, x.sizes(), dtype);
   bias.reset();
   if (parameters[kOutBias])
-    bias = memory.tensor(mixer.place(kOutBias), mixer.type, {tokens, outer}, {0, 1});
+    bias = memory.tensor(mixer.place(kOutBias), dtype, {tokens, outer}, {0, 1});
   multiply_add_into(view(out, {tokens, outer}, {outer, 1}), bias,
                     mixer.transposed(scratch, gated, channels), mixer.transposed(memory, kOutProj));
-  return {out, keep ? memory.memory() : new_tensor(x, {0}, ScalarType::Byte)};
+  return {out, sum, keep ? memory.memory() : new_tensor(x, {0}, ScalarType::Byte)};
 }
 
 // Backward, part by part from the last: each takes the gradient of what forward's part makes. The
 // gradients of parameters are sums over tokens in float32, from which `finish` makes what is returned.
 class Backward {
  public:
-  Backward(const Mixer& mixer, const Tensor& grad_out, const Tensor& x, const Tensor& kept,
-           const Integers& types, double scale)
-      : m_(mixer), grad_out_(grad_out), x_(x), types_(types), scale_(static_cast<float>(scale)),
-        memory_(kept), stream_(current_stream(x)), scratch_(x, plan()) {}
+  // What comes in: x is the sum where there is a norm.
+  struct Given {
+    const Tensor &grad_out, &x, &kept;
+    const std::optional<Tensor>&grad_sum, &norm;
+    const Integers& types;  // of parameters
+    bool with_update;
+    float scale;
+  };
+
+  Backward(const Mixer& mixer, const Given& given)
+      : m_(mixer), given_(given), types_(given.types), memory_(given.kept),
+        stream_(current_stream(given.x)) {
+    if (given.norm) norm_ = norm_backward_arguments(given.x, *given.norm, m_.type);
+    plan();
+    scratch_.emplace(given.x, plan_);
+  }
 
   Tensors run() {
     output_gradients();
@@ -401,11 +433,10 @@ class Backward {
  private:
   // Of parameters that are not in float32 already.
   bool is_single(int which) const { return types_[which] == int64_t(Storage::float32); }
-  Plan plan() {
-    Plan plan;
+  void plan() {
     const int64_t channels = m_.channels, sets = m_.sets, directions = m_.directions;
-    const auto rows = [&](int64_t count) { return plan.take(m_.bytes_of(count)); };
-    const auto floats = [&](int64_t count) { return plan.take(count * kFloat); };
+    const auto rows = [&](int64_t count) { return plan_.take(m_.bytes_of(count)); };
+    const auto floats = [&](int64_t count) { return plan_.take(count * kFloat); };
     // The gradient of u comes when the gate's are done with.
     grad_u_ = grad_gated_ = rows(2 * channels), gated_ = grad_gated_ + m_.bytes_of(channels);
     grad_y_ = rows(channels), grad_xz_ = rows(2 * channels);
@@ -422,15 +453,15 @@ class Backward {
       sum_u_ = rows(channels), sum_delta_ = rows(channels), sum_dt_B_C_ = rows(m_.rows());
       sum_D_ = floats(channels), sum_dt_bias_ = floats(channels);
     }
-    return plan;
+    if (given_.norm) grad_input_ = rows(m_.outer), norm_parts_ = floats(count_parts(norm_));
   }
   // The float32 sum of a parameter that there is once: where it is float32 itself, what is returned.
   Tensor sum_of(Single which) {
     if (is_single(which)) return gradient(which);
     const auto [rows, columns, _] = m_.parameters[which].sizes;
     if (m_.parameters[which].dims == 1)
-      return scratch_.tensor(sums_[which], ScalarType::Float, {rows}, {1});
-    return scratch_.tensor(sums_[which], ScalarType::Float, {rows, columns}, {columns, 1});
+      return scratch_->tensor(sums_[which], ScalarType::Float, {rows}, {1});
+    return scratch_->tensor(sums_[which], ScalarType::Float, {rows, columns}, {columns, 1});
   }
   // Made when first asked for.
   const Tensor& gradient(int which) {
@@ -438,51 +469,53 @@ class Backward {
     std::optional<Tensor>& g = gradients_[which];
     if (!g) {
       const std::vector<int64_t> sizes(p.sizes.begin(), p.sizes.begin() + p.dims);
-      g = new_tensor(x_, sizes, kTypes[types_[which]]);
+      g = new_tensor(given_.x, sizes, kTypes[types_[which]]);
     }
     return *g;
   }
   Tensor matrix_of_floats(int64_t place, int64_t rows, int64_t columns) const {
-    return scratch_.tensor(place, ScalarType::Float, {rows, columns}, {columns, 1});
+    return scratch_->tensor(place, ScalarType::Float, {rows, columns}, {columns, 1});
   }
-  Tensor grad_rows() const { return view(grad_out_, {m_.tokens(), m_.outer}, {m_.outer, 1}); }
-  Tensor grad_columns() const { return view(grad_out_, {m_.outer, m_.tokens()}, {1, m_.outer}); }
+  Tensor grad_rows() const { return view(given_.grad_out, {m_.tokens(), m_.outer}, {m_.outer, 1}); }
+  Tensor grad_columns() const {
+    return view(given_.grad_out, {m_.outer, m_.tokens()}, {1, m_.outer});
+  }
 
   // Of the gate and out_proj.
   void output_gradients() {
     const int64_t channels = m_.channels, half = m_.bytes_of(channels);
-    multiply_into(m_.matrix(scratch_, grad_gated_, channels), m_.transposed(memory_, kOutProj),
+    multiply_into(m_.matrix(*scratch_, grad_gated_, channels), m_.transposed(memory_, kOutProj),
                   grad_columns());
     GateBackward g{};
-    g.storage = m_.storage, g.count = channels * m_.tokens(), g.scale = scale_;
-    g.grad_out = scratch_.at(grad_gated_);
+    g.storage = m_.storage, g.count = channels * m_.tokens(), g.scale = given_.scale;
+    g.grad_out = scratch_->at(grad_gated_);
     g.sum = memory_.at(m_.sum), g.z = memory_.at(m_.xz + half);
-    g.grad_y = scratch_.at(grad_y_), g.grad_z = scratch_.at(grad_xz_ + half);
-    g.out = scratch_.at(gated_);
+    g.grad_y = scratch_->at(grad_y_), g.grad_z = scratch_->at(grad_xz_ + half);
+    g.out = scratch_->at(gated_);
     gate_backward(g, stream_);
-    multiply_into(sum_of(kOutProj), grad_columns(), m_.transposed(scratch_, gated_, channels));
+    multiply_into(sum_of(kOutProj), grad_columns(), m_.transposed(*scratch_, gated_, channels));
     if (types_[kOutBias] >= 0) sum_into(sum_of(kOutBias), grad_rows(), 0, false);
   }
 
   // Of u and dt_B_C what comes through the scan alone, of dt_B_C therefore its B and C.
   void scan_gradients() {
     Convolution convolution = m_.convolution(memory_);
-    convolution.u = scratch_.at(u_);
+    convolution.u = scratch_->at(u_);
     convolve(convolution, stream_);
     StepProjection step_projection = m_.step_projection(memory_);
-    step_projection.delta = scratch_.at(delta_);
+    step_projection.delta = scratch_->at(delta_);
     project_steps(step_projection, stream_);
     ScanGradients g;
-    g.out = m_.activations(scratch_.at(grad_y_), 0);
-    g.u = m_.activations(scratch_.at(grad_u_), m_.channels);
-    g.delta = m_.activations(scratch_.at(grad_delta_), m_.channels);
-    g.B = m_.activations(scratch_.at(grad_dt_B_C_ + m_.bytes_of(m_.rank)), m_.rows());
+    g.out = m_.activations(scratch_->at(grad_y_), 0);
+    g.u = m_.activations(scratch_->at(grad_u_), m_.channels);
+    g.delta = m_.activations(scratch_->at(grad_delta_), m_.channels);
+    g.B = m_.activations(scratch_->at(grad_dt_B_C_ + m_.bytes_of(m_.rank)), m_.rows());
     g.C = g.B, g.C.data += m_.bytes_of(m_.states);
-    g.A = m_.floats(scratch_.floats(A_), false, m_.states);
-    g.D = m_.floats(scratch_.floats(D_), false);
-    g.delta_bias = m_.floats(scratch_.floats(dt_bias_), false);
-    scan_backward_into(m_.scan_of(memory_, scratch_.at(u_), scratch_.at(delta_)), g,
-                       memory_.at(m_.edges), x_, stream_);
+    g.A = m_.floats(scratch_->floats(A_), false, m_.states);
+    g.D = m_.floats(scratch_->floats(D_), false);
+    g.delta_bias = m_.floats(scratch_->floats(dt_bias_), false);
+    scan_backward_into(m_.scan_of(memory_, scratch_->at(u_), scratch_->at(delta_)), g,
+                       memory_.at(m_.edges), given_.x, stream_);
   }
 
   // Where directions share parameters and activations. Of dt_B_C, dt comes with the projections.
@@ -490,8 +523,8 @@ class Backward {
     const int64_t directions = m_.directions, channels = m_.channels, rows = m_.rows();
     const auto add = [&](int64_t& place, int64_t sum, int64_t stride, int64_t first) {
       const int64_t skipped = m_.bytes_of(first), count = stride - first;
-      sum_into(m_.stack(scratch_, sum + skipped, 1, count, stride),
-               m_.stack(scratch_, place + skipped, directions, count, stride), 0, true);
+      sum_into(m_.stack(*scratch_, sum + skipped, 1, count, stride),
+               m_.stack(*scratch_, place + skipped, directions, count, stride), 0, true);
       place = sum;
     };
     add(grad_u_, sum_u_, channels, 0), add(grad_delta_, sum_delta_, channels, 0);
@@ -508,16 +541,16 @@ class Backward {
   // sums over so many tokens are faster split, as products are and batches of them are not.
   void projection_gradients() {
     const int64_t sets = m_.sets, rows = m_.rows(), channels = m_.channels;
-    const Tensor grad_u = m_.stack(scratch_, grad_u_, sets, channels, channels);
-    const Tensor grad_dt_B_C = m_.stack(scratch_, grad_dt_B_C_, sets, rows, rows);
-    multiply_into(m_.stack(scratch_, grad_dt_B_C_, sets, m_.rank, rows), m_.dt_proj(memory_),
-                  m_.stack(scratch_, grad_delta_, sets, channels, channels));
+    const Tensor grad_u = m_.stack(*scratch_, grad_u_, sets, channels, channels);
+    const Tensor grad_dt_B_C = m_.stack(*scratch_, grad_dt_B_C_, sets, rows, rows);
+    multiply_into(m_.stack(*scratch_, grad_dt_B_C_, sets, m_.rank, rows), m_.dt_proj(memory_),
+                  m_.stack(*scratch_, grad_delta_, sets, channels, channels));
     multiply_into(matrix_of_floats(dt_proj_, sets * channels, sets * rows),
-                  m_.matrix(scratch_, grad_delta_, sets * channels),
+                  m_.matrix(*scratch_, grad_delta_, sets * channels),
                   m_.transposed(memory_, m_.dt_B_C, sets * rows));
     multiply_into(matrix_of_floats(x_proj_, sets * rows, sets * channels),
-                  m_.matrix(scratch_, grad_dt_B_C_, sets * rows),
-                  m_.transposed(scratch_, u_, sets * channels));
+                  m_.matrix(*scratch_, grad_dt_B_C_, sets * rows),
+                  m_.transposed(*scratch_, u_, sets * channels));
     TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_baddbmm_out(grad_u.get(), grad_u.get(),
                                                        m_.x_proj_transposed(memory_).get(),
                                                        grad_dt_B_C.get(), 1.0, 1.0));
@@ -526,20 +559,42 @@ class Backward {
   void convolution_gradients() {
     ConvolutionBackward c{};
     c.forward = m_.convolution(memory_);
-    c.grad_u = scratch_.at(grad_u_);
-    c.grad_x = scratch_.at(grad_xz_), c.grad_x_row = m_.tokens();
-    c.grad_weight = scratch_.floats(conv_), c.grad_bias = scratch_.floats(conv_bias_);
+    c.grad_u = scratch_->at(grad_u_);
+    c.grad_x = scratch_->at(grad_xz_), c.grad_x_row = m_.tokens();
+    c.grad_weight = scratch_->floats(conv_), c.grad_bias = scratch_->floats(conv_bias_);
     convolve_backward(c, stream_);
   }
 
+  // Of in_proj, and of the norm.
   void input_gradients() {
-    const int64_t rows = 2 * m_.channels;
-    const Tensor grad_xz = m_.matrix(scratch_, grad_xz_, rows);
-    multiply_into(sum_of(kInProj), grad_xz, view(x_, {m_.tokens(), m_.outer}, {m_.outer, 1}));
+    const int64_t rows = 2 * m_.channels, tokens = m_.tokens(), outer = m_.outer;
+    const auto matrix_of = [&](const Tensor& t) { return view(t, {tokens, outer}, {outer, 1}); };
+    const auto matrix_at = [&](const Pool& pool, int64_t place) {
+      return pool.tensor(place, m_.type, {tokens, outer}, {outer, 1});
+    };
+    const bool normed = given_.norm.has_value();
+    const Tensor grad_xz = m_.matrix(*scratch_, grad_xz_, rows);
+    grad_x_ = new_tensor(given_.x);
+    multiply_into(sum_of(kInProj), grad_xz,
+                  normed ? matrix_at(memory_, m_.input) : matrix_of(given_.x));
     if (types_[kInBias] >= 0) sum_into(sum_of(kInBias), grad_xz, 1, false);
-    grad_x_ = new_tensor(x_, x_.sizes(), m_.type);
-    multiply_into(view(*grad_x_, {m_.tokens(), m_.outer}, {m_.outer, 1}),
-                  m_.transposed(scratch_, grad_xz_, rows), m_.matrix(memory_, kInProj));
+    multiply_into(normed ? matrix_at(*scratch_, grad_input_) : matrix_of(grad_x_),
+                  m_.transposed(*scratch_, grad_xz_, rows), m_.matrix(memory_, kInProj));
+    if (normed) norm_gradients();
+  }
+
+  void norm_gradients() {
+    norm_.grad_normed = scratch_->at(grad_input_);
+    if (given_.grad_sum) norm_.grad_sum = given_.grad_sum->data_ptr();
+    norm_.rstd = memory_.floats(m_.rstd);
+    norm_.grad_residual = grad_x_.data_ptr();
+    if (given_.with_update) {
+      grad_update_ = new_tensor(given_.grad_out);
+      norm_.grad_update = grad_update_.data_ptr();
+    }
+    norm_.grad_weight = scratch_->floats(norm_parts_);
+    grad_norm_ = new_tensor(*given_.norm);
+    norm_backward_into(norm_, grad_norm_, stream_);
   }
 
   // All gradients in the dtypes of their parameters, what is not yet by one launch.
@@ -547,7 +602,7 @@ class Backward {
     Conversions all;
     const auto convert_from = [&](int which, int64_t place) -> Conversion& {
       Conversion& c = all.each[all.count++] = {};
-      c.from = scratch_.at(place);
+      c.from = scratch_->at(place);
       c.to = gradient(which).data_ptr(), c.to_storage = Storage(types_[which]);
       c.columns = int(m_.parameters[which].numel());
       return c;
@@ -579,38 +634,50 @@ class Backward {
     }
     convert(all, stream_);
 
-    Tensors results{*grad_x_};
-    for (int i = 0; i < m_.count; ++i)
-      results.push_back(gradients_[i] ? *gradients_[i] : new_tensor(x_, {0}, m_.type));
+    const Tensor none = new_tensor(given_.x, {0}, m_.type);
+    Tensors results{grad_x_, given_.with_update ? grad_update_ : none,
+                    given_.norm ? grad_norm_ : none};
+    for (int i = 0; i < m_.count; ++i) results.push_back(gradients_[i] ? *gradients_[i] : none);
     return results;
   }
 
   const Mixer& m_;
-  const Tensor &grad_out_, &x_;
+  const Given given_;
   const Integers& types_;
-  const float scale_;
   const Pool memory_;
   void* const stream_;
+  AddRmsNormBackward norm_{};
   // Places of activations and their gradients, and of sums over tokens: those that there are once, or
   // of all sets; D's, the bias's and A's of directions.
+  Plan plan_;
   int64_t grad_gated_, gated_, grad_y_, grad_xz_, u_, delta_, grad_u_, grad_delta_, grad_dt_B_C_;
   std::array<int64_t, kSingle> sums_;
   int64_t conv_, conv_bias_, x_proj_, dt_proj_, D_, dt_bias_, A_;
   int64_t sum_u_, sum_delta_, sum_dt_B_C_, sum_D_, sum_dt_bias_;  // over directions
-  const Pool scratch_;
+  int64_t grad_input_, norm_parts_;
+  std::optional<Pool> scratch_;
   std::array<std::optional<Tensor>, kMaxParameters> gradients_;
-  std::optional<Tensor> grad_x_;
+  Tensor grad_x_, grad_update_, grad_norm_;
 };
 
-Tensors mixer_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& kept,
-                  const Integers& sizes, const Integers& types, int64_t method,
-                  const Integers& reverse, double scale) {
-  expect_activations(x, "x");
+Tensors mixer_bwd(const Tensor& grad_out, const std::optional<Tensor>& grad_sum, const Tensor& x,
+                  const std::optional<Tensor>& norm, const Tensor& kept, const Integers& sizes,
+                  const Integers& types, bool with_update, int64_t method, const Integers& reverse,
+                  double scale) {
+  expect_tokens(x, "x");
+  expect_tokens(grad_out, "grad_out");
   expect_contiguous(grad_out, "grad_out", x.sizes());
-  expect_type(grad_out, "grad_out", {x.scalar_type()});
+  if (grad_sum) {
+    expect_contiguous(*grad_sum, "grad_sum", x.sizes());
+    expect_type(*grad_sum, "grad_sum", {x.scalar_type()});
+  }
+  if (!norm) {
+    STD_TORCH_CHECK(!grad_sum && !with_update, "vim_mm: an update without a norm");
+    expect_type(grad_out, "grad_out", {x.scalar_type()});
+  }
   STD_TORCH_CHECK(sizes.size() == 4, "vim_mm: expected H, N, R and W");
-  const Mixer mixer(x, int64_t(types.size()), {sizes[0], sizes[1], sizes[2], sizes[3]}, method,
-                    reverse, true);
+  const Mixer mixer(x, grad_out.scalar_type(), norm.has_value(), int64_t(types.size()),
+                    {sizes[0], sizes[1], sizes[2], sizes[3]}, method, reverse, true);
   for (int i = 0; i < mixer.count; ++i)
     STD_TORCH_CHECK(types[i] >= (mixer.parameters[i].optional ? -1 : 0) &&
                         types[i] < int64_t(std::size(kTypes)),
@@ -619,7 +686,9 @@ Tensors mixer_bwd(const Tensor& grad_out, const Tensor& x, const Tensor& kept,
                       kept.numel() * int64_t(kept.element_size()) == mixer.kept.bytes(),
                   "vim_mm: expected what the mixer's forward kept");
   const DeviceGuard guard(x.get_device_index());
-  return Backward(mixer, grad_out, x, kept, types, scale).run();
+  return Backward(mixer, {grad_out, x, kept, grad_sum, norm, types, with_update,
+                          static_cast<float>(scale)})
+      .run();
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // Residual add and RMSNorm on CUDA tensors. Shapes and letters as in ops.cpp.
 //
 // SPDX-License-Identifier: Apache-2.0
+#include "norm.h"
+
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -9,9 +11,6 @@
 #include <optional>
 #include <tuple>
 #include <vector>
-
-#include "block.h"
-#include "tensors.h"
 
 namespace vim_mm {
 namespace {
@@ -22,85 +21,57 @@ constexpr int kBackwardRows = 16, kBackwardBlocks = 264;  // whatever the GPU: s
 
 void* data_of(const std::optional<Tensor>& t) { return t ? t->data_ptr() : nullptr; }
 
-// Checks what forward and backward have in common; returns the number of channels.
-int64_t channels_of(const Tensor& residual, const Tensor& weight, ScalarType dtype) {
+// Checks what forward and backward have in common.
+void check(const Tensor& residual, const Tensor& weight, ScalarType dtype) {
   STD_TORCH_CHECK(residual.dim() >= 1, "vim_mm: expected residual [.., C]");
-  const int64_t channels = residual.size(residual.dim() - 1);
   expect_contiguous(residual, "residual", residual.sizes());
-  expect_contiguous(weight, "weight", {channels});
+  expect_contiguous(weight, "weight", {residual.size(residual.dim() - 1)});
   STD_TORCH_CHECK(
       dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
       "vim_mm: expected a normalized sum of float32, float16 or bfloat16");
   expect_type(residual, "residual", {ScalarType::Float, dtype});
   expect_type(weight, "weight", {ScalarType::Float, dtype});
-  return channels;
 }
 
-std::tuple<Tensor, Tensor, Tensor> add_rms_norm_fwd(const Tensor& residual,
-                                                    const std::optional<Tensor>& update,
-                                                    const Tensor& weight, double eps,
-                                                    ScalarType dtype) {
-  AddRmsNorm p{};
-  p.channels = channels_of(residual, weight, dtype);
-  p.rows = p.channels ? residual.numel() / p.channels : 0;
-  p.eps = static_cast<float>(eps);
+}  // namespace
+
+AddRmsNorm norm_arguments(const Tensor& residual, const std::optional<Tensor>& update,
+                          const Tensor& weight, double eps, ScalarType dtype) {
+  check(residual, weight, dtype);
   if (update) {
     expect_contiguous(*update, "update", residual.sizes());
     expect_type(*update, "update", {dtype});
   }
-  const DeviceGuard guard(residual.get_device_index());
-  const auto shape = residual.sizes();
-  const Tensor normed = new_tensor(residual, shape, dtype);
-  const Tensor sum =
-      update ? new_tensor(residual) : new_tensor(residual, {0}, residual.scalar_type());
-  const std::vector<int64_t> rows(shape.begin(), shape.end() - 1);
-  const Tensor rstd = new_tensor(residual, rows, ScalarType::Float);
+  AddRmsNorm p{};
+  p.channels = weight.numel();
+  p.rows = p.channels ? residual.numel() / p.channels : 0;
+  p.eps = static_cast<float>(eps);
   p.residual_storage = storage_of(residual);
-  p.storage = storage_of(normed);
+  p.storage = storage_of(dtype);
   p.weight_storage = storage_of(weight);
   p.residual = residual.data_ptr(), p.update = data_of(update), p.weight = weight.data_ptr();
-  p.normed = normed.data_ptr();
-  if (update) p.sum = sum.data_ptr();
-  p.rstd = static_cast<float*>(rstd.data_ptr());
-  add_rms_norm(p, current_stream(residual));
-  return {normed, sum, rstd};
+  return p;
 }
 
-std::tuple<Tensor, Tensor, Tensor> add_rms_norm_bwd(const Tensor& grad_normed,
-                                                    const std::optional<Tensor>& grad_sum,
-                                                    const Tensor& sum, const Tensor& rstd,
-                                                    const Tensor& weight, bool with_update) {
-  const ScalarType dtype = grad_normed.scalar_type();
+AddRmsNormBackward norm_backward_arguments(const Tensor& sum, const Tensor& weight,
+                                           ScalarType dtype) {
+  check(sum, weight, dtype);
   AddRmsNormBackward p{};
-  p.channels = channels_of(sum, weight, dtype);
+  p.channels = weight.numel();
   p.rows = p.channels ? sum.numel() / p.channels : 0;
-  expect_contiguous(grad_normed, "grad_normed", sum.sizes());
-  if (grad_sum) {
-    expect_contiguous(*grad_sum, "grad_sum", sum.sizes());
-    expect_type(*grad_sum, "grad_sum", {sum.scalar_type()});
-  }
-  STD_TORCH_CHECK(rstd.numel() == p.rows && rstd.is_contiguous(), "vim_mm: wrong shape of rstd");
-  expect_type(rstd, "rstd", {ScalarType::Float});
-  const DeviceGuard guard(sum.get_device_index());
+  p.residual_storage = storage_of(sum);
+  p.storage = storage_of(dtype);
+  p.weight_storage = storage_of(weight);
+  p.sum = sum.data_ptr(), p.weight = weight.data_ptr();
   p.blocks = static_cast<int>(
       std::clamp<int64_t>((p.rows + kBackwardRows - 1) / kBackwardRows, 1, kBackwardBlocks));
-  const Tensor grad_residual = new_tensor(sum);
-  const Tensor grad_update =
-      with_update ? new_tensor(grad_normed) : new_tensor(grad_normed, {0}, dtype);
-  const Tensor grad_weight = new_tensor(weight);
-  const Tensor parts = new_tensor(sum, {p.blocks, p.channels}, ScalarType::Float);
-  p.residual_storage = storage_of(sum);
-  p.storage = storage_of(grad_normed);
-  p.weight_storage = storage_of(weight);
-  p.grad_normed = grad_normed.data_ptr(), p.grad_sum = data_of(grad_sum);
-  p.sum = sum.data_ptr(), p.weight = weight.data_ptr();
-  p.rstd = static_cast<const float*>(rstd.data_ptr());
-  p.grad_residual = grad_residual.data_ptr();
-  if (with_update) p.grad_update = grad_update.data_ptr();
-  p.grad_weight = static_cast<float*>(parts.data_ptr());
-  void* const stream = current_stream(sum);
-  add_rms_norm_backward(p, stream);
+  return p;
+}
 
+int64_t count_parts(const AddRmsNormBackward& p) { return p.blocks * p.channels; }
+
+void norm_backward_into(const AddRmsNormBackward& p, const Tensor& grad_weight, void* stream) {
+  add_rms_norm_backward(p, stream);
   Sums sums;
   sums.count = 1;
   Sum& total = sums.each[0] = {};
@@ -114,6 +85,54 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_bwd(const Tensor& grad_normed,
   total.to.storage = p.weight_storage;
   total.to.last = int64_t(grad_weight.element_size());
   sum_in_order(sums, stream);
+}
+
+namespace {
+
+std::tuple<Tensor, Tensor, Tensor> add_rms_norm_fwd(const Tensor& residual,
+                                                    const std::optional<Tensor>& update,
+                                                    const Tensor& weight, double eps,
+                                                    ScalarType dtype) {
+  AddRmsNorm p = norm_arguments(residual, update, weight, eps, dtype);
+  const DeviceGuard guard(residual.get_device_index());
+  const auto shape = residual.sizes();
+  const Tensor normed = new_tensor(residual, shape, dtype);
+  const Tensor sum =
+      update ? new_tensor(residual) : new_tensor(residual, {0}, residual.scalar_type());
+  const std::vector<int64_t> rows(shape.begin(), shape.end() - 1);
+  const Tensor rstd = new_tensor(residual, rows, ScalarType::Float);
+  p.normed = normed.data_ptr();
+  if (update) p.sum = sum.data_ptr();
+  p.rstd = static_cast<float*>(rstd.data_ptr());
+  add_rms_norm(p, current_stream(residual));
+  return {normed, sum, rstd};
+}
+
+std::tuple<Tensor, Tensor, Tensor> add_rms_norm_bwd(const Tensor& grad_normed,
+                                                    const std::optional<Tensor>& grad_sum,
+                                                    const Tensor& sum, const Tensor& rstd,
+                                                    const Tensor& weight, bool with_update) {
+  const ScalarType dtype = grad_normed.scalar_type();
+  AddRmsNormBackward p = norm_backward_arguments(sum, weight, dtype);
+  expect_contiguous(grad_normed, "grad_normed", sum.sizes());
+  if (grad_sum) {
+    expect_contiguous(*grad_sum, "grad_sum", sum.sizes());
+    expect_type(*grad_sum, "grad_sum", {sum.scalar_type()});
+  }
+  STD_TORCH_CHECK(rstd.numel() == p.rows && rstd.is_contiguous(), "vim_mm: wrong shape of rstd");
+  expect_type(rstd, "rstd", {ScalarType::Float});
+  const DeviceGuard guard(sum.get_device_index());
+  const Tensor grad_residual = new_tensor(sum);
+  const Tensor grad_update =
+      with_update ? new_tensor(grad_normed) : new_tensor(grad_normed, {0}, dtype);
+  const Tensor grad_weight = new_tensor(weight);
+  const Tensor parts = new_tensor(sum, {count_parts(p)}, ScalarType::Float);
+  p.grad_normed = grad_normed.data_ptr(), p.grad_sum = data_of(grad_sum);
+  p.rstd = static_cast<const float*>(rstd.data_ptr());
+  p.grad_residual = grad_residual.data_ptr();
+  if (with_update) p.grad_update = grad_update.data_ptr();
+  p.grad_weight = static_cast<float*>(parts.data_ptr());
+  norm_backward_into(p, grad_weight, current_stream(sum));
   return {grad_residual, grad_update, grad_weight};
 }
 

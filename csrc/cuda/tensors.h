@@ -89,8 +89,8 @@ inline void* current_stream(const Tensor& t) {
   return stream;
 }
 
-inline Storage storage_of(const Tensor& t) {
-  switch (t.scalar_type()) {
+inline Storage storage_of(ScalarType type) {
+  switch (type) {
     case ScalarType::Float:
     case ScalarType::ComplexFloat: return Storage::float32;
     case ScalarType::Half: return Storage::float16;
@@ -101,6 +101,7 @@ inline Storage storage_of(const Tensor& t) {
   }
   return {};
 }
+inline Storage storage_of(const Tensor& t) { return storage_of(t.scalar_type()); }
 
 template <class Sizes>
 void expect_contiguous(const Tensor& t, const char* name, const Sizes& sizes) {

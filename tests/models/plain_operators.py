@@ -57,31 +57,59 @@ def _mix(x, parameters, method, reverse, scale):
     return F.linear((scale * total).mT, out_proj, out_bias)
 
 
-def mixer_fwd(x, parameters, method, reverse, scale, keep):
-    _, kept = block._mixer_fwd_fake(x, parameters, method, reverse, scale, keep)
+def _norm_and_mix(total, norm, eps, *arguments):
+    x = total if norm is None else F.rms_norm(total, norm.shape, norm, eps)
+    return _mix(x, *arguments)
+
+
+_EPS = 1e-5  # of every norm here: the compiled backward finds 1 / rms in what forward kept
+
+
+def mixer_fwd(x, update, norm, eps, dtype, *arguments):
+    parameters, *options, keep = arguments
+    assert norm is None or eps == _EPS
+    _, total, kept = block._mixer_fwd_fake(x, update, norm, eps, dtype, *arguments)
     if keep:  # the compiled operators too keep the parameters, and much more
         values = torch.cat([p.detach().flatten() for p in parameters if p is not None])
         kept.view(x.dtype)[: len(values)] = values
     with torch.no_grad():
-        return _mix(x, parameters, method, reverse, scale), kept
+        if update is not None:
+            total.copy_(x + update)
+        out = _norm_and_mix(x if update is None else total, norm, eps, parameters, *options)
+    return out, total, kept
 
 
-def mixer_bwd(grad_out, x, kept, sizes, types, method, reverse, scale):
-    _, *grads = block._mixer_bwd_fake(grad_out, x, kept, sizes, types, method, reverse, scale)
+def mixer_bwd(
+    grad_out, grad_sum, total, norm, kept, sizes, types, with_update, method, reverse, scale
+):
+    _, no_update, no_norm, *grads = block._mixer_bwd_fake(
+        grad_out, grad_sum, total, norm, kept, sizes, types, with_update, method, reverse, scale
+    )
     counts = [grad.numel() for grad in grads]
-    values = kept.view(x.dtype)[: sum(counts)].split(counts)
+    values = kept.view(total.dtype)[: sum(counts)].split(counts)
     with torch.enable_grad():
-        x = x.detach().requires_grad_()
+
+        def leaf(t):
+            return None if t is None else t.detach().clone().requires_grad_()
+
+        total, norm = leaf(total), leaf(norm)
         parameters = [
-            value.view(grad.shape).clone().requires_grad_() if grad.numel() else None
+            leaf(value.view(grad.shape)) if grad.numel() else None
             for value, grad in zip(values, grads, strict=True)
         ]
-        present = [x, *(p for p in parameters if p is not None)]
-        out = _mix(x, parameters, method, reverse, scale)
-        given = iter(torch.autograd.grad(out, present, grad_out))
+        leaves = [total, norm, *parameters]
+        out = _norm_and_mix(total, norm, _EPS, parameters, method, reverse, scale)
+        given = iter(torch.autograd.grad(out, [t for t in leaves if t is not None], grad_out))
+    grad = next(given)
+    if grad_sum is not None:
+        grad = grad + grad_sum
+    grad_norm = no_norm if norm is None else next(given)
+    empty = zip(parameters, grads, strict=True)
     return [
-        next(given),
-        *(grad if p is None else next(given) for p, grad in zip(parameters, grads)),
+        grad,
+        grad.clone() if with_update else no_update,
+        grad_norm,
+        *(none if p is None else next(given) for p, none in empty),
     ]
 
 

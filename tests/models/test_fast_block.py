@@ -130,6 +130,15 @@ class TestOnCpu:
         inputs = [images(*size) for size in sizes]
         assert_compiled(small_backbone(out_feature='norm'), inputs, dynamic=True)
 
+    def test_hooks_of_a_mixer_are_called(self):
+        """With them a layer is a norm and a mixer, not one operator: the same in other launches."""
+        model, x = small_backbone(), images(40, 24)
+        expected, seen = compute_gradients(model, x), []
+        model.layers[1].mixer.register_forward_hook(lambda *args: seen.append(args[2].shape))
+        given = compute_gradients(model, x)
+        assert seen == [(2, 15, 16)]
+        assert max(errors(given, expected).values()) <= 1e-5
+
     def test_no_second_derivative(self):
         assert_no_second_derivative(Mamba(8), torch.randn(1, 9, 8))
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from vim_mm.ops import METHODS
-from vim_mm.ops.block import add_rms_norm, fused_mixer
+from vim_mm.ops.block import FusedMixer, add_rms_norm, fused_block, fused_mixer
 from vim_mm.ops.discretization import method_id
 
 pytestmark = [
@@ -110,7 +110,7 @@ def test_wrong_arguments_of_the_mixer_are_errors():
     x, parameters, options = normal(2, 70, 8), mixer_parameters(), (method_id('zoh'), [0, 1], 0.5)
 
     def mixer(x=x, options=options, **replaced):
-        return fused_mixer(x, [*(parameters | replaced).values()], *options)
+        return fused_mixer(x, FusedMixer([*(parameters | replaced).values()], *options))
 
     mixer()
     with pytest.raises(RuntimeError, match='dtype of x'):
@@ -134,7 +134,10 @@ def test_wrong_arguments_of_the_mixer_are_errors():
     with pytest.raises(RuntimeError, match='1 or 2 directions'):
         mixer(options=(0, [0, 1, 0], 0.5))
     with pytest.raises(RuntimeError, match='number of parameters'):
-        fused_mixer(x, [], *options)
+        fused_mixer(x, FusedMixer([], *options))
+    with pytest.raises(RuntimeError, match='shape of update'):
+        mixer = FusedMixer([*parameters.values()], *options)
+        fused_block(x, x[:1], normal(8), 1e-5, x.dtype, mixer)
 
 
 class TestOpcheck:
@@ -156,17 +159,25 @@ class TestOpcheck:
         torch.library.opcheck(ops.add_rms_norm_bwd, backward)
 
     @each_dtype
-    @pytest.mark.parametrize('method', METHODS)
+    @pytest.mark.parametrize(
+        'method, normed', [*((m, None) for m in METHODS), ('zoh', 'update'), ('zoh', 'first')]
+    )
     @pytest.mark.parametrize('form', [(1, 1), (2, 1), (2, 2)], ids=['none', 'v1', 'v2'])
     @pytest.mark.parametrize('bias', [True, False], ids=['bias', 'no_bias'])
-    def test_mixer(self, method, form, bias, dtype):
-        x, parameters = normal(2, 70, 8, dtype=dtype), [*mixer_parameters(*form, bias).values()]
+    def test_mixer(self, method, form, bias, dtype, normed):
+        parameters = [*mixer_parameters(*form, bias).values()]
         options = (method_id(method), [0, 1][: form[0]], 0.5)
-        torch.library.opcheck(ops.mixer_fwd, (x, parameters, *options, False))
+        x = normal(2, 70, 8, dtype=torch.float32 if normed else dtype)
+        update = normal(2, 70, 8, dtype=dtype) if normed == 'update' else None
+        norm = normal(8) if normed else None
+        given = (x, update, norm, 1e-5, dtype, parameters, *options)
+        torch.library.opcheck(ops.mixer_fwd, (*given, False))
         # What is kept has gaps that nobody writes or reads: they differ from call to call.
-        keeping = (x, parameters, *options, True)
-        torch.library.opcheck(ops.mixer_fwd, keeping, test_utils=('test_schema', 'test_faketensor'))
-        out, kept = ops.mixer_fwd(*keeping)
-        sizes = (12, 4, 3, 4)
+        keeping = ('test_schema', 'test_faketensor')
+        torch.library.opcheck(ops.mixer_fwd, (*given, True), test_utils=keeping)
+        out, total, kept = ops.mixer_fwd(*given, True)
+        assert torch.isfinite(out).all()
         types = [-1 if p is None else 0 for p in parameters]
-        torch.library.opcheck(ops.mixer_bwd, (out, x, kept, sizes, types, *options))
+        sizes = (12, 4, 3, 4)
+        given = (out, x if norm is not None else None, x if update is None else total, norm, kept)
+        torch.library.opcheck(ops.mixer_bwd, (*given, sizes, types, update is not None, *options))

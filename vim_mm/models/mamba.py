@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vim_mm.ops import causal_conv1d, selective_scan_grouped_fn
-from vim_mm.ops.block import MAX_TAPS, fused_mixer
+from vim_mm.ops.block import MAX_TAPS, FusedMixer, fused_mixer
 from vim_mm.ops.discretization import get_method
 from vim_mm.ops.selective_scan import use_compiled
 
@@ -183,13 +183,10 @@ class Mamba(nn.Module):
         dtype = self.fused_dtype(hidden_states)
         if dtype is None:
             return self.forward_plain(hidden_states)
-        method = get_method(self.discretization_method).id
-        scale = 0.5 if self.average else 1.0
-        parameters = self._fused_parameters()
-        return fused_mixer(hidden_states.to(dtype), parameters, method, self.reverse, scale)
+        return fused_mixer(hidden_states.to(dtype), self.fused())
 
-    def _fused_parameters(self) -> list[Tensor | None]:
-        """All parameters in the order of ``fused_mixer``."""
+    def fused(self) -> FusedMixer:
+        """What the fast block takes of this mixer."""
         # By the dicts of modules: through attributes this takes longer than several launches.
         modules = self._modules
         parameters = []
@@ -200,7 +197,10 @@ class Mamba(nn.Module):
             parameters.append(_parameter(modules['x_proj' + end], 'weight'))
             parameters += _weight_and_bias(modules['dt_proj' + end])
             parameters.append(_parameter(self, 'D' + end))
-        return parameters + [_parameter(self, name) for name in self.A_names]
+        parameters += [_parameter(self, name) for name in self.A_names]
+        method = get_method(self.discretization_method).id
+        scale = 0.5 if self.average else 1.0
+        return FusedMixer(parameters, method, [*self.reverse], scale)
 
     def forward_plain(self, hidden_states: Tensor) -> Tensor:
         """:meth:`forward`, on any device: the truth that the fast block is held to."""

@@ -21,7 +21,7 @@ from vim_mm.models.tokens import (
     rotate,
     split_cls,
 )
-from vim_mm.ops.block import add_rms_norm
+from vim_mm.ops.block import add_rms_norm, fused_block
 
 ARCHS = {
     'tiny': dict(embed_dims=192, num_layers=24),
@@ -101,9 +101,24 @@ class Block(nn.Module):
 
     def forward(self, residual: Tensor, update: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The mixer's output (B, L, C), and the stream in the dtype of residual."""
-        dtype = self.mixer.fused_dtype(residual)
-        normed, stream = add_norm(self.norm, residual, update, dtype)
-        return self.mixer(normed), stream
+        norm, mixer = self.norm, self.mixer
+        dtype = mixer.fused_dtype(residual)
+        if dtype is None or not _is_bare(mixer):
+            normed, stream = add_norm(norm, residual, update, dtype)
+            return mixer(normed), stream
+        residual = residual.to(torch.promote_types(residual.dtype, dtype))
+        return fused_block(residual, update, norm.weight, norm.eps, dtype, mixer.fused())
+
+
+def _is_bare(mixer: nn.Module) -> bool:
+    """Whether to call the mixer is to call Mamba's forward: no hooks, no wrapper (FSDP)."""
+    hooks = (
+        mixer._forward_hooks,
+        mixer._forward_pre_hooks,
+        mixer._backward_hooks,
+        mixer._backward_pre_hooks,
+    )
+    return type(mixer) is Mamba and not any(hooks)
 
 
 @MODELS.register_module()

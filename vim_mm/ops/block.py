@@ -8,7 +8,7 @@ in csrc/ops.cpp.
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,27 +69,30 @@ class _AddRMSNorm(torch.autograd.Function):
         return grad_residual, grad_update if ctx.with_update else None, grad_weight, None, None
 
 
-def fused_mixer(
-    x: Tensor,
-    parameters: list[Tensor | None],
-    method: int,
-    reverse: Sequence[bool],
-    scale: float,
-) -> Tensor:
-    """The mixer of a block, see :class:`vim_mm.models.Mamba`, on CUDA, in the dtype of ``x``.
+class FusedMixer(NamedTuple):
+    """What the operator takes of a mixer, see :class:`vim_mm.models.Mamba`.
+
+    Parameters are as they are stored, contiguous, any float: in_proj (2 D, C) and its bias,
+    out_proj (C, D) and its bias; then conv (D, 1, W), W up to MAX_TAPS, its bias, x_proj
+    (R + 2 N, D), dt_proj (D, R), its bias, and D, once or for each direction; then A_log (D, N) for
+    each direction. Biases but dt_proj's may be None.
+    """
+
+    parameters: list[Tensor | None]
+    method: int  # number of the discretization
+    reverse: list[bool]  # one flag per direction, of which there are one or two
+    scale: float  # on the sum of directions
+
+
+def fused_mixer(x: Tensor, mixer: FusedMixer) -> Tensor:
+    """The mixer of a block on CUDA, in the dtype of ``x``.
 
     Parameters are converted at every call. Backward computes the convolution and the step sizes
     once more, accumulates gradients of parameters in float32, and has no derivative itself.
 
     Args:
         x: (B, L, C), float32, float16 or bfloat16.
-        parameters: As they are stored, contiguous, any float: in_proj (2 D, C) and its bias,
-            out_proj (C, D) and its bias; then conv (D, 1, W), W up to MAX_TAPS, its bias, x_proj
-            (R + 2 N, D), dt_proj (D, R), its bias, and D, once or for each direction; then A_log
-            (D, N) for each direction. Biases but dt_proj's may be None.
-        method: Number of the discretization.
-        reverse: One flag per direction, of which there are one or two.
-        scale: Factor on the sum of directions.
+        mixer: Parameters and options.
 
     Returns:
         (B, L, C) in x's dtype.
@@ -98,11 +101,33 @@ def fused_mixer(
         RuntimeError: An argument is not as above.
         AttributeError: The compiled kernels are missing.
     """
-    options = (method, [*map(int, reverse)], scale)
+    return _mix(x, None, None, 0.0, x.dtype, mixer)[0]
+
+
+def fused_block(
+    residual: Tensor,
+    update: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    dtype: torch.dtype,
+    mixer: FusedMixer,
+) -> tuple[Tensor, Tensor]:
+    """The mixer of RMSNorm of ``residual + update``, in ``dtype``, and that sum.
+
+    As :func:`add_rms_norm` and :func:`fused_mixer`, which have the shapes, in one operator: on the
+    host a layer takes as long as what it asks torch for.
+    """
+    out, stream = _mix(residual, update, weight, eps, dtype, mixer)
+    return out, residual if update is None else stream
+
+
+def _mix(x, update, norm, eps, dtype, mixer):
     x = x.contiguous()
-    if torch.is_grad_enabled() and _any_requires_grad(x, *parameters):
-        return _Mixer.apply(x, options, *parameters)
-    return _ops.mixer_fwd(x, parameters, *options, False)[0]
+    update = None if update is None else update.contiguous()
+    parameters, *options = mixer
+    if torch.is_grad_enabled() and _any_requires_grad(x, update, norm, *parameters):
+        return _Mixer.apply(x, update, norm, (eps, dtype), options, *parameters)
+    return _ops.mixer_fwd(x, update, norm, eps, dtype, parameters, *options, False)[:2]
 
 
 def _any_requires_grad(*tensors: Tensor | None) -> bool:
@@ -132,25 +157,47 @@ def _sizes(parameters: Sequence[Tensor | None]) -> list[int]:
 
 class _Mixer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x, options, *parameters):
-        out, kept = _ops.mixer_fwd(x, parameters, *options, True)
+    def forward(ctx: Any, x, update, norm, norm_options, options, *parameters):
+        out, total, kept = _ops.mixer_fwd(
+            x, update, norm, *norm_options, parameters, *options, True
+        )
         # Backward takes the parameters as forward converted them, and of themselves no more than
         # this: to save and restore each takes longer than to launch a kernel.
         ctx.sizes = _sizes(parameters)
         ctx.types = [-1 if p is None else _TYPES[p.dtype] for p in parameters]
-        ctx.options = options
-        ctx.save_for_backward(x, kept)
-        return out
+        ctx.dtype, ctx.options, ctx.with_update = out.dtype, options, update is not None
+        ctx.save_for_backward(total if ctx.with_update else x, norm, kept)
+        ctx.set_materialize_grads(False)
+        return out, total if ctx.with_update else None
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_out):
-        x, kept = ctx.saved_tensors
-        grad_x, *grads = _ops.mixer_bwd(
-            grad_out.contiguous(), x, kept, ctx.sizes, ctx.types, *ctx.options
+    def backward(ctx: Any, grad_out, grad_total):
+        x, norm, kept = ctx.saved_tensors
+        if grad_out is None:  # only the sum was used
+            grad_out = x.new_zeros(x.shape, dtype=ctx.dtype)
+        if grad_total is not None:
+            grad_total = grad_total.contiguous()
+        grad_x, grad_update, grad_norm, *grads = _ops.mixer_bwd(
+            grad_out.contiguous(),
+            grad_total,
+            x,
+            norm,
+            kept,
+            ctx.sizes,
+            ctx.types,
+            ctx.with_update,
+            *ctx.options,
         )
         grads = (None if type < 0 else g for g, type in zip(grads, ctx.types, strict=True))
-        return grad_x, None, *grads
+        return (
+            grad_x,
+            grad_update if ctx.with_update else None,
+            None if norm is None else grad_norm,
+            None,
+            None,
+            *grads,
+        )
 
 
 def _add_rms_norm_fwd_fake(residual, update, weight, eps, dtype):
@@ -164,16 +211,18 @@ def _add_rms_norm_bwd_fake(grad_normed, grad_sum, total, rstd, weight, with_upda
     return torch.empty_like(total), grad_update, torch.empty_like(weight)
 
 
-def _mixer_fwd_fake(x, parameters, method, reverse, scale, keep):
-    out = torch.empty_like(x)
+def _mixer_fwd_fake(x, update, norm, eps, dtype, parameters, method, reverse, scale, keep):
+    out = torch.empty_like(x, dtype=dtype)
+    total = x.new_empty(0) if update is None else torch.empty_like(x)
     if not keep:
-        return out, x.new_empty(0, dtype=torch.uint8)
+        return out, total, x.new_empty(0, dtype=torch.uint8)
     (batch, length, outer), (channels, states, rank, taps) = x.shape, _sizes(parameters)
     directions = len(reverse)
     sets = (len(parameters) - _SINGLE - directions) // _EACH
     rows, tokens = rank + 2 * states, batch * length
     edges = library.edges_shape((batch, directions, channels, length), states, method)
     narrow = [
+        0 if norm is None else tokens * outer,  # the normalized sum
         2 * channels * outer,  # in_proj, its bias, out_proj, its bias
         2 * channels,
         outer * channels,
@@ -185,18 +234,21 @@ def _mixer_fwd_fake(x, parameters, method, reverse, scale, keep):
         channels * tokens,  # the sum over directions
     ]
     wide = [
+        0 if norm is None else tokens,  # 1 / rms
         sets * channels * taps,  # conv, its bias, dt_proj's, D
         *[sets * channels] * 3,
         directions * channels * states,  # A
         math.prod(edges),
     ]
-    sizes = [count * x.element_size() for count in narrow] + [count * 4 for count in wide]
+    sizes = [count * out.element_size() for count in narrow] + [count * 4 for count in wide]
     # Each begins at a multiple, see Plan of csrc/cuda/tensors.h.
     bytes_kept = sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
-    return out, x.new_empty(bytes_kept, dtype=torch.uint8)
+    return out, total, x.new_empty(bytes_kept, dtype=torch.uint8)
 
 
-def _mixer_bwd_fake(grad_out, x, kept, sizes, types, method, reverse, scale):
+def _mixer_bwd_fake(
+    grad_out, grad_sum, x, norm, kept, sizes, types, with_update, method, reverse, scale
+):
     (channels, states, rank, taps), outer = sizes, x.shape[2]
     single = [(2 * channels, outer), (2 * channels,), (outer, channels), (outer,)]
     each = [
@@ -212,8 +264,10 @@ def _mixer_bwd_fake(grad_out, x, kept, sizes, types, method, reverse, scale):
     dtypes = [*_TYPES]
     return [
         torch.empty_like(x),
+        torch.empty_like(grad_out) if with_update else grad_out.new_empty(0),
+        grad_out.new_empty(0) if norm is None else torch.empty_like(norm),
         *(
-            x.new_empty(0) if type < 0 else x.new_empty(shape, dtype=dtypes[type])
+            grad_out.new_empty(0) if type < 0 else x.new_empty(shape, dtype=dtypes[type])
             for shape, type in zip(shapes, types, strict=True)
         ),
     ]
