@@ -5,7 +5,7 @@
 
 #include "block.h"
 #include "errors.h"
-#include "packs.cuh"
+#include "gate.cuh"
 
 namespace vim_mm {
 namespace {
@@ -25,11 +25,7 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ 
 #pragma unroll
     for (int j = 0; j < Width; ++j) sum[j] += other[j];
   }
-#pragma unroll
-  for (int j = 0; j < Width; ++j) {
-    sum[j] = to_float(from_float<T>(sum[j] * p.scale));  // as backward will find it
-    out[j] = z[j] * sigmoid(z[j]) * sum[j];
-  }
+  gate_pack<T>(sum, z, p.scale, out);
   store_pack(static_cast<T*>(p.out) + i, out);
   if (p.sum) store_pack(static_cast<T*>(p.sum) + i, sum);
 }

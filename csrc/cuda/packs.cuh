@@ -46,13 +46,7 @@ __device__ __forceinline__ auto pair_from_floats(float x, float y) {
 }
 
 template <class T, int Width>
-__device__ __forceinline__ void load_pack(const T* p, float (&values)[Width]) {
-  const Pack<T, Width> pack = *reinterpret_cast<const Pack<T, Width>*>(p);
-#pragma unroll
-  for (int i = 0; i < Width; ++i) values[i] = to_float(pack.item[i]);
-}
-template <class T, int Width>
-__device__ __forceinline__ void store_pack(T* p, const float (&values)[Width]) {
+__device__ __forceinline__ Pack<T, Width> pack_of(const float (&values)[Width]) {
   Pack<T, Width> pack;
   if constexpr (sizeof(T) == 2 && Width % 2 == 0) {
     // One instruction converts a pair.
@@ -65,7 +59,31 @@ __device__ __forceinline__ void store_pack(T* p, const float (&values)[Width]) {
 #pragma unroll
     for (int i = 0; i < Width; ++i) pack.item[i] = from_float<T>(values[i]);
   }
-  *reinterpret_cast<Pack<T, Width>*>(p) = pack;
+  return pack;
+}
+template <class T, int Width>
+__device__ __forceinline__ void unpack(const Pack<T, Width>& pack, float (&values)[Width]) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16> && Width % 2 == 0) {
+    // Two instructions for a pair, where the compiler takes three.
+#pragma unroll
+    for (int i = 0; i < Width; i += 2) {
+      uint32_t pair;
+      memcpy(&pair, pack.item + i, sizeof pair);
+      values[i] = __uint_as_float(pair << 16), values[i + 1] = __uint_as_float(pair & 0xffff0000);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < Width; ++i) values[i] = to_float(pack.item[i]);
+  }
+}
+template <class T, int Width>
+__device__ __forceinline__ void load_pack(const T* p, float (&values)[Width]) {
+  const Pack<T, Width> pack = *reinterpret_cast<const Pack<T, Width>*>(p);
+  unpack(pack, values);
+}
+template <class T, int Width>
+__device__ __forceinline__ void store_pack(T* p, const float (&values)[Width]) {
+  *reinterpret_cast<Pack<T, Width>*>(p) = pack_of<T>(values);
 }
 
 // Calls f with a T of that storage type; on the host or on the device, as f itself.
