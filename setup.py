@@ -27,6 +27,7 @@ CUDA_SOURCES = [
     'csrc/cuda/kernels.cu',
     'csrc/cuda/mixer.cpp',
     'csrc/cuda/norm.cpp',
+    'csrc/cuda/output_projection.cu',
     'csrc/cuda/parameters.cu',
     'csrc/cuda/scan_backward.cu',
     'csrc/cuda/scan_edges.cu',

@@ -13,9 +13,6 @@ inline namespace VIM_MM_ISA {
 // What a thread wrote before it arrived, others see when they have waited for that turn, of which
 // they know whether it was an even or an odd one.
 #if defined(__CUDACC__)
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return uint32_t(__cvta_generic_to_shared(p));
-}
 __device__ __forceinline__ void barrier_begin(uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
                : "memory");

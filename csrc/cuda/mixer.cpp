@@ -348,7 +348,6 @@ std::tuple<Tensor, Tensor, Tensor> mixer_fwd(const Tensor& x, const std::optiona
   const int64_t u = plan.take(mixer.bytes_of(mixer.sets * channels));
   const int64_t delta = plan.take(mixer.bytes_of(mixer.sets * channels));
   const int64_t y = plan.take(mixer.bytes_of(mixer.directions * channels));
-  const int64_t gated = plan.take(mixer.bytes_of(channels));
   const int64_t last_state =
       plan.take(mixer.batch * mixer.directions * channels * mixer.states * kFloat);
   const int64_t counts = plan.take(kMaxRelieved * kFloat);
@@ -382,20 +381,26 @@ std::tuple<Tensor, Tensor, Tensor> mixer_fwd(const Tensor& x, const std::optiona
             mixer.activations(scratch.at(y), channels), memory.at(mixer.edges),
             scratch.at(last_state), scratch.at(counts), stream);
 
-  Gate g{};
-  g.storage = mixer.storage, g.count = channels * tokens, g.scale = static_cast<float>(scale);
-  g.directions = mixer.directions;
-  g.y = scratch.at(y), g.z = memory.at(mixer.xz + mixer.bytes_of(channels));
-  g.out = scratch.at(gated);
-  if (keep) g.sum = memory.at(mixer.sum);
-  gate(g, stream);
-
   const Tensor out = new_tensor(x, x.sizes(), dtype);
-  bias.reset();
-  if (parameters[kOutBias])
-    bias = memory.tensor(mixer.place(kOutBias), dtype, {tokens, outer}, {0, 1});
-  multiply_add_into(view(out, {tokens, outer}, {outer, 1}), bias,
-                    mixer.transposed(scratch, gated, channels), mixer.transposed(memory, kOutProj));
+  OutputProjection o{};
+  o.gate.storage = mixer.storage, o.gate.count = channels * tokens;
+  o.gate.scale = static_cast<float>(scale), o.gate.directions = mixer.directions;
+  o.gate.y = scratch.at(y), o.gate.z = memory.at(mixer.xz + mixer.bytes_of(channels));
+  if (keep) o.gate.sum = memory.at(mixer.sum);
+  o.channels = channels, o.tokens = tokens, o.outer = outer;
+  o.weight = memory.at(mixer.place(kOutProj)), o.out = out.data_ptr();
+  if (parameters[kOutBias]) o.bias = memory.at(mixer.place(kOutBias));
+  if (can_project_output(o)) {
+    project_output(o, stream);
+  } else {
+    // What was convolved is done with, and as large.
+    o.gate.out = scratch.at(u);
+    gate(o.gate, stream);
+    bias.reset();
+    if (o.bias) bias = memory.tensor(mixer.place(kOutBias), dtype, {tokens, outer}, {0, 1});
+    multiply_add_into(view(out, {tokens, outer}, {outer, 1}), bias,
+                      mixer.transposed(scratch, u, channels), mixer.transposed(memory, kOutProj));
+  }
   return {out, sum, keep ? memory.memory() : new_tensor(x, {0}, ScalarType::Byte)};
 }
 
@@ -634,10 +639,10 @@ class Backward {
     }
     convert(all, stream_);
 
-    const Tensor none = new_tensor(given_.x, {0}, m_.type);
-    Tensors results{grad_x_, given_.with_update ? grad_update_ : none,
-                    given_.norm ? grad_norm_ : none};
-    for (int i = 0; i < m_.count; ++i) results.push_back(gradients_[i] ? *gradients_[i] : none);
+    const auto none = [&] { return new_tensor(given_.x, {0}, m_.type); };
+    Tensors results{grad_x_, given_.with_update ? grad_update_ : none(),
+                    given_.norm ? grad_norm_ : none()};
+    for (int i = 0; i < m_.count; ++i) results.push_back(gradients_[i] ? *gradients_[i] : none());
     return results;
   }
 

@@ -1,4 +1,4 @@
-// Products of 16 bits by tensor cores.
+// Products of 16 bits by tensor cores, and how their operands come into registers.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -52,6 +52,47 @@ __device__ __forceinline__ uint32_t word_of(float x, float y) {
   memcpy(&word, &pair, sizeof word);
   return word;
 }
+
+// The left operand of multiply_add, transposed: from 16 rows of shared memory, two packs of eight
+// entries each, `pitch` packs apart.
+__device__ __forceinline__ void load_columns(uint32_t (&a)[4], const uint4* rows, int pitch) {
+  const int lane = threadIdx.x % kWarp;
+#if defined(__CUDA_ARCH__)
+  const uint4* const row_of_lane = rows + (lane / 16 * 8 + lane % 8) * pitch + lane / 8 % 2;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(shared_address(row_of_lane))
+               : "memory");
+#else  // tests/emulation
+  for (int i = 0; i < 4; ++i) {
+    const uint4* const row = rows + (i / 2 * 8 + lane % 4 * 2) * pitch + i % 2;
+    const auto entry = [&](const uint4* pack) {
+      return reinterpret_cast<const uint16_t*>(pack)[lane / 4];
+    };
+    a[i] = entry(row) | uint32_t(entry(row + pitch)) << 16;
+  }
+#endif
+}
+
+// Copies from global to shared memory that nobody waits for until it is said so, of zeros where what
+// is asked for is not `inside`. The thread that asked sees what has come; it waits for all groups but
+// the last `Pending`.
+#if defined(__CUDACC__)
+__device__ __forceinline__ void copy_ahead(uint4* to, const uint4* from, bool inside) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(inside ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void end_group_of_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int Pending>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
+#else  // tests/emulation
+using emulation::copy_ahead, emulation::end_group_of_copies, emulation::wait_for_copies;
+#endif
 
 }  // namespace VIM_MM_ISA
 }  // namespace vim_mm

@@ -23,6 +23,13 @@ inline namespace VIM_MM_ISA {
 constexpr int kQuad = 4;        // entries read or written at once, where their layout allows it
 constexpr int kStateTile = 16;  // states whose B and C are in shared memory at once
 
+#if defined(__CUDACC__)
+// As instructions of shared memory take it.
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return uint32_t(__cvta_generic_to_shared(p));
+}
+#endif
+
 // `Sets`: how many times as many channels as a warp has lanes for come into shared memory at once.
 template <int Segments, int Steps, int Warps, int MinBlocks = 1, int Sets = 1>
 struct Shape {

@@ -45,12 +45,18 @@ struct SharedBarrier {
 };
 SharedBarrier& as_barrier(uint64_t* barrier) { return *reinterpret_cast<SharedBarrier*>(barrier); }
 
+struct Copy {
+  uint4* to;
+  const uint4* from;  // null: zeros
+};
+
 struct Fiber {
   std::unique_ptr<char[]> stack{new char[kStackBytes]};
   ucontext_t begin;
   jmp_buf state;
   bool began;
   unsigned exchanges;
+  std::vector<std::vector<Copy>> groups;  // the last one has not ended
 };
 
 std::vector<Fiber> fibers;
@@ -118,6 +124,7 @@ void run_block(int threads) {
     Fiber& fiber = fibers[i];
     fiber.began = false;
     fiber.exchanges = 0;
+    fiber.groups.assign(1, {});
     getcontext(&fiber.begin);
     fiber.begin.uc_stack.ss_sp = fiber.stack.get();
     fiber.begin.uc_stack.ss_size = kStackBytes;
@@ -151,6 +158,17 @@ void barrier_wait(uint64_t* barrier, int odd) {
     waiting_in_shared.emplace_back(barrier, thread.x);
     if (setjmp(fibers[thread.x].state) == 0) resume_any();
   }
+}
+
+void copy_ahead(uint4* to, const uint4* from, bool inside) {
+  fibers[thread.x].groups.back().push_back({to, inside ? from : nullptr});
+}
+void end_group_of_copies() { fibers[thread.x].groups.emplace_back(); }
+void wait_for_copies(size_t pending) {
+  auto& groups = fibers[thread.x].groups;
+  for (; groups.size() > pending + 1; groups.erase(groups.begin()))
+    for (const Copy& copy : groups.front())
+      *copy.to = copy.from ? *copy.from : make_uint4(0, 0, 0, 0);
 }
 
 float exchange(float value, int lane) {

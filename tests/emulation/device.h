@@ -41,6 +41,14 @@ void wait_for_warp();
 void barrier_begin(uint64_t* barrier, int arrivals);
 void barrier_arrive(uint64_t* barrier);
 void barrier_wait(uint64_t* barrier, int odd);
+// Copies of 16 bytes, or of zeros, that come when the thread waits for all but its last groups.
+void copy_ahead(uint4* to, const uint4* from, bool inside);
+void end_group_of_copies();
+void wait_for_copies(size_t pending);
+template <int Pending>
+void wait_for_copies() {
+  wait_for_copies(size_t(Pending));
+}
 // What that lane of the warp passes; all of its lanes take part.
 float exchange(float value, int lane);
 // Runs the blocks one after the other.

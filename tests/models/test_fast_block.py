@@ -20,6 +20,14 @@ needs_cuda = [
 ]
 each_type = pytest.mark.parametrize('bimamba_type', ['none', 'v1', 'v2'])
 each_method = pytest.mark.parametrize('method', METHODS)
+each_bound = pytest.mark.parametrize(
+    'dtype, bound',
+    [
+        pytest.param(torch.float16, 1e-2, id='fp16'),
+        # Most for rk4, whose beta is a polynomial of z; the plain block is off by 7e-2 there.
+        pytest.param(torch.bfloat16, 0.12, id='bf16'),
+    ],
+)
 
 
 def mixer(**kwargs):
@@ -204,14 +212,7 @@ class TestOnCuda:
 
     @each_method
     @each_type
-    @pytest.mark.parametrize(
-        'dtype, bound',
-        [
-            pytest.param(torch.float16, 1e-2, id='fp16'),
-            # Most for rk4, whose beta is a polynomial of z; the plain block is off by 7e-2 there.
-            pytest.param(torch.bfloat16, 0.12, id='bf16'),
-        ],
-    )
+    @each_bound
     @pytest.mark.parametrize('length', [1, 196, 197, 200])  # by one, four and eight at once
     def test_half_precision(self, bimamba_type, method, dtype, bound, length):
         """By autocast and as a model of 16 bits."""
@@ -244,6 +245,32 @@ class TestOnCuda:
                 given, truth = module(x.normal_()), plain_in_fp64(module)(x.cpu().double())
                 assert errors({'out': given}, {'out': truth})['out'] <= bound
             assert_replays_eager_bits(lambda: [module(x)], x)
+
+    @each_bound
+    @each_type
+    @pytest.mark.parametrize(
+        'd_model, batch, length',
+        [
+            # On 132 multiprocessors, 130 blocks of 32, 64, 96 and 128 tokens, and more than that.
+            *[(192, 8, length) for length in (520, 1040, 1560, 2080, 2144)],
+            (80, 3, 200),
+            # What gate and product do: more outputs, or rows that are not packs of eight or four.
+            (208, 3, 200),
+            (72, 3, 200),
+            (90, 3, 200),
+            (96, 3, 199),
+        ],
+    )
+    def test_output_projection(self, bimamba_type, dtype, bound, d_model, batch, length):
+        module = mixer(
+            d_model=d_model, expand=0.5, d_state=4, bias=True, bimamba_type=bimamba_type
+        ).to(dtype)
+        x, grad = (torch.randn(batch, length, d_model, device='cuda').to(dtype) for _ in range(2))
+        given = results(module, x, grad)
+        truth = results(plain_in_fp64(module), x.cpu().double(), grad.cpu())
+        assert max(errors(given, truth).values()) <= bound
+        with torch.no_grad():  # which keeps nothing for backward
+            assert torch.equal(module(x), given['out'])
 
     def test_no_second_derivative(self):
         assert_no_second_derivative(mixer(), torch.randn(1, 9, 24, device='cuda'))
