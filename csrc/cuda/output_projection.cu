@@ -163,11 +163,13 @@ __global__ void __launch_bounds__(kThreads)
   const int first_fragment = threadIdx.x / kWarp / kOuterWarps * Fragments;
   const int stages = int((p.channels + kTerms - 1) / kTerms);
 
+  GatedPacks<T, Fragments> gating(p, tile);
   const WeightRows weights(p);
   WeightRows::Packs even, odd;  // of every other stage, asked for as soon as there is room
+  gating.copy(0);
   weights.load(even, 0), weights.load(odd, 1);
-  GatedPacks<T, Fragments> gating(p, tile);
-  for (int s = 0; s < Tile::ahead; ++s) gating.copy(s);
+  __syncthreads();  // or the compiler asks for weights only when the first copies have come
+  for (int s = 1; s < Tile::ahead; ++s) gating.copy(s);
 
   float sums[Fragments][kGroups][2][4];
 #pragma unroll
