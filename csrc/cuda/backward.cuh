@@ -5,12 +5,13 @@
 // recomputes the states of its segment and runs the adjoint recurrence over them, all in registers.
 // Gradients of u and delta are sums over states: over those of a warp in registers, over warps in
 // shared memory. Gradients of B and C are sums over channels: a warp always has the same states, so
-// that each lane adds up in registers over all channels of the block, then lanes, then blocks (in
-// sum_kernel). Every sum has one order.
+// that each lane adds up in registers over all channels of the block, then lanes, then blocks: the
+// last one that has channels of the chunk. Every sum has one order.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "handover.cuh"
 #include "stream.cuh"
 
 namespace vim_mm {
@@ -304,14 +305,7 @@ class BackwardBlock {
     }
     __syncthreads();
     write_row_sums(work_.channels);
-    if constexpr (fast) {
-#pragma unroll
-      for (int m = 0; m < states_of_warp; ++m) {
-        const int n = warp_ * states_of_warp + m;
-        add_to_slab(p_.grad_B, n, grad_B_[m], true);
-        add_to_slab(p_.grad_C, n, grad_C_[m], true);
-      }
-    }
+    write_matrices();
   }
 
  private:
@@ -492,10 +486,10 @@ class BackwardBlock {
         const int n = first + warp_ * states_of_warp + m;
         if (n < scan_.states)
           leave(lane, enter(lane, dt_around, 0, first, m), 0, m, grad_b, grad_c);
-        if (B_.constant()) write_row_gradient(p_.grad_B, n, sum_of(grad_b));
-        else add_to_slab(p_.grad_B, n, grad_b, first_of_block);
-        if (C_.constant()) write_row_gradient(p_.grad_C, n, sum_of(grad_c));
-        else add_to_slab(p_.grad_C, n, grad_c, first_of_block);
+        if (B_.constant()) write_row_gradient(p_.B_parts, n, sum_of(grad_b));
+        else add_to_part(p_.B_parts, n, grad_b, first_of_block);
+        if (C_.constant()) write_row_gradient(p_.C_parts, n, sum_of(grad_c));
+        else add_to_part(p_.C_parts, n, grad_c, first_of_block);
       }
     }
   }
@@ -545,19 +539,110 @@ class BackwardBlock {
     if (segment_ == 0 && channel < work_.channels && n < scan_.states)
       static_cast<E*>(to)[edge_at(work_.first_channel + channel, n)] = value;
   }
-  // To this block's part of [slabs, B, G, N, L], summed over the channels.
-  __device__ __forceinline__ void add_to_slab(void* slabs, int n, E (&value)[steps], bool fresh) {
+  // What the block of that slab has of B's or C's gradient in this chunk, in scan order.
+  __device__ __forceinline__ E* part(void* parts, int slab, int n, int step) const {
+    const int64_t at = int64_t(blockIdx.x / uint32_t(p_.slabs)) * p_.parts + slab;
+    return static_cast<E*>(parts) + (at * scan_.states + n) * kChunk + step;
+  }
+  // To this block's own part, summed over the channels.
+  __device__ __forceinline__ void add_to_part(void* parts, int n, E (&value)[steps], bool fresh) {
 #pragma unroll
     for (int i = 0; i < steps; ++i) value[i] = sum_over_channels<Shape>(value[i]);
     if (channel_of_lane<Shape>(0) != 0 || n >= scan_.states) return;
-    const int64_t bg = work_.b * scan_.groups + work_.g;
-    const int64_t line = (slab_ * scan_.batch * scan_.groups + bg) * scan_.states + n;
-    const int64_t t = int64_t(chunk_) * Shape::window + segment_ * steps;
-    E* to = static_cast<E*>(slabs) + line * work_.steps + (work_.reverse ? work_.steps - 1 - t : t);
-    const int left = left_ - segment_ * steps, stride = work_.reverse ? -1 : 1;
+    E* const to = part(parts, slab_, n, segment_ * steps);
 #pragma unroll
-    for (int i = 0; i < steps; ++i, to += stride)
-      if (i < left) *to = fresh ? value[i] : *to + value[i];
+    for (int i = 0; i < steps; ++i) to[i] = fresh ? value[i] : to[i] + value[i];
+  }
+  // To shared memory, in the place of B or C, summed over the channels.
+  __device__ __forceinline__ void put_sums(StateTile<E, Shape>& tile, int n, E (&value)[steps]) {
+#pragma unroll
+    for (int i = 0; i < steps; ++i) value[i] = sum_over_channels<Shape>(value[i]);
+    if (channel_of_lane<Shape>(0) == 0) store_segment(tile.at(n, segment_ * steps), value);
+  }
+
+  // The gradients of B and C over the chunk, by the block that has its last channels, from its own
+  // and the other blocks' parts. These have started before it did.
+  __device__ __forceinline__ void write_matrices() {
+    const bool last = slab_ + 1 == p_.slabs;
+    uint32_t* const count = p_.counts + blockIdx.x / uint32_t(p_.slabs);
+    if constexpr (fast) {
+#pragma unroll
+      for (int m = 0; m < states_of_warp; ++m) {
+        put_sums(shared_.B, warp_ * states_of_warp + m, grad_B_[m]);
+        put_sums(shared_.C, warp_ * states_of_warp + m, grad_C_[m]);
+      }
+      __syncthreads();
+    }
+    if (last && slab_ > 0) wait_for_warps(count, slab_ * Shape::warps);
+    const MatrixPlaces B_slots(p_.grad_B, work_), C_slots(p_.grad_C, work_);
+#pragma unroll 1
+    for (int first = 0; first < (fast ? 1 : int(scan_.states)); first += kStateTile) {
+      Entries b, c;
+      take(shared_.B, B_slots, b);
+      take(shared_.C, C_slots, c);
+      if (last) {
+#pragma unroll 1
+        for (int slab = 0; slab < p_.parts; ++slab) {
+          if (!B_.constant()) add_part(p_.B_parts, slab, B_slots, first, b);
+          if (!C_.constant()) add_part(p_.C_parts, slab, C_slots, first, c);
+        }
+        if (!B_.constant()) store_matrix(p_.grad_B, B_slots, first, b);
+        if (!C_.constant()) store_matrix(p_.grad_C, C_slots, first, c);
+      } else if constexpr (fast) {
+        leave_part(p_.B_parts, B_slots, b);
+        leave_part(p_.C_parts, C_slots, c);
+      }
+    }
+    if (!last) signal_by_warp(count);
+  }
+  // A thread's entries of a tile of B's or C's gradient.
+  using MatrixPlaces = Slots<kStateTile, Shape, layout>;
+  struct Entries {
+    E value[MatrixPlaces::count][MatrixPlaces::width];
+  };
+  // With Layout::any all is in the parts.
+  static __device__ __forceinline__ void take(StateTile<E, Shape>& tile, const MatrixPlaces& slots,
+                                              Entries& to) {
+#pragma unroll
+    for (int k = 0; k < MatrixPlaces::count; ++k) {
+      if constexpr (fast) load_segment(tile.at(slots.row(k), slots.step(k)), to.value[k]);
+      else to.value[k][0] = E(0.0f);
+    }
+  }
+  __device__ __forceinline__ void add_part(void* parts, int slab, const MatrixPlaces& slots,
+                                           int first, Entries& to) const {
+#pragma unroll
+    for (int k = 0; k < MatrixPlaces::count; ++k) {
+      const int n = first + slots.row(k);
+      if (n >= scan_.states) continue;
+      const E* const from = part(parts, slab, n, slots.step(k));
+      E value[MatrixPlaces::width];
+      if constexpr (fast) load_segment(from, value);
+      else value[0] = from[0];
+#pragma unroll
+      for (int i = 0; i < MatrixPlaces::width; ++i) to.value[k][i] = to.value[k][i] + value[i];
+    }
+  }
+  __device__ __forceinline__ void leave_part(void* parts, const MatrixPlaces& slots,
+                                             const Entries& from) const {
+#pragma unroll
+    for (int k = 0; k < MatrixPlaces::count; ++k)
+      if (slots.row(k) < scan_.states)
+        store_segment(part(parts, slab_, slots.row(k), slots.step(k)), from.value[k]);
+  }
+  __device__ __forceinline__ void store_matrix(const View& v, const MatrixPlaces& slots, int first,
+                                               const Entries& from) const {
+    const int states = int(scan_.states) - first;
+    const bool whole = scan_.aligned && left_ == Shape::window && states == kStateTile;
+    Stream<E, kStateTile, Shape, layout> to;
+    to.begin(v, v.data + work_.b * v.batch + work_.g * v.group + first * v.row, slots, work_,
+             chunk_);
+    specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
+      using Format = decltype(format);
+#pragma unroll
+      for (int k = 0; k < MatrixPlaces::count; ++k)
+        to.template store<Format>(v, slots, k, from.value[k], whole, states, left_);
+    });
   }
 
   __device__ __forceinline__ void finish_rows(Gradients (&gradients)[count]) {

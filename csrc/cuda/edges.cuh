@@ -5,6 +5,7 @@
 #pragma once
 
 #include "forward.cuh"
+#include "handover.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
@@ -34,6 +35,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   auto& shared = *reinterpret_cast<EdgesShared<E, Shape>*>(memory);
   const ScanArguments& scan = p.scan;
   const int states = int(scan.states);
+  clear_counts(p.counts, scan.batch * scan.groups * p.chunks, Shape::threads);
 
   const Work work = work_of_block<Shape>(scan);
   const int warp = threadIdx.x / 32;

@@ -12,7 +12,7 @@ namespace {
 constexpr int kThreads = 256, kManyParts = 16, kWide = 4;
 
 __host__ __device__ int64_t floats_of(const Sum& sum) {
-  return sum.sizes[0] * sum.sizes[1] * sum.sizes[2] * sum.sizes[3] * sum.components;
+  return sum.sizes[0] * sum.sizes[1] * sum.sizes[2] * sum.components;
 }
 // How many threads share the parts of one entry, where there are many.
 __host__ __device__ int threads_per_entry(const Sum& sum) {
@@ -20,11 +20,7 @@ __host__ __device__ int threads_per_entry(const Sum& sum) {
 }
 // How many neighbouring floats a thread adds up at once: to find an entry is more work than that.
 __host__ __device__ int floats_per_thread(const Sum& sum) {
-  int64_t strides = sum.strides[0] | sum.strides[1] | sum.strides[2] | sum.sizes[3];
-  for (int i = 0; i < 2; ++i)
-    if (sum.counts[i] > 1) strides |= sum.part_strides[i];
-  const bool wide = sum.components == 1 && sum.strides[3] == 1 && strides % kWide == 0;
-  return wide ? kWide : 1;
+  return sum.components == 1 && sum.sizes[2] % kWide == 0 ? kWide : 1;
 }
 
 // Neighbouring threads have neighbouring entries. `Index` holds every number of floats.
@@ -34,25 +30,17 @@ __device__ void sum_parts(const Sum& sum) {
   const int sharing = threads_per_entry(sum), lines = kThreads / sharing;
   const int line = threadIdx.x % lines, first_part = threadIdx.x / lines;
   const int parts = sum.counts[0] * sum.counts[1], inner_parts = sum.counts[1];
-  const int64_t outer = sum.part_strides[0] * sum.components;
-  const int64_t inner = sum.part_strides[1] * sum.components;
-  const int64_t to_strides[4] = {sum.to.batch, sum.to.group, sum.to.row, sum.to.last};
   const Index floats = floats_of(sum), components = sum.components;
+  const Index rows = sum.sizes[1], entries = sum.sizes[2];
+  const int64_t inner = sum.sizes[2] * sum.components, outer = floats_of(sum) * inner_parts;
   const Index per_block = lines * Width;
   for (Index first = blockIdx.x * per_block; first < floats; first += gridDim.x * per_block) {
     const Index index = first + line * Width;
-    Index rest = Width == 1 ? index / components : index;
-    const Index component = Width == 1 ? index - rest * components : 0;
-    int64_t from = 0, to = 0;
-#pragma unroll
-    for (int d = 3; d >= 0; --d) {
-      const Index whole = d == 0 ? 0 : rest / Index(sum.sizes[d]);
-      const Index i = rest - whole * Index(sum.sizes[d]);
-      from += i * sum.strides[d];
-      to += i * to_strides[d];
-      rest = whole;
-    }
-    const float* const p = sum.parts + from * sum.components + component;
+    const Index at = Width == 1 ? index / components : index;
+    const Index component = Width == 1 ? index - at * components : 0;
+    const Index row = at / entries, entry = at - row * entries, group = row / rows;
+    const float* const p =
+        sum.parts + int64_t(row) * inner_parts * inner + entry * sum.components + component;
     float total[Width] = {};
     if (index < floats) {
       int i = first_part / inner_parts, j = first_part % inner_parts;
@@ -80,7 +68,8 @@ __device__ void sum_parts(const Sum& sum) {
     }
     if (index >= floats || first_part > 0) continue;
     const int64_t item = sum.to.storage == Storage::float64 ? 8 : 4;
-    char* const p_to = sum.to.data + to + int64_t(component) * item;
+    char* const p_to = sum.to.data + group * sum.to.group + (row - group * rows) * sum.to.row +
+                       entry * sum.to.last + component * item;
 #pragma unroll
     for (int k = 0; k < Width; ++k) store_real(p_to + k * sum.to.last, sum.to.storage, total[k]);
   }

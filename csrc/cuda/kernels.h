@@ -61,32 +61,37 @@ struct EdgesArguments {
   View grad_out, grad_last_state;  // either may be missing
   void* edges;
   int64_t chunks;
+  uint32_t* counts;  // [B, G, chunks], set to zero on the way; or null
 };
 
-// Every pointer is to contiguous memory of float, or complex of float for A, B, C and states.
+// As many blocks as there are slabs share the channels of a chunk. The last of them adds up the
+// gradients of B and C, of which the first `parts` leave theirs in memory. Every pointer is to
+// contiguous memory of float, or complex of float for A, B, C and states.
 struct BackwardArguments {
   ScanArguments scan;
-  View grad_out, grad_last_state;   // incoming; either may be missing
-  View grad_u, grad_delta, grad_z;  // outgoing
-  const void* edges;                // of forward
-  void* grad_edges;       // their adjoint; in the end parts of A's gradient [B, G, H, chunks, N]
-  void *grad_B, *grad_C;  // [slabs, B, G, N, L], or [B, G, H, chunks, N] where constant
+  View grad_out, grad_last_state;                   // incoming; either may be missing
+  View grad_u, grad_delta, grad_z, grad_B, grad_C;  // outgoing; B's and C's where not constant
+  const void* edges;                                // of forward
+  void* grad_edges;  // their adjoint; in the end parts of A's gradient [B, G, H, chunks, N]
+  // [B, G, chunks, parts, N, kChunk], or where constant in time [B, G, H, chunks, N].
+  void *B_parts, *C_parts;
   float *grad_D, *grad_bias;  // [B, G, H, chunks]
-  int64_t chunks, slabs;
+  uint32_t* counts;           // [B, G, chunks] of warps that left a part, where slabs > 1
+  int64_t chunks, slabs, parts;
   // From a block's channels to its next ones, bytes, of edges entries; the launch knows.
   struct {
     int64_t u, delta, z, A, grad_out, grad_u, grad_delta, grad_z, edges;
   } next;
 };
 
-// One gradient that several blocks hold parts of:
-// to [i, j, k, l] = sum over p, q of parts[p, q, i, j, k, l].
+// One gradient that several blocks hold parts of, which are contiguous:
+// to [i, j, k] = sum over p, q of parts[p, i, j, q, k].
 struct Sum {
   const float* parts;
   int components;  // floats of an entry: 2 for complex
   int counts[2];
-  int64_t part_strides[2], sizes[4], strides[4];  // strides count entries
-  View to;
+  int64_t sizes[3];
+  View to;  // by group, row and last
 };
 constexpr int kMaxSums = 5;
 struct Sums {
@@ -97,6 +102,8 @@ struct Sums {
 // These enqueue work on the stream and throw std::runtime_error where CUDA reports an error.
 void scan_forward(const ForwardArguments&, void* stream);
 void scan_edges(const EdgesArguments&, void* stream);
+// How many parts scan_backward has to be given.
+int64_t count_parts(const BackwardArguments&);
 void scan_backward(const BackwardArguments&, void* stream);
 void sum_in_order(const Sums&, void* stream);
 void discretize(int64_t n, int method, bool is_complex, const float* dt, const void* a, void* out,

@@ -49,6 +49,7 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
     edges_march_kernel(const __grid_constant__ EdgesArguments p) {
   extern __shared__ float4 memory[];
   auto& shared = *reinterpret_cast<EdgesMarchShared<Shape>*>(memory);
+  clear_counts(p.counts, p.scan.batch * p.scan.groups * p.chunks, Shape::all_threads);
   const Work work = work_of_block<Shape>(p.scan);
   shared.handover.begin();
   if (threadIdx.x < Shape::row_threads) {

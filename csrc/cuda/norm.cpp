@@ -78,9 +78,7 @@ void norm_backward_into(const AddRmsNormBackward& p, const Tensor& grad_weight, 
   total.parts = p.grad_weight;
   total.components = 1;
   total.counts[0] = p.blocks, total.counts[1] = 1;
-  total.part_strides[0] = p.channels;
-  std::fill_n(total.sizes, 4, 1);
-  total.sizes[3] = p.channels, total.strides[3] = 1;
+  total.sizes[0] = total.sizes[1] = 1, total.sizes[2] = p.channels;
   total.to.data = static_cast<char*>(grad_weight.data_ptr());
   total.to.storage = p.weight_storage;
   total.to.last = int64_t(grad_weight.element_size());

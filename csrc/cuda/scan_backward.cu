@@ -5,21 +5,33 @@
 #include "launch.cuh"
 
 namespace vim_mm {
+namespace {
+
+Layout layout_of(const BackwardArguments& p) {
+  const View& grad_z = p.scan.gated ? p.grad_z : p.grad_u;
+  return layout_of(p.scan, {p.grad_out, p.grad_u, p.grad_delta, grad_z, p.grad_B, p.grad_C});
+}
+
+}  // namespace
+
+// With Layout::any a block adds up in memory, otherwise in registers, and the last one needs no part.
+int64_t count_parts(const BackwardArguments& p) {
+  return layout_of(p) == Layout::any ? p.slabs : p.slabs - 1;
+}
 
 void scan_backward(const BackwardArguments& p, void* stream) {
   const ScanArguments& scan = p.scan;
-  scan_edges({scan, true, false, p.grad_out, p.grad_last_state, p.grad_edges, p.chunks}, stream);
+  scan_edges({scan, true, false, p.grad_out, p.grad_last_state, p.grad_edges, p.chunks, p.counts},
+             stream);
   if (!is_causal(scan.method)) {
     const int64_t floats = scan.batch * scan.groups * scan.channels * p.chunks * scan.states *
                            (scan.is_complex ? 2 : 1);
     float* const others = static_cast<float*>(p.grad_edges) + floats;
     scan_edges({scan, true, true, p.grad_out, {}, others, p.chunks}, stream);
   }
-  const View& grad_z = scan.gated ? p.grad_z : p.grad_u;
-  const Layout layout = layout_of(scan, {p.grad_out, p.grad_u, p.grad_delta, grad_z});
   dispatch_method(scan.method, [&](auto method) {
     using Method = decltype(method);
-    dispatch_layout(scan, layout, [&](auto e, auto layout) {
+    dispatch_layout(scan, layout_of(p), [&](auto e, auto layout) {
       using E = decltype(e);
       choose_backward<layout()>([&](auto shape) {
         using Block = decltype(shape);

@@ -145,9 +145,9 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cuda(
   return {out, last_state, edges};
 }
 
-// How many slabs of partial gradients of B and C there are for each (b, g) and chunk: as many
-// blocks share its channels. The number that leaves the fewest multiprocessors of a large GPU idle
-// in the last round; only sizes count, so that every GPU adds up in the same order.
+// How many blocks share the channels of each (b, g) and chunk: its slabs. The number that leaves the
+// fewest multiprocessors of a large GPU idle in the last round; only sizes count, so that every GPU
+// adds up in the same order.
 int64_t count_slabs(const ScanArguments& scan, int64_t chunks) {
   const int64_t blocks = std::max<int64_t>(1, scan.batch * scan.groups * chunks);
   int64_t best = 1;
@@ -161,29 +161,6 @@ int64_t count_slabs(const ScanArguments& scan, int64_t chunks) {
   return best;
 }
 
-// The sum over counts[0] and counts[1] of parts that are contiguous [counts[0], sizes..] with counts[1]
-// before the last size if that is one of states, else behind it.
-Sum sum_into(const View& to, std::initializer_list<int64_t> sizes, bool states, const float* parts,
-             int64_t components, int64_t outer, int64_t inner) {
-  Sum sum{};
-  sum.parts = parts;
-  sum.components = int(components);
-  sum.counts[0] = int(outer), sum.counts[1] = int(std::max<int64_t>(inner, 1));
-  sum.to = to;
-  int64_t stride = 1;
-  for (int i = 3; i >= 0; --i) {
-    if (i == (states ? 2 : 3)) {
-      sum.part_strides[1] = stride;
-      stride *= inner;
-    }
-    sum.sizes[i] = sizes.begin()[i];
-    sum.strides[i] = stride;
-    stride *= sum.sizes[i];
-  }
-  sum.part_strides[0] = stride;
-  return sum;
-}
-
 }  // namespace
 
 void scan_backward_into(ScanArguments scan, const ScanGradients& gradients, const void* edges,
@@ -194,45 +171,48 @@ void scan_backward_into(ScanArguments scan, const ScanGradients& gradients, cons
   p.slabs = count_slabs(scan, chunks);
   p.grad_out = gradients.out, p.grad_last_state = gradients.last_state;
   p.grad_u = gradients.u, p.grad_delta = gradients.delta, p.grad_z = gradients.z;
-  scan.aligned = is_aligned(scan, {p.grad_out, p.grad_u, p.grad_delta, p.grad_z});
+  if (!scan.constant_B) p.grad_B = gradients.B;
+  if (!scan.constant_C) p.grad_C = gradients.C;
+  scan.aligned =
+      is_aligned(scan, {p.grad_out, p.grad_u, p.grad_delta, p.grad_z, p.grad_B, p.grad_C});
   p.scan = scan;
   p.edges = edges;
+  p.parts = count_parts(p);
 
-  const int64_t states = rows * chunks * scan.states * width * int64_t(sizeof(float));
-  const int64_t slabs = p.slabs * scan.batch * scan.groups * scan.states * scan.steps * width *
-                        int64_t(sizeof(float));
+  constexpr int64_t real = sizeof(float);
+  const int64_t state = scan.states * width * real, all_chunks = scan.batch * scan.groups * chunks;
+  const int64_t parts = all_chunks * p.parts * kChunk * state;
   Plan plan;
-  const int64_t grad_edges = plan.take(count_edges(scan) * int64_t(sizeof(float)));
-  const int64_t B_parts = plan.take(scan.constant_B ? states : slabs);
-  const int64_t C_parts = plan.take(scan.constant_C ? states : slabs);
-  const int64_t D_parts = plan.take(rows * chunks * int64_t(sizeof(float)));
-  const int64_t bias_parts = plan.take(rows * chunks * int64_t(sizeof(float)));
+  const int64_t grad_edges = plan.take(count_edges(scan) * real);
+  const int64_t B_parts = plan.take(scan.constant_B ? rows * chunks * state : parts);
+  const int64_t C_parts = plan.take(scan.constant_C ? rows * chunks * state : parts);
+  const int64_t D_parts = plan.take(rows * chunks * real);
+  const int64_t bias_parts = plan.take(rows * chunks * real);
+  const int64_t counts = plan.take(p.slabs > 1 ? all_chunks * int64_t(sizeof(uint32_t)) : 0);
   const Pool scratch(like, plan);
   p.grad_edges = scratch.at(grad_edges);
-  p.grad_B = scratch.at(B_parts), p.grad_C = scratch.at(C_parts);
+  p.B_parts = scratch.at(B_parts), p.C_parts = scratch.at(C_parts);
   p.grad_D = scratch.floats(D_parts), p.grad_bias = scratch.floats(bias_parts);
+  if (p.slabs > 1) p.counts = static_cast<uint32_t*>(scratch.at(counts));
 
   // No rows and no steps leave sums of nothing: zeros.
   const bool empty = rows == 0 || scan.steps == 0;
   if (!empty) scan_backward(p, stream);
-  const int64_t groups = scan.groups, channels = scan.channels;
   Sums sums;
-  const auto over_chunks = [&](const View& to, int64_t parts, bool states_last) {
-    sums.each[sums.count++] =
-        sum_into(to, {1, groups, channels, states_last ? scan.states : 1}, states_last,
-                 scratch.floats(parts), states_last ? width : 1, empty ? 0 : scan.batch, chunks);
+  // Over batch and chunks of parts that are [B, G, H, chunks, columns].
+  const auto add = [&](const View& to, int64_t parts, int64_t columns, int64_t components) {
+    Sum& sum = sums.each[sums.count++] = {};
+    sum.parts = scratch.floats(parts);
+    sum.components = int(components);
+    sum.counts[0] = empty ? 0 : int(scan.batch), sum.counts[1] = int(std::max<int64_t>(chunks, 1));
+    sum.sizes[0] = scan.groups, sum.sizes[1] = scan.channels, sum.sizes[2] = columns;
+    sum.to = to;
   };
-  const auto over_slabs = [&](const View& to, int64_t parts) {
-    sums.each[sums.count++] = sum_into(to, {scan.batch, groups, scan.states, scan.steps}, true,
-                                       scratch.floats(parts), width, empty ? 0 : p.slabs, 1);
-  };
-  over_chunks(gradients.A, grad_edges, true);
-  if (scan.constant_B) over_chunks(gradients.B, B_parts, true);
-  else over_slabs(gradients.B, B_parts);
-  if (scan.constant_C) over_chunks(gradients.C, C_parts, true);
-  else over_slabs(gradients.C, C_parts);
-  if (scan.D.data) over_chunks(gradients.D, D_parts, false);
-  if (scan.delta_bias.data) over_chunks(gradients.delta_bias, bias_parts, false);
+  add(gradients.A, grad_edges, scan.states, width);
+  if (scan.constant_B) add(gradients.B, B_parts, scan.states, width);
+  if (scan.constant_C) add(gradients.C, C_parts, scan.states, width);
+  if (scan.D.data) add(gradients.D, D_parts, 1, 1);
+  if (scan.delta_bias.data) add(gradients.delta_bias, bias_parts, 1, 1);
   sum_in_order(sums, stream);
 }
 
@@ -280,6 +260,9 @@ Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
   views.B = view_of(grad_B, scan.constant_B), views.C = view_of(grad_C, scan.constant_C);
   if (D) views.D = view_of(grad_D, 1);
   if (delta_bias) views.delta_bias = view_of(grad_bias, 1);
+  if (sizes.rows() == 0) {  // no block writes these
+    for (Tensor t : {grad_B, grad_C}) torch::stable::zero_(t);
+  }
   scan_backward_into(scan, views, edges.data_ptr(), u, current_stream(u));
   return grads;
 }

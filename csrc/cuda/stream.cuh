@@ -145,11 +145,11 @@ class Stream {
 
   template <class Format>
   __device__ __forceinline__ void store(const View& v, const Places& slots, int k,
-                                        const float (&values)[width], bool whole, int rows,
-                                        int steps) {
+                                        const E (&values)[width], bool whole, int rows,
+                                        int steps) const {
     char* const p = at(v, slots, k);
     if constexpr (layout == Layout::any) {
-      if (count_inside(slots, k, rows, steps)) store_real(p, v.storage, values[0]);
+      if (count_inside(slots, k, rows, steps)) store_element(p, v.storage, values[0]);
     } else {
       uint32_t raw[words];
       encode<Format>(values, raw);

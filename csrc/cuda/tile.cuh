@@ -169,6 +169,14 @@ __device__ __forceinline__ void store_real(char* p, Storage storage, float value
   else *reinterpret_cast<uint16_t*>(p) = encode_16_bits(value, storage);
 }
 
+__device__ __forceinline__ void store_element(char* p, Storage storage, float value) {
+  store_real(p, storage, value);
+}
+__device__ __forceinline__ void store_element(char* p, Storage storage, Complex<float> value) {
+  store_real(p, storage, value.re);
+  store_real(p + (storage == Storage::float64 ? 8 : 4), storage, value.im);
+}
+
 // The channels and the direction of a block.
 struct Work {
   int64_t b, g, first_channel, steps, windows;

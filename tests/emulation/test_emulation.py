@@ -210,10 +210,33 @@ def test_relief(dtype, batch, channels, reverse):
         assert torch.equal(relieved[:, first:], expected)
 
 
-# So many channels that two blocks share them in backward.
-@pytest.mark.parametrize(('dtype', 'states'), [(torch.bfloat16, 16), (torch.float32, 37)])
-def test_many_channels(dtype, states):
-    compare(inputs_in(dtype, channels=70, length=70, states=states))
+# So many channels that two, three and four blocks share them in backward, of whole tiles and of
+# parts; all in registers, or by tiles of states in memory.
+@pytest.mark.parametrize('channels', [70, 130, 200])
+@pytest.mark.parametrize('reverse', [False, True])
+@pytest.mark.parametrize(
+    ('dtype', 'states', 'length'),
+    [
+        (torch.bfloat16, 16, 64),
+        (torch.float16, 5, 70),
+        (torch.float32, 16, 70),
+        (torch.bfloat16, 37, 70),
+    ],
+)
+def test_many_channels(channels, dtype, states, length, reverse):
+    compare(inputs_in(dtype, channels=channels, length=length, states=states), reverse=reverse)
+
+
+@pytest.mark.parametrize('form', ['constant_B_grouped_C', 'interleaved'])
+def test_many_channels_in_groups(form):
+    compare(make_inputs(channels=140, length=70, form=form, batch=1, dtype=torch.float32))
+
+
+def test_many_channels_of_any_strides_and_dtypes():
+    inputs = make_inputs(channels=130, length=70, states=16, dtype=torch.float32)
+    for name, dtype in (('B', torch.float16), ('C', torch.bfloat16)):
+        inputs[name] = inputs[name].detach().to(dtype)
+    compare(strided_copies(inputs), reverse=True)
 
 
 @each_method
@@ -255,7 +278,7 @@ def test_any_strides(method):
 
 @pytest.mark.parametrize('method', ['zoh', 'poly'])
 def test_bits_do_not_depend_on_the_order_of_threads(method):
-    inputs = make_inputs(channels=34, length=132, states=16, dtype=torch.float32)
+    inputs = make_inputs(channels=70, length=132, states=16, dtype=torch.float32)
     scan = functools.partial(results_and_gradients, selective_scan_fn, inputs)
     once, again = (scan(discretization_method=method) for _ in range(2))
     for name, value in once.items():

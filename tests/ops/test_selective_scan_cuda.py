@@ -153,6 +153,57 @@ def test_rows(method, batch, channels, length, dtype, reverse):
     compare(inputs, delta_softplus=True, discretization_method=method, reverse=reverse)
 
 
+# So many channels that one to four blocks share those of a chunk, the last of which adds up the
+# gradients of B and C: of whole tiles and of parts, in registers or by tiles of states in memory.
+@pytest.mark.parametrize('method', ['zoh', 'poly'])
+@pytest.mark.parametrize('channels', [64, 70, 130, 200])
+@pytest.mark.parametrize('reverse', [False, True], ids=['forwards', 'reverse'])
+@pytest.mark.parametrize(
+    ('dtype', 'states', 'length'),
+    [
+        (torch.bfloat16, 16, 128),
+        (torch.float16, 5, 131),
+        (torch.float32, 16, 128),
+        (torch.float32, 16, 70),
+        (torch.bfloat16, 37, 70),
+    ],
+)
+def test_blocks_that_share_channels(method, channels, reverse, dtype, states, length):
+    inputs = make_inputs(channels=channels, length=length, states=states, dtype=torch.float32)
+    for name in ('u', 'delta', 'z', 'B', 'C'):
+        inputs[name] = inputs[name].detach().to(dtype)
+    compare(inputs, delta_softplus=True, discretization_method=method, reverse=reverse)
+
+
+@pytest.mark.parametrize('channels', [70, 130, 200])
+@pytest.mark.parametrize('form', ['grouped', 'constant_B_grouped_C', 'interleaved'])
+def test_blocks_that_share_channels_of_groups(channels, form):
+    inputs = make_inputs(channels=2 * channels, length=70, form=form, dtype=torch.float32)
+    compare(inputs, delta_softplus=True)
+
+
+@pytest.mark.parametrize('channels', [70, 130, 200])
+def test_blocks_that_share_channels_of_any_strides_and_dtypes(channels):
+    inputs = make_inputs(channels=channels, length=70, states=16, dtype=torch.float32)
+    for name, dtype in (('B', torch.float16), ('C', torch.bfloat16)):
+        inputs[name] = inputs[name].detach().to(dtype)
+    compare(strided_copies(inputs), delta_softplus=True, reverse=True)
+
+
+@each_method
+def test_more_blocks_that_share_channels_than_run_at_once(method):
+    """384 chunks of two blocks each: an H200 has 264 blocks at a time."""
+    inputs = make_inputs(batch=6, channels=70, length=4096, states=16, dtype=torch.float32)
+    for name in ('u', 'delta', 'z', 'B', 'C'):
+        inputs[name] = inputs[name].detach().bfloat16()
+    options = {'delta_softplus': True, 'discretization_method': method}
+    first = compare(inputs, **options)
+    inputs = on_cuda(inputs)
+    for _ in range(3):
+        for name, value in results_and_gradients(cuda_scan, inputs, **options).items():
+            assert torch.equal(value, first[name]), name
+
+
 @each_method
 @pytest.mark.parametrize(
     'form', ['constant', 'shared', 'grouped', 'constant_B_grouped_C', 'interleaved']
