@@ -99,11 +99,12 @@ struct Sums {
   int count = 0;
 };
 
+// The `parts` that scan_backward has to be given room for.
+int64_t count_parts(const BackwardArguments&);
+
 // These enqueue work on the stream and throw std::runtime_error where CUDA reports an error.
 void scan_forward(const ForwardArguments&, void* stream);
 void scan_edges(const EdgesArguments&, void* stream);
-// How many parts scan_backward has to be given.
-int64_t count_parts(const BackwardArguments&);
 void scan_backward(const BackwardArguments&, void* stream);
 void sum_in_order(const Sums&, void* stream);
 void discretize(int64_t n, int method, bool is_complex, const float* dt, const void* a, void* out,
