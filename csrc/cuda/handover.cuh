@@ -70,6 +70,10 @@ __device__ __forceinline__ void wait_for_warps(const uint32_t* count, uint32_t w
 template <class Shape>
 class Handover {
  public:
+  // Unsigned, or dividing would care for the sign.
+  static __device__ __forceinline__ uint32_t stage_of(uint32_t window) {
+    return window % Shape::stages;
+  }
   // By all threads of the block.
   __device__ __forceinline__ void begin() {
     if (threadIdx.x < Shape::stages) {
@@ -86,10 +90,10 @@ class Handover {
  private:
   // By all threads: one for its warp would do, but compute-sanitizer does not follow that.
   static __device__ __forceinline__ void signal(uint64_t* barriers, int window) {
-    barrier_arrive(barriers + window % Shape::stages);
+    barrier_arrive(barriers + stage_of(window));
   }
   static __device__ __forceinline__ void wait(uint64_t* barriers, int window) {
-    barrier_wait(barriers + window % Shape::stages, window / Shape::stages % 2);
+    barrier_wait(barriers + stage_of(window), uint32_t(window) / Shape::stages % 2);
   }
   uint64_t filled_[Shape::stages], scanned_[Shape::stages];
 };

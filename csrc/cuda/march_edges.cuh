@@ -31,7 +31,7 @@ __device__ __forceinline__ void edges_rows(const EdgesArguments& p, const Work& 
   rows.load(window_of(group), turn, raw);
 #pragma unroll 1
   for (int i = group; i < windows; i += Shape::groups) {
-    const int stage = i % Shape::stages;
+    const int stage = Handover<Shape>::stage_of(i);
     if (i >= Shape::stages) shared.handover.wait_scanned(i - Shape::stages);
     rows.fill(shared.inputs[stage], window_of(i), raw, [&](float dt, float value, float z) {
       if (gated) value *= z * sigmoid(z);
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
       static_cast<float*>(p.edges) + (row * p.chunks + (Ascending ? 0 : windows - 1)) * states;
 #pragma unroll 1
   for (int i_window = 0; i_window < windows; ++i_window) {
-    const int stage = i_window % Shape::stages;
+    const int stage = Handover<Shape>::stage_of(i_window);
     const int steps = work.steps_from(Ascending ? i_window : windows - 1 - i_window, kChunk);
     const int begin = Ascending ? 0 : (steps + kStride - 1) / kStride * kStride - kStride;
     const MarchInputs<Shape, 1>& in = shared.inputs[stage];

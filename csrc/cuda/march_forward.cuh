@@ -148,7 +148,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
   Rows rows(scan, work, scan.u, matrices, false, first);
   typename Rows::Raw raw;
   const auto fill = [&](int window) {
-    const int stage = window % Shape::stages;
+    const uint32_t stage = shared.handover.stage_of(window);
     rows.fill(shared.inputs[stage], window, raw, [](float dt, float u, float) {
       return Recurrence<Method, accuracy_of(layout), float>::drive(dt, u);
     });
@@ -202,7 +202,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
     fill(window);
 #pragma unroll 1
   for (int window = first; window < span.end; window += turn) {
-    const int stage = window % Shape::stages;
+    const uint32_t stage = shared.handover.stage_of(window);
     shared.handover.wait_scanned(window);
     float y[count][width];
 #pragma unroll
@@ -308,7 +308,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
     for (int j = 0; j < together; ++j) *reinterpret_cast<float2*>(y + step + j * kStride) = sum[j];
   };
   const auto scan_window = [&](int window, auto whole) {
-    const int stage = window % Shape::stages;
+    const uint32_t stage = shared.handover.stage_of(window);
     const auto& in = shared.inputs[stage];
     float* const y = shared.y[stage][lane.part].at(lane.channel, 2 * lane.column);
     of.store(edges);
