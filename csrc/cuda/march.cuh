@@ -106,7 +106,6 @@ struct MarchRows {
   using MatrixStream = Stream<float, kStateTile, Shape, layout>;
   using Held = typename RowStream::Held;
   static constexpr int count = Places::count, width = Places::width;
-  static constexpr int window_bytes = kChunk * item_of(layout) * (Format::reversed ? -1 : 1);
 
   // A window as it was loaded.
   struct Raw {
@@ -119,36 +118,43 @@ struct MarchRows {
   const View& driving;
   const View* matrices[Matrices];
   const bool needs_gate;
-  const int whole;  // the first windows that are whole, in the tensors and in the block
+  const int whole;   // the first windows that are whole, in the tensors and in the block
+  const int lowest;  // the window that is the first in memory
   const Places slots;
   const MatrixPlaces matrix_slots;
-  RowStream drive, delta, z;  // at the window that is loaded next
+  RowStream drive, delta, z;  // at the lowest window
   MatrixStream matrix[Matrices];
   float bias[count];
 
   __device__ __forceinline__ MarchRows(const ScanArguments& scan_, const Work& work_,
                                        const View& driving_,
-                                       const View* const (&matrices_)[Matrices], bool needs_gate_,
-                                       int first_window)
+                                       const View* const (&matrices_)[Matrices], bool needs_gate_)
       : scan(scan_), work(work_), driving(driving_), needs_gate(needs_gate_),
         whole(work.channels == Shape::channels && scan.states == kStateTile
                   ? int(work.steps / kChunk)
                   : 0),
-        slots(driving, work), matrix_slots(driving, work) {
-    drive.begin(driving, work.at(driving), slots, work, first_window);
-    delta.begin(scan.delta, work.at(scan.delta), slots, work, first_window);
-    z.begin(scan.z, work.at(scan.z), slots, work, first_window);
+        lowest(Format::reversed ? int(work.windows) - 1 : 0), slots(driving, work),
+        matrix_slots(driving, work) {
+    drive.begin(driving, work.at(driving), slots, work, lowest);
+    delta.begin(scan.delta, work.at(scan.delta), slots, work, lowest);
+    z.begin(scan.z, work.at(scan.z), slots, work, lowest);
+    drive.settle(), delta.settle(), z.settle();
 #pragma unroll
     for (int i = 0; i < Matrices; ++i) {
       const View& v = *(matrices[i] = matrices_[i]);
-      matrix[i].begin(v, v.data + work.b * v.batch + work.g * v.group, matrix_slots, work,
-                      first_window);
+      matrix[i].begin(v, v.data + work.b * v.batch + work.g * v.group, matrix_slots, work, lowest);
+      matrix[i].settle();
     }
 #pragma unroll
     for (int k = 0; k < count; ++k)
       bias[k] = channel_value(scan.delta_bias, scan, work.g, work.first_channel + slots.row(k));
   }
 
+  // In bytes, from the lowest window. Streams stay there: to add a product is one instruction, to go on
+  // by a window two, and to subtract a product three.
+  __device__ __forceinline__ int64_t offset_of(int window) const {
+    return int64_t(Format::reversed ? lowest - window : window) * (kChunk * item_of(layout));
+  }
   // How many steps a window has.
   __device__ __forceinline__ int steps_of(int window) const {
     return work.steps_from(window, kChunk);
@@ -163,18 +169,14 @@ struct MarchRows {
     for (int i = 0; i < Matrices; ++i)
       f(matrix[i], *matrices[i], matrix_slots, int(scan.states), to.matrix[i]);
   }
-  // Starts the loads of that window, if there is such a one, and goes on by so many.
-  __device__ __forceinline__ void load(int window, int windows, Raw& to) {
-    if (window >= 0 && window < int(work.windows)) {
-      const int steps = steps_of(window);
-      start_loads<Aligned>(window < whole, [&](auto how) {
-        each(to, [&](auto& stream, const View& v, const auto& slots, int rows, auto& held) {
-          stream.template load<decltype(how)::value>(v, slots, rows, steps, held);
-        });
+  // Starts the loads of that window, if there is such a one. `is_whole`: it is known to be whole.
+  __device__ __forceinline__ void load(int window, Raw& to, bool is_whole = false) {
+    if (!is_whole && (window < 0 || window >= int(work.windows))) return;
+    const int steps = steps_of(window);
+    start_loads<Aligned>(is_whole || window < whole, [&](auto how) {
+      each(to, [&](auto& stream, const View& v, const auto& slots, int rows, auto& held) {
+        stream.template load<decltype(how)::value>(v, slots, rows, steps, offset_of(window), held);
       });
-    }
-    each(to, [&](auto& stream, const View&, const auto&, int, auto&) {
-      stream.next(windows * window_bytes);
     });
   }
   __device__ __forceinline__ void put_matrix(WindowTile<kStateTile>& to, int i, int k,
@@ -194,8 +196,8 @@ struct MarchRows {
   }
   // Converts that window. driven(dt, value, gate) makes of a slot's values what drives the states.
   template <class Inputs, class F>
-  __device__ __forceinline__ void fill(Inputs& to, int window, const Raw& raw,
-                                       const F& driven) const {
+  __device__ __forceinline__ void fill(Inputs& to, int window, const Raw& raw, const F& driven,
+                                       bool is_whole = false) const {
 #pragma unroll
     for (int k = 0; k < count; ++k) {
       float dt[width], value[width], gate[width];
@@ -207,7 +209,7 @@ struct MarchRows {
         dt[i] = step_size<accuracy_of(layout)>(dt[i], bias[k], scan.delta_softplus);
 #pragma unroll
       for (int i = 0; i < width; ++i)
-        if (slots.step(k) + (Aligned ? 0 : i) >= steps_of(window)) dt[i] = 0.0f;
+        if (!is_whole && slots.step(k) + (Aligned ? 0 : i) >= steps_of(window)) dt[i] = 0.0f;
 #pragma unroll
       for (int i = 0; i < width; ++i) value[i] = driven(dt[i], value[i], gate[i]);
       put(to.dt, slots, k, dt);

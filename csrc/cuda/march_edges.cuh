@@ -25,10 +25,9 @@ __device__ __forceinline__ void edges_rows(const EdgesArguments& p, const Work& 
   const int windows = int(work.windows), group = threadIdx.x / Shape::threads;
   const auto window_of = [&](int i) { return Ascending ? i : windows - 1 - i; };
   const bool gated = Adjoint && scan.gated;
-  Rows rows(scan, work, Adjoint ? p.grad_out : scan.u, matrices, gated, window_of(group));
-  constexpr int turn = Ascending ? Shape::groups : -Shape::groups;
+  Rows rows(scan, work, Adjoint ? p.grad_out : scan.u, matrices, gated);
   typename Rows::Raw raw;
-  rows.load(window_of(group), turn, raw);
+  rows.load(window_of(group), raw);
 #pragma unroll 1
   for (int i = group; i < windows; i += Shape::groups) {
     const int stage = Handover<Shape>::stage_of(i);
@@ -39,7 +38,7 @@ __device__ __forceinline__ void edges_rows(const EdgesArguments& p, const Work& 
       return Recurrence<Method, accuracy_of(layout), float>::drive(dt, value);
     });
     shared.handover.signal_filled(i);
-    rows.load(window_of(i + Shape::groups), turn, raw);
+    rows.load(window_of(i + Shape::groups), raw);
   }
 }
 

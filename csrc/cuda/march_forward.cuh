@@ -145,72 +145,85 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
   const int first = span.begin + int(threadIdx.x) / Shape::threads;
   if (first >= span.end) return;
   const View* const matrices[] = {&scan.B, &scan.C};
-  Rows rows(scan, work, scan.u, matrices, false, first);
+  Rows rows(scan, work, scan.u, matrices, false);
   typename Rows::Raw raw;
-  const auto fill = [&](int window) {
-    const uint32_t stage = shared.handover.stage_of(window);
-    rows.fill(shared.inputs[stage], window, raw, [](float dt, float u, float) {
-      return Recurrence<Method, accuracy_of(layout), float>::drive(dt, u);
-    });
+  const auto fill = [&](int window, bool whole) {
+    rows.fill(
+        shared.inputs[shared.handover.stage_of(window)], window, raw,
+        [](float dt, float u, float) {
+          return Recurrence<Method, accuracy_of(layout), float>::drive(dt, u);
+        },
+        whole);
     shared.handover.signal_filled(window);
-    rows.load(window + turn, turn, raw);
+    rows.load(window + turn, raw, whole);
   };
   // What it takes to finish a window: u once more, which to keep would take registers.
-  typename Rows::RowStream u, z, out;
-  u.begin(scan.u, work.at(scan.u), rows.slots, work, first);
-  z.begin(scan.z, work.at(scan.z), rows.slots, work, first);
-  out.begin(p.out, work.at(p.out), rows.slots, work, first);
+  typename Rows::RowStream out;
+  out.begin(p.out, work.at(p.out), rows.slots, work, rows.lowest);
+  out.settle();
   typename Rows::Held u_raw, z_raw;
   float D[count];
 #pragma unroll
   for (int k = 0; k < count; ++k)
     D[k] = channel_value(scan.D, scan, work.g, work.first_channel + rows.slots.row(k));
-  const auto load = [&](int window) {
-    if (window >= span.end) return;
+  const auto load = [&](int window, bool whole) {
+    if (!whole && window >= span.end) return;
     const int steps = rows.steps_of(window);
-    start_loads<Aligned>(window < rows.whole, [&](auto how) {
+    const int64_t offset = rows.offset_of(window);
+    start_loads<Aligned>(whole || window < rows.whole, [&](auto how) {
       constexpr Loads loads = decltype(how)::value;
-      u.template load<loads>(scan.u, rows.slots, work.channels, steps, u_raw);
-      if (scan.gated) z.template load<loads>(scan.z, rows.slots, work.channels, steps, z_raw);
+      rows.drive.template load<loads>(scan.u, rows.slots, work.channels, steps, offset, u_raw);
+      if (scan.gated)
+        rows.z.template load<loads>(scan.z, rows.slots, work.channels, steps, offset, z_raw);
     });
-    u.next(turn * Rows::window_bytes), z.next(turn * Rows::window_bytes);
   };
-  const auto finish = [&](int window, float (&y)[count][width]) {
+  const auto finish = [&](int window, float (&y)[count][width], bool whole) {
 #pragma unroll
     for (int k = 0; k < count; ++k) {
       float u_of[width], z_of[width];
-      u.template values<Format>(scan.u, k, u_raw, u_of);
+      rows.drive.template values<Format>(scan.u, k, u_raw, u_of);
 #pragma unroll
       for (int i = 0; i < width; ++i) y[k][i] = weight * y[k][i] + D[k] * u_of[i];
       if (scan.gated) {
-        z.template values<Format>(scan.z, k, z_raw, z_of);
+        rows.z.template values<Format>(scan.z, k, z_raw, z_of);
 #pragma unroll
         for (int i = 0; i < width; ++i) y[k][i] *= z_of[i] * sigmoid(z_of[i]);
       }
       const int steps = rows.steps_of(window);
+      const int64_t offset = rows.offset_of(window);
       if constexpr (Aligned)
-        out.template store_aligned<Format>(p.out, rows.slots, k, y[k], work.channels, steps);
-      else out.template store<Format>(p.out, rows.slots, k, y[k], false, work.channels, steps);
+        out.template store_aligned<Format>(p.out, rows.slots, k, y[k], whole, work.channels, steps,
+                                           offset);
+      else
+        out.template store<Format>(p.out, rows.slots, k, y[k], false, work.channels, steps, offset);
     }
-    out.next(turn * Rows::window_bytes);
   };
-
-  rows.load(first, turn, raw);
-  load(first);
-#pragma unroll 1
-  for (int window = first; window < span.begin + Shape::stages && window < span.end; window += turn)
-    fill(window);
-#pragma unroll 1
-  for (int window = first; window < span.end; window += turn) {
+  const auto turn_over = [&](int window, bool whole) {
     const uint32_t stage = shared.handover.stage_of(window);
     shared.handover.wait_scanned(window);
     float y[count][width];
 #pragma unroll
     for (int k = 0; k < count; ++k) get_sum(shared.y[stage], rows.slots, k, y[k]);
-    if (window + Shape::stages < span.end) fill(window + Shape::stages);
-    finish(window, y);
-    load(window + turn);
+    if (whole || window + Shape::stages < span.end) fill(window + Shape::stages, whole);
+    finish(window, y, whole);
+    load(window + turn, whole);
+  };
+
+  rows.load(first, raw);
+  load(first, false);
+#pragma unroll 1
+  for (int window = first; window < span.begin + Shape::stages && window < span.end; window += turn)
+    fill(window, false);
+  int window = first;
+  // Most windows are whole, and so are those that are filled and loaded meanwhile: nobody asks. Not so
+  // where lanes have two states: those that load wait little there, and code in one piece is faster.
+  if constexpr (Aligned && Shape::states == 1) {
+    const int ahead = rows.whole - turn, end = ahead < span.end ? ahead : span.end;
+#pragma unroll 1
+    for (; window < end - Shape::stages; window += turn) turn_over(window, true);
   }
+#pragma unroll 1
+  for (; window < span.end; window += turn) turn_over(window, false);
 }
 
 // A stride or one entry of a state matrix.

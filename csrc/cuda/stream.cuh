@@ -95,11 +95,20 @@ class Stream {
     // Against the order of memory a slot begins at its lowest address all the same.
     if (layout != Layout::any && slots.reverse) p_ -= (width - 1) * item;
   }
+  // Has the address in registers from now on. The compiler would rather add that of the tensor, which is
+  // among the kernel's parameters, to every offset anew.
+  __device__ __forceinline__ void settle() {
+#if defined(__CUDA_ARCH__)
+    size_t address = __cvta_generic_to_global(p_);
+    asm("" : "+l"(address));
+    p_ = static_cast<char*>(__cvta_global_to_generic(address));
+#endif
+  }
   __device__ __forceinline__ void next(int64_t bytes) { p_ += bytes; }
 
   // Starts the loads of the tile at hand: all of it, and aligned.
   __device__ __forceinline__ void load_whole(const View& v, const Places& slots) {
-    load_whole(v, slots, raw_);
+    load_whole(v, slots, 0, raw_);
   }
   // The same, `offset` bytes further, of which there are so many rows and steps.
   __device__ __forceinline__ void load(const View& v, const Places& slots, int rows, int steps,
@@ -110,17 +119,17 @@ class Stream {
   struct Held;
   template <Loads loads>
   __device__ __forceinline__ void load(const View& v, const Places& slots, int rows, int steps,
-                                       Held& to) const {
+                                       int64_t offset, Held& to) const {
     if constexpr (loads == Loads::whole) {
-      load_whole(v, slots, to.raw);
+      load_whole(v, slots, offset, to.raw);
     } else if constexpr (loads == Loads::apart) {
-      load(v, slots, rows, steps, 0, to.raw);
+      load(v, slots, rows, steps, offset, to.raw);
     } else {
 #pragma unroll
       for (int k = 0; k < count; ++k) {
         Packed packed{};
         if (v.data && slots.row(k) < rows && slots.step(k) < steps)
-          packed = *reinterpret_cast<const Packed*>(at(v, slots, k));
+          packed = *reinterpret_cast<const Packed*>(at(v, slots, k) + offset);
         *reinterpret_cast<Packed*>(to.raw + k * words) = packed;
       }
     }
@@ -146,8 +155,8 @@ class Stream {
   template <class Format>
   __device__ __forceinline__ void store(const View& v, const Places& slots, int k,
                                         const E (&values)[width], bool whole, int rows,
-                                        int steps) const {
-    char* const p = at(v, slots, k);
+                                        int steps, int64_t offset = 0) const {
+    char* const p = at(v, slots, k) + offset;
     if constexpr (layout == Layout::any) {
       if (count_inside(slots, k, rows, steps)) store_element(p, v.storage, values[0]);
     } else {
@@ -160,12 +169,12 @@ class Stream {
   // Where slots are aligned.
   template <class Format>
   __device__ __forceinline__ void store_aligned(const View& v, const Places& slots, int k,
-                                                const float (&values)[width], int rows,
-                                                int steps) const {
+                                                const float (&values)[width], bool whole, int rows,
+                                                int steps, int64_t offset) const {
     alignas(words * 4) uint32_t raw[words];
     encode<Format>(values, raw);
-    if (slots.row(k) < rows && slots.step(k) < steps)
-      *reinterpret_cast<Packed*>(at(v, slots, k)) = *reinterpret_cast<const Packed*>(raw);
+    if (whole || (slots.row(k) < rows && slots.step(k) < steps))
+      *reinterpret_cast<Packed*>(at(v, slots, k) + offset) = *reinterpret_cast<const Packed*>(raw);
   }
 
  private:
@@ -177,12 +186,12 @@ class Stream {
   };
   static_assert(words * 4 >= width * item, "16 bits come in pairs");
 
-  __device__ __forceinline__ void load_whole(const View& v, const Places& slots,
+  __device__ __forceinline__ void load_whole(const View& v, const Places& slots, int64_t offset,
                                              uint32_t* to) const {
 #pragma unroll
     for (int k = 0; k < count; ++k)
       *reinterpret_cast<Packed*>(to + k * words) =
-          *reinterpret_cast<const Packed*>(at(v, slots, k));
+          *reinterpret_cast<const Packed*>(at(v, slots, k) + offset);
   }
   __device__ __forceinline__ void load(const View& v, const Places& slots, int rows, int steps,
                                        int64_t offset, uint32_t* to) const {
