@@ -57,7 +57,7 @@ __device__ __forceinline__ void signal_by_warp(uint32_t* count) {
 __device__ __forceinline__ void wait_for_warps(const uint32_t* count, uint32_t warps) {
 #if defined(__CUDACC__)
   if (threadIdx.x % 32 == 0)
-    while (*static_cast<const volatile uint32_t*>(count) < warps) __nanosleep(500);
+    while (*static_cast<const volatile uint32_t*>(count) < warps) __nanosleep(100);
   __syncwarp();
   __threadfence();
 #else  // tests/emulation runs blocks one after the other; more means that it did not begin at zero

@@ -193,7 +193,7 @@ def test_blocks_that_share_channels_of_any_strides_and_dtypes(channels):
 @each_method
 def test_more_blocks_that_share_channels_than_run_at_once(method):
     """384 chunks of two blocks each: an H200 has 264 blocks at a time."""
-    inputs = make_inputs(batch=6, channels=70, length=4096, states=16, dtype=torch.float32)
+    inputs = make_inputs(batch=96, channels=70, length=256, states=16, dtype=torch.float32)
     for name in ('u', 'delta', 'z', 'B', 'C'):
         inputs[name] = inputs[name].detach().bfloat16()
     options = {'delta_softplus': True, 'discretization_method': method}
