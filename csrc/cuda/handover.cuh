@@ -41,8 +41,10 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, int odd) {
 using emulation::barrier_arrive, emulation::barrier_begin, emulation::barrier_wait;
 #endif
 
-// A count in global memory, of warps that have written there what another block waits for. It has to
-// be a block of a higher index, or it might keep the one it waits for from starting.
+// A count in global memory, of warps that have written there what another block waits for: a block of
+// a higher index, or it might keep the one it waits for from starting. That blocks start in the order
+// of their index CUDA does not promise; every GPU does it, and CUB's scans count on it too.
+//
 // An earlier launch sets such counts to zero, all its blocks of so many threads together.
 __device__ __forceinline__ void clear_counts(uint32_t* counts, int64_t size, int threads) {
   if (!counts) return;

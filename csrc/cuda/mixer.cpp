@@ -4,8 +4,8 @@
 // Everything between in_proj and out_proj is rows of channels, time contiguous: nothing is
 // transposed. A convolution, projections and scans of all directions are one launch each.
 //
-// What a layer takes of the host decides how fast it trains. So tensors are made where torch wants
-// them, which is in matrix products, and lie in few allocations; kernels get addresses.
+// What a layer takes of the host decides how fast it trains. So memory comes in few allocations, kernels
+// get addresses, and tensors are made only for torch's matrix products.
 //
 // SPDX-License-Identifier: Apache-2.0
 // Products into given memory: torch's stable C interface, as AOTInductor's binaries call it.
@@ -125,8 +125,8 @@ struct Mixer {
   Plan kept;
   int64_t input, rstd, xz, dt_B_C, edges, sum;  // the first two where the norm is part of it
 
-  // `x`: [B, L, C] of any dtype; activations have `type_`. `normed`: the norm is part of it. `with_sum`:
-  // over directions, which backward asks for.
+  // `x` is [B, L, C] of any dtype, `type_` that of activations. `normed`: with the norm. `with_sum`: with
+  // the sum over directions, which backward asks for.
   Mixer(const Tensor& x, ScalarType type_, bool normed, int64_t count_, const InnerSizes& inner,
         int64_t method, const Integers& reverse, bool with_sum)
       : batch(x.size(0)), steps(x.size(1)), outer(x.size(2)), channels(inner.channels),
@@ -294,7 +294,7 @@ void pack(const Mixer& mixer, const Tensor& x, const MaybeTensors& parameters, c
           sizes.size() == size_t(p.dims) && std::equal(sizes.begin(), sizes.end(), p.sizes.begin()),
           "vim_mm: wrong shape of ", p.name);
       STD_TORCH_CHECK(t->is_contiguous(), "vim_mm: expected ", p.name, " contiguous");
-      STD_TORCH_CHECK(t->device() == x.device(), "vim_mm: expected ", p.name, " where x is");
+      expect_device(*t, p.name, x);
       expect_type(*t, p.name,
                   {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16, ScalarType::Double});
       c.from = t->data_ptr(), c.from_storage = storage_of(*t);
@@ -687,9 +687,14 @@ Tensors mixer_bwd(const Tensor& grad_out, const std::optional<Tensor>& grad_sum,
     STD_TORCH_CHECK(types[i] >= (mixer.parameters[i].optional ? -1 : 0) &&
                         types[i] < int64_t(std::size(kTypes)),
                     "vim_mm: unknown dtype of ", mixer.parameters[i].name);
-  STD_TORCH_CHECK(kept.is_contiguous() && kept.device() == x.device() &&
-                      kept.numel() * int64_t(kept.element_size()) == mixer.kept.bytes(),
+  int64_t offset = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(kept.get(), &offset));
+  STD_TORCH_CHECK(kept.scalar_type() == ScalarType::Byte && kept.is_contiguous() && offset == 0 &&
+                      kept.numel() == mixer.kept.bytes(),
                   "vim_mm: expected what the mixer's forward kept");
+  expect_device(kept, "what forward kept", x);
+  expect_device(grad_out, "grad_out", x);
+  if (grad_sum) expect_device(*grad_sum, "grad_sum", x);
   const DeviceGuard guard(x.get_device_index());
   return Backward(mixer, {grad_out, x, kept, grad_sum, norm, types, with_update,
                           static_cast<float>(scale)})

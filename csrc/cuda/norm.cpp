@@ -5,7 +5,6 @@
 
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <optional>
@@ -26,6 +25,7 @@ void check(const Tensor& residual, const Tensor& weight, ScalarType dtype) {
   STD_TORCH_CHECK(residual.dim() >= 1, "vim_mm: expected residual [.., C]");
   expect_contiguous(residual, "residual", residual.sizes());
   expect_contiguous(weight, "weight", {residual.size(residual.dim() - 1)});
+  expect_device(weight, "weight", residual);
   STD_TORCH_CHECK(
       dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
       "vim_mm: expected a normalized sum of float32, float16 or bfloat16");
@@ -41,6 +41,7 @@ AddRmsNorm norm_arguments(const Tensor& residual, const std::optional<Tensor>& u
   if (update) {
     expect_contiguous(*update, "update", residual.sizes());
     expect_type(*update, "update", {dtype});
+    expect_device(*update, "update", residual);
   }
   AddRmsNorm p{};
   p.channels = weight.numel();

@@ -13,9 +13,9 @@ inline namespace VIM_MM_ISA {
 
 // Terms of a stage: as many entries of a row of weights as a quarter of a warp reads at once.
 constexpr int kPack = 8, kTerms = 4 * kPack, kFragment = 16;
-constexpr int kOuterWarps = 4, kTokenWarps = 2, kThreads = kWarp * kOuterWarps * kTokenWarps;
+constexpr int kOuterWarps = 6, kTokenWarps = 2, kThreads = kWarp * kOuterWarps * kTokenWarps;
 constexpr int kMostFragments = 4;  // of tokens, of one warp
-constexpr int kGroups = 3;         // of kFragment entries of C, of one warp
+constexpr int kGroups = 2;         // of kFragment entries of C, of one warp
 // The weights of a wider model would cost more than is gained: with C = 384 and 8192 tokens they are
 // 75 MB from L2, three times what is gated, written and read. Blocks that share C would gate twice.
 constexpr int kMostOuter = kOuterWarps * kGroups * kFragment;
@@ -100,8 +100,9 @@ class GatedPacks {
         f(i, first_[n] + row * row_packs_, row < rows_left_[n]);
     }
   }
-  // Where fragments want a term, so that what a lane has of weights, eight terms that are neighbours,
-  // is its part of two instructions, two halves of each, and two entries of a half.
+  // A lane of the product has eight neighbouring terms of the weights: bits 3 and 4 of a term are its
+  // lane, bit 2 the instruction, bit 1 the half of it, bit 0 the entry of a pair. Fragments want rows
+  // by instruction, half, lane and entry.
   static __device__ __forceinline__ int place_of(int term) {
     const int lane = term / 8, instruction = term / 4 % 2, half = term / 2 % 2;
     return 16 * instruction + 8 * half + 2 * lane + term % 2;

@@ -4,7 +4,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <initializer_list>
 #include <vector>
 
 #include "../arguments.h"
@@ -19,7 +18,8 @@ void set_directions(ScanArguments& scan, const std::vector<int64_t>& reverse);
 int64_t count_edges(const ScanArguments& scan);
 
 // Fills `out`, the edges and the last state, both contiguous floats or complex floats. `zeros`:
-// kMaxRelieved words on the device, fresh ones for every call, which spare the launch of a memset.
+// kMaxRelieved words on the device, fresh ones for every call, which spare the launch of a memset; or
+// null.
 void scan_into(ScanArguments scan, const View& out, void* edges, void* last_state, void* zeros,
                void* stream);
 

@@ -116,6 +116,10 @@ inline void expect_contiguous(const Tensor& t, const char* name,
                               std::initializer_list<int64_t> sizes) {
   expect_contiguous<std::initializer_list<int64_t>>(t, name, sizes);
 }
+inline void expect_device(const Tensor& t, const char* name, const Tensor& other) {
+  STD_TORCH_CHECK(t.device() == other.device(), "vim_mm: expected ", name,
+                  " on the device of the others");
+}
 inline void expect_type(const Tensor& t, const char* name,
                         std::initializer_list<ScalarType> types) {
   STD_TORCH_CHECK(std::find(types.begin(), types.end(), t.scalar_type()) != types.end(),

@@ -6,6 +6,7 @@
 #include <setjmp.h>
 #include <stdlib.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/ops.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -219,6 +220,14 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp*, int) { return cudaErrorNoDevice; }
 const char* cudaGetErrorString(cudaError_t) { return "a launch that no GPU takes"; }
 
+// On the CPU, by the dispatcher: so deterministic mode fills what nobody has written.
+AOTITorchError aoti_torch_empty_strided(int64_t dims, const int64_t* sizes, const int64_t*,
+                                        int32_t type, int32_t, int32_t, AtenTensorHandle* handle) {
+  using torch::stable::detail::from;
+  const torch::stable::Tensor tensor = torch::stable::empty(
+      {sizes, size_t(dims)}, torch::stable::detail::to<torch::headeronly::ScalarType>(from(type)));
+  return aoti_torch_new_tensor_handle(tensor.get(), handle);
+}
 AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void**) { return 0; }
 AOTITorchError aoti_torch_create_device_guard(int32_t, DeviceGuardHandle*) { return 0; }
 AOTITorchError aoti_torch_delete_device_guard(DeviceGuardHandle) { return 0; }

@@ -104,12 +104,12 @@ def mixer_bwd(
     if grad_sum is not None:
         grad = grad + grad_sum
     grad_norm = no_norm if norm is None else next(given)
-    empty = zip(parameters, grads, strict=True)
+    pairs = zip(parameters, grads, strict=True)
     return [
         grad,
         grad.clone() if with_update else no_update,
         grad_norm,
-        *(none if p is None else next(given) for p, none in empty),
+        *(none if p is None else next(given) for p, none in pairs),
     ]
 
 

@@ -6,13 +6,15 @@ import copy
 import pytest
 import torch
 import torch._dynamo
+from torch.nn.utils import parametrize
+from torch.profiler import ProfilerActivity, profile
 
 from tests.graphs import assert_replays_eager_bits
 from tests.models.plain_operators import fast_block_on_cpu
-from tests.models.small import compute_gradients, images, scramble, small_backbone
+from tests.models.small import compute_gradients, images, scramble, small_backbone, small_mixer
 from tests.ops.inputs import rows_of_relieved_blocks
 from vim_mm.models import Mamba
-from vim_mm.ops import METHODS
+from vim_mm.ops import METHODS, block
 
 needs_cuda = [
     pytest.mark.cuda,
@@ -32,6 +34,13 @@ each_bound = pytest.mark.parametrize(
 
 def mixer(**kwargs):
     return scramble(Mamba(**dict(d_model=24) | kwargs)).cuda()
+
+
+class Double(torch.nn.Module):
+    """A parametrization."""
+
+    def forward(self, weight):
+        return 2 * weight
 
 
 def plain_in_fp64(module):
@@ -138,14 +147,57 @@ class TestOnCpu:
         inputs = [images(*size) for size in sizes]
         assert_compiled(small_backbone(out_feature='norm'), inputs, dynamic=True)
 
-    def test_hooks_of_a_mixer_are_called(self):
-        """With them a layer is a norm and a mixer, not one operator: the same in other launches."""
+    @pytest.mark.parametrize(
+        'register',
+        [
+            lambda mixer, seen: mixer.register_forward_hook(lambda *_: seen.append('call')),
+            lambda mixer, seen: mixer.register_forward_pre_hook(lambda *_: seen.append('call')),
+            lambda mixer, seen: mixer.register_full_backward_hook(lambda *_: seen.append('call')),
+            lambda mixer, seen: mixer.register_full_backward_pre_hook(
+                lambda *_: seen.append('call')
+            ),
+            lambda mixer, seen: torch.nn.modules.module.register_module_forward_hook(
+                lambda module, *_: seen.append('call') if module is mixer else None
+            ),
+            lambda mixer, seen: setattr(
+                mixer, 'forward', lambda x: seen.append('call') or Mamba.forward(mixer, x)
+            ),
+        ],
+        ids=['forward', 'pre', 'backward', 'backward_pre', 'global', 'patch'],
+    )
+    def test_layers_are_one_operator_but_hooks_of_a_mixer_are_called(self, register, monkeypatch):
+        """With them a layer is a norm and a mixer: the same in other launches."""
+        forward, normed = block._ops.mixer_fwd, []
+
+        class Spy:
+            def __getattr__(self, name):
+                return getattr(torch.ops.vim_mm, name)
+
+            def mixer_fwd(self, *arguments):
+                normed.append(arguments[2] is not None)
+                return forward(*arguments)
+
+        monkeypatch.setattr(block, '_ops', Spy())
         model, x = small_backbone(), images(40, 24)
-        expected, seen = compute_gradients(model, x), []
-        model.layers[1].mixer.register_forward_hook(lambda *args: seen.append(args[2].shape))
-        given = compute_gradients(model, x)
-        assert seen == [(2, 15, 16)]
+        expected = compute_gradients(model, x)
+        assert normed == [True, True]
+        seen = []
+        handle = register(model.layers[1].mixer, seen)
+        try:
+            given = compute_gradients(model, x)
+        finally:
+            if handle is not None:
+                handle.remove()
+        assert seen == ['call'] and normed[3:] == [False]
         assert max(errors(given, expected).values()) <= 1e-5
+
+    def test_parametrized_weights(self, take_plain):
+        module = small_mixer()
+        parametrize.register_parametrization(module.in_proj, 'weight', Double())
+        x, grad = torch.randn(2, 11, 8), torch.randn(2, 11, 8)
+        given = results(module, x, grad)
+        take_plain()
+        assert_exact(given, results(module, x, grad))
 
     def test_no_second_derivative(self):
         assert_no_second_derivative(Mamba(8), torch.randn(1, 9, 8))
@@ -274,6 +326,17 @@ class TestOnCuda:
         assert max(errors(given, truth).values()) <= bound
         with torch.no_grad():  # which keeps nothing for backward
             assert torch.equal(module(x), given['out'])
+
+    @pytest.mark.parametrize('d_model, fused', [(192, True), (208, False)])
+    def test_output_projection_is_taken(self, d_model, fused):
+        module = mixer(d_model=d_model).bfloat16()
+        x = torch.randn(8, 520, d_model, device='cuda', dtype=torch.bfloat16)
+        with torch.no_grad(), profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            module(x)
+            torch.cuda.synchronize()
+        kernels = [event.name for event in profiled.events()]
+        assert any('output_projection_kernel' in name for name in kernels) == fused
+        assert any('gate_kernel' in name for name in kernels) != fused
 
     def test_no_second_derivative(self):
         assert_no_second_derivative(mixer(), torch.randn(1, 9, 24, device='cuda'))

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vim_mm.ops import METHODS
+from vim_mm.ops import METHODS, block
 from vim_mm.ops.block import FusedMixer, add_rms_norm, fused_block, fused_mixer
 from vim_mm.ops.discretization import method_id
 
@@ -135,9 +135,51 @@ def test_wrong_arguments_of_the_mixer_are_errors():
         mixer(options=(0, [0, 1, 0], 0.5))
     with pytest.raises(RuntimeError, match='number of parameters'):
         fused_mixer(x, FusedMixer([], *options))
+    given = FusedMixer([*parameters.values()], *options)
     with pytest.raises(RuntimeError, match='shape of update'):
-        mixer = FusedMixer([*parameters.values()], *options)
-        fused_block(x, x[:1], normal(8), 1e-5, x.dtype, mixer)
+        fused_block(x, x[:1], normal(8), 1e-5, x.dtype, given)
+    with pytest.raises(RuntimeError, match='dtype of residual'):
+        fused_block(x, None, normal(8), 1e-5, torch.float16, given)
+    with pytest.raises(RuntimeError, match='update without a norm'):
+        ops.mixer_fwd(x, x, None, 0.0, x.dtype, given.parameters, *options, False)
+
+
+def test_wrong_arguments_of_backward_are_errors():
+    x, parameters, options = normal(2, 70, 8), mixer_parameters(), (method_id('zoh'), [0, 1], 0.5)
+    out, _, kept = ops.mixer_fwd(
+        x, None, None, 0.0, x.dtype, [*parameters.values()], *options, True
+    )
+    right = dict(
+        grad_out=out,
+        grad_sum=None,
+        x=x,
+        norm=None,
+        kept=kept,
+        sizes=[12, 4, 3, 4],
+        types=[-1 if p is None else 0 for p in parameters.values()],
+        with_update=False,
+    )
+
+    def backward(**replaced):
+        return ops.mixer_bwd(*(right | replaced).values(), *options)
+
+    backward()
+    with pytest.raises(RuntimeError, match='what the mixer'):
+        backward(kept=kept[:-256])
+    with pytest.raises(RuntimeError, match='what the mixer'):
+        backward(kept=torch.cat([kept[:256], kept])[256:])
+    with pytest.raises(RuntimeError, match='dtype of in_proj'):
+        backward(types=[-1, *right['types'][1:]])
+    with pytest.raises(RuntimeError, match='dtype of D'):
+        backward(
+            types=[7 if name == 'D1' else type for name, type in zip(parameters, right['types'])]
+        )
+    with pytest.raises(RuntimeError, match='H, N, R and W'):
+        backward(sizes=[12, 4, 3])
+    with pytest.raises(RuntimeError, match='update without a norm'):
+        backward(with_update=True)
+    with pytest.raises(RuntimeError, match='dtype of grad_out'):
+        backward(grad_out=out.half())
 
 
 class TestOpcheck:
@@ -165,7 +207,11 @@ class TestOpcheck:
     @pytest.mark.parametrize('form', [(1, 1), (2, 1), (2, 2)], ids=['none', 'v1', 'v2'])
     @pytest.mark.parametrize('bias', [True, False], ids=['bias', 'no_bias'])
     def test_mixer(self, method, form, bias, dtype, normed):
-        parameters = [*mixer_parameters(*form, bias).values()]
+        # Each method has parameters of another dtype.
+        stored = (torch.float32, torch.bfloat16, torch.float64)[method_id(method) % 3]
+        parameters = [
+            None if p is None else p.to(stored) for p in mixer_parameters(*form, bias).values()
+        ]
         options = (method_id(method), [0, 1][: form[0]], 0.5)
         x = normal(2, 70, 8, dtype=torch.float32 if normed else dtype)
         update = normal(2, 70, 8, dtype=dtype) if normed == 'update' else None
@@ -177,7 +223,7 @@ class TestOpcheck:
         torch.library.opcheck(ops.mixer_fwd, (*given, True), test_utils=keeping)
         out, total, kept = ops.mixer_fwd(*given, True)
         assert torch.isfinite(out).all()
-        types = [-1 if p is None else 0 for p in parameters]
+        types = [-1 if p is None else block._TYPES[stored] for p in parameters]
         sizes = (12, 4, 3, 4)
         # Small, or gradients exceed float16.
         given = (out / 16, x if normed else None, total if update is not None else x, norm, kept)

@@ -9,6 +9,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from timm.layers import DropPath, lecun_normal_, to_2tuple, trunc_normal_
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import checkpoint
 
 from vim_mm.models.checkpoint import adapt_checkpoint, note_layout
@@ -82,8 +83,12 @@ def add_norm(
     if dtype is None:
         stream = residual if update is None else residual + update
         return norm(stream.to(norm.weight.dtype)), stream
-    stream = residual.to(torch.promote_types(residual.dtype, dtype))
-    return add_rms_norm(stream, update, norm.weight, norm.eps, dtype)
+    return add_rms_norm(_stream(residual, dtype), update, norm.weight, norm.eps, dtype)
+
+
+def _stream(residual: Tensor, dtype: torch.dtype) -> Tensor:
+    """The residual stream as the fast block takes it: in no less than the dtype of activations."""
+    return residual.to(torch.promote_types(residual.dtype, dtype))
 
 
 class Block(nn.Module):
@@ -106,19 +111,23 @@ class Block(nn.Module):
         if dtype is None or not _is_bare(mixer):
             normed, stream = add_norm(norm, residual, update, dtype)
             return mixer(normed), stream
-        residual = residual.to(torch.promote_types(residual.dtype, dtype))
-        return fused_block(residual, update, norm.weight, norm.eps, dtype, mixer.fused())
+        stream = _stream(residual, dtype)
+        return fused_block(stream, update, norm.weight, norm.eps, dtype, mixer.fused())
 
 
 def _is_bare(mixer: nn.Module) -> bool:
-    """Whether to call the mixer is to call Mamba's forward: no hooks, no wrapper (FSDP)."""
+    """Whether to call the mixer is to call Mamba's forward: no hooks, no wrapper (FSDP), no patch.
+
+    The norm is never called where the mixer is fused, so hooks of the norm see nothing.
+    """
     hooks = (
         mixer._forward_hooks,
         mixer._forward_pre_hooks,
         mixer._backward_hooks,
         mixer._backward_pre_hooks,
     )
-    return type(mixer) is Mamba and not any(hooks)
+    replaced = type(mixer) is not Mamba or 'forward' in mixer.__dict__
+    return not (replaced or any(hooks) or _has_any_global_hook())
 
 
 @MODELS.register_module()

@@ -1,7 +1,7 @@
 """The fast block: residual add + RMSNorm, and the mixer, as fused CUDA operators around the scan.
 
-Both functions equal a plain composition (``Block`` and ``Mamba.forward_plain`` of vim_mm.models)
-and exist because that takes some thirty launches a layer and as much of Python's time. Their
+All of them equal a plain composition (``Block`` and ``Mamba.forward_plain`` of vim_mm.models) and
+exist because that takes some thirty launches a layer and as much of Python's time. Their
 backward passes are written by hand. Shapes and letters of the operators stand with their schemas
 in csrc/ops.cpp.
 """
@@ -72,10 +72,10 @@ class _AddRMSNorm(torch.autograd.Function):
 class FusedMixer(NamedTuple):
     """What the operator takes of a mixer, see :class:`vim_mm.models.Mamba`.
 
-    Parameters are as they are stored, contiguous, any float: in_proj (2 D, C) and its bias,
-    out_proj (C, D) and its bias; then conv (D, 1, W), W up to MAX_TAPS, its bias, x_proj
-    (R + 2 N, D), dt_proj (D, R), its bias, and D, once or for each direction; then A_log (D, N) for
-    each direction. Biases but dt_proj's may be None.
+    Parameters are as they are stored, contiguous, any float: in_proj (2 H, C) and its bias,
+    out_proj (C, H) and its bias; then conv (H, 1, W), W up to MAX_TAPS, its bias, x_proj
+    (R + 2 N, H), dt_proj (H, R), its bias, and D (H,), once or for each direction; then A_log
+    (H, N) for each direction. Biases but dt_proj's may be None.
     """
 
     parameters: list[Tensor | None]
@@ -147,7 +147,7 @@ _ALIGNMENT = 256  # Plan::kAlignment of csrc/cuda/tensors.h
 
 
 def _sizes(parameters: Sequence[Tensor | None]) -> list[int]:
-    """D, N, R and W."""
+    """H, N, R and W."""
     return [
         *parameters[-1].shape,
         parameters[_DT_PROJ].shape[1],
