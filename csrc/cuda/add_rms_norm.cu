@@ -1,12 +1,13 @@
 // The sum of the residual stream and a layer's update, and its RMSNorm. A warp has a row at a time and
 // reads it twice, the second time from the cache: that costs less than registers for any length.
+// Parameters of the mixer behind it are converted beside it, by the first blocks: alone, such a launch
+// is over as soon as it has begun.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include "block.h"
 #include "errors.h"
-#include "packs.cuh"
+#include "parameters.cuh"
 
 namespace vim_mm {
 namespace {
@@ -29,8 +30,11 @@ __device__ __forceinline__ void for_each_pack(int channels, const F& f) {
 // R is the type of the residual stream, T that of the mixer, W that of the weight.
 template <class R, class T, class W, int Width>
 __global__ void __launch_bounds__(kWarp* kForwardWarps)
-    add_rms_norm_kernel(const __grid_constant__ AddRmsNorm p) {
-  const int64_t row = blockIdx.x * int64_t(kForwardWarps) + threadIdx.x / kWarp;
+    add_rms_norm_kernel(const __grid_constant__ AddRmsNorm p,
+                        const __grid_constant__ ConversionBlocks beside) {
+  static_assert(kWarp * kForwardWarps == kConversionThreads, "both have such blocks");
+  if (blockIdx.x < beside.count) return convert_block(beside, blockIdx.x);
+  const int64_t row = int64_t(blockIdx.x - beside.count) * kForwardWarps + threadIdx.x / kWarp;
   if (row >= p.rows) return;
   const int channels = p.channels;
   const R* const residual = static_cast<const R*>(p.residual) + row * channels;
@@ -146,15 +150,16 @@ void dispatch(const P& p, std::initializer_list<const void*> residuals,
 
 }  // namespace
 
-void add_rms_norm(const AddRmsNorm& p, void* stream) {
-  const int64_t blocks = (p.rows + kForwardWarps - 1) / kForwardWarps;
-  if (blocks == 0 || p.channels == 0) return;
+void add_rms_norm(const AddRmsNorm& p, const Conversions& beside, void* stream) {
+  if (p.rows == 0 || p.channels == 0) return convert(beside, stream);
+  const ConversionBlocks conversions = conversion_blocks(beside);
+  const int64_t blocks = conversions.count + (p.rows + kForwardWarps - 1) / kForwardWarps;
   if (blocks > INT32_MAX) throw std::runtime_error("vim_mm: too many rows for one launch");
   dispatch(p, {p.residual, p.sum}, {p.update, p.normed},
            [&](auto residual, auto t, auto weight, auto width) {
              enqueue(
                  add_rms_norm_kernel<decltype(residual), decltype(t), decltype(weight), width()>,
-                 static_cast<unsigned>(blocks), kWarp * kForwardWarps, 0, stream, p);
+                 static_cast<unsigned>(blocks), kWarp * kForwardWarps, 0, stream, p, conversions);
            });
 }
 

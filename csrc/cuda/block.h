@@ -103,7 +103,8 @@ struct Conversions {
 };
 
 // These enqueue work on the stream and throw std::runtime_error where CUDA reports an error.
-void add_rms_norm(const AddRmsNorm&, void* stream);
+// In one launch with conversions that have nothing to do with it.
+void add_rms_norm(const AddRmsNorm&, const Conversions& beside, void* stream);
 void add_rms_norm_backward(const AddRmsNormBackward&, void* stream);
 void convolve(const Convolution&, void* stream);
 void convolve_backward(const ConvolutionBackward&, void* stream);

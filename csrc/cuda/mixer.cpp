@@ -210,7 +210,7 @@ struct Mixer {
     const int64_t size = rows() * channels;
     return memory.tensor(place(kXProj), type, {sets, channels, rows()}, {size, 1, channels});
   }
-  Tensor dt_proj(const Pool& memory) const {  // [sets, R, H], see pack
+  Tensor dt_proj(const Pool& memory) const {  // [sets, R, H], see conversions_of
     const int64_t size = rank * channels;
     return memory.tensor(place(kDtProj), type, {sets, rank, channels}, {size, channels, 1});
   }
@@ -278,9 +278,9 @@ struct Mixer {
   }
 };
 
-// Fills what is taken of the parameters and, in the same launch, so many zeros.
-void pack(const Mixer& mixer, const Tensor& x, const MaybeTensors& parameters, const Pool& memory,
-          float* zeros, int64_t count, void* stream) {
+// What is taken of the parameters, and so many zeros.
+Conversions conversions_of(const Mixer& mixer, const Tensor& x, const MaybeTensors& parameters,
+                           const Pool& memory, float* zeros, int64_t count) {
   Conversions all;
   for (int i = 0; i < mixer.count; ++i) {
     const Parameter& p = mixer.parameters[i];
@@ -312,7 +312,7 @@ void pack(const Mixer& mixer, const Tensor& x, const MaybeTensors& parameters, c
   Conversion c;
   c.to = zeros, c.columns = int(count);
   all.each[all.count++] = c;
-  convert(all, stream);
+  return all;
 }
 
 void expect_tokens(const Tensor& t, const char* name) {
@@ -353,14 +353,17 @@ std::tuple<Tensor, Tensor, Tensor> mixer_fwd(const Tensor& x, const std::optiona
   const int64_t counts = plan.take(kMaxRelieved * kFloat);
   const Pool memory(x, mixer.kept), scratch(x, plan);
   const Tensor sum = update ? new_tensor(x) : new_tensor(x, {0}, x.scalar_type());
+  // The scan counts from 0, whose bits are those of 0.0f.
+  const Conversions conversions =
+      conversions_of(mixer, x, parameters, memory, scratch.floats(counts), kMaxRelieved);
   if (norm) {
     AddRmsNorm p = norm_arguments(x, update, *norm, eps, dtype);
     p.normed = memory.at(mixer.input), p.rstd = memory.floats(mixer.rstd);
     if (update) p.sum = sum.data_ptr();
-    add_rms_norm(p, stream);
+    add_rms_norm(p, conversions, stream);
+  } else {
+    convert(conversions, stream);
   }
-  // The scan counts from 0, whose bits are those of 0.0f.
-  pack(mixer, x, parameters, memory, scratch.floats(counts), kMaxRelieved, stream);
 
   std::optional<Tensor> bias;
   if (parameters[kInBias])

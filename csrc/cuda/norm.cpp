@@ -103,7 +103,7 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_fwd(const Tensor& residual,
   p.normed = normed.data_ptr();
   if (update) p.sum = sum.data_ptr();
   p.rstd = static_cast<float*>(rstd.data_ptr());
-  add_rms_norm(p, current_stream(residual));
+  add_rms_norm(p, {}, current_stream(residual));
   return {normed, sum, rstd};
 }
 

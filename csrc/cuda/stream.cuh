@@ -154,8 +154,8 @@ class Stream {
 
   template <class Format>
   __device__ __forceinline__ void store(const View& v, const Places& slots, int k,
-                                        const E (&values)[width], bool whole, int rows,
-                                        int steps, int64_t offset = 0) const {
+                                        const E (&values)[width], bool whole, int rows, int steps,
+                                        int64_t offset = 0) const {
     char* const p = at(v, slots, k) + offset;
     if constexpr (layout == Layout::any) {
       if (count_inside(slots, k, rows, steps)) store_element(p, v.storage, values[0]);

@@ -139,7 +139,7 @@ def test_wrong_arguments_of_the_mixer_are_errors():
     with pytest.raises(RuntimeError, match='shape of update'):
         fused_block(x, x[:1], normal(8), 1e-5, x.dtype, given)
     with pytest.raises(RuntimeError, match='dtype of residual'):
-        fused_block(x, None, normal(8), 1e-5, torch.float16, given)
+        fused_block(x.half(), None, normal(8), 1e-5, torch.bfloat16, given)
     with pytest.raises(RuntimeError, match='update without a norm'):
         ops.mixer_fwd(x, x, None, 0.0, x.dtype, given.parameters, *options, False)
 
