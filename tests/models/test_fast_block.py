@@ -199,6 +199,22 @@ class TestOnCpu:
         take_plain()
         assert_exact(given, results(module, x, grad))
 
+    def test_the_last_norm_is_plain_in_compiled_code(self):
+        """Inductor prints the operands of an operator that is new to it, which doubles by layer."""
+        codes = []
+
+        def backend(graph, _):
+            codes.append(graph.code)
+            return graph
+
+        torch._dynamo.reset()
+        model, x = small_backbone(out_feature='norm'), images(40, 24)
+        with torch.no_grad():
+            (given,) = torch.compile(model, fullgraph=True, backend=backend)(x)
+            (expected,) = model(x)
+        assert 'mixer_fwd' in codes[0] and 'add_rms_norm' not in codes[0]
+        assert errors({'out': given}, {'out': expected})['out'] <= 1e-5
+
     def test_no_second_derivative(self):
         assert_no_second_derivative(Mamba(8), torch.randn(1, 9, 8))
 

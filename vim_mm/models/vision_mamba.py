@@ -78,9 +78,11 @@ def add_norm(
 ) -> tuple[Tensor, Tensor]:
     """The norm of residual + update, and that sum in the dtype of residual.
 
-    ``dtype`` is that of the fast block, in one launch; None where the plain one is taken.
+    ``dtype`` is that of the fast block, in one launch; None where the plain one is taken. Compiled
+    code has the plain one too: Inductor fuses it, and of an operator that it has not met in the
+    layers it prints the operands, with all that went before, which doubles with every layer.
     """
-    if dtype is None:
+    if dtype is None or torch.compiler.is_compiling():
         stream = residual if update is None else residual + update
         return norm(stream.to(norm.weight.dtype)), stream
     return add_rms_norm(_stream(residual, dtype), update, norm.weight, norm.eps, dtype)
