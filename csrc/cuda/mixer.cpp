@@ -142,10 +142,10 @@ struct Mixer {
                     "vim_mm: expected convolutions [H, 1, W], W <= ", kMaxTaps);
     STD_TORCH_CHECK(method >= 0 && method < kMethods, "vim_mm: unknown discretization number ",
                     method);
-    add(0, 1, 1, {"in_proj", 2, {2 * channels, outer}, true});
-    add(1, 1, 1, {"in_bias", 1, {2 * channels}, true, true});
-    add(2, 1, 1, {"out_proj", 2, {outer, channels}, true});
-    add(3, 1, 1, {"out_bias", 1, {outer}, true, true});
+    add(kInProj, 1, 1, {"in_proj", 2, {2 * channels, outer}, true});
+    add(kInBias, 1, 1, {"in_bias", 1, {2 * channels}, true, true});
+    add(kOutProj, 1, 1, {"out_proj", 2, {outer, channels}, true});
+    add(kOutBias, 1, 1, {"out_bias", 1, {outer}, true, true});
     const auto add_each = [&](Each which, const Parameter& p) {
       add(index(which, 0), sets, kEach, p);
     };
