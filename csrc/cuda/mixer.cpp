@@ -439,7 +439,7 @@ class Backward {
   }
 
  private:
-  // Of parameters that are not in float32 already.
+  // Whether that parameter is float32, as sums are.
   bool is_single(int which) const { return types_[which] == int64_t(Storage::float32); }
   void plan() {
     const int64_t channels = m_.channels, sets = m_.sets, directions = m_.directions;
