@@ -114,8 +114,23 @@ def fused_block(
 ) -> tuple[Tensor, Tensor]:
     """The mixer of RMSNorm of ``residual + update``, in ``dtype``, and that sum.
 
-    As :func:`add_rms_norm` and :func:`fused_mixer`, which have the shapes, in one operator: on the
-    host a layer takes as long as what it asks torch for.
+    :func:`add_rms_norm` and :func:`fused_mixer` as one operator: on the host a layer takes as long
+    as what it asks torch for.
+
+    Args:
+        residual: (B, L, C), float32 or ``dtype``.
+        update: Like residual, ``dtype``; None for none.
+        weight: (C,), float32 or ``dtype``, of the norm.
+        eps: Added to the mean of squares.
+        dtype: float32, float16 or bfloat16.
+        mixer: Parameters and options.
+
+    Returns:
+        The mixer's output (B, L, C) in ``dtype``, and the sum in residual's dtype.
+
+    Raises:
+        RuntimeError: An argument is not as above.
+        AttributeError: The compiled kernels are missing.
     """
     out, stream = _mix(residual, update, weight, eps, dtype, mixer)
     return out, residual if update is None else stream
@@ -137,12 +152,8 @@ def _any_requires_grad(*tensors: Tensor | None) -> bool:
 # Parameters: where those that there are for each set begin, and how many; see fused_mixer.
 _SINGLE, _EACH = 4, 6
 _CONV, _DT_PROJ = _SINGLE, _SINGLE + 3
-_TYPES = {
-    torch.float32: 0,
-    torch.float16: 1,
-    torch.bfloat16: 2,
-    torch.float64: 3,
-}  # Storage of csrc/cuda/kernels.h
+# Storage of csrc/cuda/kernels.h.
+_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 _ALIGNMENT = 256  # Plan::kAlignment of csrc/cuda/tensors.h
 
 
