@@ -43,14 +43,7 @@ using emulation::barrier_arrive, emulation::barrier_begin, emulation::barrier_wa
 
 // A count in global memory, of warps that have written there what another block waits for: a block of
 // a higher index, or it might keep the one it waits for from starting. That blocks start in the order
-// of their index CUDA does not promise; every GPU does it, and CUB's scans count on it too.
-//
-// An earlier launch sets such counts to zero, all its blocks of so many threads together.
-__device__ __forceinline__ void clear_counts(uint32_t* counts, int64_t size, int threads) {
-  if (!counts) return;
-  const int64_t all = int64_t(gridDim.x) * threads;
-  for (int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x; i < size; i += all) counts[i] = 0;
-}
+// of their index is assumed: CUDA does not promise it.
 __device__ __forceinline__ void signal_by_warp(uint32_t* count) {
   __threadfence();
   __syncwarp();
@@ -65,6 +58,13 @@ __device__ __forceinline__ void wait_for_warps(const uint32_t* count, uint32_t w
 #else  // tests/emulation runs blocks one after the other; more means that it did not begin at zero
   if (*count != warps) __builtin_trap();
 #endif
+}
+
+// An earlier launch sets such counts to zero, all its blocks of so many threads together.
+__device__ __forceinline__ void clear_counts(uint32_t* counts, int64_t size, int threads) {
+  if (!counts) return;
+  const int64_t all = int64_t(gridDim.x) * threads;
+  for (int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x; i < size; i += all) counts[i] = 0;
 }
 
 // How the stages go to and fro between row warps and those that scan. Never does a block meet: a

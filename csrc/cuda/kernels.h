@@ -36,6 +36,10 @@ struct ScanArguments {
   Directions directions;
 };
 
+inline int64_t rows_of(const ScanArguments& scan) {
+  return scan.batch * scan.groups * scan.channels;
+}
+
 // States at the edges of chunks are contiguous [B, G, H, chunks, N], float or complex of float:
 // those that enter each chunk. Methods that are not causal have them for both directions: those of
 // the other one, which enter a chunk at its last step, behind the first ones.

@@ -37,7 +37,6 @@ using MaybeTensors = std::vector<std::optional<Tensor>>;
 using Tensors = std::vector<Tensor>;
 using Integers = std::vector<int64_t>;
 
-constexpr int64_t kFloat = sizeof(float);
 constexpr ScalarType kTypes[] = {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16,
                                  ScalarType::Double};  // by number of Storage
 

@@ -81,7 +81,6 @@ ScanArguments scan_arguments(const Inputs& in, const Sizes& sizes) {
   return scan;
 }
 
-int64_t rows_of(const ScanArguments& scan) { return scan.batch * scan.groups * scan.channels; }
 int64_t chunks_of(const ScanArguments& scan) { return ceil_div(scan.steps, kChunk); }
 // Floats of a state, which is complex with A.
 int64_t width_of(const ScanArguments& scan) { return scan.is_complex ? 2 : 1; }
@@ -179,15 +178,15 @@ void scan_backward_into(ScanArguments scan, const ScanGradients& gradients, cons
   p.edges = edges;
   p.parts = count_parts(p);
 
-  constexpr int64_t real = sizeof(float);
-  const int64_t state = scan.states * width * real, all_chunks = scan.batch * scan.groups * chunks;
+  const int64_t state = scan.states * width * kFloat,
+                all_chunks = scan.batch * scan.groups * chunks;
   const int64_t parts = all_chunks * p.parts * kChunk * state;
   Plan plan;
-  const int64_t grad_edges = plan.take(count_edges(scan) * real);
+  const int64_t grad_edges = plan.take(count_edges(scan) * kFloat);
   const int64_t B_parts = plan.take(scan.constant_B ? rows * chunks * state : parts);
   const int64_t C_parts = plan.take(scan.constant_C ? rows * chunks * state : parts);
-  const int64_t D_parts = plan.take(rows * chunks * real);
-  const int64_t bias_parts = plan.take(rows * chunks * real);
+  const int64_t D_parts = plan.take(rows * chunks * kFloat);
+  const int64_t bias_parts = plan.take(rows * chunks * kFloat);
   const int64_t counts = plan.take(p.slabs > 1 ? all_chunks * int64_t(sizeof(uint32_t)) : 0);
   const Pool scratch(like, plan);
   p.grad_edges = scratch.at(grad_edges);

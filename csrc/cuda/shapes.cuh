@@ -11,10 +11,6 @@
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
-inline int64_t rows_of(const ScanArguments& scan) {
-  return scan.batch * scan.groups * scan.channels;
-}
-
 // What all these tensors and the scan's have in common.
 inline Layout layout_of(const ScanArguments& scan, std::initializer_list<View> others) {
   if (scan.is_complex || scan.constant_B || scan.constant_C || scan.states > kStateTile)

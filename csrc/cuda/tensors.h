@@ -15,6 +15,8 @@
 
 namespace vim_mm {
 
+constexpr int64_t kFloat = sizeof(float);
+
 // The number by which torch's C interface knows a type.
 inline int32_t code_of(ScalarType type) {
   return torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));

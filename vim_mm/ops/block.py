@@ -8,6 +8,7 @@ in csrc/ops.cpp.
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -222,45 +223,9 @@ def _add_rms_norm_bwd_fake(grad_normed, grad_sum, total, rstd, weight, with_upda
     return torch.empty_like(total), grad_update, torch.empty_like(weight)
 
 
-def _mixer_fwd_fake(x, update, norm, eps, dtype, parameters, method, reverse, scale, keep):
-    out = torch.empty_like(x, dtype=dtype)
-    total = x.new_empty(0) if update is None else torch.empty_like(x)
-    if not keep:
-        return out, total, x.new_empty(0, dtype=torch.uint8)
-    (batch, length, outer), (channels, states, rank, taps) = x.shape, _sizes(parameters)
-    directions = len(reverse)
-    sets = (len(parameters) - _SINGLE - directions) // _EACH
-    rows, tokens = rank + 2 * states, batch * length
-    edges = library.edges_shape((batch, directions, channels, length), states, method)
-    narrow = [
-        0 if norm is None else tokens * outer,  # the normalized sum
-        2 * channels * outer,  # in_proj, its bias, out_proj, its bias
-        2 * channels,
-        outer * channels,
-        outer,
-        sets * rows * channels,  # x_proj, dt_proj
-        sets * channels * rank,
-        2 * channels * tokens,  # x and z
-        sets * rows * tokens,  # dt, B and C
-        channels * tokens,  # the sum over directions
-    ]
-    wide = [
-        0 if norm is None else tokens,  # 1 / rms
-        sets * channels * taps,  # conv, its bias, dt_proj's, D
-        *[sets * channels] * 3,
-        directions * channels * states,  # A
-        math.prod(edges),
-    ]
-    sizes = [count * out.element_size() for count in narrow] + [count * 4 for count in wide]
-    # Each begins at a multiple, see Plan of csrc/cuda/tensors.h.
-    bytes_kept = sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
-    return out, total, x.new_empty(bytes_kept, dtype=torch.uint8)
-
-
-def _mixer_bwd_fake(
-    grad_out, grad_sum, x, norm, kept, sizes, types, with_update, method, reverse, scale
-):
-    (channels, states, rank, taps), outer = sizes, x.shape[2]
+def _shapes(outer: int, sizes: Sequence[int], sets: int, directions: int) -> list[list[tuple]]:
+    """Of all parameters, those that lie behind each other in what forward keeps together."""
+    channels, states, rank, taps = sizes
     single = [(2 * channels, outer), (2 * channels,), (outer, channels), (outer,)]
     each = [
         (channels, 1, taps),
@@ -270,8 +235,52 @@ def _mixer_bwd_fake(
         (channels,),
         (channels,),
     ]
-    sets = (len(types) - len(single) - len(reverse)) // len(each)
-    shapes = [*single, *each * sets, *[(channels, states)] * len(reverse)]
+    return [
+        *([shape] for shape in single),
+        *([shape] * sets for shape in each),
+        [(channels, states)] * directions,
+    ]
+
+
+# Which of those kinds are kept in the dtype of activations; the others are float32.
+_NARROW = (True, True, True, True, False, False, True, True, False, False, False)
+
+
+def _mixer_fwd_fake(x, update, norm, eps, dtype, parameters, method, reverse, scale, keep):
+    out = torch.empty_like(x, dtype=dtype)
+    total = x.new_empty(0) if update is None else torch.empty_like(x)
+    if not keep:
+        return out, total, x.new_empty(0, dtype=torch.uint8)
+    (batch, length, outer), sizes, directions = x.shape, _sizes(parameters), len(reverse)
+    channels, states, rank, _ = sizes
+    sets = (len(parameters) - _SINGLE - directions) // _EACH
+    tokens, item = batch * length, out.element_size()
+    edges = library.edges_shape((batch, directions, channels, length), states, method)
+    kinds = _shapes(outer, sizes, sets, directions)
+    pieces = [
+        0 if norm is None else tokens * outer * item,  # the normalized sum
+        0 if norm is None else tokens * 4,  # 1 / rms
+        2 * channels * tokens * item,  # x and z
+        sets * (rank + 2 * states) * tokens * item,  # dt, B and C
+        math.prod(edges) * 4,
+        channels * tokens * item,  # the sum over directions
+        *(
+            sum(map(math.prod, shapes)) * (item if narrow else 4)
+            for shapes, narrow in zip(kinds, _NARROW, strict=True)
+        ),
+    ]
+    # Each begins at a multiple, see Plan of csrc/cuda/tensors.h.
+    bytes_kept = sum(-(-piece // _ALIGNMENT) * _ALIGNMENT for piece in pieces)
+    return out, total, x.new_empty(bytes_kept, dtype=torch.uint8)
+
+
+def _mixer_bwd_fake(
+    grad_out, grad_sum, x, norm, kept, sizes, types, with_update, method, reverse, scale
+):
+    sets = (len(types) - _SINGLE - len(reverse)) // _EACH
+    kinds = _shapes(x.shape[2], sizes, sets, len(reverse))
+    single, each, A_log = kinds[:_SINGLE], kinds[_SINGLE:-1], kinds[-1]
+    shapes = [*chain(*single), *chain(*zip(*each, strict=True)), *A_log]
     dtypes = [*_TYPES]
     return [
         torch.empty_like(x),
