@@ -9,14 +9,17 @@
 namespace vim_mm {
 namespace {
 
-constexpr int kThreads = 256, kManyParts = 16, kWide = 4;
+constexpr int kThreads = 256, kParts = 8, kMostSharing = 64, kWide = 4;
 
 __host__ __device__ int64_t floats_of(const Sum& sum) {
   return sum.sizes[0] * sum.sizes[1] * sum.sizes[2] * sum.components;
 }
-// How many threads share the parts of one entry, where there are many.
+// How many threads share the parts of one entry, a power of two: so many that each has few, which it
+// reads all at once.
 __host__ __device__ int threads_per_entry(const Sum& sum) {
-  return sum.counts[0] * sum.counts[1] >= kManyParts ? kManyParts : 1;
+  int threads = 1;
+  while (threads < kMostSharing && threads * kParts < sum.counts[0] * sum.counts[1]) threads *= 2;
+  return threads;
 }
 // How many neighbouring floats a thread adds up at once: to find an entry is more work than that.
 __host__ __device__ int floats_per_thread(const Sum& sum) {
@@ -26,7 +29,10 @@ __host__ __device__ int floats_per_thread(const Sum& sum) {
 // Neighbouring threads have neighbouring entries. `Index` holds every number of floats.
 template <int Width, class Index>
 __device__ void sum_parts(const Sum& sum) {
-  static __shared__ float totals[kThreads][Width];
+  struct alignas(4 * Width) Floats {
+    float v[Width];
+  };
+  static __shared__ Floats totals[kThreads];
   const int sharing = threads_per_entry(sum), lines = kThreads / sharing;
   const int line = threadIdx.x % lines, first_part = threadIdx.x / lines;
   const int parts = sum.counts[0] * sum.counts[1], inner_parts = sum.counts[1];
@@ -41,37 +47,32 @@ __device__ void sum_parts(const Sum& sum) {
     const Index row = at / entries, entry = at - row * entries, group = row / rows;
     const float* const p =
         sum.parts + int64_t(row) * inner_parts * inner + entry * sum.components + component;
-    float total[Width] = {};
+    Floats total{};
+    const auto add = [&](const Floats& part) {
+#pragma unroll
+      for (int k = 0; k < Width; ++k) total.v[k] += part.v[k];
+    };
     if (index < floats) {
       int i = first_part / inner_parts, j = first_part % inner_parts;
-#pragma unroll 8
+#pragma unroll kParts
       for (int part = first_part; part < parts; part += sharing) {
-        struct alignas(4 * Width) Floats {
-          float v[Width];
-        };
-        const Floats of_part = *reinterpret_cast<const Floats*>(p + i * outer + j * inner);
-#pragma unroll
-        for (int k = 0; k < Width; ++k) total[k] += of_part.v[k];
+        add(*reinterpret_cast<const Floats*>(p + i * outer + j * inner));
         i += sharing / inner_parts, j += sharing % inner_parts;
         if (j >= inner_parts) j -= inner_parts, ++i;
       }
     }
-    if (sharing > 1) {
+    for (int half = sharing / 2; half > 0; half /= 2) {
       __syncthreads();  // what was there has been read
-#pragma unroll
-      for (int k = 0; k < Width; ++k) totals[threadIdx.x][k] = total[k];
+      totals[threadIdx.x] = total;
       __syncthreads();
-      for (int part = 1; first_part == 0 && part < sharing; ++part) {
-#pragma unroll
-        for (int k = 0; k < Width; ++k) total[k] += totals[part * lines + line][k];
-      }
+      if (first_part < half) add(totals[threadIdx.x + half * lines]);
     }
     if (index >= floats || first_part > 0) continue;
     const int64_t item = sum.to.storage == Storage::float64 ? 8 : 4;
     char* const p_to = sum.to.data + group * sum.to.group + (row - group * rows) * sum.to.row +
                        entry * sum.to.last + component * item;
 #pragma unroll
-    for (int k = 0; k < Width; ++k) store_real(p_to + k * sum.to.last, sum.to.storage, total[k]);
+    for (int k = 0; k < Width; ++k) store_real(p_to + k * sum.to.last, sum.to.storage, total.v[k]);
   }
 }
 
