@@ -11,6 +11,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "backward_step.cuh"
 #include "handover.cuh"
 #include "stream.cuh"
 
@@ -49,7 +50,7 @@ struct BackwardShared {
 template <class Shape>
 struct Segment {
   static constexpr int steps = Shape::steps;
-  // drive: u, or dt u where Method::scaled; grad_y: that of y + D u, before the gate, weighted.
+  // drive: as a Step takes it; grad_y: that of y + D u, before the gate, weighted.
   float dt[steps], drive[steps], grad_y[steps];
   float y[steps], grad_input[steps], grad_dt[steps];
 };
@@ -113,40 +114,36 @@ __device__ __forceinline__ E enter_segments(const E (&transitions)[Levels], E le
 }
 
 // One state over a lane's segment: what the recurrences are made of, and what enters them.
-template <class Method, class E, class Shape>
+template <class Method, Accuracy accuracy, class E, class Shape>
 struct StateSegment {
-  E a, a_bar[Shape::steps], input[Shape::steps], b[Shape::steps], c[Shape::steps];
+  E a, b[Shape::steps], c[Shape::steps];
+  Step<Method, accuracy, E> step[Shape::steps];
   E from_y[Shape::steps];   // the part of the state's gradient that does not come from later states
   E x, grad_x;              // enters in scan order, and against it
   E other_x, other_grad_x;  // of the other direction, where there is one
 };
 
 template <class Method, class E, class Shape, Layout layout>
-__device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
+__device__ __forceinline__ StateSegment<Method, accuracy_of(layout), E, Shape> enter_state(
     const Segment<Shape>& lane, const Around<float, Shape>& dt_around, E a,
     const SegmentOf<E, layout>& b_of, const SegmentOf<E, layout>& c_of, const Edges<E>& edges) {
   constexpr int steps = Shape::steps;
-  StateSegment<Method, E, Shape> s;
+  StateSegment<Method, accuracy_of(layout), E, Shape> s;
   s.a = a;
   E x, product;
   b_of.load(s.b);
   c_of.load(s.c);
 #pragma unroll
   for (int i = 0; i < steps; ++i) {
-    const float dt = lane.dt[i];
-    s.a_bar[i] = Method::coefficients(dt, a).a_bar;
-    s.input[i] = lane.drive[i] * s.b[i];
-    if constexpr (!Method::scaled)
-      s.input[i] = s.input[i] * linearize<Method, accuracy_of(layout)>(dt, a, s.a_bar[i]).beta;
-    else if constexpr (!Method::beta_is_step) s.input[i] = s.input[i] * Method::scale(dt, a).value;
+    s.step[i] = {lane.dt[i], a, lane.drive[i], s.b[i]};
     s.from_y[i] = lane.grad_y[i] * conj(s.c[i]);
-    x = i == 0 ? s.input[0] : s.a_bar[i] * x + s.input[i];
-    product = i == 0 ? s.a_bar[0] : product * s.a_bar[i];
+    x = i == 0 ? s.step[0].input : s.step[i].a_bar * x + s.step[i].input;
+    product = i == 0 ? s.step[0].a_bar : product * s.step[i].a_bar;
   }
   E grad_x = s.from_y[steps - 1];
 #pragma unroll
-  for (int i = steps - 1; i > 0; --i) grad_x = conj(s.a_bar[i]) * grad_x + s.from_y[i - 1];
-  grad_x = conj(s.a_bar[0]) * grad_x;
+  for (int i = steps - 1; i > 0; --i) grad_x = conj(s.step[i].a_bar) * grad_x + s.from_y[i - 1];
+  grad_x = conj(s.step[0].a_bar) * grad_x;
 
   Around<E, Shape> transitions, adjoint;
   if constexpr (Method::exponential)
@@ -158,13 +155,13 @@ __device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
 
   // The other direction: its states descend, their adjoint ascends.
   if constexpr (!Method::causal) {
-    x = s.input[steps - 1];
+    x = s.step[steps - 1].input;
 #pragma unroll
-    for (int i = steps - 2; i >= 0; --i) x = s.a_bar[i] * x + s.input[i];
+    for (int i = steps - 2; i >= 0; --i) x = s.step[i].a_bar * x + s.step[i].input;
     grad_x = s.from_y[0];
 #pragma unroll
-    for (int i = 0; i < steps - 1; ++i) grad_x = conj(s.a_bar[i]) * grad_x + s.from_y[i + 1];
-    grad_x = conj(s.a_bar[steps - 1]) * grad_x;
+    for (int i = 0; i < steps - 1; ++i) grad_x = conj(s.step[i].a_bar) * grad_x + s.from_y[i + 1];
+    grad_x = conj(s.step[steps - 1].a_bar) * grad_x;
     s.other_x = enter_segments<false, Shape>(transitions.behind, x, edges.other_x);
     s.other_grad_x = enter_segments<true, Shape>(adjoint.front, grad_x, edges.other_grad_x);
   }
@@ -172,29 +169,31 @@ __device__ __forceinline__ StateSegment<Method, E, Shape> enter_state(
 }
 
 // Adds one state's part to the segment's sums and to the gradients of B and C, returns that of A
-// over the segment. grad_input is the gradient of `drive`; where that is dt u, its part of grad_dt
+// over the segment. grad_input is the gradient of `drive`; where dt is in that, its part of grad_dt
 // is missing.
 template <class Method, Accuracy accuracy, class E, class Shape>
 __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
-                                       const StateSegment<Method, E, Shape>& s,
+                                       const StateSegment<Method, accuracy, E, Shape>& s,
                                        E (&grad_b)[Shape::steps], E (&grad_c)[Shape::steps]) {
+  using Steps = Step<Method, accuracy, E>;
   constexpr int steps = Shape::steps;
   E other_x[steps + 1], other_gradient[steps];
   if constexpr (!Method::causal) {
     other_x[steps] = s.other_x;
 #pragma unroll
-    for (int i = steps - 1; i >= 0; --i) other_x[i] = s.a_bar[i] * other_x[i + 1] + s.input[i];
+    for (int i = steps - 1; i >= 0; --i)
+      other_x[i] = s.step[i].a_bar * other_x[i + 1] + s.step[i].input;
     other_gradient[0] = s.other_grad_x + s.from_y[0];
 #pragma unroll
     for (int i = 1; i < steps; ++i)
-      other_gradient[i] = conj(s.a_bar[i - 1]) * other_gradient[i - 1] + s.from_y[i];
+      other_gradient[i] = conj(s.step[i - 1].a_bar) * other_gradient[i - 1] + s.from_y[i];
   }
 
   E x = s.x, before[steps];
 #pragma unroll
   for (int i = 0; i < steps; ++i) {
     before[i] = x;
-    x = s.a_bar[i] * x + s.input[i];
+    x = s.step[i].a_bar * x + s.step[i].input;
     const E both = Method::causal ? x : x + other_x[i];
     lane.y[i] += real(s.c[i] * both);
     grad_c[i] = grad_c[i] + lane.grad_y[i] * conj(both);
@@ -206,9 +205,14 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
   for (int i = steps - 1; i >= 0; --i) {
     const float dt = lane.dt[i], drive = lane.drive[i];
     // Of the state after step i.
-    own_gradient =
-        i == steps - 1 ? s.grad_x + s.from_y[i] : conj(s.a_bar[i + 1]) * own_gradient + s.from_y[i];
-    const Linearized<E> at = linearize<Method, accuracy>(dt, s.a, s.a_bar[i]);
+    own_gradient = i == steps - 1 ? s.grad_x + s.from_y[i]
+                                  : conj(s.step[i + 1].a_bar) * own_gradient + s.from_y[i];
+    if constexpr (Steps::pulls_back) {
+      grad_a += s.step[i].pull_back(own_gradient, before[i], dt, s.a, drive, s.b[i],
+                                    lane.grad_input[i], lane.grad_dt[i], grad_b[i]);
+      continue;
+    }
+    const Linearized<E> at = linearize<Method, accuracy>(dt, s.a, s.step[i].a_bar);
     const E beta = at.beta;
     const Derivatives<E>& d = at.derivatives;
     E by_z = d.a_bar_z * before[i];  // derivative of that state
@@ -235,17 +239,18 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
       grad_a = grad_a + (dt * grad_z + grad_beta * conj(d.beta_a));
     }
   }
-  return grad_a;
+  return Steps::a_weight * grad_a;
 }
 
 // Gradients of B and C stay in registers over all channels of the block, but with Layout::any each
 // set of channels adds its part in memory.
-template <class Method, class E, class Shape, Layout layout>
+template <class Method, class E, class Shape, Layout layout, bool Aligned>
 class BackwardBlock {
   static constexpr int steps = Shape::steps, segments = Shape::segments;
   static constexpr int states_of_warp = kStateTile / Shape::warps;
   static constexpr bool fast = layout != Layout::any;
   using Shared = BackwardShared<E, Shape>;
+  using Steps = Step<Method, accuracy_of(layout), E>;
   using Places = Slots<Shape::channels, Shape, layout>;
   static constexpr int count = Places::count, width = Places::width;
   static_assert(Shape::window == kChunk, "a block has one chunk");
@@ -332,18 +337,22 @@ class BackwardBlock {
     A_ = work_.at(scan_.A) + c * scan_.A.row + n * scan_.A.last;
   }
   __device__ __forceinline__ bool is_whole(int channels) const {
-    return scan_.aligned && left_ == Shape::window && channels == Shape::channels;
+    return left_ == Shape::window && channels == Shape::channels;
   }
   // Starts the loads of so many channels from there on, which are next in the streams.
   __device__ __forceinline__ void load_rows(int64_t first_channel, int channels) {
-    const auto each = [&](const auto& load) {
+    const auto each = [&](auto how) {
+      const auto load = [&](auto& stream, const View& v) {
+        stream.template load<decltype(how)::value>(v, slots_, channels, left_);
+      };
       load(u_, scan_.u), load(delta_, scan_.delta);
       if (scan_.gated) load(z_, scan_.z);
       load(grad_out_, p_.grad_out);
     };
+    using std::integral_constant;
     if (fast && is_whole(channels))
-      each([&](auto& stream, const View& v) { stream.load_whole(v, slots_); });
-    else each([&](auto& stream, const View& v) { stream.load(v, slots_, channels, left_); });
+      each(integral_constant<Loads, Aligned ? Loads::whole : Loads::shifted>());
+    else each(integral_constant<Loads, Loads::apart>());
     u_.next(p_.next.u), delta_.next(p_.next.delta), z_.next(p_.next.z);
     grad_out_.next(p_.next.grad_out);
     if (threadIdx.x < 2 * Shape::channels) {
@@ -422,7 +431,7 @@ class BackwardBlock {
         if (slots_.step(k) + i >= left_) dt[i] = dt_slope = 0.0f;
         if (gated) grad_y[i] *= z[i] * s;
         weighted[i] = weight * grad_y[i];
-        drive[i] = Method::scaled ? dt[i] * u[i] : u[i];
+        drive[i] = Method::scaled ? Steps::drive_weight * dt[i] * u[i] : u[i];
         entry(k, i) = {u[i], grad_y[i], gate_slope, dt_slope};
       }
       put(shared_.dt, slots_, k, dt);
@@ -495,7 +504,7 @@ class BackwardBlock {
   }
 
   // The m-th of the warp's states, in the tile that begins at state `first`, of a set of channels.
-  __device__ __forceinline__ StateSegment<Method, E, Shape> enter(
+  __device__ __forceinline__ StateSegment<Method, accuracy_of(layout), E, Shape> enter(
       const Segment<Shape>& lane, const Around<float, Shape>& dt_around, int set, int first,
       int m) const {
     const int in_tile = warp_ * states_of_warp + m, n = first + in_tile;
@@ -506,9 +515,9 @@ class BackwardBlock {
         C_.segment(shared_.C, work_, channel, segment_, in_tile, n),
         shared_.edges[channel][in_tile]);
   }
-  __device__ __forceinline__ void leave(Segment<Shape>& lane,
-                                        const StateSegment<Method, E, Shape>& state, int set, int m,
-                                        E (&grad_b)[steps], E (&grad_c)[steps]) {
+  __device__ __forceinline__ void leave(
+      Segment<Shape>& lane, const StateSegment<Method, accuracy_of(layout), E, Shape>& state,
+      int set, int m, E (&grad_b)[steps], E (&grad_c)[steps]) {
     shared_.grad_a[warp_ * states_of_warp + m][set * 32 + threadIdx.x % 32] =
         pull_back<Method, accuracy_of(layout)>(lane, state, grad_b, grad_c);
   }
@@ -633,7 +642,7 @@ class BackwardBlock {
   __device__ __forceinline__ void store_matrix(const View& v, const MatrixPlaces& slots, int first,
                                                const Entries& from) const {
     const int states = int(scan_.states) - first;
-    const bool whole = scan_.aligned && left_ == Shape::window && states == kStateTile;
+    const bool whole = Aligned && left_ == Shape::window && states == kStateTile;
     Stream<E, kStateTile, Shape, layout> to;
     to.begin(v, v.data + work_.b * v.batch + work_.g * v.group + first * v.row, slots, work_,
              chunk_);
@@ -660,6 +669,7 @@ class BackwardBlock {
       for (int i = 0; i < width; ++i) {
         const BackwardEntry at = entry(k, i);
         if (Method::scaled) {
+          grad.u[i] *= Steps::drive_weight;
           grad.delta[i] += at.u * grad.u[i];
           grad.u[i] *= dt[i];
         }
@@ -678,8 +688,10 @@ class BackwardBlock {
 #pragma unroll
       for (int k = 0; k < count; ++k) {
         const auto store = [&](auto& stream, const View& v, const float (&values)[width]) {
-          stream.template store<Format>(v, slots_, k, values, decltype(whole)::value,
-                                        work_.channels, left_);
+          if constexpr (Aligned)
+            stream.template store_aligned<Format>(v, slots_, k, values, decltype(whole)::value,
+                                                  work_.channels, left_);
+          else stream.template store<Format>(v, slots_, k, values, false, work_.channels, left_);
         };
         store(grad_u_, p_.grad_u, gradients[k].u);
         store(grad_delta_, p_.grad_delta, gradients[k].delta);
@@ -734,8 +746,8 @@ class BackwardBlock {
   const Places slots_;
   const int warp_, segment_, left_;
   StateMatrix<E, Shape, layout> B_, C_;
-  Stream<float, Shape::channels, Shape, layout> u_, delta_, z_, grad_out_, grad_u_, grad_delta_,
-      grad_z_;
+  Stream<float, Shape::channels, Shape, layout, !Aligned> u_, delta_, z_, grad_out_, grad_u_,
+      grad_delta_, grad_z_;
   float parameter_ = 0.0f, D_[count];
   const int64_t first_row_ = (work_.b * scan_.groups + work_.g) * scan_.channels;
   // A thread's channel and state, in the first tile of states.
@@ -746,12 +758,13 @@ class BackwardBlock {
   E grad_B_[fast ? states_of_warp : 1][steps], grad_C_[fast ? states_of_warp : 1][steps];
 };
 
-template <class Method, class E, class Shape, Layout layout>
+// `Aligned`: as ScanArguments::aligned.
+template <class Method, class E, class Shape, Layout layout, bool Aligned>
 __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     backward_kernel(const __grid_constant__ BackwardArguments p) {
   extern __shared__ float4 memory[];
   auto& shared = *reinterpret_cast<BackwardShared<E, Shape>*>(memory);
-  BackwardBlock<Method, E, Shape, layout>(p, shared).run();
+  BackwardBlock<Method, E, Shape, layout, Aligned>(p, shared).run();
 }
 
 }  // namespace VIM_MM_ISA

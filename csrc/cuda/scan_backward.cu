@@ -46,9 +46,14 @@ void scan_backward(const BackwardArguments& p, void* stream) {
                   channels * p.grad_delta.row,
                   channels * p.grad_z.row,
                   channels * p.chunks * scan.states};
-        launch(backward_kernel<Method, E, Block, layout()>,
-               scan.batch * scan.groups * p.chunks * p.slabs, Block::threads,
-               sizeof(BackwardShared<E, Block>), q, stream);
+        const auto run = [&](auto aligned) {
+          launch(backward_kernel<Method, E, Block, layout(), aligned()>,
+                 scan.batch * scan.groups * p.chunks * p.slabs, Block::threads,
+                 sizeof(BackwardShared<E, Block>), q, stream);
+        };
+        if constexpr (layout() == Layout::any) run(std::false_type());
+        else if (scan.aligned) run(std::true_type());
+        else run(std::false_type());
       });
     });
   });

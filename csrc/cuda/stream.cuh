@@ -44,8 +44,8 @@ __device__ __forceinline__ void specialize(Storage storage, bool reverse, const 
 }
 
 // How a tile is loaded: all of it, which lies in the tensor; by slots that are aligned and lie in the
-// tensor or outside; or each entry for itself.
-enum class Loads { whole, aligned, apart };
+// tensor or outside; all of it by slots that begin anywhere; or each entry for itself.
+enum class Loads { whole, aligned, shifted, apart };
 
 // Which entries (row, step) of a tile a thread loads, converts and stores: `count` times `width`
 // neighbours in time. Neighbouring threads are neighbours in time too, or with `any`, if rows are
@@ -79,9 +79,12 @@ struct Slots {
 
 // A thread's entries of one tensor, [.., rows, L], tile by tile. Loads stay unconverted until
 // `values`, or the conversion would wait for them. What follows from the view is not kept: kernel
-// parameters are as near as registers, and there are fewer of those.
-template <class E, int Rows, class Shape, Layout layout>
+// parameters are as near as registers, and there are fewer of those. `Shifted`: slots of 16 bits may
+// begin in the middle of a word, and are kept as loaded: a word more each.
+template <class E, int Rows, class Shape, Layout layout, bool Shifted = false>
 class Stream {
+  static constexpr bool shifted = Shifted && layout == Layout::half;
+
  public:
   using Places = Slots<Rows, Shape, layout>;
   static constexpr int width = Places::width, count = Places::count;
@@ -108,12 +111,12 @@ class Stream {
 
   // Starts the loads of the tile at hand: all of it, and aligned.
   __device__ __forceinline__ void load_whole(const View& v, const Places& slots) {
-    load_whole(v, slots, 0, raw_);
+    load_whole(v, slots, 0, own_.raw);
   }
   // The same, `offset` bytes further, of which there are so many rows and steps.
   __device__ __forceinline__ void load(const View& v, const Places& slots, int rows, int steps,
                                        int64_t offset = 0) {
-    load(v, slots, rows, steps, offset, raw_);
+    load(v, slots, rows, steps, offset, own_.raw);
   }
   // Likewise into other registers than its own.
   struct Held;
@@ -122,34 +125,55 @@ class Stream {
                                        int64_t offset, Held& to) const {
     if constexpr (loads == Loads::whole) {
       load_whole(v, slots, offset, to.raw);
-    } else if constexpr (loads == Loads::apart) {
+    } else if constexpr (loads == Loads::apart || (loads == Loads::shifted && !shifted)) {
       load(v, slots, rows, steps, offset, to.raw);
+    } else if constexpr (loads == Loads::shifted) {
+#pragma unroll
+      for (int k = 0; k < count; ++k)
+        if (v.data) load_shifted(at(v, slots, k) + offset, to.raw + k * held);
     } else {
 #pragma unroll
       for (int k = 0; k < count; ++k) {
         Packed packed{};
         if (v.data && slots.row(k) < rows && slots.step(k) < steps)
           packed = *reinterpret_cast<const Packed*>(at(v, slots, k) + offset);
-        *reinterpret_cast<Packed*>(to.raw + k * words) = packed;
+        *reinterpret_cast<Packed*>(to.raw + k * held) = packed;
       }
     }
   }
+  // Into its own.
+  template <Loads loads>
+  __device__ __forceinline__ void load(const View& v, const Places& slots, int rows, int steps) {
+    load<loads>(v, slots, rows, steps, 0, own_);
+  }
 
   // The tile that was loaded, unconverted, while the next one comes.
-  __device__ __forceinline__ Held held() const {
-    Held held;
-#pragma unroll
-    for (int i = 0; i < count * words; ++i) held.raw[i] = raw_[i];
-    return held;
-  }
+  __device__ __forceinline__ const Held& loaded() const { return own_; }
   template <class Format>
   __device__ __forceinline__ void values(const View& v, int k, E (&out)[width]) const {
-    convert<Format>(v, raw_ + k * words, out);
+    values<Format>(v, k, own_, out);
   }
   template <class Format>
-  static __device__ __forceinline__ void values(const View& v, int k, const Held& held,
-                                                E (&out)[width]) {
-    convert<Format>(v, held.raw + k * words, out);
+  __device__ __forceinline__ void values(const View& v, int k, const Held& held,
+                                         E (&out)[width]) const {
+    convert<Format>(v, slot(k, held), out);
+  }
+  // A slot's words, in the order of memory.
+  struct Slot {
+    uint32_t word[layout == Layout::any ? sizeof(E) / 4 : width * item_of(layout) / 4];
+  };
+  __device__ __forceinline__ Slot slot(int k, const Held& from) const {
+    const uint32_t* const raw = from.raw + k * held;
+    Slot slot;
+    if constexpr (shifted) {
+      const bool odd = begins_in_word(p_);
+      slot.word[0] = odd ? raw[0] | raw[1] << 16 : raw[1];
+      slot.word[1] = odd ? raw[1] >> 16 | raw[2] << 16 : raw[2];
+    } else {
+#pragma unroll
+      for (int w = 0; w < words; ++w) slot.word[w] = raw[w];
+    }
+    return slot;
   }
 
   template <class Format>
@@ -170,7 +194,7 @@ class Stream {
   template <class Format>
   __device__ __forceinline__ void store_aligned(const View& v, const Places& slots, int k,
                                                 const float (&values)[width], bool whole, int rows,
-                                                int steps, int64_t offset) const {
+                                                int steps, int64_t offset = 0) const {
     alignas(words * 4) uint32_t raw[words];
     encode<Format>(values, raw);
     if (whole || (slots.row(k) < rows && slots.step(k) < steps))
@@ -185,19 +209,22 @@ class Stream {
     uint32_t word[words];
   };
   static_assert(words * 4 >= width * item, "16 bits come in pairs");
+  static constexpr int held = words + shifted;  // of a slot
+  static_assert(!shifted || (width == 4 && Shape::threads / Places::per_row % 2 == 0),
+                "all slots of a thread begin alike");
 
   __device__ __forceinline__ void load_whole(const View& v, const Places& slots, int64_t offset,
                                              uint32_t* to) const {
 #pragma unroll
     for (int k = 0; k < count; ++k)
-      *reinterpret_cast<Packed*>(to + k * words) =
+      *reinterpret_cast<Packed*>(to + k * held) =
           *reinterpret_cast<const Packed*>(at(v, slots, k) + offset);
   }
   __device__ __forceinline__ void load(const View& v, const Places& slots, int rows, int steps,
                                        int64_t offset, uint32_t* to) const {
 #pragma unroll
     for (int k = 0; k < count; ++k) {
-      uint32_t* const raw = to + k * words;
+      uint32_t* const raw = to + k * held;
       const char* const p = at(v, slots, k) + offset;
       const int inside = v.data ? count_inside(slots, k, rows, steps) : 0;
       if constexpr (layout == Layout::any) {
@@ -216,8 +243,8 @@ class Stream {
   }
 
   template <class Format>
-  static __device__ __forceinline__ void convert(const View& v, const uint32_t* raw,
-                                                 E (&out)[width]) {
+  static __device__ __forceinline__ void convert(const View& v, const Slot& slot, E (&out)[width]) {
+    const auto& raw = slot.word;
     if constexpr (sizeof(E) > sizeof(uint32_t)) {
       out[0] = {__uint_as_float(raw[0]), __uint_as_float(raw[1])};
     } else if constexpr (layout == Layout::any) {
@@ -245,6 +272,18 @@ class Stream {
     if (slots.row(k) >= rows || in_steps <= 0) return 0;
     return in_steps < width ? in_steps : width;
   }
+  // Whether an address is in the middle of a word.
+  static __device__ __forceinline__ bool begins_in_word(const char* p) {
+    return reinterpret_cast<uintptr_t>(p) & 2;
+  }
+  // Half a word, a word and half a word, or two words: nothing is made of them before they are there.
+  static __device__ __forceinline__ void load_shifted(const char* p, uint32_t* raw) {
+    const bool odd = begins_in_word(p);
+    if (odd) raw[0] = *reinterpret_cast<const uint16_t*>(p);
+    raw[1] = *reinterpret_cast<const uint32_t*>(odd ? p + 2 : p);
+    if (odd) raw[2] = *reinterpret_cast<const uint16_t*>(p + 6);
+    else raw[2] = *reinterpret_cast<const uint32_t*>(p + 4);
+  }
   // In the order of memory, and those that are not inside zero.
   static __device__ __forceinline__ void load_apart(const char* p, int inside, bool reverse,
                                                     uint32_t* raw) {
@@ -255,6 +294,13 @@ class Stream {
       if ((reverse ? width - 1 - i : i) >= inside) continue;
       if constexpr (item == 4) v[i] = reinterpret_cast<const uint32_t*>(p)[i];
       else v[i] = reinterpret_cast<const uint16_t*>(p)[i];
+    }
+    if constexpr (shifted) {
+      const bool odd = begins_in_word(p);
+      raw[0] = v[0];
+      raw[1] = odd ? v[1] | v[2] << 16 : v[0] | v[1] << 16;
+      raw[2] = odd ? v[3] : v[2] | v[3] << 16;
+      return;
     }
 #pragma unroll
     for (int w = 0; w < words; ++w) raw[w] = item == 4 ? v[w] : v[2 * w] | v[2 * w + 1] << 16;
@@ -284,12 +330,14 @@ class Stream {
   }
 
   char* p_;  // the first slot in the tile at hand
-  alignas(words * 4) uint32_t raw_[count * words] = {};
 
  public:
   struct Held {
-    alignas(words * 4) uint32_t raw[count * words];
+    alignas(shifted ? 4 : words * 4) uint32_t raw[count * held];
   };
+
+ private:
+  Held own_ = {};
 };
 
 // Writes a slot's values to a tile in shared memory.
