@@ -210,33 +210,33 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
     if constexpr (Steps::pulls_back) {
       grad_a += s.step[i].pull_back(own_gradient, before[i], dt, s.a, drive, s.b[i],
                                     lane.grad_input[i], lane.grad_dt[i], grad_b[i]);
-      continue;
-    }
-    const Linearized<E> at = linearize<Method, accuracy>(dt, s.a, s.step[i].a_bar);
-    const E beta = at.beta;
-    const Derivatives<E>& d = at.derivatives;
-    E by_z = d.a_bar_z * before[i];  // derivative of that state
-    if constexpr (Method::scaled && !Method::beta_is_step)
-      by_z = by_z + (drive * s.b[i]) * Method::scale(dt, s.a).slope;
-    E gradient = own_gradient, grad_z = own_gradient * conj(by_z);
-    if constexpr (!Method::causal) {
-      static_assert(!Method::scaled, "or the other direction's share is missing");
-      grad_z = grad_z + other_gradient[i] * conj(d.a_bar_z * other_x[i + 1]);
-      gradient = gradient + other_gradient[i];
-    }
-    if constexpr (Method::scaled) {
-      E scaled = gradient;
-      if constexpr (!Method::beta_is_step) scaled = gradient * conj(Method::scale(dt, s.a).value);
-      lane.grad_input[i] += real(scaled * conj(s.b[i]));
-      lane.grad_dt[i] += real(grad_z * conj(s.a));
-      grad_b[i] = grad_b[i] + drive * scaled;
-      grad_a = grad_a + dt * grad_z;
     } else {
-      const E driven = gradient * conj(s.b[i]), grad_beta = drive * driven;
-      lane.grad_input[i] += real(driven * conj(beta));
-      lane.grad_dt[i] += real(grad_z * conj(s.a) + grad_beta * conj(d.beta_dt));
-      grad_b[i] = grad_b[i] + gradient * conj(drive * beta);
-      grad_a = grad_a + (dt * grad_z + grad_beta * conj(d.beta_a));
+      const Linearized<E> at = linearize<Method, accuracy>(dt, s.a, s.step[i].a_bar);
+      const E beta = at.beta;
+      const Derivatives<E>& d = at.derivatives;
+      E by_z = d.a_bar_z * before[i];  // derivative of that state
+      if constexpr (Method::scaled && !Method::beta_is_step)
+        by_z = by_z + (drive * s.b[i]) * Method::scale(dt, s.a).slope;
+      E gradient = own_gradient, grad_z = own_gradient * conj(by_z);
+      if constexpr (!Method::causal) {
+        static_assert(!Method::scaled, "or the other direction's share is missing");
+        grad_z = grad_z + other_gradient[i] * conj(d.a_bar_z * other_x[i + 1]);
+        gradient = gradient + other_gradient[i];
+      }
+      if constexpr (Method::scaled) {
+        E scaled = gradient;
+        if constexpr (!Method::beta_is_step) scaled = gradient * conj(Method::scale(dt, s.a).value);
+        lane.grad_input[i] += real(scaled * conj(s.b[i]));
+        lane.grad_dt[i] += real(grad_z * conj(s.a));
+        grad_b[i] = grad_b[i] + drive * scaled;
+        grad_a = grad_a + dt * grad_z;
+      } else {
+        const E driven = gradient * conj(s.b[i]), grad_beta = drive * driven;
+        lane.grad_input[i] += real(driven * conj(beta));
+        lane.grad_dt[i] += real(grad_z * conj(s.a) + grad_beta * conj(d.beta_dt));
+        grad_b[i] = grad_b[i] + gradient * conj(drive * beta);
+        grad_a = grad_a + (dt * grad_z + grad_beta * conj(d.beta_a));
+      }
     }
   }
   return Steps::a_weight * grad_a;
@@ -700,7 +700,7 @@ class BackwardBlock {
           write_channel_sums(slots_.row(k), gradients[k].D, gradients[k].bias);
       }
     };
-    if (is_whole(work_.channels)) store_all(std::true_type());
+    if (Aligned && is_whole(work_.channels)) store_all(std::true_type());
     else store_all(std::false_type());
     grad_u_.next(p_.next.grad_u), grad_delta_.next(p_.next.grad_delta);
     grad_z_.next(p_.next.grad_z);
@@ -758,7 +758,7 @@ class BackwardBlock {
   E grad_B_[fast ? states_of_warp : 1][steps], grad_C_[fast ? states_of_warp : 1][steps];
 };
 
-// `Aligned`: as ScanArguments::aligned.
+// `Aligned`: as ScanArguments::aligned; with Layout::any it is not asked.
 template <class Method, class E, class Shape, Layout layout, bool Aligned>
 __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     backward_kernel(const __grid_constant__ BackwardArguments p) {

@@ -8,8 +8,8 @@
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
-// What is kept of a step of one state: x becomes a_bar x + input. `drive`, which all states share, is u, but
-// with Method::scaled dt u times drive_weight.
+// It takes x to a_bar x + input. `drive`, which all states share, is u, but with Method::scaled dt u
+// times drive_weight. `pulls_back`: it has gradients of its own.
 template <class Method, Accuracy accuracy, class E>
 struct Step {
   static constexpr bool pulls_back = false;
@@ -36,8 +36,8 @@ struct Step<Bilinear, Accuracy::half, float> {
   __device__ __forceinline__ Step(float dt, float a, float drive, float b)
       : s(Bilinear::Half(a).s(dt)), a_bar(s - 1.0f), input(s * (drive * b)) {}
 
-  // From the gradient of the state after the step and from the state before: adds to the gradients of
-  // drive, of dt (but for what drive has of it) and of b, returns what times a_weight is that of a.
+  // From the gradient of the state after the step and from the state before: adds to the gradients
+  // of drive, of dt (but for what drive has of it) and of b, returns what times a_weight is that of a.
   __device__ __forceinline__ float pull_back(float gradient, float before, float dt, float a,
                                              float drive, float b, float& to_drive, float& to_dt,
                                              float& to_b) const {

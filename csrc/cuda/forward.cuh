@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
       B.template commit<Format>(shared.B);
       C.template commit<Format>(shared.C);
     });
-    const auto u_now = u.loaded(), z_now = z.loaded();
+    const auto u_now = u.held(), z_now = z.held();
 
     const int64_t step = window * Shape::window + segment * steps;
     const bool keeps_edge = step % kChunk == 0 && step < work.steps && channel < work.channels;

@@ -15,7 +15,7 @@ __host__ __device__ int64_t floats_of(const Sum& sum) {
   return sum.sizes[0] * sum.sizes[1] * sum.sizes[2] * sum.components;
 }
 // How many threads share the parts of one entry, a power of two: so many that each has few, which it
-// reads all at once.
+// reads all at once, if there are not too many.
 __host__ __device__ int threads_per_entry(const Sum& sum) {
   int threads = 1;
   while (threads < kMostSharing && threads * kParts < sum.counts[0] * sum.counts[1]) threads *= 2;
@@ -48,17 +48,25 @@ __device__ void sum_parts(const Sum& sum) {
     const float* const p =
         sum.parts + int64_t(row) * inner_parts * inner + entry * sum.components + component;
     Floats total{};
-    const auto add = [&](const Floats& part) {
+    const auto add = [&](Floats part) {
 #pragma unroll
       for (int k = 0; k < Width; ++k) total.v[k] += part.v[k];
     };
     if (index < floats) {
       int i = first_part / inner_parts, j = first_part % inner_parts;
-#pragma unroll kParts
-      for (int part = first_part; part < parts; part += sharing) {
-        add(*reinterpret_cast<const Floats*>(p + i * outer + j * inner));
-        i += sharing / inner_parts, j += sharing % inner_parts;
-        if (j >= inner_parts) j -= inner_parts, ++i;
+#pragma unroll 1
+      for (int part = first_part; part < parts; part += kParts * sharing) {
+        Floats some[kParts];
+#pragma unroll
+        for (int k = 0; k < kParts; ++k) {
+          some[k] = part + k * sharing < parts
+                        ? *reinterpret_cast<const Floats*>(p + i * outer + j * inner)
+                        : Floats();
+          i += sharing / inner_parts, j += sharing % inner_parts;
+          if (j >= inner_parts) j -= inner_parts, ++i;
+        }
+#pragma unroll
+        for (int k = 0; k < kParts; ++k) add(some[k]);
       }
     }
     for (int half = sharing / 2; half > 0; half /= 2) {

@@ -44,7 +44,8 @@ __device__ __forceinline__ void specialize(Storage storage, bool reverse, const 
 }
 
 // How a tile is loaded: all of it, which lies in the tensor; by slots that are aligned and lie in the
-// tensor or outside; all of it by slots that begin anywhere; or each entry for itself.
+// tensor or outside; all of it by slots that begin anywhere, as a Stream that is not `Shifted` loads
+// apart; or each entry for itself.
 enum class Loads { whole, aligned, shifted, apart };
 
 // Which entries (row, step) of a tile a thread loads, converts and stores: `count` times `width`
@@ -80,7 +81,8 @@ struct Slots {
 // A thread's entries of one tensor, [.., rows, L], tile by tile. Loads stay unconverted until
 // `values`, or the conversion would wait for them. What follows from the view is not kept: kernel
 // parameters are as near as registers, and there are fewer of those. `Shifted`: slots of 16 bits may
-// begin in the middle of a word, and are kept as loaded: a word more each.
+// begin in the middle of a word, all of a thread's or none, wherever it goes: it goes by whole words. Where
+// a tile is whole they are kept as loaded, which takes a word more.
 template <class E, int Rows, class Shape, Layout layout, bool Shifted = false>
 class Stream {
   static constexpr bool shifted = Shifted && layout == Layout::half;
@@ -89,6 +91,16 @@ class Stream {
   using Places = Slots<Rows, Shape, layout>;
   static constexpr int width = Places::width, count = Places::count;
 
+ private:
+  // Words of a slot, and as many as are held of it.
+  static constexpr int item = item_of(layout);
+  static constexpr int words = layout == Layout::any ? sizeof(E) / 4 : width * item / 4;
+  static constexpr int words_held = words + shifted;
+  static_assert(words * 4 >= width * item, "16 bits come in pairs");
+  static_assert(!shifted || (width == 4 && Shape::threads / Places::per_row % 2 == 0),
+                "all slots of a thread begin alike");
+
+ public:
   // At the first row of `base`, in that window.
   __device__ __forceinline__ void begin(const View& v, const char* base, const Places& slots,
                                         const Work& work, int64_t window) {
@@ -111,6 +123,7 @@ class Stream {
 
   // Starts the loads of the tile at hand: all of it, and aligned.
   __device__ __forceinline__ void load_whole(const View& v, const Places& slots) {
+    static_assert(!shifted, "slots are not aligned");
     load_whole(v, slots, 0, own_.raw);
   }
   // The same, `offset` bytes further, of which there are so many rows and steps.
@@ -123,6 +136,8 @@ class Stream {
   template <Loads loads>
   __device__ __forceinline__ void load(const View& v, const Places& slots, int rows, int steps,
                                        int64_t offset, Held& to) const {
+    static_assert(!shifted || loads == Loads::shifted || loads == Loads::apart,
+                  "slots are not aligned");
     if constexpr (loads == Loads::whole) {
       load_whole(v, slots, offset, to.raw);
     } else if constexpr (loads == Loads::apart || (loads == Loads::shifted && !shifted)) {
@@ -130,14 +145,14 @@ class Stream {
     } else if constexpr (loads == Loads::shifted) {
 #pragma unroll
       for (int k = 0; k < count; ++k)
-        if (v.data) load_shifted(at(v, slots, k) + offset, to.raw + k * held);
+        if (v.data) load_shifted(at(v, slots, k) + offset, to.raw + k * words_held);
     } else {
 #pragma unroll
       for (int k = 0; k < count; ++k) {
         Packed packed{};
         if (v.data && slots.row(k) < rows && slots.step(k) < steps)
           packed = *reinterpret_cast<const Packed*>(at(v, slots, k) + offset);
-        *reinterpret_cast<Packed*>(to.raw + k * held) = packed;
+        *reinterpret_cast<Packed*>(to.raw + k * words_held) = packed;
       }
     }
   }
@@ -148,7 +163,7 @@ class Stream {
   }
 
   // The tile that was loaded, unconverted, while the next one comes.
-  __device__ __forceinline__ const Held& loaded() const { return own_; }
+  __device__ __forceinline__ Held held() const { return own_; }
   template <class Format>
   __device__ __forceinline__ void values(const View& v, int k, E (&out)[width]) const {
     values<Format>(v, k, own_, out);
@@ -160,13 +175,13 @@ class Stream {
   }
   // A slot's words, in the order of memory.
   struct Slot {
-    uint32_t word[layout == Layout::any ? sizeof(E) / 4 : width * item_of(layout) / 4];
+    uint32_t word[words];
   };
   __device__ __forceinline__ Slot slot(int k, const Held& from) const {
-    const uint32_t* const raw = from.raw + k * held;
+    const uint32_t* const raw = from.raw + k * words_held;
     Slot slot;
     if constexpr (shifted) {
-      const bool odd = begins_in_word(p_);
+      const bool odd = is_in_mid_word(p_);
       slot.word[0] = odd ? raw[0] | raw[1] << 16 : raw[1];
       slot.word[1] = odd ? raw[1] >> 16 | raw[2] << 16 : raw[2];
     } else {
@@ -202,29 +217,22 @@ class Stream {
   }
 
  private:
-  // Words of a slot, and the type that moves them at once.
-  static constexpr int item = item_of(layout);
-  static constexpr int words = layout == Layout::any ? sizeof(E) / 4 : width * item / 4;
+  // Moves the words of a slot at once.
   struct alignas(words * 4) Packed {
     uint32_t word[words];
   };
-  static_assert(words * 4 >= width * item, "16 bits come in pairs");
-  static constexpr int held = words + shifted;  // of a slot
-  static_assert(!shifted || (width == 4 && Shape::threads / Places::per_row % 2 == 0),
-                "all slots of a thread begin alike");
-
   __device__ __forceinline__ void load_whole(const View& v, const Places& slots, int64_t offset,
                                              uint32_t* to) const {
 #pragma unroll
     for (int k = 0; k < count; ++k)
-      *reinterpret_cast<Packed*>(to + k * held) =
+      *reinterpret_cast<Packed*>(to + k * words_held) =
           *reinterpret_cast<const Packed*>(at(v, slots, k) + offset);
   }
   __device__ __forceinline__ void load(const View& v, const Places& slots, int rows, int steps,
                                        int64_t offset, uint32_t* to) const {
 #pragma unroll
     for (int k = 0; k < count; ++k) {
-      uint32_t* const raw = to + k * held;
+      uint32_t* const raw = to + k * words_held;
       const char* const p = at(v, slots, k) + offset;
       const int inside = v.data ? count_inside(slots, k, rows, steps) : 0;
       if constexpr (layout == Layout::any) {
@@ -273,12 +281,12 @@ class Stream {
     return in_steps < width ? in_steps : width;
   }
   // Whether an address is in the middle of a word.
-  static __device__ __forceinline__ bool begins_in_word(const char* p) {
+  static __device__ __forceinline__ bool is_in_mid_word(const char* p) {
     return reinterpret_cast<uintptr_t>(p) & 2;
   }
   // Half a word, a word and half a word, or two words: nothing is made of them before they are there.
   static __device__ __forceinline__ void load_shifted(const char* p, uint32_t* raw) {
-    const bool odd = begins_in_word(p);
+    const bool odd = is_in_mid_word(p);
     if (odd) raw[0] = *reinterpret_cast<const uint16_t*>(p);
     raw[1] = *reinterpret_cast<const uint32_t*>(odd ? p + 2 : p);
     if (odd) raw[2] = *reinterpret_cast<const uint16_t*>(p + 6);
@@ -296,7 +304,7 @@ class Stream {
       else v[i] = reinterpret_cast<const uint16_t*>(p)[i];
     }
     if constexpr (shifted) {
-      const bool odd = begins_in_word(p);
+      const bool odd = is_in_mid_word(p);
       raw[0] = v[0];
       raw[1] = odd ? v[1] | v[2] << 16 : v[0] | v[1] << 16;
       raw[2] = odd ? v[3] : v[2] | v[3] << 16;
@@ -333,7 +341,7 @@ class Stream {
 
  public:
   struct Held {
-    alignas(shifted ? 4 : words * 4) uint32_t raw[count * held];
+    alignas(shifted ? 4 : words * 4) uint32_t raw[count * words_held];
   };
 
  private:

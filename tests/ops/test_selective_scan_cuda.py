@@ -34,14 +34,17 @@ BOUNDS[torch.float64] = BOUNDS[torch.float32]  # parameters in float64 take part
 
 
 def on_cuda(inputs):
-    """Detached copies on the GPU with the strides of the originals."""
+    """Detached copies on the GPU with the strides of the originals, and as far from aligned."""
     copies = {}
     for name, x in inputs.items():
         shape = x.shape
         shared = [dim for dim, stride in enumerate(x.stride()) if stride == 0]
         for dim in shared:
             x = x.narrow(dim, 0, 1)
-        copy = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device='cuda')
+        offset = x.storage_offset() % 16
+        last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+        memory = torch.empty(offset + max(last, 0) + 1, dtype=x.dtype, device='cuda')
+        copy = memory.as_strided(x.shape, x.stride(), offset)
         copies[name] = copy.copy_(x.detach()).expand(shape).requires_grad_()
     return copies
 
@@ -293,14 +296,21 @@ def test_any_strides():
     assert results['grad_u'].stride() == strided['u'].stride()
 
 
-@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=['fp32', 'bf16'])
-def test_misaligned_rows(dtype):
-    """Contiguous in time, but beginning where nothing wider than an entry can be loaded."""
-    inputs = make_inputs(channels=40, length=257, states=16, dtype=torch.float32)
-    for name in ('u', 'delta', 'z', 'B', 'C'):
-        inputs[name] = inputs[name].detach()[..., 1:].to(dtype)
-        inputs[name] = torch.cat([inputs[name][..., :1], inputs[name]], dim=-1)[..., 1:]
-    compare(inputs, delta_softplus=True)
+@pytest.mark.parametrize('reverse', [False, True], ids=['forwards', 'backwards'])
+@pytest.mark.parametrize('row', [256, 257], ids=['even', 'odd'])
+@pytest.mark.parametrize('method', ['zoh', 'bilinear', 'poly'])
+@pytest.mark.parametrize('dtype', list(BOUNDS), ids=str)
+def test_misaligned_rows(dtype, method, row, reverse):
+    """Contiguous in time, but rows begin at odd entries, all of them or every other one.
+
+    The first half of the tensors; of the others, rows begin at even entries where the former's are odd.
+    """
+    inputs = make_inputs(channels=40, length=row - 4, states=16, dtype=torch.float32)
+    for i, name in enumerate(('u', 'delta', 'z', 'B', 'C')):
+        x = inputs[name].detach()
+        memory = x.new_empty(*x.shape[:-1], row, dtype=dtype)
+        inputs[name] = memory[..., 1 + i % 2 :][..., : row - 4].copy_(x)
+    compare(inputs, delta_softplus=True, discretization_method=method, reverse=reverse)
 
 
 @each_method
