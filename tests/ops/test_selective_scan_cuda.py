@@ -299,7 +299,7 @@ def test_any_strides():
 @pytest.mark.parametrize('reverse', [False, True], ids=['forwards', 'backwards'])
 @pytest.mark.parametrize('row', [256, 257], ids=['even', 'odd'])
 @pytest.mark.parametrize('method', ['zoh', 'bilinear', 'poly'])
-@pytest.mark.parametrize('dtype', list(BOUNDS), ids=str)
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_misaligned_rows(dtype, method, row, reverse):
     """Contiguous in time, but rows begin at odd entries, all of them or every other one.
 
