@@ -301,9 +301,9 @@ def test_any_strides():
 @pytest.mark.parametrize('method', ['zoh', 'bilinear', 'poly'])
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_misaligned_rows(dtype, method, row, reverse):
-    """Contiguous in time, but rows begin at odd entries, all of them or every other one.
+    """Contiguous in time, but rows begin at odd entries: all of them, or every other one.
 
-    The first half of the tensors; of the others, rows begin at even entries where the former's are odd.
+    Of every other tensor they begin two entries on instead.
     """
     inputs = make_inputs(channels=40, length=row - 4, states=16, dtype=torch.float32)
     for i, name in enumerate(('u', 'delta', 'z', 'B', 'C')):
