@@ -303,7 +303,7 @@ def test_any_strides():
 def test_misaligned_rows(dtype, method, row, reverse):
     """Contiguous in time, but rows begin at odd entries: all of them, or every other one.
 
-    Of every other tensor they begin two entries on instead.
+    Of every other tensor they begin one entry later.
     """
     inputs = make_inputs(channels=40, length=row - 4, states=16, dtype=torch.float32)
     for i, name in enumerate(('u', 'delta', 'z', 'B', 'C')):
