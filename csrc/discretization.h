@@ -472,6 +472,46 @@ VIM_MM_INLINE Linearized<V> linearize(RealOf<V> dt, V a, V a_bar) {
   }
 }
 
+// What backward keeps of a step of one state, which takes x to a_bar x + input. `drive`, which all states share, is u, but with Method::scaled dt u
+// times drive_weight. `pulls_back`: it has gradients of its own.
+template <class Method, Accuracy accuracy, class E>
+struct Step {
+  static constexpr bool pulls_back = false;
+  static constexpr float drive_weight = 1.0f, a_weight = 1.0f;
+  E a_bar, input;
+
+  Step() = default;
+  VIM_MM_INLINE Step(float dt, E a, float drive, E b)
+      : a_bar(Method::coefficients(dt, a).a_bar), input(drive * b) {
+    if constexpr (!Method::scaled) input = input * linearize<Method, accuracy>(dt, a, a_bar).beta;
+    else if constexpr (!Method::beta_is_step) input = input * Method::scale(dt, a).value;
+  }
+};
+
+// As Bilinear::Half does it, s (x + b drive) - x with the derivative s^2 / 4 of s by z: fewer
+// instructions than by A_bar and beta, each with its own derivative.
+template <>
+struct Step<Bilinear, Accuracy::half, float> {
+  static constexpr bool pulls_back = true;
+  static constexpr float drive_weight = 0.5f, a_weight = 0.25f;
+  float s, a_bar, input;
+
+  Step() = default;
+  VIM_MM_INLINE Step(float dt, float a, float drive, float b)
+      : s(Bilinear::Half(a).s(dt)), a_bar(s - 1.0f), input(s * (drive * b)) {}
+
+  // From the gradient of the state after the step and from the state before: adds to the gradients
+  // of drive, of dt (but for what drive has of it) and of b, returns what times a_weight is that of a.
+  VIM_MM_INLINE float pull_back(float gradient, float before, float dt, float a, float drive,
+                                float b, float& to_drive, float& to_dt, float& to_b) const {
+    const float driven = s * gradient, grad_z = s * driven * fma(drive, b, before);
+    to_drive += driven * b;
+    to_dt += grad_z * (a_weight * a);
+    to_b += drive * driven;
+    return dt * grad_z;
+  }
+};
+
 // Every method with its number, which is that of the Python table.
 #define VIM_MM_FOR_EACH_METHOD(call) \
   call(0, Zoh) call(1, Foh) call(2, Bilinear) call(3, Poly) call(4, HighOrder) call(5, Rk4)

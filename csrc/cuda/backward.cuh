@@ -11,7 +11,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "backward_step.cuh"
 #include "handover.cuh"
 #include "stream.cuh"
 

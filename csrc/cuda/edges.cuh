@@ -75,15 +75,15 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   // Starts the loads of a window that has so many steps.
   const auto load_window = [&](int left) {
     if (fast && can_be_whole && left == Shape::window) {
-      drive.load_whole(driving, slots);
-      delta.load_whole(scan.delta, slots);
-      if (Adjoint && scan.gated) z.load_whole(scan.z, slots);
+      drive.template load<Loads::whole>(driving, slots, work.channels, left);
+      delta.template load<Loads::whole>(scan.delta, slots, work.channels, left);
+      if (Adjoint && scan.gated) z.template load<Loads::whole>(scan.z, slots, work.channels, left);
       matrix.load_whole();
       return;
     }
-    drive.load(driving, slots, work.channels, left);
-    delta.load(scan.delta, slots, work.channels, left);
-    if (Adjoint && scan.gated) z.load(scan.z, slots, work.channels, left);
+    drive.template load<Loads::apart>(driving, slots, work.channels, left);
+    delta.template load<Loads::apart>(scan.delta, slots, work.channels, left);
+    if (Adjoint && scan.gated) z.template load<Loads::apart>(scan.z, slots, work.channels, left);
     matrix.load(0, states, left);
   };
   load_window(work.steps_from(first_window, Shape::window));

@@ -206,16 +206,16 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   // Starts the loads of a window that has so many steps.
   const auto load_window = [&](int left) {
     if (fast && can_be_whole && left == Shape::window) {
-      u.load_whole(scan.u, slots);
-      delta.load_whole(scan.delta, slots);
-      if (scan.gated) z.load_whole(scan.z, slots);
+      u.template load<Loads::whole>(scan.u, slots, work.channels, left);
+      delta.template load<Loads::whole>(scan.delta, slots, work.channels, left);
+      if (scan.gated) z.template load<Loads::whole>(scan.z, slots, work.channels, left);
       B.load_whole();
       C.load_whole();
       return;
     }
-    u.load(scan.u, slots, work.channels, left);
-    delta.load(scan.delta, slots, work.channels, left);
-    if (scan.gated) z.load(scan.z, slots, work.channels, left);
+    u.template load<Loads::apart>(scan.u, slots, work.channels, left);
+    delta.template load<Loads::apart>(scan.delta, slots, work.channels, left);
+    if (scan.gated) z.template load<Loads::apart>(scan.z, slots, work.channels, left);
     load_matrices(0, left);
   };
   load_window(work.steps_from(0, Shape::window));

@@ -121,15 +121,12 @@ class Stream {
   }
   __device__ __forceinline__ void next(int64_t bytes) { p_ += bytes; }
 
-  // Starts the loads of the tile at hand: all of it, and aligned.
-  __device__ __forceinline__ void load_whole(const View& v, const Places& slots) {
-    static_assert(!shifted, "slots are not aligned");
-    load_whole(v, slots, 0, own_.raw);
-  }
-  // The same, `offset` bytes further, of which there are so many rows and steps.
+  // Starts the loads of the tile at hand, `offset` bytes further, of which there are so many rows and
+  // steps.
+  template <Loads loads>
   __device__ __forceinline__ void load(const View& v, const Places& slots, int rows, int steps,
                                        int64_t offset = 0) {
-    load(v, slots, rows, steps, offset, own_.raw);
+    load<loads>(v, slots, rows, steps, offset, own_);
   }
   // Likewise into other registers than its own.
   struct Held;
@@ -156,12 +153,6 @@ class Stream {
       }
     }
   }
-  // Into its own.
-  template <Loads loads>
-  __device__ __forceinline__ void load(const View& v, const Places& slots, int rows, int steps) {
-    load<loads>(v, slots, rows, steps, 0, own_);
-  }
-
   // The tile that was loaded, unconverted, while the next one comes.
   __device__ __forceinline__ Held held() const { return own_; }
   template <class Format>
@@ -419,11 +410,14 @@ class StateMatrix {
     if (!constant()) stream_.next(windows * Shape::window * slots_.to_step(view_));
   }
   // Starts the loads of all states in all steps of the window at hand, aligned.
-  __device__ __forceinline__ void load_whole() { stream_.load_whole(view_, slots_); }
+  __device__ __forceinline__ void load_whole() {
+    stream_.template load<Loads::whole>(view_, slots_, kStateTile, Shape::window);
+  }
   // Starts the loads of states [first, first + kStateTile) of the window at hand, which has so many
   // steps.
   __device__ __forceinline__ void load(int first, int states, int steps) {
-    if (!constant()) stream_.load(view_, slots_, states - first, steps, first * view_.row);
+    if (!constant())
+      stream_.template load<Loads::apart>(view_, slots_, states - first, steps, first * view_.row);
   }
   template <class Format>
   __device__ __forceinline__ void commit(Memory& to) const {
