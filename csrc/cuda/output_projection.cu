@@ -53,18 +53,20 @@ class GatedPacks {
     }
   }
 
-  // Of one stage, `ahead` stages before it is gated, past the end of H too. In the place of a direction
-  // that there is not come zeros.
+  // Of one stage, `ahead` stages before it is gated; of none past the last one, or the block would end
+  // before its copies. In the place of a direction that there is not come zeros.
   __device__ __forceinline__ void copy(int stage) {
     const int slot = stage % Tile::ahead;
     const uint4* const y = static_cast<const uint4*>(p_.gate.y);
     const uint4* const z = static_cast<const uint4*>(p_.gate.z);
-    for_each(stage, [&](int i, int64_t at, bool inside) {
-      copy_ahead(&tile_.y[slot][0][i], y + at, inside);
-      copy_ahead(&tile_.y[slot][1][i], y + p_.channels * row_packs_ + at,
-                 inside && p_.gate.directions > 1);
-      copy_ahead(&tile_.z[slot][i], z + at, inside);
-    });
+    if (stage * kTerms < p_.channels) {
+      for_each(stage, [&](int i, int64_t at, bool inside) {
+        copy_ahead(&tile_.y[slot][0][i], y + at, inside);
+        copy_ahead(&tile_.y[slot][1][i], y + p_.channels * row_packs_ + at,
+                   inside && p_.gate.directions > 1);
+        copy_ahead(&tile_.z[slot][i], z + at, inside);
+      });
+    }
     end_group_of_copies();
   }
 

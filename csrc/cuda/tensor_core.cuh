@@ -13,11 +13,11 @@ template <class T>
 __device__ __forceinline__ void multiply_add(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                              uint32_t a3, uint32_t b0, uint32_t b1) {
 #if defined(__CUDA_ARCH__)
-#define VIM_MM_MULTIPLY_ADD(type)                                  \
-  asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type       \
-      ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])             \
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1))
+#define VIM_MM_MULTIPLY_ADD(type)                                           \
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type       \
+               ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])             \
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1))
   if constexpr (std::is_same_v<T, __half>) VIM_MM_MULTIPLY_ADD("f16");
   else VIM_MM_MULTIPLY_ADD("bf16");
 #undef VIM_MM_MULTIPLY_ADD
