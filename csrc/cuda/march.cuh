@@ -19,9 +19,9 @@ constexpr int kStride = 8;  // steps that a lane has in registers at once
 // `States`: of a lane, 1 or 2. `Octets`: of channels; a warp has eight. `Stages`: windows in
 // shared memory. `Groups`, of `RowWarps` warps each, load and store rows, one window in turn each:
 // the more there are, the longer may a window take them. `MinBlocks`: per multiprocessor, a bound on
-// registers. `Strides`: how many of them a lane of the forward scan takes together. `Straight`:
-// for so few rows that its warps have a scheduler alone: whole windows are one piece of code, and
-// blocks may be relieved.
+// registers. `Strides`: of how many a lane of the forward scan has the inputs at once. `Straight`: whole
+// windows are one piece of code, whose stages overlap, and blocks may be relieved. That is for so few
+// rows that a scheduler has few warps, or one; it takes registers.
 template <int States, int Octets, int Stages, int Groups, int RowWarps, int MinBlocks, int Strides,
           bool Straight = false>
 struct MarchShape {

@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
 #pragma unroll
           for (int j = 0; j < kStride; ++j) {
             const int i = Ascending ? j : kStride - 1 - j;
-            of.x[m] = recurrence[m].advance(of.x[m], dt[i], drive[i], entry[i]);
+            of.x[m] = recurrence[m].move(dt[i], drive[i], entry[i])(of.x[m]);
           }
         }
       }

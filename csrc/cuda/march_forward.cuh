@@ -277,6 +277,29 @@ struct MarchStride {
   }
 };
 
+// A stride of one state, of which nothing but the state before is missing.
+template <class Steps>
+struct PreparedStride {
+  decltype(Steps().move(0.0f, 0.0f, 0.0f)) moves[kStride];
+  float c[1];
+
+  template <class Shape>
+  __device__ __forceinline__ void prepare(const Steps& steps, const MarchStride<Shape>& from) {
+#pragma unroll
+    for (int i = 0; i < kStride; ++i)
+      moves[i] = steps.move(from.dt[i], from.drive[i], from.b[0][i]);
+    c[0] = from.c[0];
+  }
+  // Moves the state on, and gives the sums of the stride.
+  template <Operand operand>
+  __device__ __forceinline__ float2 scan(float& state) const {
+    float x[1][kStride];
+#pragma unroll
+    for (int i = 0; i < kStride; ++i) x[0][i] = state = moves[i](state);
+    return OutputSums<operand, 1>::of(x, c);
+  }
+};
+
 // The half that scans.
 template <class Method, class Shape, Layout layout, Operand operand>
 __device__ __forceinline__ void forward_states(const ForwardArguments& p, const Work& work,
@@ -311,7 +334,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
       for (int m = 0; m < Shape::states; ++m) {
 #pragma unroll
         for (int i = 0; i < kStride; ++i) {
-          of.x[m] = recurrence[m].advance(of.x[m], at.dt[i], at.drive[i], at.b[m][i]);
+          of.x[m] = recurrence[m].move(at.dt[i], at.drive[i], at.b[m][i])(of.x[m]);
           x[m][i] = of.x[m];
         }
       }
@@ -320,31 +343,65 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
 #pragma unroll
     for (int j = 0; j < together; ++j) *reinterpret_cast<float2*>(y + step + j * kStride) = sum[j];
   };
-  const auto scan_window = [&](int window, auto whole) {
-    const uint32_t stage = shared.handover.stage_of(window);
-    const auto& in = shared.inputs[stage];
-    float* const y = shared.y[stage][lane.part].at(lane.channel, 2 * lane.column);
+  const auto y_of = [&](int window) {
+    return shared.y[shared.handover.stage_of(window)][lane.part].at(lane.channel, 2 * lane.column);
+  };
+  const auto begin_window = [&] {
     of.store(edges);
     edges += states;
-    shared.handover.wait_filled(window);
-    if constexpr (decltype(whole)::value) {
-#pragma unroll
-      for (int step = 0; step < kChunk; step += piece) scan_piece(in, y, step);
-    } else {
-      const int steps = work.steps_from(window, kChunk);
-#pragma unroll 1
-      for (int step = 0; step < steps; step += piece) scan_piece(in, y, step);
-    }
-    shared.handover.signal_scanned(window);
   };
+
   int window = span.begin;
   if constexpr (Shape::straight) {
     const int whole = int(work.steps / kChunk), end = span.end < whole ? span.end : whole;
+    if (window < end) {
+      // A stride is loaded while the one before it is prepared and the one before that is scanned, and
+      // what that gives is stored when the next one is: nothing waits for what has just been asked for.
+      constexpr int strides = kChunk / kStride;
+      // Of that window or the next one; where there is none, once more of the last one.
+      const auto load = [&](MarchStride<Shape>& to, int window, int stride) {
+        const int from = stride < strides || window + 1 == end ? window : window + 1;
+        if (stride % strides == 0) shared.handover.wait_filled(from);
+        to.template load<operand>(shared.inputs[shared.handover.stage_of(from)], lane,
+                                  stride % strides * kStride);
+      };
+      MarchStride<Shape> loaded[together];
+      PreparedStride<Steps> prepared[2];
+      float2 sum = {};
+      float* y = y_of(window);  // what is stored first is overwritten
+      load(loaded[0], window, 0);
+      if (together == 2) load(loaded[together - 1], window, 1);
+      prepared[0].prepare(recurrence[0], loaded[0]);
+      if (together == 1) load(loaded[0], window, 1);
 #pragma unroll 1
-    for (; window < end; ++window) scan_window(window, std::true_type());
+      for (; window < end; ++window) {
+        begin_window();
+#pragma unroll
+        for (int stride = 0; stride < strides; ++stride) {
+          if (together == 2) load(loaded[stride % together], window, stride + 2);
+          *reinterpret_cast<float2*>(y) = sum;
+          if (stride == 0 && window > span.begin) shared.handover.signal_scanned(window - 1);
+          prepared[(stride + 1) % 2].prepare(recurrence[0], loaded[(stride + 1) % together]);
+          sum = prepared[stride % 2].template scan<operand>(of.x[0]);
+          y = y_of(window) + stride * kStride;
+          if (together == 1) load(loaded[0], window, stride + 2);
+        }
+      }
+      *reinterpret_cast<float2*>(y) = sum;
+      shared.handover.signal_scanned(window - 1);
+    }
   }
 #pragma unroll 1
-  for (; window < span.end; ++window) scan_window(window, std::false_type());
+  for (; window < span.end; ++window) {
+    const auto& in = shared.inputs[shared.handover.stage_of(window)];
+    float* const y = y_of(window);
+    begin_window();
+    shared.handover.wait_filled(window);
+    const int steps = work.steps_from(window, kChunk);
+#pragma unroll 1
+    for (int step = 0; step < steps; step += piece) scan_piece(in, y, step);
+    shared.handover.signal_scanned(window);
+  }
 
   if (Shape::straight && span.end < work.windows) {
     of.store(edges);

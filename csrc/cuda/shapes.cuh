@@ -51,21 +51,22 @@ void choose_segments(const ScanArguments& scan, const F& f) {
 
 // Of many rows: the more there are, the more channels in a block, which takes fewer instructions.
 // Roomy are blocks with registers for what needs them.
-template <bool roomy, class F>
+template <bool straight, bool roomy, class F>
 void choose_march(const ScanArguments& scan, const F& f) {
-  if (rows_of(scan) < 2 * kFewRows || scan.channels <= 8) f(MarchShape<1, 1, 2, 1, 4, 3, 2>());
+  if (rows_of(scan) < 2 * kFewRows || scan.channels <= 8)
+    f(MarchShape<1, 1, 2, 1, 4, 3, straight ? 1 : 2, straight>());
   else f(MarchShape<2, 2, 2, 1, 4, roomy ? 2 : 3, 2>());
 }
 
 // Few rows want lanes that do not wait for themselves, nor for those that load. Both halves of
-// float32 need registers.
+// float32 need registers, and so do psi functions.
 template <class Method, Layout layout, class F>
 void choose_forward(const ScanArguments& scan, const F& f) {
   const bool few = rows_of(scan) < kFewRows;
   if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());
   else if constexpr (!Method::causal) few ? choose_segments(scan, f) : f(Shape<4, 16, 4, 3>());
-  else if (few) f(MarchShape<1, 1, 4, 2, 2, 2, 4, true>());
-  else choose_march<layout == Layout::single>(scan, f);
+  else if (few) f(MarchShape<1, 1, 4, 2, 2, 2, 2, true>());
+  else choose_march<!Method::psi, layout == Layout::single>(scan, f);
 }
 
 // A sweep for edges alone is short enough for segments to win where rows are few.
@@ -73,7 +74,7 @@ template <Layout layout, class F>
 void choose_edges(const ScanArguments& scan, const F& f) {
   if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());
   else if (rows_of(scan) < kFewRows) choose_segments(scan, f);
-  else choose_march<false>(scan, f);
+  else choose_march<false, false>(scan, f);
 }
 
 // Registers count for more than warps here: two blocks per multiprocessor spill nothing.

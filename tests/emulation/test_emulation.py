@@ -174,6 +174,7 @@ def test_step_sizes_of_16_bits(dtype):
         ('poly', 1050, torch.bfloat16),
         ('poly', 1050, torch.float32),
         ('zoh', 2100, torch.float32),
+        ('bilinear', 2100, torch.bfloat16),
         ('highorder', 2100, torch.float16),
         ('poly', 2100, torch.bfloat16),
         ('zoh', 4200, torch.bfloat16),

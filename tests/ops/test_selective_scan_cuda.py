@@ -136,7 +136,7 @@ def test_states(method, states, is_complex):
 
 
 # As many rows as choose each of the block shapes; lengths that end within a window and with one.
-@pytest.mark.parametrize('method', ['zoh', 'bilinear', 'foh', 'poly'])
+@pytest.mark.parametrize('method', ['zoh', 'bilinear', 'rk4', 'foh', 'poly'])
 @pytest.mark.parametrize(('batch', 'channels'), [(4, 70), (10, 150), (10, 300), (16, 450)])
 @pytest.mark.parametrize(
     ('length', 'dtype', 'reverse'),
