@@ -114,7 +114,7 @@ struct Psi {
   }
 };
 
-// A step of one state, all but the state.
+// A step of one state, of which only the state before is missing.
 template <class V>
 struct Move {
   V a_bar, input;

@@ -20,7 +20,7 @@ constexpr int kStride = 8;  // steps that a lane has in registers at once
 // shared memory. `Groups`, of `RowWarps` warps each, load and store rows, one window in turn each:
 // the more there are, the longer may a window take them. `MinBlocks`: per multiprocessor, a bound on
 // registers. `Strides`: of how many a lane of the forward scan has the inputs at once. `Straight`: whole
-// windows are one piece of code, whose stages overlap, and blocks may be relieved. That is for so few
+// windows are one piece of code, whose parts overlap, and blocks may be relieved. That is for so few
 // rows that a scheduler has few warps, or one; it takes registers.
 template <int States, int Octets, int Stages, int Groups, int RowWarps, int MinBlocks, int Strides,
           bool Straight = false>
@@ -36,6 +36,8 @@ struct MarchShape {
   static constexpr int all_threads = row_threads + scan_threads;
   static_assert(Stages % Groups == 0, "each stage has its group");
   static_assert(window % (kStride * Strides) == 0, "strides end with the window");
+  static_assert(!Straight || (States == 1 && Strides <= 2),
+                "what overlapping parts are written for");
 };
 
 // One value for each row and step of a window. With this gap neither threads that load nor lanes

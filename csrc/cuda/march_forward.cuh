@@ -319,7 +319,8 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
     of.load(edges);
   }
 
-  // Several strides at once, or the lane would wait for its own results.
+  // Several strides at once, or the lane would wait for its own results; where whole windows are one
+  // piece of code, this is for what is left after them.
   const auto scan_piece = [&](const auto& in, float* y, int step) {
     MarchStride<Shape> inputs[together];
     float2 sum[together];
@@ -358,7 +359,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
       // A stride is loaded while the one before it is prepared and the one before that is scanned, and
       // what that gives is stored when the next one is: nothing waits for what has just been asked for.
       constexpr int strides = kChunk / kStride;
-      // Of that window or the next one; where there is none, once more of the last one.
+      // Strides from `strides` on are the next window's; where there is none, once more the last one's.
       const auto load = [&](MarchStride<Shape>& to, int window, int stride) {
         const int from = stride < strides || window + 1 == end ? window : window + 1;
         if (stride % strides == 0) shared.handover.wait_filled(from);
@@ -368,7 +369,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
       MarchStride<Shape> loaded[together];
       PreparedStride<Steps> prepared[2];
       float2 sum = {};
-      float* y = y_of(window);  // what is stored first is overwritten
+      float* y = y_of(window);  // zeros, which the first sums overwrite
       load(loaded[0], window, 0);
       if (together == 2) load(loaded[together - 1], window, 1);
       prepared[0].prepare(recurrence[0], loaded[0]);

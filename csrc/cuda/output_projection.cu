@@ -54,7 +54,7 @@ class GatedPacks {
   }
 
   // Of one stage, `ahead` stages before it is gated; of none past the last one, or the block would end
-  // before its copies. In the place of a direction that there is not come zeros.
+  // before its copies have come. In the place of a direction that there is not come zeros.
   __device__ __forceinline__ void copy(int stage) {
     const int slot = stage % Tile::ahead;
     const uint4* const y = static_cast<const uint4*>(p_.gate.y);

@@ -50,7 +50,8 @@ void choose_segments(const ScanArguments& scan, const F& f) {
 }
 
 // Of many rows: the more there are, the more channels in a block, which takes fewer instructions.
-// Roomy are blocks with registers for what needs them.
+// Roomy are blocks with registers for what needs them; straight, as in MarchShape, those with 8 channels
+// of what needs few.
 template <bool straight, bool roomy, class F>
 void choose_march(const ScanArguments& scan, const F& f) {
   if (rows_of(scan) < 2 * kFewRows || scan.channels <= 8)
@@ -59,7 +60,7 @@ void choose_march(const ScanArguments& scan, const F& f) {
 }
 
 // Few rows want lanes that do not wait for themselves, nor for those that load. Both halves of
-// float32 need registers, and so do psi functions.
+// float32 need registers; psi functions need so many that little is left for parts to overlap.
 template <class Method, Layout layout, class F>
 void choose_forward(const ScanArguments& scan, const F& f) {
   const bool few = rows_of(scan) < kFewRows;

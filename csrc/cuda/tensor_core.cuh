@@ -8,7 +8,8 @@
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
-// d += a b: d is 16 x 8, a 16 x 16, b 16 x 8, in fragments as the instruction wants them.
+// d += a b: d is 16 x 8, a 16 x 16, b 16 x 8, in fragments as the instruction wants them. Volatile, so
+// that it stays where the whole warp comes by.
 template <class T>
 __device__ __forceinline__ void multiply_add(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                              uint32_t a3, uint32_t b0, uint32_t b1) {
