@@ -510,11 +510,12 @@ struct Step<Bilinear, Accuracy::half, float> {
   VIM_MM_INLINE Step(float dt, float a, float drive, float b)
       : s(Bilinear::Half(a).s(dt)), a_bar(s - 1.0f), input(s * (drive * b)) {}
 
-  // From the gradient of the state after the step and from the state before: adds to the gradients
-  // of drive, of dt (but for what drive has of it) and of b, returns what times a_weight is that of a.
-  VIM_MM_INLINE float pull_back(float gradient, float before, float dt, float a, float drive,
+  // From the gradient of the state after the step and the sum of the states before and after, which is
+  // s (x + b drive): adds to the gradients of drive, of dt (but for what drive has of it) and of b,
+  // returns what times a_weight is that of a.
+  VIM_MM_INLINE float pull_back(float gradient, float states, float dt, float a, float drive,
                                 float b, float& to_drive, float& to_dt, float& to_b) const {
-    const float driven = s * gradient, grad_z = s * driven * fma(drive, b, before);
+    const float driven = s * gradient, grad_z = driven * states;
     to_drive += driven * b;
     to_dt += grad_z * (a_weight * a);
     to_b += drive * driven;

@@ -207,7 +207,8 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
     own_gradient = i == steps - 1 ? s.grad_x + s.from_y[i]
                                   : conj(s.step[i + 1].a_bar) * own_gradient + s.from_y[i];
     if constexpr (Steps::pulls_back) {
-      grad_a += s.step[i].pull_back(own_gradient, before[i], dt, s.a, drive, s.b[i],
+      const E after = i + 1 < steps ? before[(i + 1) % steps] : x;
+      grad_a += s.step[i].pull_back(own_gradient, before[i] + after, dt, s.a, drive, s.b[i],
                                     lane.grad_input[i], lane.grad_dt[i], grad_b[i]);
     } else {
       const Linearized<E> at = linearize<Method, accuracy>(dt, s.a, s.step[i].a_bar);
@@ -234,7 +235,8 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
         lane.grad_input[i] += real(driven * conj(beta));
         lane.grad_dt[i] += real(grad_z * conj(s.a) + grad_beta * conj(d.beta_dt));
         grad_b[i] = grad_b[i] + gradient * conj(drive * beta);
-        grad_a = grad_a + (dt * grad_z + grad_beta * conj(d.beta_a));
+        grad_a = grad_a + dt * grad_z;
+        grad_a = grad_a + grad_beta * conj(d.beta_a);
       }
     }
   }

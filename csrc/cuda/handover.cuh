@@ -76,14 +76,14 @@ class Handover {
   static __device__ __forceinline__ uint32_t stage_of(uint32_t window) {
     return window % Shape::stages;
   }
-  // By all threads of the block.
+  // Both by all threads of the block: makes the barriers, and waits until they are made.
   __device__ __forceinline__ void begin() {
     if (threadIdx.x < Shape::stages) {
       barrier_begin(filled_ + threadIdx.x, Shape::threads);
       barrier_begin(scanned_ + threadIdx.x, Shape::scan_threads);
     }
-    __syncthreads();
   }
+  __device__ __forceinline__ void meet() const { __syncthreads(); }
   __device__ __forceinline__ void signal_filled(int window) { signal(filled_, window); }
   __device__ __forceinline__ void wait_filled(int window) { wait(filled_, window); }
   __device__ __forceinline__ void signal_scanned(int window) { signal(scanned_, window); }

@@ -40,11 +40,14 @@ struct MarchShape {
                 "what overlapping parts are written for");
 };
 
-// One value for each row and step of a window. With this gap neither threads that load nor lanes
-// that scan meet on a bank.
+// From one row of a tile to the next, in entries. With this gap neither threads that load nor lanes that
+// scan meet on a bank.
+constexpr int kPitch = kChunk + 8;
+
+// One value for each row and step of a window.
 template <int Rows>
 struct WindowTile {
-  alignas(16) float values[Rows][kChunk + 8];
+  alignas(16) float values[Rows][kPitch];
 
   __device__ __forceinline__ float* at(int row, int step) { return values[row] + step; }
   __device__ __forceinline__ const float* at(int row, int step) const { return values[row] + step; }
@@ -54,7 +57,11 @@ struct WindowTile {
 // state an instruction per element and saves them a fifth of what they read; with two states the
 // instruction costs more than it saves.
 struct PackedTile {
-  alignas(16) uint32_t words[kStateTile][kChunk / 2 + 4];
+  alignas(16) uint32_t words[kStateTile][kPitch / 2];
+
+  __device__ __forceinline__ const uint16_t* entries() const {
+    return reinterpret_cast<const uint16_t*>(words[0]);
+  }
 };
 template <class Shape, Layout layout>
 using MatrixTile = typename std::conditional<layout == Layout::half && Shape::states == 1,
@@ -72,11 +79,14 @@ template <class Shape>
 struct MarchLane {
   static constexpr int states = Shape::states;
   int row_in_octet, column, channel, part;
+  int row, state_row;  // where its channel and its first state begin in a tile, in entries
 
   __device__ __forceinline__ MarchLane() {
     const int thread = threadIdx.x - Shape::row_threads, warp = thread / 32;
     row_in_octet = thread % 32 / 4, column = thread % 4;
     channel = warp / Shape::parts * 8 + row_in_octet, part = warp % Shape::parts;
+    row = channel * kPitch, state_row = state(0) * kPitch;
+    if constexpr (Shape::straight) settle(row), settle(state_row);
   }
   __device__ __forceinline__ int state(int m) const { return 4 * (part * states + m) + column; }
 };

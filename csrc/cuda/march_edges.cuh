@@ -51,6 +51,7 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   clear_counts(p.counts, p.scan.batch * p.scan.groups * p.chunks, Shape::all_threads);
   const Work work = work_of_block<Shape>(p.scan);
   shared.handover.begin();
+  shared.handover.meet();
   if (threadIdx.x < Shape::row_threads) {
     specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) {
       using Format = decltype(format);

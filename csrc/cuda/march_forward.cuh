@@ -143,10 +143,12 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
   using Rows = MarchRows<Shape, layout, Format, Aligned, 2>;
   constexpr int count = Rows::count, width = Rows::width, turn = Shape::groups;
   const int first = span.begin + int(threadIdx.x) / Shape::threads;
-  if (first >= span.end) return;
+  if (first >= span.end) return shared.handover.meet();
   const View* const matrices[] = {&scan.B, &scan.C};
   Rows rows(scan, work, scan.u, matrices, false);
   typename Rows::Raw raw;
+  rows.load(first, raw);
+  shared.handover.meet();  // now that what it takes longest to get is on its way
   const auto fill = [&](int window, bool whole) {
     rows.fill(
         shared.inputs[shared.handover.stage_of(window)], window, raw,
@@ -209,7 +211,6 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
     load(window + turn, whole);
   };
 
-  rows.load(first, raw);
   load(first, false);
 #pragma unroll 1
   for (int window = first; window < span.begin + Shape::stages && window < span.end; window += turn)
@@ -226,16 +227,15 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
   for (; window < span.end; window += turn) turn_over(window, false);
 }
 
-// A stride or one entry of a state matrix.
+// A stride or one entry of a state matrix, from that entry of its tile on.
 template <Operand operand>
-__device__ __forceinline__ void read_stride(const WindowTile<kStateTile>& tile, int state, int step,
+__device__ __forceinline__ void read_stride(const WindowTile<kStateTile>& tile, int at,
                                             float (&out)[kStride]) {
-  load_segment(tile.at(state, step), out);
+  load_by_two(tile.values[0] + at, out);
 }
 template <Operand operand>
-__device__ __forceinline__ float read_entry(const WindowTile<kStateTile>& tile, int state,
-                                            int step) {
-  return *tile.at(state, step);
+__device__ __forceinline__ float read_entry(const WindowTile<kStateTile>& tile, int at) {
+  return tile.values[0][at];
 }
 template <Operand operand>
 __device__ __forceinline__ float unpack(uint32_t bits) {
@@ -243,9 +243,8 @@ __device__ __forceinline__ float unpack(uint32_t bits) {
   else return __half2float(__ushort_as_half(uint16_t(bits)));
 }
 template <Operand operand>
-__device__ __forceinline__ void read_stride(const PackedTile& tile, int state, int step,
-                                            float (&out)[kStride]) {
-  const uint4 packed = *reinterpret_cast<const uint4*>(tile.words[state] + step / 2);
+__device__ __forceinline__ void read_stride(const PackedTile& tile, int at, float (&out)[kStride]) {
+  const uint4 packed = *reinterpret_cast<const uint4*>(tile.entries() + at);
   const uint32_t words[] = {packed.x, packed.y, packed.z, packed.w};
 #pragma unroll
   for (int i = 0; i < kStride / 2; ++i) {
@@ -255,8 +254,8 @@ __device__ __forceinline__ void read_stride(const PackedTile& tile, int state, i
   }
 }
 template <Operand operand>
-__device__ __forceinline__ float read_entry(const PackedTile& tile, int state, int step) {
-  return unpack<operand>(reinterpret_cast<const uint16_t*>(tile.words[state])[step]);
+__device__ __forceinline__ float read_entry(const PackedTile& tile, int at) {
+  return unpack<operand>(tile.entries()[at]);
 }
 
 // What a lane needs for a stride of steps.
@@ -265,14 +264,20 @@ struct MarchStride {
   static constexpr int states = Shape::states;
   float dt[kStride], drive[kStride], b[states][kStride], c[states];
 
+  // `entry`: where C of its first state and of its step begins in a tile.
   template <Operand operand, class Inputs>
-  __device__ __forceinline__ void load(const Inputs& in, const MarchLane<Shape>& lane, int step) {
-    load_segment(in.dt.at(lane.channel, step), dt);
-    load_segment(in.drive.at(lane.channel, step), drive);
+  __device__ __forceinline__ void load(const Inputs& in, const MarchLane<Shape>& lane, int entry,
+                                       int step) {
+    const float *const dt_row = in.dt.values[0] + lane.row + step, *const drive_row =
+                                                                       in.drive.values[0] +
+                                                                       lane.row + step;
+    if constexpr (Shape::straight) load_by_two(dt_row, dt), load_by_two(drive_row, drive);
+    else load_segment(dt_row, dt), load_segment(drive_row, drive);
 #pragma unroll
     for (int m = 0; m < states; ++m) {
-      read_stride<operand>(in.matrix[0], lane.state(m), step, b[m]);
-      c[m] = read_entry<operand>(in.matrix[1], lane.state(m), step + lane.row_in_octet);
+      const int of_state = 4 * m * kPitch + step;
+      read_stride<operand>(in.matrix[0], lane.state_row + of_state, b[m]);
+      c[m] = read_entry<operand>(in.matrix[1], entry + of_state);
     }
   }
 };
@@ -312,7 +317,11 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
   Steps recurrence[Shape::states];
 #pragma unroll
   for (int m = 0; m < Shape::states; ++m) recurrence[m] = Steps(of.a[m]);
+  int entry = lane.state_row + lane.row_in_octet;
+  int y_place = lane.part * Shape::channels * kPitch + lane.row + 2 * lane.column;
+  if constexpr (Shape::straight) settle(entry), settle(y_place);
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
+  shared.handover.meet();
   float* edges = static_cast<float*>(p.edges) + (row * p.chunks + span.begin) * states;
   if (Shape::straight && span.begin > 0) {
     wait_for_warps(span.stopped, Shape::scan_threads / 32);
@@ -326,7 +335,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
     float2 sum[together];
 #pragma unroll
     for (int j = 0; j < together; ++j)
-      inputs[j].template load<operand>(in, lane, step + j * kStride);
+      inputs[j].template load<operand>(in, lane, entry, step + j * kStride);
 #pragma unroll
     for (int j = 0; j < together; ++j) {
       const MarchStride<Shape>& at = inputs[j];
@@ -345,7 +354,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
     for (int j = 0; j < together; ++j) *reinterpret_cast<float2*>(y + step + j * kStride) = sum[j];
   };
   const auto y_of = [&](int window) {
-    return shared.y[shared.handover.stage_of(window)][lane.part].at(lane.channel, 2 * lane.column);
+    return shared.y[shared.handover.stage_of(window)][0].values[0] + y_place;
   };
   const auto begin_window = [&] {
     of.store(edges);
@@ -360,32 +369,31 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
       // what that gives is stored when the next one is: nothing waits for what has just been asked for.
       constexpr int strides = kChunk / kStride;
       // Strides from `strides` on are the next window's; where there is none, once more the last one's.
-      const auto load = [&](MarchStride<Shape>& to, int window, int stride) {
+      const auto load = [&](MarchStride<Shape>& to, int stride) {
         const int from = stride < strides || window + 1 == end ? window : window + 1;
         if (stride % strides == 0) shared.handover.wait_filled(from);
-        to.template load<operand>(shared.inputs[shared.handover.stage_of(from)], lane,
+        to.template load<operand>(shared.inputs[shared.handover.stage_of(from)], lane, entry,
                                   stride % strides * kStride);
       };
       MarchStride<Shape> loaded[together];
       PreparedStride<Steps> prepared[2];
       float2 sum = {};
       float* y = y_of(window);  // zeros, which the first sums overwrite
-      load(loaded[0], window, 0);
-      if (together == 2) load(loaded[together - 1], window, 1);
+#pragma unroll
+      for (int j = 0; j < together; ++j) load(loaded[j], j);
       prepared[0].prepare(recurrence[0], loaded[0]);
-      if (together == 1) load(loaded[0], window, 1);
+      load(loaded[0], together);
 #pragma unroll 1
       for (; window < end; ++window) {
         begin_window();
 #pragma unroll
         for (int stride = 0; stride < strides; ++stride) {
-          if (together == 2) load(loaded[stride % together], window, stride + 2);
           *reinterpret_cast<float2*>(y) = sum;
           if (stride == 0 && window > span.begin) shared.handover.signal_scanned(window - 1);
           prepared[(stride + 1) % 2].prepare(recurrence[0], loaded[(stride + 1) % together]);
           sum = prepared[stride % 2].template scan<operand>(of.x[0]);
           y = y_of(window) + stride * kStride;
-          if (together == 1) load(loaded[0], window, stride + 2);
+          load(loaded[(stride + 1) % together], stride + 1 + together);
         }
       }
       *reinterpret_cast<float2*>(y) = sum;
