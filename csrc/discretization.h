@@ -508,7 +508,7 @@ struct Step<Bilinear, Accuracy::half, float> {
 
   Step() = default;
   VIM_MM_INLINE Step(float dt, float a, float drive, float b)
-      : s(Bilinear::Half(a).s(dt)), a_bar(s - 1.0f), input(s * (drive * b)) {}
+      : s(Bilinear::Half(a).s(dt)), a_bar(s - 1.0f), input(s * drive * b) {}
 
   // From the gradient of the state after the step and the sum of the states before and after, which is
   // s (x + b drive): adds to the gradients of drive, of dt (but for what drive has of it) and of b,

@@ -214,10 +214,13 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
       const Linearized<E> at = linearize<Method, accuracy>(dt, s.a, s.step[i].a_bar);
       const E beta = at.beta;
       const Derivatives<E>& d = at.derivatives;
-      E by_z = d.a_bar_z * before[i];  // derivative of that state
+      // The gradient times the derivative of that state by z, which has two parts where beta is dt times
+      // a function of z: to add them up first is an instruction less, but makes the compiler spill.
+      E gradient = own_gradient, grad_z;
       if constexpr (Method::scaled && !Method::beta_is_step)
-        by_z = by_z + (drive * s.b[i]) * Method::scale(dt, s.a).slope;
-      E gradient = own_gradient, grad_z = own_gradient * conj(by_z);
+        grad_z = own_gradient * conj(d.a_bar_z) * conj(before[i]) +
+                 own_gradient * conj(drive * s.b[i] * Method::scale(dt, s.a).slope);
+      else grad_z = own_gradient * conj(d.a_bar_z * before[i]);
       if constexpr (!Method::causal) {
         static_assert(!Method::scaled, "or the other direction's share is missing");
         grad_z = grad_z + other_gradient[i] * conj(d.a_bar_z * other_x[i + 1]);
