@@ -129,13 +129,14 @@ __device__ __forceinline__ void store_segment(float* p, const float (&segment)[S
         make_float4(segment[i], segment[i + 1], segment[i + 2], segment[i + 3]);
 }
 
-// The same by two. Sixteen bytes at once take as long and keep the register file from everyone else; so
-// where a warp has a scheduler to itself, two loads of eight bytes are faster (docs/kernels.md).
+// The same from shared memory, in the order of volatile instructions as the tensor core's are. ptxas makes
+// one load of two all the same; what this changes is where loads stand, which was worth 2 % where a warp has a
+// scheduler to itself (docs/kernels.md).
 template <int Steps>
 __device__ __forceinline__ void load_by_two(const float* p, float (&segment)[Steps]) {
 #pragma unroll
   for (int i = 0; i < Steps; i += 2) {
-#if defined(__CUDA_ARCH__)  // or the compiler makes one load of two
+#if defined(__CUDA_ARCH__)
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
                  : "=f"(segment[i]), "=f"(segment[i + 1])
                  : "r"(shared_address(p + i)));
