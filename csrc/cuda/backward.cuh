@@ -238,7 +238,7 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
         lane.grad_input[i] += real(driven * conj(beta));
         lane.grad_dt[i] += real(grad_z * conj(s.a) + grad_beta * conj(d.beta_dt));
         grad_b[i] = grad_b[i] + gradient * conj(drive * beta);
-        // Two FMAs, and in this order: in the other one the compiler spills.
+        // Two FMAs, and in this order: in the other one the compiler spills more.
         grad_a = grad_a + grad_beta * conj(d.beta_a);
         grad_a = grad_a + dt * grad_z;
       }

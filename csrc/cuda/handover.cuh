@@ -67,8 +67,8 @@ __device__ __forceinline__ void clear_counts(uint32_t* counts, int64_t size, int
   for (int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x; i < size; i += all) counts[i] = 0;
 }
 
-// How the stages go to and fro between row warps and those that scan. Never does a block meet: a
-// warp waits for the window it needs, and may be windows ahead of another one that does the same.
+// How the stages go to and fro between row warps and those that scan. Once it has begun a block never
+// meets: a warp waits for the window it needs, and may be windows ahead of another one that does the same.
 template <class Shape>
 class Handover {
  public:
@@ -76,7 +76,8 @@ class Handover {
   static __device__ __forceinline__ uint32_t stage_of(uint32_t window) {
     return window % Shape::stages;
   }
-  // Both by all threads of the block: makes the barriers, and waits until they are made.
+  // Makes the barriers. Then all threads of the block meet, once, before any of them uses one, wherever in
+  // the code they are: what they meet at counts them.
   __device__ __forceinline__ void begin() {
     if (threadIdx.x < Shape::stages) {
       barrier_begin(filled_ + threadIdx.x, Shape::threads);

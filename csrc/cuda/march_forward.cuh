@@ -268,9 +268,8 @@ struct MarchStride {
   template <Operand operand, class Inputs>
   __device__ __forceinline__ void load(const Inputs& in, const MarchLane<Shape>& lane, int entry,
                                        int step) {
-    const float *const dt_row = in.dt.values[0] + lane.row + step, *const drive_row =
-                                                                       in.drive.values[0] +
-                                                                       lane.row + step;
+    const float* const dt_row = in.dt.values[0] + lane.row + step;
+    const float* const drive_row = in.drive.values[0] + lane.row + step;
     if constexpr (Shape::straight) load_by_two(dt_row, dt), load_by_two(drive_row, drive);
     else load_segment(dt_row, dt), load_segment(drive_row, drive);
 #pragma unroll
@@ -365,8 +364,9 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
   if constexpr (Shape::straight) {
     const int whole = int(work.steps / kChunk), end = span.end < whole ? span.end : whole;
     if (window < end) {
-      // A stride is loaded while the one before it is prepared and the one before that is scanned, and
-      // what that gives is stored when the next one is: nothing waits for what has just been asked for.
+      // While a stride is scanned the next one is prepared, and the one or two (`together`) after that are
+      // loaded; what a stride gives is stored when the next one is scanned. So nothing waits for what has
+      // just been asked for.
       constexpr int strides = kChunk / kStride;
       // Strides from `strides` on are the next window's; where there is none, once more the last one's.
       const auto load = [&](MarchStride<Shape>& to, int stride) {

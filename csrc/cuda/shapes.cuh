@@ -78,7 +78,7 @@ void choose_edges(const ScanArguments& scan, const F& f) {
   else choose_march<false, false>(scan, f);
 }
 
-// Registers count for more than warps here: two blocks per multiprocessor spill nothing.
+// Registers count for more than warps here: two blocks per multiprocessor spill little.
 template <Layout layout, class F>
 void choose_backward(const F& f) {
   if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());

@@ -121,17 +121,9 @@ __device__ __forceinline__ void load_segment(const float* p, float (&segment)[St
     segment[i] = v.x, segment[i + 1] = v.y, segment[i + 2] = v.z, segment[i + 3] = v.w;
   }
 }
-template <int Steps>
-__device__ __forceinline__ void store_segment(float* p, const float (&segment)[Steps]) {
-#pragma unroll
-  for (int i = 0; i < Steps; i += kQuad)
-    *reinterpret_cast<float4*>(p + i) =
-        make_float4(segment[i], segment[i + 1], segment[i + 2], segment[i + 3]);
-}
-
-// The same from shared memory, in the order of volatile instructions as the tensor core's are. ptxas makes
-// one load of two all the same; what this changes is where loads stand, which was worth 2 % where a warp has a
-// scheduler to itself (docs/kernels.md).
+// The same from shared memory, in the order of volatile instructions, as waits for a barrier and the tensor
+// core's are; so what others wrote before that barrier is seen. ptxas makes one load of two all the same: what
+// this changes is where loads stand (docs/kernels.md).
 template <int Steps>
 __device__ __forceinline__ void load_by_two(const float* p, float (&segment)[Steps]) {
 #pragma unroll
@@ -144,6 +136,13 @@ __device__ __forceinline__ void load_by_two(const float* p, float (&segment)[Ste
     segment[i] = p[i], segment[i + 1] = p[i + 1];
 #endif
   }
+}
+template <int Steps>
+__device__ __forceinline__ void store_segment(float* p, const float (&segment)[Steps]) {
+#pragma unroll
+  for (int i = 0; i < Steps; i += kQuad)
+    *reinterpret_cast<float4*>(p + i) =
+        make_float4(segment[i], segment[i + 1], segment[i + 2], segment[i + 3]);
 }
 
 // Has x in a register from now on. The compiler would rather compute it anew.

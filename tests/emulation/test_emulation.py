@@ -23,7 +23,7 @@ from tests.ops.inputs import (
     results_and_gradients,
     strided_copies,
 )
-from tests.ops.sixteen_bits import check_coefficients, check_step_sizes
+from tests.ops.sixteen_bits import check_coefficients, check_step_sizes, check_stiff_step
 from tests.ops.test_selective_scan_cuda import assert_close
 from vim_mm.ops import selective_scan_fn, selective_scan_grouped_fn, selective_scan_ref
 from vim_mm.ops.discretization import METHODS
@@ -165,6 +165,11 @@ def test_coefficients_of_16_bits(method, dtype):
 @half_precision
 def test_step_sizes_of_16_bits(dtype):
     check_step_sizes(selective_scan_fn, dtype, 'cpu')
+
+
+@half_precision
+def test_stiff_step_of_16_bits(dtype):
+    check_stiff_step(selective_scan_fn, dtype, 'cpu')
 
 
 # As many rows as choose each of the block shapes: see csrc/cuda/shapes.cuh.

@@ -62,6 +62,41 @@ def check_coefficients(scan, method, dtype, device):
     )
 
 
+def check_stiff_step(scan, dtype, device):
+    """`bilinear`: the gradient of a stiff step behind one that is not. The states on both sides of
+    it, of whose sum that is made, nearly cancel."""
+    z = -torch.logspace(-1, 3, 33)
+    first, rate = 0.0625, -16.0
+    delta = torch.stack([torch.full_like(z, first), z / rate], -1).to(device, dtype)[None]
+    delta.requires_grad_()
+    one = torch.ones(1, len(z), 2, dtype=dtype, device=device)
+    _, last = scan(
+        u=one,
+        delta=delta,
+        A=torch.full((len(z), 1), rate, device=device),
+        B=one[:, :1],
+        C=one[:, :1],
+        return_last_state=True,
+        discretization_method='bilinear',
+    )
+    weight = 1024.0  # or float16 has no more than a few bits of what comes
+    last.backward(torch.full_like(last, weight))
+    step = delta.detach().double().cpu().numpy()[0, :, 1]
+    s = 2 / (1 - rate * step / 2)
+    before = first / (1 - rate * first / 2)
+    through_s = weight * rate / 4 * s * s * (before + step / 2)
+    through_drive = weight * s / 2
+    result = delta.grad[0, :, 1].double()
+    scale = np.abs(through_s) + through_drive
+    assert_off_by_at_most(
+        torch.finfo(dtype).eps / 2 + GRADIENT_BOUND,
+        'dstate/ddt',
+        result,
+        through_s + through_drive,
+        scale,
+    )
+
+
 def check_step_sizes(scan, dtype, device):
     """softplus, by one step of `zoh`, whose beta it is."""
     x = torch.linspace(-80, 80, 1281).to(dtype)

@@ -17,7 +17,7 @@ from tests.ops.inputs import (
     strided_copies,
     worst_error,
 )
-from tests.ops.sixteen_bits import check_coefficients, check_step_sizes
+from tests.ops.sixteen_bits import check_coefficients, check_step_sizes, check_stiff_step
 from vim_mm.ops import selective_scan_fn, selective_scan_grouped_fn, selective_scan_ref
 from vim_mm.ops.discretization import METHODS, method_id
 
@@ -115,6 +115,11 @@ def test_coefficients_of_16_bits(method, dtype):
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_step_sizes_of_16_bits(dtype):
     check_step_sizes(cuda_scan, dtype, 'cuda')
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_stiff_step_of_16_bits(dtype):
+    check_stiff_step(cuda_scan, dtype, 'cuda')
 
 
 @each_method
