@@ -511,8 +511,8 @@ struct Step<Bilinear, Accuracy::half, float> {
       : s(Bilinear::Half(a).s(dt)), a_bar(s - 1.0f), input(s * drive * b) {}
 
   // From the gradient of the state after the step and the sum of the states before and after, which is
-  // s (x + b drive); where |z| is large they cancel, and 1.5e-8 |z| of it is lost. Adds to the gradients of drive, of dt (but for what drive has of it) and of b,
-  // returns what times a_weight is that of a.
+  // s (x + b drive); where |z| is large they cancel, and 1.5e-8 |z| of it is lost. Adds to the gradients
+  // of drive, of dt (but for what drive has of it) and of b, returns what times a_weight is that of a.
   VIM_MM_INLINE float pull_back(float gradient, float states, float dt, float a, float drive,
                                 float b, float& to_drive, float& to_dt, float& to_b) const {
     const float driven = s * gradient, grad_z = driven * states;
