@@ -367,15 +367,19 @@ struct Poly : PsiMethod<Poly, 2> {
   }
   // dt + (a + 1/2) psi_2, or with k = i + i^2/2: k (e - 1) - i/2 dt.
   struct HalfBeta {
-    float weight, half_i, k;
+    static constexpr float kNear = 0.24f;
+    float near[3], half_i, k;
 
     HalfBeta() = default;
-    explicit VIM_MM_INLINE HalfBeta(float a) : weight(a + 0.5f), half_i(0.5f * reciprocal(a)) {
+    explicit VIM_MM_INLINE HalfBeta(float a) : half_i(0.5f * reciprocal(a)) {
+      constexpr float phi[] = {0.500000238f, 0.166839659f, 0.0416762717f};
+      const float weight = a + 0.5f;
+      near[0] = weight * phi[0], near[1] = weight * phi[1] * a, near[2] = weight * phi[2] * a * a;
       k = fma(2.0f * half_i, half_i, 2.0f * half_i);
     }
     VIM_MM_INLINE float operator()(float dt, float bits, float e) const {
-      float beta = fma(weight, HalfPsiNear<2>::psi(dt, bits), dt);
-      if (magnitude(bits) > HalfPsiNear<2>::near) beta = fma(k, e, -fma(half_i, dt, k));
+      float beta = dt * fma(dt, polynomial(near, dt), 1.0f);
+      if (magnitude(bits) > kNear) beta = fma(k, e, -fma(half_i, dt, k));
       return beta;
     }
   };

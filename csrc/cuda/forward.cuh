@@ -1,6 +1,6 @@
-// The forward scan by segments, for methods that are not causal and for Layout::any: a block goes
-// over time, window by window. In each, every lane scans its segment from zero, the lanes of a
-// channel combine what they found, and every lane scans again from the state that enters there.
+// The forward scan by segments, for Layout::any: a block goes over time, window by window. In each, every
+// lane scans its segment from zero, the lanes of a channel combine what they found, and every lane
+// scans again from the state that enters there.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -95,11 +95,11 @@ struct Driving {
 };
 
 // A_bar and the inputs of a segment; returns the state that leaves it where zero enters.
-template <class Method, class E, Layout layout, int Steps>
+template <class Method, class E, int Steps>
 __device__ __forceinline__ E scan_from_zero(const float (&dt)[Steps], const float (&drive)[Steps],
-                                            E a, const SegmentOf<E, layout>& b_of,
+                                            E a, const SegmentOf<E, Layout::any>& b_of,
                                             E (&a_bar)[Steps], E (&input)[Steps]) {
-  const Recurrence<Method, accuracy_of(layout), E> recurrence(a);
+  const Recurrence<Method, Accuracy::full, E> recurrence(a);
   E x = E(0.0f);
 #pragma unroll
   for (int first = 0; first < Steps; first += kQuad) {
@@ -120,10 +120,10 @@ __device__ __forceinline__ E scan_from_zero(const float (&dt)[Steps], const floa
 // One state over a segment: adds what it gives to y, and returns what leaves the segment. `carry`
 // enters the window; what enters the segment goes to `keep`. `other_carry` enters the window from
 // the other side, for methods that are not causal.
-template <class Method, class E, class Shape, Layout layout, class Keep>
+template <class Method, class E, class Shape, class Keep>
 __device__ __forceinline__ E advance(const Driving<Shape>& driving, E a,
-                                     const SegmentOf<E, layout>& b_of,
-                                     const SegmentOf<E, layout>& c_of, E carry, E other_carry,
+                                     const SegmentOf<E, Layout::any>& b_of,
+                                     const SegmentOf<E, Layout::any>& c_of, E carry, E other_carry,
                                      const Keep& keep, float (&y)[Shape::steps]) {
   constexpr int steps = Shape::steps;
   E a_bar[steps], input[steps];
@@ -162,11 +162,11 @@ __device__ __forceinline__ E advance(const Driving<Shape>& driving, E a,
   return x;
 }
 
-template <class Method, class E, class Shape, Layout layout>
+template <class Method, class E, class Shape>
 __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     forward_kernel(const __grid_constant__ ForwardArguments p) {
+  constexpr Layout layout = Layout::any;
   constexpr int steps = Shape::steps, segments = Shape::segments;
-  constexpr bool fast = layout != Layout::any;
   constexpr float weight = output_weight<Method, E>();
   static_assert(Shape::window % kChunk == 0, "a window has whole chunks");
   using States = CarriedStates<E, Shape, layout>;
@@ -197,22 +197,12 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   StateMatrix<E, Shape, layout> B(scan.B, scan.constant_B, work), C(scan.C, scan.constant_C, work);
   B.begin(work, 0);
   C.begin(work, 0);
-  const bool can_be_whole =
-      fast && scan.aligned && work.channels == Shape::channels && states == kStateTile;
   const auto load_matrices = [&](int first, int left) {
     B.load(first, states, left);
     C.load(first, states, left);
   };
   // Starts the loads of a window that has so many steps.
   const auto load_window = [&](int left) {
-    if (fast && can_be_whole && left == Shape::window) {
-      u.template load<Loads::whole>(scan.u, slots, work.channels, left);
-      delta.template load<Loads::whole>(scan.delta, slots, work.channels, left);
-      if (scan.gated) z.template load<Loads::whole>(scan.z, slots, work.channels, left);
-      B.load_whole();
-      C.load_whole();
-      return;
-    }
     u.template load<Loads::apart>(scan.u, slots, work.channels, left);
     delta.template load<Loads::apart>(scan.delta, slots, work.channels, left);
     if (scan.gated) z.template load<Loads::apart>(scan.z, slots, work.channels, left);
@@ -226,26 +216,23 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
 #pragma unroll 1
   for (int64_t window = 0; window < work.windows; ++window) {
     const int left = work.steps_from(window, Shape::window);
-    specialize<layout>(scan.u.storage, work.reverse, [&](auto format) {
-      using Format = decltype(format);
 #pragma unroll
-      for (int k = 0; k < count; ++k) {
-        float dt[width], drive[width];
-        u.template values<Format>(scan.u, k, drive);
-        delta.template values<Format>(scan.delta, k, dt);
-        const float bias = shared.bias[slots.row(k)];
+    for (int k = 0; k < count; ++k) {
+      float dt[width], drive[width];
+      u.template values<Unknown>(scan.u, k, drive);
+      delta.template values<Unknown>(scan.delta, k, dt);
+      const float bias = shared.bias[slots.row(k)];
 #pragma unroll
-        for (int i = 0; i < width; ++i) {
-          dt[i] = step_size<accuracy_of(layout)>(dt[i], bias, scan.delta_softplus);
-          if (slots.step(k) + i >= left) dt[i] = 0.0f;
-          drive[i] = Recurrence<Method, accuracy_of(layout), float>::drive(dt[i], drive[i]);
-        }
-        put(shared.dt, slots, k, dt);
-        put(shared.drive, slots, k, drive);
+      for (int i = 0; i < width; ++i) {
+        dt[i] = step_size<Accuracy::full>(dt[i], bias, scan.delta_softplus);
+        if (slots.step(k) + i >= left) dt[i] = 0.0f;
+        drive[i] = Recurrence<Method, Accuracy::full, float>::drive(dt[i], drive[i]);
       }
-      B.template commit<Format>(shared.B);
-      C.template commit<Format>(shared.C);
-    });
+      put(shared.dt, slots, k, dt);
+      put(shared.drive, slots, k, drive);
+    }
+    B.template commit<Unknown>(shared.B);
+    C.template commit<Unknown>(shared.C);
     const auto u_now = u.held(), z_now = z.held();
 
     const int64_t step = window * Shape::window + segment * steps;
@@ -259,7 +246,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     Driving<Shape> driving;
     float y[steps] = {};
 #pragma unroll 1
-    for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
+    for (int first = 0; first < states; first += kStateTile) {
       if (first > 0) {
         B.template commit<Unknown>(shared.B);
         C.template commit<Unknown>(shared.C);
@@ -267,7 +254,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
       __syncthreads();
       if (first == 0) driving.load(shared.dt, shared.drive);
       // The next tile comes while this one is at work.
-      const bool last_tile = fast || first + kStateTile >= states;
+      const bool last_tile = first + kStateTile >= states;
       if (last_tile) {
         u.next(Shape::window * slots.to_step(scan.u));
         delta.next(Shape::window * slots.to_step(scan.delta));
@@ -277,42 +264,38 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
       } else {
         load_matrices(first + kStateTile, left);
       }
-#pragma unroll(fast ? States::of_warp : 1)
+#pragma unroll 1
       for (int m = 0; m < States::of_warp; ++m) {
         const int in_tile = warp * States::of_warp + m, n = first + in_tile;
-        if (!fast && n >= states) break;
+        if (n >= states) break;
         const auto b_of = B.segment(shared.B, work, channel, segment, in_tile, n);
         const auto c_of = C.segment(shared.C, work, channel, segment, in_tile, n);
         const E other_carry = has_other && n < states ? other[n] : E(0.0f);
         const auto keep = [&](E x) {
           if (keeps_edge && n < states) edges[n] = x;
         };
-        const E x = advance<Method, E, Shape, layout>(driving, carried.a(m, n), b_of, c_of,
-                                                      carried.x(m, n), other_carry, keep, y);
+        const E x = advance<Method, E, Shape>(driving, carried.a(m, n), b_of, c_of, carried.x(m, n),
+                                              other_carry, keep, y);
         carried.carry(m, n, x, segments - 1);
       }
       if (!last_tile) __syncthreads();
     }
     store_segment(shared.y[warp].segment_of_lane(0), y);
     __syncthreads();
-    specialize<layout>(scan.u.storage, work.reverse, [&](auto format) {
-      using Format = decltype(format);
 #pragma unroll
-      for (int k = 0; k < count; ++k) {
-        float value[width], u_of[width], z_of[width];
-        get_sum(shared.y, slots, k, value);
-        u.template values<Format>(scan.u, k, u_now, u_of);
-        z.template values<Format>(scan.z, k, z_now, z_of);
-        const float D = shared.D[slots.row(k)];
+    for (int k = 0; k < count; ++k) {
+      float value[width], u_of[width], z_of[width];
+      get_sum(shared.y, slots, k, value);
+      u.template values<Unknown>(scan.u, k, u_now, u_of);
+      z.template values<Unknown>(scan.z, k, z_now, z_of);
+      const float D = shared.D[slots.row(k)];
 #pragma unroll
-        for (int i = 0; i < width; ++i) {
-          value[i] = weight * value[i] + D * u_of[i];
-          if (scan.gated) value[i] *= z_of[i] * sigmoid(z_of[i]);
-        }
-        out.template store<Format>(p.out, slots, k, value, can_be_whole && left == Shape::window,
-                                   work.channels, left);
+      for (int i = 0; i < width; ++i) {
+        value[i] = weight * value[i] + D * u_of[i];
+        if (scan.gated) value[i] *= z_of[i] * sigmoid(z_of[i]);
       }
-    });
+      out.template store<Unknown>(p.out, slots, k, value, false, work.channels, left);
+    }
     out.next(Shape::window * slots.to_step(p.out));
     edges += Shape::window / kChunk * states;
   }
@@ -320,8 +303,8 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   E* const last_state = static_cast<E*>(p.last_state);
   if (channel >= work.channels || segment != 0) return;
 #pragma unroll 1
-  for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
-#pragma unroll(fast ? States::of_warp : 1)
+  for (int first = 0; first < states; first += kStateTile) {
+#pragma unroll 1
     for (int m = 0; m < States::of_warp; ++m) {
       const int n = first + warp * States::of_warp + m;
       if (n < states) last_state[row * states + n] = carried.x(m, n);

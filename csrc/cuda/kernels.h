@@ -55,6 +55,7 @@ struct ForwardArguments {
     int blocks, chunk;
     uint32_t* counts;
   } relief;
+  float* first_sums;  // count_first_sums of them
 };
 constexpr int kMaxRelieved = 128;
 
@@ -103,6 +104,8 @@ struct Sums {
   int count = 0;
 };
 
+// The floats that scan_forward has to be given room for, where it goes over time twice.
+int64_t count_first_sums(const ForwardArguments&);
 // The `parts` that scan_backward has to be given room for.
 int64_t count_parts(const BackwardArguments&);
 

@@ -1,4 +1,4 @@
-// What crosses the edges of chunks, by marching: see edges.cuh.
+// The adjoint at the edges of chunks, by marching: see edges.cuh.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -14,28 +14,25 @@ struct EdgesMarchShared {
   MarchInputs<Shape, 1> inputs[Shape::stages];
 };
 
-template <class Method, class Shape, Layout layout, class Format, bool Aligned, bool Adjoint,
-          bool Ascending>
+template <class Method, class Shape, Layout layout, class Format, bool Aligned, bool Ascending>
 __device__ __forceinline__ void edges_rows(const EdgesArguments& p, const Work& work,
                                            EdgesMarchShared<Shape>& shared) {
   constexpr float weight = output_weight<Method, float>();
   const ScanArguments& scan = p.scan;
   using Rows = MarchRows<Shape, layout, Format, Aligned, 1>;
-  const View* const matrices[] = {Adjoint ? &scan.C : &scan.B};
+  const View* const matrices[] = {&scan.C};
   const int windows = int(work.windows), group = threadIdx.x / Shape::threads;
   const auto window_of = [&](int i) { return Ascending ? i : windows - 1 - i; };
-  const bool gated = Adjoint && scan.gated;
-  Rows rows(scan, work, Adjoint ? p.grad_out : scan.u, matrices, gated);
+  Rows rows(scan, work, p.grad_out, matrices, scan.gated);
   typename Rows::Raw raw;
   rows.load(window_of(group), raw);
 #pragma unroll 1
   for (int i = group; i < windows; i += Shape::groups) {
     const int stage = Handover<Shape>::stage_of(i);
     if (i >= Shape::stages) shared.handover.wait_scanned(i - Shape::stages);
-    rows.fill(shared.inputs[stage], window_of(i), raw, [&](float dt, float value, float z) {
-      if (gated) value *= z * sigmoid(z);
-      if (Adjoint) return weight * value;
-      return Recurrence<Method, accuracy_of(layout), float>::drive(dt, value);
+    rows.fill(shared.inputs[stage], window_of(i), raw, [&](float, float value, float z) {
+      if (scan.gated) value *= z * sigmoid(z);
+      return weight * value;
     });
     shared.handover.signal_filled(i);
     rows.load(window_of(i + Shape::groups), raw);
@@ -43,7 +40,7 @@ __device__ __forceinline__ void edges_rows(const EdgesArguments& p, const Work& 
 }
 
 // What enters each chunk: see edges_kernel.
-template <class Method, class Shape, Layout layout, bool Adjoint, bool Ascending>
+template <class Method, class Shape, Layout layout, bool Ascending>
 __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
     edges_march_kernel(const __grid_constant__ EdgesArguments p) {
   extern __shared__ float4 memory[];
@@ -56,8 +53,8 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
     specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) {
       using Format = decltype(format);
       if (p.scan.aligned)
-        edges_rows<Method, Shape, layout, Format, true, Adjoint, Ascending>(p, work, shared);
-      else edges_rows<Method, Shape, layout, Format, false, Adjoint, Ascending>(p, work, shared);
+        edges_rows<Method, Shape, layout, Format, true, Ascending>(p, work, shared);
+      else edges_rows<Method, Shape, layout, Format, false, Ascending>(p, work, shared);
     });
     return;
   }
@@ -94,26 +91,16 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
       for (int m = 0; m < Shape::states; ++m) {
         float entry[kStride];
         load_segment(in.matrix[0].at(lane.state(m), step), entry);
-        if constexpr (Adjoint) {
 #pragma unroll
-          for (int j = 0; j < kStride; ++j) {
-            const int i = Ascending ? j : kStride - 1 - j;
-            of.x[m] = fma(factor[m], of.x[m], drive[i] * entry[i]);
-            factor[m] = recurrence[m].coefficients(dt[i]).a_bar;
-          }
-        } else {
-#pragma unroll
-          for (int j = 0; j < kStride; ++j) {
-            const int i = Ascending ? j : kStride - 1 - j;
-            of.x[m] = recurrence[m].move(dt[i], drive[i], entry[i])(of.x[m]);
-          }
+        for (int j = 0; j < kStride; ++j) {
+          const int i = Ascending ? j : kStride - 1 - j;
+          of.x[m] = fma(factor[m], of.x[m], drive[i] * entry[i]);
+          factor[m] = recurrence[m].coefficients(dt[i]).a_bar;
         }
       }
     }
-    if constexpr (Adjoint) {
 #pragma unroll
-      for (int m = 0; m < Shape::states; ++m) of.x[m] *= factor[m];
-    }
+    for (int m = 0; m < Shape::states; ++m) of.x[m] *= factor[m];
     shared.handover.signal_scanned(i_window);
   }
 }

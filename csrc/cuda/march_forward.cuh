@@ -126,6 +126,39 @@ struct OutputSums<operand, 2> {
   }
 };
 
+// How a block goes over the windows of its span, a turn each: from the first one on, or of a method that
+// is not causal, over all of them from the last one back and then forth.
+enum class Leg { only, back, forth };
+
+template <Leg leg>
+__device__ __forceinline__ int window_of(const Span& span, int turn) {
+  if constexpr (leg == Leg::back) return span.end - 1 - turn;
+  else return leg == Leg::only ? turn : turn - span.begin;
+}
+// The i-th of so many in the order of a leg.
+template <Leg leg>
+__device__ constexpr int in_order(int i, int of) {
+  return leg == Leg::back ? of - 1 - i : i;
+}
+
+// What the way back leaves for the way forth, in memory: a thread's entries of window after window.
+template <class Shape, class Places>
+class FirstSums {
+ public:
+  static_assert(Places::width == 4, "entries come as float4");
+
+  __device__ __forceinline__ FirstSums(float* sums, const Work& work, uint32_t block,
+                                       const Places& slots)
+      : p_(reinterpret_cast<float4*>(sums) + block * work.windows * of_window + slots.thread) {}
+  __device__ __forceinline__ float4& at(int window, int k) const {
+    return p_[int64_t(window) * of_window + k * Shape::threads];
+  }
+
+ private:
+  static constexpr int of_window = Places::count * Shape::threads;
+  float4* const p_;
+};
+
 template <class Shape, Layout layout>
 struct ForwardMarchShared {
   Handover<Shape> handover;
@@ -134,58 +167,81 @@ struct ForwardMarchShared {
 };
 
 // A group of row warps: fills stages, and when one of its windows has been scanned, fills its stage
-// with another one and finishes it.
-template <class Method, class Shape, Layout layout, class Format, bool Aligned>
+// with another one and finishes it: on the way back as far as u goes, on the way forth from there.
+template <class Method, class Shape, Layout layout, class Format, bool Aligned, Leg leg>
 __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Work& work, Span span,
+                                             uint32_t block,
                                              ForwardMarchShared<Shape, layout>& shared) {
-  constexpr float weight = layout == Layout::half && Format::bfloat ? kCutBack : 1.0f;
+  constexpr float weight =
+      output_weight<Method, float>() * (layout == Layout::half && Format::bfloat ? kCutBack : 1.0f);
   const ScanArguments& scan = p.scan;
   using Rows = MarchRows<Shape, layout, Format, Aligned, 2>;
-  constexpr int count = Rows::count, width = Rows::width, turn = Shape::groups;
+  constexpr int count = Rows::count, width = Rows::width, groups = Shape::groups;
   const int first = span.begin + int(threadIdx.x) / Shape::threads;
   if (first >= span.end) return shared.handover.meet();
   const View* const matrices[] = {&scan.B, &scan.C};
   Rows rows(scan, work, scan.u, matrices, false);
   typename Rows::Raw raw;
-  rows.load(first, raw);
+  rows.load(window_of<leg>(span, first), raw);
   shared.handover.meet();  // now that what it takes longest to get is on its way
-  const auto fill = [&](int window, bool whole) {
+  const auto fill = [&](int turn, bool whole) __attribute__((always_inline)) {
     rows.fill(
-        shared.inputs[shared.handover.stage_of(window)], window, raw,
+        shared.inputs[shared.handover.stage_of(turn)], window_of<leg>(span, turn), raw,
         [](float dt, float u, float) {
           return Recurrence<Method, accuracy_of(layout), float>::drive(dt, u);
         },
         whole);
-    shared.handover.signal_filled(window);
-    rows.load(window + turn, raw, whole);
+    shared.handover.signal_filled(turn);
+    rows.load(window_of<leg>(span, turn + groups), raw, whole);
   };
   // What it takes to finish a window: u once more, which to keep would take registers.
   typename Rows::RowStream out;
   out.begin(p.out, work.at(p.out), rows.slots, work, rows.lowest);
   out.settle();
+  const FirstSums<Shape, typename Rows::Places> first_sums(p.first_sums, work, block, rows.slots);
   typename Rows::Held u_raw, z_raw;
+  float4 sums[count];
   float D[count];
 #pragma unroll
   for (int k = 0; k < count; ++k)
     D[k] = channel_value(scan.D, scan, work.g, work.first_channel + rows.slots.row(k));
-  const auto load = [&](int window, bool whole) {
-    if (!whole && window >= span.end) return;
+  const auto load = [&](int turn, bool whole) __attribute__((always_inline)) {
+    if (!whole && turn >= span.end) return;
+    const int window = window_of<leg>(span, turn);
+    if constexpr (leg == Leg::forth) {
+#pragma unroll
+      for (int k = 0; k < count; ++k) sums[k] = first_sums.at(window, k);
+    }
     const int steps = rows.steps_of(window);
     const int64_t offset = rows.offset_of(window);
     start_loads<Aligned>(whole || window < rows.whole, [&](auto how) {
       constexpr Loads loads = decltype(how)::value;
-      rows.drive.template load<loads>(scan.u, rows.slots, work.channels, steps, offset, u_raw);
-      if (scan.gated)
+      if constexpr (leg != Leg::forth)
+        rows.drive.template load<loads>(scan.u, rows.slots, work.channels, steps, offset, u_raw);
+      if (leg != Leg::back && scan.gated)
         rows.z.template load<loads>(scan.z, rows.slots, work.channels, steps, offset, z_raw);
     });
   };
-  const auto finish = [&](int window, float (&y)[count][width], bool whole) {
+  const auto finish = [&](int turn, float (&y)[count][width],
+                          bool whole) __attribute__((always_inline)) {
+    const int window = window_of<leg>(span, turn);
 #pragma unroll
     for (int k = 0; k < count; ++k) {
-      float u_of[width], z_of[width];
-      rows.drive.template values<Format>(scan.u, k, u_raw, u_of);
+      if constexpr (leg == Leg::forth) {
+        const float rest[] = {sums[k].x, sums[k].y, sums[k].z, sums[k].w};
 #pragma unroll
-      for (int i = 0; i < width; ++i) y[k][i] = weight * y[k][i] + D[k] * u_of[i];
+        for (int i = 0; i < width; ++i) y[k][i] = weight * y[k][i] + rest[i];
+      } else {
+        float u_of[width];
+        rows.drive.template values<Format>(scan.u, k, u_raw, u_of);
+#pragma unroll
+        for (int i = 0; i < width; ++i) y[k][i] = weight * y[k][i] + D[k] * u_of[i];
+      }
+      if constexpr (leg == Leg::back) {
+        first_sums.at(window, k) = make_float4(y[k][0], y[k][1], y[k][2], y[k][3]);
+        continue;
+      }
+      float z_of[width];
       if (scan.gated) {
         rows.z.template values<Format>(scan.z, k, z_raw, z_of);
 #pragma unroll
@@ -200,31 +256,39 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
         out.template store<Format>(p.out, rows.slots, k, y[k], false, work.channels, steps, offset);
     }
   };
-  const auto turn_over = [&](int window, bool whole) {
-    const uint32_t stage = shared.handover.stage_of(window);
-    shared.handover.wait_scanned(window);
+  const auto turn_over = [&](int turn, bool whole) __attribute__((always_inline)) {
+    const uint32_t stage = shared.handover.stage_of(turn);
+    shared.handover.wait_scanned(turn);
     float y[count][width];
 #pragma unroll
     for (int k = 0; k < count; ++k) get_sum(shared.y[stage], rows.slots, k, y[k]);
-    if (whole || window + Shape::stages < span.end) fill(window + Shape::stages, whole);
-    finish(window, y, whole);
-    load(window + turn, whole);
+    if (whole || turn + Shape::stages < span.end) fill(turn + Shape::stages, whole);
+    finish(turn, y, whole);
+    load(turn + groups, whole);
   };
 
+  if (leg == Leg::forth && span.stopped) wait_for_warps(span.stopped, Shape::row_threads / 32);
   load(first, false);
 #pragma unroll 1
-  for (int window = first; window < span.begin + Shape::stages && window < span.end; window += turn)
-    fill(window, false);
-  int window = first;
+  for (int turn = first; turn < span.begin + Shape::stages && turn < span.end; turn += groups)
+    fill(turn, false);
+  int turn = first;
   // Most windows are whole, and so are those that are filled and loaded meanwhile: nobody asks. Not so
   // where lanes have two states: those that load wait little there, and code in one piece is faster.
   if constexpr (Aligned && Shape::states == 1) {
-    const int ahead = rows.whole - turn, end = ahead < span.end ? ahead : span.end;
+    int ahead = rows.whole - groups;
+    if (leg == Leg::forth) ahead += span.begin;
+    if (leg == Leg::back && rows.whole > 0) {
+      if (window_of<leg>(span, turn) >= rows.whole) turn_over(turn, false), turn += groups;
+      ahead = span.end - groups;
+    }
+    const int end = ahead < span.end ? ahead : span.end;
 #pragma unroll 1
-    for (; window < end - Shape::stages; window += turn) turn_over(window, true);
+    for (; turn < end - Shape::stages; turn += groups) turn_over(turn, true);
   }
 #pragma unroll 1
-  for (; window < span.end; window += turn) turn_over(window, false);
+  for (; turn < span.end; turn += groups) turn_over(turn, false);
+  if (leg == Leg::back && span.stopped) signal_by_warp(span.stopped);
 }
 
 // A stride or one entry of a state matrix, from that entry of its tile on.
@@ -295,17 +359,20 @@ struct PreparedStride {
     c[0] = from.c[0];
   }
   // Moves the state on, and gives the sums of the stride.
-  template <Operand operand>
+  template <Operand operand, Leg leg>
   __device__ __forceinline__ float2 scan(float& state) const {
     float x[1][kStride];
 #pragma unroll
-    for (int i = 0; i < kStride; ++i) x[0][i] = state = moves[i](state);
+    for (int j = 0; j < kStride; ++j) {
+      const int i = in_order<leg>(j, kStride);
+      x[0][i] = state = moves[i](state);
+    }
     return OutputSums<operand, 1>::of(x, c);
   }
 };
 
 // The half that scans.
-template <class Method, class Shape, Layout layout, Operand operand>
+template <class Method, class Shape, Layout layout, Operand operand, Leg leg>
 __device__ __forceinline__ void forward_states(const ForwardArguments& p, const Work& work,
                                                Span span,
                                                ForwardMarchShared<Shape, layout>& shared) {
@@ -321,28 +388,31 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
   if constexpr (Shape::straight) settle(entry), settle(y_place);
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   shared.handover.meet();
-  float* edges = static_cast<float*>(p.edges) + (row * p.chunks + span.begin) * states;
-  if (Shape::straight && span.begin > 0) {
+  float* edges = static_cast<float*>(leg == Leg::back ? p.other_edges : p.edges) +
+                 (row * p.chunks + window_of<leg>(span, span.begin)) * states;
+  if (leg == Leg::only && Shape::straight && span.begin > 0) {
     wait_for_warps(span.stopped, Shape::scan_threads / 32);
     of.load(edges);
   }
 
   // Several strides at once, or the lane would wait for its own results; where whole windows are one
   // piece of code, this is for what is left after them.
-  const auto scan_piece = [&](const auto& in, float* y, int step) {
+  const auto scan_piece = [&](const auto& in, float* y, int step) __attribute__((always_inline)) {
     MarchStride<Shape> inputs[together];
     float2 sum[together];
 #pragma unroll
     for (int j = 0; j < together; ++j)
       inputs[j].template load<operand>(in, lane, entry, step + j * kStride);
 #pragma unroll
-    for (int j = 0; j < together; ++j) {
+    for (int jj = 0; jj < together; ++jj) {
+      const int j = in_order<leg>(jj, together);
       const MarchStride<Shape>& at = inputs[j];
       float x[Shape::states][kStride];
 #pragma unroll
       for (int m = 0; m < Shape::states; ++m) {
 #pragma unroll
-        for (int i = 0; i < kStride; ++i) {
+        for (int ii = 0; ii < kStride; ++ii) {
+          const int i = in_order<leg>(ii, kStride);
           of.x[m] = recurrence[m].move(at.dt[i], at.drive[i], at.b[m][i])(of.x[m]);
           x[m][i] = of.x[m];
         }
@@ -352,71 +422,119 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
 #pragma unroll
     for (int j = 0; j < together; ++j) *reinterpret_cast<float2*>(y + step + j * kStride) = sum[j];
   };
-  const auto y_of = [&](int window) {
-    return shared.y[shared.handover.stage_of(window)][0].values[0] + y_place;
+  const auto y_of = [&](int turn) __attribute__((always_inline)) {
+    return shared.y[shared.handover.stage_of(turn)][0].values[0] + y_place;
   };
   const auto begin_window = [&] {
     of.store(edges);
-    edges += states;
+    edges += leg == Leg::back ? -states : states;
+  };
+  const auto scan_in_pieces = [&](int turn) __attribute__((always_inline)) {
+    const auto& in = shared.inputs[shared.handover.stage_of(turn)];
+    float* const y = y_of(turn);
+    begin_window();
+    shared.handover.wait_filled(turn);
+    const int steps = work.steps_from(window_of<leg>(span, turn), kChunk);
+    const int last = (steps - 1) / piece * piece;
+#pragma unroll 1
+    for (int step = 0; step < steps; step += piece)
+      scan_piece(in, y, leg == Leg::back ? last - step : step);
+    shared.handover.signal_scanned(turn);
   };
 
-  int window = span.begin;
+  int turn = span.begin;
   if constexpr (Shape::straight) {
-    const int whole = int(work.steps / kChunk), end = span.end < whole ? span.end : whole;
-    if (window < end) {
+    const int whole = int(work.steps / kChunk);
+    int end = span.end;
+    if (leg == Leg::back) {
+      if (turn < end && window_of<leg>(span, turn) >= whole) scan_in_pieces(turn++);
+    } else {
+      const int end_whole = leg == Leg::only ? whole : span.begin + whole;
+      if (end > end_whole) end = end_whole;
+    }
+    if (turn < end) {
+      const int first = turn;
       // While a stride is scanned the next one is prepared, and the one or two (`together`) after that are
       // loaded; what a stride gives is stored when the next one is scanned. So nothing waits for what has
       // just been asked for.
       constexpr int strides = kChunk / kStride;
       // Strides from `strides` on are the next window's; where there is none, once more the last one's.
-      const auto load = [&](MarchStride<Shape>& to, int stride) {
-        const int from = stride < strides || window + 1 == end ? window : window + 1;
+      const auto load = [&](MarchStride<Shape>& to, int stride) __attribute__((always_inline)) {
+        const int from = stride < strides || turn + 1 == end ? turn : turn + 1;
         if (stride % strides == 0) shared.handover.wait_filled(from);
         to.template load<operand>(shared.inputs[shared.handover.stage_of(from)], lane, entry,
-                                  stride % strides * kStride);
+                                  in_order<leg>(stride % strides, strides) * kStride);
       };
       MarchStride<Shape> loaded[together];
       PreparedStride<Steps> prepared[2];
       float2 sum = {};
-      float* y = y_of(window);  // zeros, which the first sums overwrite
+      float* y = y_of(turn);  // zeros, which the first sums overwrite
 #pragma unroll
       for (int j = 0; j < together; ++j) load(loaded[j], j);
       prepared[0].prepare(recurrence[0], loaded[0]);
       load(loaded[0], together);
 #pragma unroll 1
-      for (; window < end; ++window) {
+      for (; turn < end; ++turn) {
         begin_window();
 #pragma unroll
         for (int stride = 0; stride < strides; ++stride) {
           *reinterpret_cast<float2*>(y) = sum;
-          if (stride == 0 && window > span.begin) shared.handover.signal_scanned(window - 1);
+          if (stride == 0 && turn > first) shared.handover.signal_scanned(turn - 1);
           prepared[(stride + 1) % 2].prepare(recurrence[0], loaded[(stride + 1) % together]);
-          sum = prepared[stride % 2].template scan<operand>(of.x[0]);
-          y = y_of(window) + stride * kStride;
+          sum = prepared[stride % 2].template scan<operand, leg>(of.x[0]);
+          y = y_of(turn) + in_order<leg>(stride, strides) * kStride;
           load(loaded[(stride + 1) % together], stride + 1 + together);
         }
       }
       *reinterpret_cast<float2*>(y) = sum;
-      shared.handover.signal_scanned(window - 1);
+      shared.handover.signal_scanned(turn - 1);
     }
   }
 #pragma unroll 1
-  for (; window < span.end; ++window) {
-    const auto& in = shared.inputs[shared.handover.stage_of(window)];
-    float* const y = y_of(window);
-    begin_window();
-    shared.handover.wait_filled(window);
-    const int steps = work.steps_from(window, kChunk);
-#pragma unroll 1
-    for (int step = 0; step < steps; step += piece) scan_piece(in, y, step);
-    shared.handover.signal_scanned(window);
-  }
+  for (; turn < span.end; ++turn) scan_in_pieces(turn);
 
-  if (Shape::straight && span.end < work.windows) {
+  if (leg == Leg::back) return;
+  if (leg == Leg::only && Shape::straight && span.end < work.windows) {
     of.store(edges);
     signal_by_warp(span.stopped);
   } else {
     of.store(static_cast<float*>(p.last_state) + row * states);
+  }
+}
+
+// What a block does of both legs; where one block relieves another, each has one of them.
+struct Legs {
+  Span back, forth;
+  bool goes_back, goes_forth;
+};
+
+template <class Method, class Shape, Layout layout, class Format, bool Aligned>
+__device__ __forceinline__ void all_rows(const ForwardArguments& p, const Work& work,
+                                         const Legs& legs, uint32_t block,
+                                         ForwardMarchShared<Shape, layout>& shared) {
+  if constexpr (Method::causal) {
+    forward_rows<Method, Shape, layout, Format, Aligned, Leg::only>(p, work, legs.forth, block,
+                                                                    shared);
+  } else {
+    if (legs.goes_back)
+      forward_rows<Method, Shape, layout, Format, Aligned, Leg::back>(p, work, legs.back, block,
+                                                                      shared);
+    if (legs.goes_forth)
+      forward_rows<Method, Shape, layout, Format, Aligned, Leg::forth>(p, work, legs.forth, block,
+                                                                       shared);
+  }
+}
+template <class Method, class Shape, Layout layout, Operand operand>
+__device__ __forceinline__ void all_states(const ForwardArguments& p, const Work& work,
+                                           const Legs& legs,
+                                           ForwardMarchShared<Shape, layout>& shared) {
+  if constexpr (Method::causal) {
+    forward_states<Method, Shape, layout, operand, Leg::only>(p, work, legs.forth, shared);
+  } else {
+    if (legs.goes_back)
+      forward_states<Method, Shape, layout, operand, Leg::back>(p, work, legs.back, shared);
+    if (legs.goes_forth)
+      forward_states<Method, Shape, layout, operand, Leg::forth>(p, work, legs.forth, shared);
   }
 }
 
@@ -428,29 +546,37 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   const bool relieves = Shape::straight && int(blockIdx.x) >= int(gridDim.x) - p.relief.blocks;
   const uint32_t block = blockIdx.x - (relieves ? p.relief.blocks : 0);
   const Work work = work_of_block<Shape>(p.scan, block);
-  Span span{0, int(work.windows), nullptr};
+  const int windows = int(work.windows);
+  Span span{0, windows, nullptr};
   if constexpr (Shape::straight) {
-    const int relieved = int(block) - (int(gridDim.x) - 2 * p.relief.blocks);
-    if (p.relief.blocks > 0 && relieved >= 0) {
-      (relieves ? span.begin : span.end) = p.relief.chunk;
-      span.stopped = p.relief.counts ? p.relief.counts + relieved
+    const int pair = int(block) - (int(gridDim.x) - 2 * p.relief.blocks);
+    if (p.relief.blocks > 0 && pair >= 0) {
+      if (Method::causal) (relieves ? span.begin : span.end) = p.relief.chunk;
+      span.stopped = p.relief.counts ? p.relief.counts + pair
                                      : static_cast<uint32_t*>(p.last_state) +
                                            work.row(p.scan, 0) * p.scan.states;
     }
   }
   shared.handover.begin();
+  Legs legs{span, span, true, true};
+  if constexpr (!Method::causal) {
+    legs.goes_back = !relieves, legs.goes_forth = relieves || !span.stopped;
+    if (!relieves) legs.forth = {windows, 2 * windows, nullptr};
+  }
   if (threadIdx.x < Shape::row_threads) {
-    specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) {
-      using Format = decltype(format);
-      if (p.scan.aligned) forward_rows<Method, Shape, layout, Format, true>(p, work, span, shared);
-      else forward_rows<Method, Shape, layout, Format, false>(p, work, span, shared);
-    });
+    specialize<layout>(
+        p.scan.u.storage, work.reverse, [&](auto format) __attribute__((always_inline)) {
+          using Format = decltype(format);
+          if (p.scan.aligned)
+            all_rows<Method, Shape, layout, Format, true>(p, work, legs, block, shared);
+          else all_rows<Method, Shape, layout, Format, false>(p, work, legs, block, shared);
+        });
   } else {
     if constexpr (layout == Layout::single)
-      forward_states<Method, Shape, layout, Operand::split>(p, work, span, shared);
+      all_states<Method, Shape, layout, Operand::split>(p, work, legs, shared);
     else if (p.scan.u.storage == Storage::bfloat16)
-      forward_states<Method, Shape, layout, Operand::cut>(p, work, span, shared);
-    else forward_states<Method, Shape, layout, Operand::rounded>(p, work, span, shared);
+      all_states<Method, Shape, layout, Operand::cut>(p, work, legs, shared);
+    else all_states<Method, Shape, layout, Operand::rounded>(p, work, legs, shared);
   }
 }
 

@@ -381,7 +381,7 @@ std::tuple<Tensor, Tensor, Tensor> mixer_fwd(const Tensor& x, const std::optiona
   project_steps(step_projection, stream);
   scan_into(mixer.scan_of(memory, scratch.at(u), scratch.at(delta)),
             mixer.activations(scratch.at(y), channels), memory.at(mixer.edges),
-            scratch.at(last_state), scratch.at(counts), stream);
+            scratch.at(last_state), scratch.at(counts), x, stream);
 
   const Tensor out = new_tensor(x, x.sizes(), dtype);
   OutputProjection o{};

@@ -8,25 +8,29 @@
 namespace vim_mm {
 namespace {
 
+// Of forward, only what does not march asks for edges, and that is one kernel.
 template <class Method, bool Adjoint, bool Ascending>
 void launch_edges(const EdgesArguments& p, void* stream) {
   const ScanArguments& scan = p.scan;
-  const View& driving = Adjoint ? p.grad_out : scan.u;
-  dispatch_layout(scan, layout_of(scan, {driving}), [&](auto e, auto layout) {
+  const auto run = [&](auto e, auto layout) {
     using E = std::decay_t<decltype(e)>;  // else nvcc hands the host compiler a reference
     choose_edges<layout()>(scan, [&](auto shape) {
       using Block = decltype(shape);
       const int64_t blocks = blocks_of<Block>(scan);
       if constexpr (Block::marches)
-        launch(edges_march_kernel<Method, Block, layout(), Adjoint, Ascending>, blocks,
-               Block::all_threads, sizeof(EdgesMarchShared<Block>), p, stream);
+        launch(edges_march_kernel<Method, Block, layout(), Ascending>, blocks, Block::all_threads,
+               sizeof(EdgesMarchShared<Block>), p, stream);
       else
         launch(
             edges_kernel<Method, E, Block, layout(), Adjoint, Ascending>, blocks, Block::threads,
             sizeof(EdgesShared<E, Block>) + CarriedStates<E, Block, layout()>::bytes(scan.states),
             p, stream);
     });
-  });
+  };
+  using std::integral_constant;
+  if constexpr (Adjoint) dispatch_layout(scan, layout_of(scan, {p.grad_out}), run);
+  else if (scan.is_complex) run(Complex<float>(), integral_constant<Layout, Layout::any>());
+  else run(float(), integral_constant<Layout, Layout::any>());
 }
 
 }  // namespace

@@ -38,33 +38,50 @@ void plan_relief(ForwardArguments& p, int64_t blocks, size_t shared_bytes, void*
                         static_cast<cudaStream_t>(stream)));
 }
 
+// Calls f with an object of the method, of the type of a state and of the block, and the layout.
+template <class F>
+void choose_kernel(const ForwardArguments& p, const F& f) {
+  dispatch_method(p.scan.method, [&](auto method) {
+    dispatch_layout(p.scan, layout_of(p.scan, {p.out}), [&](auto e, auto layout) {
+      choose_forward<decltype(method), layout()>(p.scan,
+                                                 [&](auto shape) { f(method, e, shape, layout); });
+    });
+  });
+}
+
 }  // namespace
+
+int64_t count_first_sums(const ForwardArguments& p) {
+  int64_t count = 0;
+  choose_kernel(p, [&](auto method, auto, auto shape, auto) {
+    using Block = decltype(shape);
+    if (Block::marches && !decltype(method)::causal)
+      count = blocks_of<Block>(p.scan) * p.chunks * (Block::channels * kChunk);
+  });
+  return count;
+}
 
 void scan_forward(const ForwardArguments& p, void* stream) {
   const ScanArguments& scan = p.scan;
-  if (!is_causal(scan.method) && scan.steps > 0)
-    scan_edges({scan, false, false, {}, {}, p.other_edges, p.chunks}, stream);
-  dispatch_method(scan.method, [&](auto method) {
+  choose_kernel(p, [&](auto method, auto e, auto shape, auto layout) {
     using Method = decltype(method);
-    dispatch_layout(scan, layout_of(scan, {p.out}), [&](auto e, auto layout) {
-      using E = std::decay_t<decltype(e)>;  // else nvcc hands the host compiler a reference
-      choose_forward<Method, layout()>(scan, [&](auto shape) {
-        using Block = decltype(shape);
-        const int64_t blocks = blocks_of<Block>(scan);
-        if constexpr (Block::marches) {
-          constexpr size_t bytes = sizeof(ForwardMarchShared<Block, layout()>);
-          ForwardArguments arguments = p;
-          if constexpr (Block::straight) plan_relief<Block>(arguments, blocks, bytes, stream);
-          launch(forward_march_kernel<Method, Block, layout()>, blocks + arguments.relief.blocks,
-                 Block::all_threads, bytes, arguments, stream);
-        } else {
-          launch(forward_kernel<Method, E, Block, layout()>, blocks, Block::threads,
-                 sizeof(ForwardShared<E, Block>) +
-                     CarriedStates<E, Block, layout()>::bytes(scan.states),
-                 p, stream);
-        }
-      });
-    });
+    using E = std::decay_t<decltype(e)>;  // else nvcc hands the host compiler a reference
+    using Block = decltype(shape);
+    const int64_t blocks = blocks_of<Block>(scan);
+    if constexpr (Block::marches) {
+      constexpr size_t bytes = sizeof(ForwardMarchShared<Block, layout()>);
+      ForwardArguments arguments = p;
+      if constexpr (Block::straight) plan_relief<Block>(arguments, blocks, bytes, stream);
+      launch(forward_march_kernel<Method, Block, layout()>, blocks + arguments.relief.blocks,
+             Block::all_threads, bytes, arguments, stream);
+    } else {
+      if (!Method::causal && scan.steps > 0)
+        scan_edges({scan, false, false, {}, {}, p.other_edges, p.chunks}, stream);
+      launch(
+          forward_kernel<Method, E, Block>, blocks, Block::threads,
+          sizeof(ForwardShared<E, Block>) + CarriedStates<E, Block, layout()>::bytes(scan.states),
+          p, stream);
+    }
   });
 }
 

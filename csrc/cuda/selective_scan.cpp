@@ -107,7 +107,7 @@ int64_t count_edges(const ScanArguments& scan) {
 }
 
 void scan_into(ScanArguments scan, const View& out, void* edges, void* last_state, void* zeros,
-               void* stream) {
+               const Tensor& like, void* stream) {
   ForwardArguments p{};
   scan.aligned = is_aligned(scan, {out});
   p.scan = scan;
@@ -117,6 +117,11 @@ void scan_into(ScanArguments scan, const View& out, void* edges, void* last_stat
   p.edges = edges;
   p.other_edges = static_cast<float*>(edges) + count_states(scan);
   p.relief.counts = static_cast<uint32_t*>(zeros);
+  std::optional<Tensor> first_sums;
+  if (const int64_t count = count_first_sums(p)) {
+    first_sums = new_tensor(like, {count}, ScalarType::Float);
+    p.first_sums = static_cast<float*>(first_sums->data_ptr());
+  }
   scan_forward(p, stream);
 }
 
@@ -139,7 +144,7 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cuda(
                                   {is_causal(method) ? 1 : 2, sizes.batch, sizes.groups,
                                    sizes.channels, chunks_of(scan), sizes.states},
                                   type);
-  scan_into(scan, narrow_view(out, 0), edges.data_ptr(), last_state.data_ptr(), nullptr,
+  scan_into(scan, narrow_view(out, 0), edges.data_ptr(), last_state.data_ptr(), nullptr, u,
             current_stream(u));
   return {out, last_state, edges};
 }

@@ -19,9 +19,9 @@ int64_t count_edges(const ScanArguments& scan);
 
 // Fills `out`, the edges and the last state, both contiguous floats or complex floats. `zeros`:
 // kMaxRelieved words on the device, fresh ones for every call, which spare the launch of a memset; or
-// null.
+// null. Takes scratch memory where `like` is.
 void scan_into(ScanArguments scan, const View& out, void* edges, void* last_state, void* zeros,
-               void* stream);
+               const Tensor& like, void* stream);
 
 // The gradients that come in, each of which may be missing, and those of all inputs there are.
 struct ScanGradients {

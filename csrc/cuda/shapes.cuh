@@ -60,13 +60,13 @@ void choose_march(const ScanArguments& scan, const F& f) {
 }
 
 // Few rows want lanes that do not wait for themselves, nor for those that load. Both halves of
-// float32 need registers; psi functions need so many that little is left for parts to overlap.
+// float32 need registers; psi functions need so many that little is left for parts to overlap, and
+// nothing where rows are not the fewest.
 template <class Method, Layout layout, class F>
 void choose_forward(const ScanArguments& scan, const F& f) {
   const bool few = rows_of(scan) < kFewRows;
   if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());
-  else if constexpr (!Method::causal) few ? choose_segments(scan, f) : f(Shape<4, 16, 4, 3>());
-  else if (few) f(MarchShape<1, 1, 4, 2, 2, 2, 2, true>());
+  else if (few) f(MarchShape<1, 1, 4, 2, 2, 2, Method::psi ? 1 : 2, true>());
   else choose_march<!Method::psi, layout == Layout::single>(scan, f);
 }
 

@@ -182,6 +182,8 @@ def test_stiff_step_of_16_bits(dtype):
         ('bilinear', 2100, torch.bfloat16),
         ('highorder', 2100, torch.float16),
         ('poly', 2100, torch.bfloat16),
+        ('poly', 4200, torch.bfloat16),
+        ('poly', 4200, torch.float32),
         ('zoh', 4200, torch.bfloat16),
         ('foh', 4200, torch.float16),
     ],
@@ -191,28 +193,34 @@ def test_rows(method, rows, dtype):
     compare(inputs, discretization_method=method)
 
 
+each_way = pytest.mark.parametrize('method', ['zoh', 'poly'])
+
+
 # So many windows that the stages of a march go to and fro more than once, of few rows and of many;
 # by slots and entry by entry.
-@pytest.mark.parametrize(('batch', 'length'), [(1, 648), (1, 645), (60, 196)])
-def test_windows(batch, length):
+@each_way
+@pytest.mark.parametrize(('batch', 'length'), [(1, 648), (1, 645), (60, 196), (120, 197)])
+def test_windows(method, batch, length):
     inputs = inputs_in(torch.bfloat16, batch=batch, channels=35, length=length, states=13)
-    compare(inputs, reverse=True)
+    compare(inputs, reverse=True, discretization_method=method)
 
 
 # One or two blocks more than the emulated GPU has multiprocessors: others take over the end of
 # their way. Those blocks alone are too few for that.
+@each_way
 @pytest.mark.parametrize('reverse', [False, True])
 @pytest.mark.parametrize(
     ('dtype', 'batch', 'channels'), [(torch.bfloat16, 1, 35), (torch.float32, 2, 17)]
 )
-def test_relief(dtype, batch, channels, reverse):
+def test_relief(method, dtype, batch, channels, reverse):
     inputs = inputs_in(dtype, batch=batch, channels=channels, length=2050, states=13)
-    compare(inputs, reverse=reverse)
+    options = {'discretization_method': method, 'reverse': reverse}
+    compare(inputs, **options)
     first = channels // 8 * 8
     alone = of_channels(inputs, slice(first, None))
-    scan = functools.partial(selective_scan_fn, delta_softplus=True, return_last_state=True)
-    both = zip(scan(**inputs, reverse=reverse), scan(**alone, reverse=reverse), strict=True)
-    for relieved, expected in both:
+    options |= {'delta_softplus': True, 'return_last_state': True}
+    both = (selective_scan_fn(**some, **options) for some in (inputs, alone))
+    for relieved, expected in zip(*both, strict=True):
         assert torch.equal(relieved[:, first:], expected)
 
 
@@ -276,13 +284,13 @@ def test_optional_inputs(absent):
     compare(inputs)
 
 
-@pytest.mark.parametrize('method', ['zoh', 'poly'])
+@each_way
 def test_any_strides(method):
     inputs = make_inputs(channels=9, length=70, states=16, dtype=torch.float32)
     compare(strided_copies(inputs), discretization_method=method)
 
 
-@pytest.mark.parametrize('method', ['zoh', 'poly'])
+@each_way
 def test_bits_do_not_depend_on_the_order_of_threads(method):
     inputs = make_inputs(channels=70, length=132, states=16, dtype=torch.float32)
     scan = functools.partial(results_and_gradients, selective_scan_fn, inputs, delta_softplus=True)

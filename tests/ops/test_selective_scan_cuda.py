@@ -371,7 +371,7 @@ def test_same_bits_every_time(method, states):
             assert torch.equal(value, first[name]), name
 
 
-@pytest.mark.parametrize('method', [method for method in METHODS if method != 'poly'])
+@each_method
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 def test_relieved_blocks_have_the_same_bits(method, dtype):
     rows = rows_of_relieved_blocks()
