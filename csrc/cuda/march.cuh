@@ -157,6 +157,9 @@ struct MarchRows {
       matrix[i].begin(v, v.data + work.b * v.batch + work.g * v.group, matrix_slots, work, lowest);
       matrix[i].settle();
     }
+  }
+  // Not before the first loads of rows: it waits for what it loads.
+  __device__ __forceinline__ void load_bias() {
 #pragma unroll
     for (int k = 0; k < count; ++k)
       bias[k] = channel_value(scan.delta_bias, scan, work.g, work.first_channel + slots.row(k));

@@ -26,6 +26,8 @@ __device__ __forceinline__ void edges_rows(const EdgesArguments& p, const Work& 
   Rows rows(scan, work, p.grad_out, matrices, scan.gated);
   typename Rows::Raw raw;
   rows.load(window_of(group), raw);
+  rows.load_bias();
+  shared.handover.meet();
 #pragma unroll 1
   for (int i = group; i < windows; i += Shape::groups) {
     const int stage = Handover<Shape>::stage_of(i);
@@ -48,7 +50,6 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   clear_counts(p.counts, p.scan.batch * p.scan.groups * p.chunks, Shape::all_threads);
   const Work work = work_of_block<Shape>(p.scan);
   shared.handover.begin();
-  shared.handover.meet();
   if (threadIdx.x < Shape::row_threads) {
     specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) {
       using Format = decltype(format);
@@ -66,6 +67,7 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   for (int m = 0; m < Shape::states; ++m) recurrence[m] = Steps(of.a[m]);
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   const int windows = int(work.windows);
+  shared.handover.meet();
   float* edges =
       static_cast<float*>(p.edges) + (row * p.chunks + (Ascending ? 0 : windows - 1)) * states;
 #pragma unroll 1

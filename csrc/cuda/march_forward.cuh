@@ -183,6 +183,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
   Rows rows(scan, work, scan.u, matrices, false);
   typename Rows::Raw raw;
   rows.load(window_of<leg>(span, first), raw);
+  rows.load_bias();
   shared.handover.meet();  // now that what it takes longest to get is on its way
   const auto fill = [&](int turn, bool whole) __attribute__((always_inline)) {
     rows.fill(
