@@ -185,7 +185,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
   rows.load(window_of<leg>(span, first), raw);
   rows.load_bias();
   shared.handover.meet();  // now that what it takes longest to get is on its way
-  const auto fill = [&](int turn, bool whole) __attribute__((always_inline)) {
+  const auto fill = [&](int turn, bool whole) VIM_MM_INLINED {
     rows.fill(
         shared.inputs[shared.handover.stage_of(turn)], window_of<leg>(span, turn), raw,
         [](float dt, float u, float) {
@@ -206,7 +206,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
 #pragma unroll
   for (int k = 0; k < count; ++k)
     D[k] = channel_value(scan.D, scan, work.g, work.first_channel + rows.slots.row(k));
-  const auto load = [&](int turn, bool whole) __attribute__((always_inline)) {
+  const auto load = [&](int turn, bool whole) VIM_MM_INLINED {
     if (!whole && turn >= span.end) return;
     const int window = window_of<leg>(span, turn);
     if constexpr (leg == Leg::forth) {
@@ -223,8 +223,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
         rows.z.template load<loads>(scan.z, rows.slots, work.channels, steps, offset, z_raw);
     });
   };
-  const auto finish = [&](int turn, float (&y)[count][width],
-                          bool whole) __attribute__((always_inline)) {
+  const auto finish = [&](int turn, float (&y)[count][width], bool whole) VIM_MM_INLINED {
     const int window = window_of<leg>(span, turn);
 #pragma unroll
     for (int k = 0; k < count; ++k) {
@@ -257,7 +256,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
         out.template store<Format>(p.out, rows.slots, k, y[k], false, work.channels, steps, offset);
     }
   };
-  const auto turn_over = [&](int turn, bool whole) __attribute__((always_inline)) {
+  const auto turn_over = [&](int turn, bool whole) VIM_MM_INLINED {
     const uint32_t stage = shared.handover.stage_of(turn);
     shared.handover.wait_scanned(turn);
     float y[count][width];
@@ -398,7 +397,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
 
   // Several strides at once, or the lane would wait for its own results; where whole windows are one
   // piece of code, this is for what is left after them.
-  const auto scan_piece = [&](const auto& in, float* y, int step) __attribute__((always_inline)) {
+  const auto scan_piece = [&](const auto& in, float* y, int step) VIM_MM_INLINED {
     MarchStride<Shape> inputs[together];
     float2 sum[together];
 #pragma unroll
@@ -423,14 +422,14 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
 #pragma unroll
     for (int j = 0; j < together; ++j) *reinterpret_cast<float2*>(y + step + j * kStride) = sum[j];
   };
-  const auto y_of = [&](int turn) __attribute__((always_inline)) {
+  const auto y_of = [&](int turn) VIM_MM_INLINED {
     return shared.y[shared.handover.stage_of(turn)][0].values[0] + y_place;
   };
   const auto begin_window = [&] {
     of.store(edges);
     edges += leg == Leg::back ? -states : states;
   };
-  const auto scan_in_pieces = [&](int turn) __attribute__((always_inline)) {
+  const auto scan_in_pieces = [&](int turn) VIM_MM_INLINED {
     const auto& in = shared.inputs[shared.handover.stage_of(turn)];
     float* const y = y_of(turn);
     begin_window();
@@ -460,7 +459,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
       // just been asked for.
       constexpr int strides = kChunk / kStride;
       // Strides from `strides` on are the next window's; where there is none, once more the last one's.
-      const auto load = [&](MarchStride<Shape>& to, int stride) __attribute__((always_inline)) {
+      const auto load = [&](MarchStride<Shape>& to, int stride) VIM_MM_INLINED {
         const int from = stride < strides || turn + 1 == end ? turn : turn + 1;
         if (stride % strides == 0) shared.handover.wait_filled(from);
         to.template load<operand>(shared.inputs[shared.handover.stage_of(from)], lane, entry,
@@ -509,33 +508,15 @@ struct Legs {
   bool goes_back, goes_forth;
 };
 
-template <class Method, class Shape, Layout layout, class Format, bool Aligned>
-__device__ __forceinline__ void all_rows(const ForwardArguments& p, const Work& work,
-                                         const Legs& legs, uint32_t block,
-                                         ForwardMarchShared<Shape, layout>& shared) {
+// Calls f with each leg, as a constant, and its span.
+template <class Method, class F>
+__device__ __forceinline__ void each_leg(const Legs& legs, const F& f) {
+  using std::integral_constant;
   if constexpr (Method::causal) {
-    forward_rows<Method, Shape, layout, Format, Aligned, Leg::only>(p, work, legs.forth, block,
-                                                                    shared);
+    f(integral_constant<Leg, Leg::only>(), legs.forth);
   } else {
-    if (legs.goes_back)
-      forward_rows<Method, Shape, layout, Format, Aligned, Leg::back>(p, work, legs.back, block,
-                                                                      shared);
-    if (legs.goes_forth)
-      forward_rows<Method, Shape, layout, Format, Aligned, Leg::forth>(p, work, legs.forth, block,
-                                                                       shared);
-  }
-}
-template <class Method, class Shape, Layout layout, Operand operand>
-__device__ __forceinline__ void all_states(const ForwardArguments& p, const Work& work,
-                                           const Legs& legs,
-                                           ForwardMarchShared<Shape, layout>& shared) {
-  if constexpr (Method::causal) {
-    forward_states<Method, Shape, layout, operand, Leg::only>(p, work, legs.forth, shared);
-  } else {
-    if (legs.goes_back)
-      forward_states<Method, Shape, layout, operand, Leg::back>(p, work, legs.back, shared);
-    if (legs.goes_forth)
-      forward_states<Method, Shape, layout, operand, Leg::forth>(p, work, legs.forth, shared);
+    if (legs.goes_back) f(integral_constant<Leg, Leg::back>(), legs.back);
+    if (legs.goes_forth) f(integral_constant<Leg, Leg::forth>(), legs.forth);
   }
 }
 
@@ -558,26 +539,34 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
                                            work.row(p.scan, 0) * p.scan.states;
     }
   }
+  Legs legs{span, span, !relieves, relieves || !span.stopped};
+  if (!Method::causal && !relieves) legs.forth = {windows, 2 * windows, nullptr};
   shared.handover.begin();
-  Legs legs{span, span, true, true};
-  if constexpr (!Method::causal) {
-    legs.goes_back = !relieves, legs.goes_forth = relieves || !span.stopped;
-    if (!relieves) legs.forth = {windows, 2 * windows, nullptr};
-  }
   if (threadIdx.x < Shape::row_threads) {
-    specialize<layout>(
-        p.scan.u.storage, work.reverse, [&](auto format) __attribute__((always_inline)) {
-          using Format = decltype(format);
-          if (p.scan.aligned)
-            all_rows<Method, Shape, layout, Format, true>(p, work, legs, block, shared);
-          else all_rows<Method, Shape, layout, Format, false>(p, work, legs, block, shared);
+    specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) VIM_MM_INLINED {
+      using Format = decltype(format);
+      const auto scan = [&](auto aligned) VIM_MM_INLINED {
+        constexpr bool Aligned = decltype(aligned)::value;
+        each_leg<Method>(legs, [&](auto leg, const Span& span) VIM_MM_INLINED {
+          forward_rows<Method, Shape, layout, Format, Aligned, decltype(leg)::value>(p, work, span,
+                                                                                     block, shared);
         });
+      };
+      if (p.scan.aligned) scan(std::true_type());
+      else scan(std::false_type());
+    });
   } else {
-    if constexpr (layout == Layout::single)
-      all_states<Method, Shape, layout, Operand::split>(p, work, legs, shared);
+    using std::integral_constant;
+    const auto scan = [&](auto operand) VIM_MM_INLINED {
+      each_leg<Method>(legs, [&](auto leg, const Span& span) VIM_MM_INLINED {
+        forward_states<Method, Shape, layout, decltype(operand)::value, decltype(leg)::value>(
+            p, work, span, shared);
+      });
+    };
+    if constexpr (layout == Layout::single) scan(integral_constant<Operand, Operand::split>());
     else if (p.scan.u.storage == Storage::bfloat16)
-      all_states<Method, Shape, layout, Operand::cut>(p, work, legs, shared);
-    else all_states<Method, Shape, layout, Operand::rounded>(p, work, legs, shared);
+      scan(integral_constant<Operand, Operand::cut>());
+    else scan(integral_constant<Operand, Operand::rounded>());
   }
 }
 

@@ -20,6 +20,10 @@
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
+// For a lambda, behind its parameters. Of one that is large or called in several places nvcc may else make a
+// function, and what that shares with the code around it goes through memory.
+#define VIM_MM_INLINED __attribute__((always_inline))
+
 constexpr int kQuad = 4;        // entries read or written at once, where their layout allows it
 constexpr int kStateTile = 16;  // states whose B and C are in shared memory at once
 

@@ -140,6 +140,16 @@ def test_states(method, states, is_complex):
     compare(inputs, delta_softplus=True, discretization_method=method)
 
 
+# Tiles of states that are never whole, over windows that are.
+@each_method
+@pytest.mark.parametrize('length', [645, 648])
+def test_few_states_over_many_windows(method, length):
+    inputs = make_inputs(length=length, channels=35, states=13, dtype=torch.float32)
+    for name in ('u', 'delta', 'z', 'B', 'C'):
+        inputs[name] = inputs[name].detach().bfloat16()
+    compare(inputs, delta_softplus=True, discretization_method=method, reverse=True)
+
+
 # As many rows as choose each of the block shapes; lengths that end within a window and with one.
 @pytest.mark.parametrize('method', ['zoh', 'bilinear', 'rk4', 'foh', 'poly'])
 @pytest.mark.parametrize(('batch', 'channels'), [(4, 70), (10, 150), (10, 300), (16, 450)])
