@@ -268,7 +268,7 @@ struct Zoh {
 };
 
 // Methods whose beta is a sum of psi functions up to psi_K. They have that sum, `beta`, and `slopes`,
-// its derivatives, both of a Psi or a HalfPsi, and HalfBeta: from psi_K near 0, else from e^z and
+// its derivatives, both of a Psi or a HalfPsi, and HalfBeta: by a polynomial near 0, else from e^z and
 // i = 1/a. It has all that follows from a alone and takes the fewest instructions where nothing but
 // beta is wanted; what is not used of it may be infinite, so that it is assigned, not multiplied.
 template <class Method, int K>
@@ -365,14 +365,15 @@ struct Poly : PsiMethod<Poly, 2> {
   static VIM_MM_INLINE Derivatives<V> slopes(const P& psi, V e) {
     return {e, e + psi.sum({0, 0.5, 0}), psi.sum_by_a({0, 1, 0.5})};
   }
-  // dt + (a + 1/2) psi_2, or with k = i + i^2/2: k (e - 1) - i/2 dt.
+  // dt + (a + 1/2) psi_2 in powers of dt, phi_2 being minimax in z where |bits| <= kNear, or with
+  // k = i + i^2/2: k (e - 1) - i/2 dt.
   struct HalfBeta {
-    static constexpr float kNear = 0.24f;
+    static constexpr float kNear = 0.255f;
     float near[3], half_i, k;
 
     HalfBeta() = default;
     explicit VIM_MM_INLINE HalfBeta(float a) : half_i(0.5f * reciprocal(a)) {
-      constexpr float phi[] = {0.500000238f, 0.166839659f, 0.0416762717f};
+      constexpr float phi[] = {0.500000339f, 0.16686196f, 0.04167751f};
       const float weight = a + 0.5f;
       near[0] = weight * phi[0], near[1] = weight * phi[1] * a, near[2] = weight * phi[2] * a * a;
       k = fma(2.0f * half_i, half_i, 2.0f * half_i);

@@ -1,5 +1,5 @@
 // A scan that keeps only what crosses the edges of chunks: the adjoint of the states for backward,
-// or the states of poly's other direction for its forward. With these, chunks are independent.
+// or the states of poly's other direction for a forward by segments. With these, chunks are independent.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

@@ -1,6 +1,6 @@
-// The forward scan by segments, for Layout::any: a block goes over time, window by window. In each, every
-// lane scans its segment from zero, the lanes of a channel combine what they found, and every lane
-// scans again from the state that enters there.
+// The forward scan by segments, for Layout::any: a block goes over time, window by window. In each,
+// every lane scans its segment from zero, the lanes of a channel combine what they found, and every
+// lane scans again from the state that enters there.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -270,9 +270,9 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
         if (n >= states) break;
         const auto b_of = B.segment(shared.B, work, channel, segment, in_tile, n);
         const auto c_of = C.segment(shared.C, work, channel, segment, in_tile, n);
-        const E other_carry = has_other && n < states ? other[n] : E(0.0f);
+        const E other_carry = has_other ? other[n] : E(0.0f);
         const auto keep = [&](E x) {
-          if (keeps_edge && n < states) edges[n] = x;
+          if (keeps_edge) edges[n] = x;
         };
         const E x = advance<Method, E, Shape>(driving, carried.a(m, n), b_of, c_of, carried.x(m, n),
                                               other_carry, keep, y);

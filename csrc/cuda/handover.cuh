@@ -67,17 +67,19 @@ __device__ __forceinline__ void clear_counts(uint32_t* counts, int64_t size, int
   for (int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x; i < size; i += all) counts[i] = 0;
 }
 
-// How the stages go to and fro between row warps and those that scan. Once it has begun a block never
-// meets: a warp waits for the window it needs, and may be windows ahead of another one that does the same.
+// How the stages go to and fro between row warps and those that scan, a window each turn; turns count from
+// 0. In between a block never meets: a warp waits for the window it needs, and may be windows ahead of
+// another one that does the same.
 template <class Shape>
 class Handover {
  public:
   // Unsigned, or dividing would care for the sign.
-  static __device__ __forceinline__ uint32_t stage_of(uint32_t window) {
-    return window % Shape::stages;
+  static __device__ __forceinline__ uint32_t stage_of(uint32_t turn) {
+    return turn % Shape::stages;
   }
-  // Makes the barriers. Then all threads of the block meet, once, before any of them uses one, wherever in
-  // the code they are: what they meet at counts them.
+  // Makes the barriers. Then all threads of the block meet before any of them uses one, wherever in the
+  // code they are: what they meet at counts them. Where they meet again, between two turns, all stages
+  // are empty, and what any of them has written all of them see.
   __device__ __forceinline__ void begin() {
     if (threadIdx.x < Shape::stages) {
       barrier_begin(filled_ + threadIdx.x, Shape::threads);
@@ -85,18 +87,18 @@ class Handover {
     }
   }
   __device__ __forceinline__ void meet() const { __syncthreads(); }
-  __device__ __forceinline__ void signal_filled(int window) { signal(filled_, window); }
-  __device__ __forceinline__ void wait_filled(int window) { wait(filled_, window); }
-  __device__ __forceinline__ void signal_scanned(int window) { signal(scanned_, window); }
-  __device__ __forceinline__ void wait_scanned(int window) { wait(scanned_, window); }
+  __device__ __forceinline__ void signal_filled(int turn) { signal(filled_, turn); }
+  __device__ __forceinline__ void wait_filled(int turn) { wait(filled_, turn); }
+  __device__ __forceinline__ void signal_scanned(int turn) { signal(scanned_, turn); }
+  __device__ __forceinline__ void wait_scanned(int turn) { wait(scanned_, turn); }
 
  private:
   // By all threads: one for its warp would do, but compute-sanitizer does not follow that.
-  static __device__ __forceinline__ void signal(uint64_t* barriers, int window) {
-    barrier_arrive(barriers + stage_of(window));
+  static __device__ __forceinline__ void signal(uint64_t* barriers, int turn) {
+    barrier_arrive(barriers + stage_of(turn));
   }
-  static __device__ __forceinline__ void wait(uint64_t* barriers, int window) {
-    barrier_wait(barriers + stage_of(window), uint32_t(window) / Shape::stages % 2);
+  static __device__ __forceinline__ void wait(uint64_t* barriers, int turn) {
+    barrier_wait(barriers + stage_of(turn), uint32_t(turn) / Shape::stages % 2);
   }
   uint64_t filled_[Shape::stages], scanned_[Shape::stages];
 };

@@ -49,8 +49,8 @@ struct ForwardArguments {
   void* last_state;  // contiguous [B, G, H, N]
   void *edges, *other_edges;
   int64_t chunks;
-  // Of the blocks that have channels of their own, the last `blocks` stop at `chunk`; as many more,
-  // behind them in the grid, go on from there. `counts`: kMaxRelieved zeros, or null. See plan_relief.
+  // Of the blocks that have channels of their own, the last `blocks` stop at `chunk`, or of a method that
+  // is not causal when they have gone back; as many more, behind them in the grid, go on from there. `counts`: kMaxRelieved zeros, or null. See plan_relief.
   struct {
     int blocks, chunk;
     uint32_t* counts;
@@ -59,7 +59,8 @@ struct ForwardArguments {
 };
 constexpr int kMaxRelieved = 128;
 
-// See edges_kernel. All but the adjoint against the scan order is for methods that are not causal.
+// See edges_kernel. All but the adjoint against the scan order is for methods that are not causal, and all
+// but the adjoint for tensors of which nothing is known (Layout::any).
 struct EdgesArguments {
   ScanArguments scan;
   bool adjoint, ascending;

@@ -91,8 +91,8 @@ struct MarchLane {
   __device__ __forceinline__ int state(int m) const { return 4 * (part * states + m) + column; }
 };
 
-// The windows that a block scans. `stopped` counts the warps that have written their states where one
-// block relieves another; null where none does.
+// The turns that a block takes, a window each. Where one block relieves another, `stopped` counts the warps
+// that have written what the other one goes on with; null where none does.
 struct Span {
   int begin, end;
   uint32_t* stopped;

@@ -126,8 +126,8 @@ struct OutputSums<operand, 2> {
   }
 };
 
-// How a block goes over the windows of its span, a turn each: from the first one on, or of a method that
-// is not causal, over all of them from the last one back and then forth.
+// How a block goes over windows, turn by turn: turn and window have one number, or of a method that is not
+// causal all windows come from the last one back, in the turns from 0 on, and then forth.
 enum class Leg { only, back, forth };
 
 template <Leg leg>
@@ -149,14 +149,16 @@ class FirstSums {
 
   __device__ __forceinline__ FirstSums(float* sums, const Work& work, uint32_t block,
                                        const Places& slots)
-      : p_(reinterpret_cast<float4*>(sums) + block * work.windows * of_window + slots.thread) {}
+      : sums_(reinterpret_cast<float4*>(sums)),
+        first_(block * work.windows * of_window + slots.thread) {}
   __device__ __forceinline__ float4& at(int window, int k) const {
-    return p_[int64_t(window) * of_window + k * Shape::threads];
+    return sums_[first_ + int64_t(window) * of_window + k * Shape::threads];
   }
 
  private:
   static constexpr int of_window = Places::count * Shape::threads;
-  float4* const p_;
+  float4* const sums_;
+  const int64_t first_;
 };
 
 template <class Shape, Layout layout>
@@ -184,7 +186,8 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
   typename Rows::Raw raw;
   rows.load(window_of<leg>(span, first), raw);
   rows.load_bias();
-  shared.handover.meet();  // now that what it takes longest to get is on its way
+  // Now that what it takes longest to get is on its way. On the way forth all first sums are there.
+  shared.handover.meet();
   const auto fill = [&](int turn, bool whole) VIM_MM_INLINED {
     rows.fill(
         shared.inputs[shared.handover.stage_of(turn)], window_of<leg>(span, turn), raw,
@@ -267,11 +270,14 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
     load(turn + groups, whole);
   };
 
-  if (leg == Leg::forth && span.stopped) wait_for_warps(span.stopped, Shape::row_threads / 32);
-  load(first, false);
+  if (leg != Leg::forth) load(first, false);
 #pragma unroll 1
   for (int turn = first; turn < span.begin + Shape::stages && turn < span.end; turn += groups)
     fill(turn, false);
+  if (leg == Leg::forth) {
+    if (span.stopped) wait_for_warps(span.stopped, Shape::row_threads / 32);
+    load(first, false);
+  }
   int turn = first;
   // Most windows are whole, and so are those that are filled and loaded meanwhile: nobody asks. Not so
   // where lanes have two states: those that load wait little there, and code in one piece is faster.
@@ -502,13 +508,14 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
   }
 }
 
-// What a block does of both legs; where one block relieves another, each has one of them.
+// What a block does of both legs; where one block relieves another, each has one of them. Of a causal method
+// `forth` is all there is.
 struct Legs {
   Span back, forth;
   bool goes_back, goes_forth;
 };
 
-// Calls f with each leg, as a constant, and its span.
+// Calls f with each leg of a block, as a constant, and its span.
 template <class Method, class F>
 __device__ __forceinline__ void each_leg(const Legs& legs, const F& f) {
   using std::integral_constant;
@@ -547,9 +554,9 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
       using Format = decltype(format);
       const auto scan = [&](auto aligned) VIM_MM_INLINED {
         constexpr bool Aligned = decltype(aligned)::value;
-        each_leg<Method>(legs, [&](auto leg, const Span& span) VIM_MM_INLINED {
-          forward_rows<Method, Shape, layout, Format, Aligned, decltype(leg)::value>(p, work, span,
-                                                                                     block, shared);
+        each_leg<Method>(legs, [&](auto leg, const Span& of_leg) VIM_MM_INLINED {
+          forward_rows<Method, Shape, layout, Format, Aligned, decltype(leg)::value>(
+              p, work, of_leg, block, shared);
         });
       };
       if (p.scan.aligned) scan(std::true_type());
@@ -558,9 +565,9 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   } else {
     using std::integral_constant;
     const auto scan = [&](auto operand) VIM_MM_INLINED {
-      each_leg<Method>(legs, [&](auto leg, const Span& span) VIM_MM_INLINED {
+      each_leg<Method>(legs, [&](auto leg, const Span& of_leg) VIM_MM_INLINED {
         forward_states<Method, Shape, layout, decltype(operand)::value, decltype(leg)::value>(
-            p, work, span, shared);
+            p, work, of_leg, shared);
       });
     };
     if constexpr (layout == Layout::single) scan(integral_constant<Operand, Operand::split>());

@@ -8,7 +8,7 @@
 namespace vim_mm {
 namespace {
 
-// Of forward, only what does not march asks for edges, and that is one kernel.
+// Without the adjoint always the general kernel: forward asks for that where it does not march itself.
 template <class Method, bool Adjoint, bool Ascending>
 void launch_edges(const EdgesArguments& p, void* stream) {
   const ScanArguments& scan = p.scan;

@@ -8,12 +8,12 @@
 namespace vim_mm {
 namespace {
 
-// So long that all warps of a block have read its counter, which may become a state, before the
-// first of them is done.
+// So long that all warps of a block that wait have read its counter, which may become a state, before the
+// first of any is done.
 constexpr int64_t kFewestChunks = 32;
 
 // With one to one and a half blocks per multiprocessor, those that share one take half as long again
-// as those that are alone. So the last blocks, one of each pair, stop half way, and as many extra
+// as those that are alone. So the last blocks, one of each pair, stop half way (poly when it has gone back), and as many extra
 // blocks go on from there on multiprocessors that have room. Blocks start in the order of their
 // index: who waits has started after the one it waits for, and cannot keep it from starting.
 template <class Shape>

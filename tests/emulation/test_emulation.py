@@ -197,11 +197,22 @@ each_way = pytest.mark.parametrize('method', ['zoh', 'poly'])
 
 
 # So many windows that the stages of a march go to and fro more than once, of few rows and of many;
-# by slots and entry by entry.
+# by slots and entry by entry, with tiles that are whole and not; windows in an even number and not.
 @each_way
-@pytest.mark.parametrize(('batch', 'length'), [(1, 648), (1, 645), (60, 196), (120, 197)])
-def test_windows(method, batch, length):
-    inputs = inputs_in(torch.bfloat16, batch=batch, channels=35, length=length, states=13)
+@pytest.mark.parametrize(
+    ('batch', 'length', 'states'),
+    [
+        (1, 648, 13),
+        (1, 645, 16),
+        (1, 712, 16),
+        (1, 768, 16),
+        (1, 768, 13),
+        (60, 196, 16),
+        (120, 197, 13),
+    ],
+)
+def test_windows(method, batch, length, states):
+    inputs = inputs_in(torch.bfloat16, batch=batch, channels=35, length=length, states=states)
     compare(inputs, reverse=True, discretization_method=method)
 
 
@@ -210,13 +221,14 @@ def test_windows(method, batch, length):
 @each_way
 @pytest.mark.parametrize('reverse', [False, True])
 @pytest.mark.parametrize(
-    ('dtype', 'batch', 'channels'), [(torch.bfloat16, 1, 35), (torch.float32, 2, 17)]
+    ('dtype', 'batch', 'channels', 'length', 'states'),
+    [(torch.bfloat16, 1, 40, 2052, 16), (torch.float32, 2, 17, 2050, 13)],
 )
-def test_relief(method, dtype, batch, channels, reverse):
-    inputs = inputs_in(dtype, batch=batch, channels=channels, length=2050, states=13)
+def test_relief(method, dtype, batch, channels, length, states, reverse):
+    inputs = inputs_in(dtype, batch=batch, channels=channels, length=length, states=states)
     options = {'discretization_method': method, 'reverse': reverse}
     compare(inputs, **options)
-    first = channels // 8 * 8
+    first = (channels - 1) // 8 * 8
     alone = of_channels(inputs, slice(first, None))
     options |= {'delta_softplus': True, 'return_last_state': True}
     both = (selective_scan_fn(**some, **options) for some in (inputs, alone))
@@ -277,11 +289,12 @@ def test_groups_of_different_directions(method):
     )
 
 
+@each_way
 @pytest.mark.parametrize('absent', ['D', 'z', 'delta_bias'])
-def test_optional_inputs(absent):
+def test_optional_inputs(method, absent):
     inputs = make_inputs(channels=9, length=70, states=16, dtype=torch.float32)
     del inputs[absent]
-    compare(inputs)
+    compare(inputs, discretization_method=method)
 
 
 @each_way

@@ -298,15 +298,16 @@ class TestOnCuda:
         assert {value.dtype for value in given.values()} == {dtype}
         assert max(errors(given, truth).values()) <= bound
 
+    @pytest.mark.parametrize('method', ['zoh', 'poly'])
     @pytest.mark.parametrize('dtype, bound', [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-    def test_relieved_blocks(self, dtype, bound):
+    def test_relieved_blocks(self, method, dtype, bound):
         """The mixer itself zeroes the words they count in, at every call and every replay."""
         rows = rows_of_relieved_blocks()
         if not rows:
             pytest.skip('needs room for two blocks on a multiprocessor')
         batch, directions = 2, 2
         channels = rows // (8 * batch * directions) * 8
-        module = mixer(d_model=channels, expand=1).to(dtype)
+        module = mixer(d_model=channels, expand=1, discretization_method=method).to(dtype)
         x = torch.randn(batch, 2060, channels, device='cuda', dtype=dtype)
         with torch.no_grad():
             for _ in range(3):

@@ -70,7 +70,7 @@ def strided_copies(inputs):
 
 def rows_of_relieved_blocks():
     """Rows, in eights, that make a few blocks more than the GPU has multiprocessors: in the forward
-    scan some of them are relieved half way. 0 where two of them have no room on one."""
+    scan some of them are relieved half of the way. 0 where two of them have no room on one."""
     properties = torch.cuda.get_device_properties('cuda')
     if properties.shared_memory_per_multiprocessor < 200 << 10:
         return 0

@@ -13,7 +13,8 @@ GRADIENT_BOUND = 5e-5
 def points(method, dtype):
     """Steps in `dtype` and rates in float32, (points,) each: z in [-1e3, 80], dt in [1e-6, 10]."""
     tails = np.logspace(-6, 3, 37)
-    z = np.concatenate([np.linspace(-1.5, 1.5, 121), -tails, tails[tails < 80], [0]])
+    ends = np.linspace(0.14, 0.21, 71)  # where polynomials around 0 end
+    z = np.concatenate([np.linspace(-1.5, 1.5, 121), -tails, tails[tails < 80], -ends, ends, [0]])
     if method == 'bilinear':  # has a pole at 2
         z = z[z <= 1]
     steps = torch.logspace(-6, 1, 5).to(dtype).repeat_interleave(len(z))
