@@ -203,7 +203,7 @@ each_way = pytest.mark.parametrize('method', ['zoh', 'poly'])
     ('batch', 'length', 'states'),
     [
         (1, 648, 13),
-        (1, 645, 16),
+        (1, 645, 13),
         (1, 712, 16),
         (1, 768, 16),
         (1, 768, 13),
