@@ -42,13 +42,6 @@ void dispatch_layout(const ScanArguments& scan, Layout layout, const F& f) {
 
 constexpr int64_t kFewRows = 2048;
 
-// Of few rows: many segments side by side, so that all multiprocessors have work.
-template <class F>
-void choose_segments(const ScanArguments& scan, const F& f) {
-  if (rows_of(scan) < kFewRows / 2) f(Shape<16, 16, 4, 3>());
-  else f(Shape<8, 16, 4, 3>());
-}
-
 // Of many rows: the more there are, the more channels in a block, which takes fewer instructions.
 // Roomy are blocks with registers for what needs them; straight, as in MarchShape, those with 8 channels
 // of what needs few.
@@ -70,11 +63,13 @@ void choose_forward(const ScanArguments& scan, const F& f) {
   else choose_march<!Method::psi, layout == Layout::single>(scan, f);
 }
 
-// A sweep for edges alone is short enough for segments to win where rows are few.
+// A sweep for edges alone is short enough for segments to win where rows are few: many side by side, so
+// that all multiprocessors have work.
 template <Layout layout, class F>
 void choose_edges(const ScanArguments& scan, const F& f) {
   if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());
-  else if (rows_of(scan) < kFewRows) choose_segments(scan, f);
+  else if (rows_of(scan) < kFewRows / 2) f(Shape<16, 16, 4, 3>());
+  else if (rows_of(scan) < kFewRows) f(Shape<8, 16, 4, 3>());
   else choose_march<false, false>(scan, f);
 }
 

@@ -18,6 +18,7 @@ from torch.utils import cpp_extension
 
 from tests.ops.inputs import (
     grouped_inputs,
+    inputs_in,
     make_inputs,
     of_channels,
     results_and_gradients,
@@ -126,13 +127,6 @@ def compare(inputs, scan=selective_scan_fn, reference=selective_scan_ref, **opti
     expected = results_and_gradients(reference, wide, delta_softplus=True, **options)
     assert_close(results, expected)
     return results
-
-
-def inputs_in(dtype, **sizes):
-    inputs = make_inputs(dtype=torch.float32, **sizes)
-    for name in ('u', 'delta', 'z', 'B', 'C'):
-        inputs[name] = inputs[name].detach().to(dtype).requires_grad_()
-    return inputs
 
 
 def test_the_emulated_kernels_run():

@@ -40,6 +40,14 @@ def make_inputs(
     return {name: x.requires_grad_() for name, x in inputs.items()}
 
 
+def inputs_in(dtype, **sizes):
+    """Those of ``make_inputs`` with parameters in float32, and what varies in time in ``dtype``."""
+    inputs = make_inputs(dtype=torch.float32, **sizes)
+    for name in ('u', 'delta', 'z', 'B', 'C'):
+        inputs[name] = inputs[name].detach().to(dtype).requires_grad_()
+    return inputs
+
+
 def grouped_inputs(groups, shared=(), **sizes):
     """Keyword arguments of ``selective_scan_grouped_fn``; the shared ones have stride 0."""
     parts = [make_inputs(**sizes) for _ in range(groups)]
@@ -70,7 +78,7 @@ def strided_copies(inputs):
 
 def rows_of_relieved_blocks():
     """Rows, in eights, that make a few blocks more than the GPU has multiprocessors: in the forward
-    scan some of them are relieved half of the way. 0 where two of them have no room on one."""
+    scan some of them are relieved half way. 0 where two of them have no room on one."""
     properties = torch.cuda.get_device_properties('cuda')
     if properties.shared_memory_per_multiprocessor < 200 << 10:
         return 0

@@ -10,6 +10,7 @@ from tests.graphs import assert_replays_eager_bits
 from tests.ops import golden
 from tests.ops.inputs import (
     grouped_inputs,
+    inputs_in,
     make_inputs,
     of_channels,
     results_and_gradients,
@@ -146,9 +147,7 @@ def test_states(method, states, is_complex):
 @pytest.mark.parametrize('length', [645, 712, 768])
 @pytest.mark.parametrize('states', [13, 16])
 def test_many_windows(method, length, states):
-    inputs = make_inputs(length=length, channels=35, states=states, dtype=torch.float32)
-    for name in ('u', 'delta', 'z', 'B', 'C'):
-        inputs[name] = inputs[name].detach().bfloat16()
+    inputs = inputs_in(torch.bfloat16, length=length, channels=35, states=states)
     compare(inputs, delta_softplus=True, discretization_method=method, reverse=True)
 
 
@@ -165,11 +164,7 @@ def test_many_windows(method, length, states):
     ],
 )
 def test_rows(method, batch, channels, length, dtype, reverse):
-    inputs = make_inputs(
-        batch=batch, channels=channels, length=length, states=16, dtype=torch.float32
-    )
-    for name in ('u', 'delta', 'z', 'B', 'C'):
-        inputs[name] = inputs[name].detach().to(dtype)
+    inputs = inputs_in(dtype, batch=batch, channels=channels, length=length, states=16)
     compare(inputs, delta_softplus=True, discretization_method=method, reverse=reverse)
 
 
@@ -189,9 +184,7 @@ def test_rows(method, batch, channels, length, dtype, reverse):
     ],
 )
 def test_blocks_that_share_channels(method, channels, reverse, dtype, states, length):
-    inputs = make_inputs(channels=channels, length=length, states=states, dtype=torch.float32)
-    for name in ('u', 'delta', 'z', 'B', 'C'):
-        inputs[name] = inputs[name].detach().to(dtype)
+    inputs = inputs_in(dtype, channels=channels, length=length, states=states)
     compare(inputs, delta_softplus=True, discretization_method=method, reverse=reverse)
 
 
@@ -213,9 +206,7 @@ def test_blocks_that_share_channels_of_any_strides_and_dtypes(channels):
 @each_method
 def test_more_blocks_that_share_channels_than_run_at_once(method):
     """384 chunks of two blocks each: an H200 has 264 blocks at a time."""
-    inputs = make_inputs(batch=96, channels=70, length=256, states=16, dtype=torch.float32)
-    for name in ('u', 'delta', 'z', 'B', 'C'):
-        inputs[name] = inputs[name].detach().bfloat16()
+    inputs = inputs_in(torch.bfloat16, batch=96, channels=70, length=256, states=16)
     options = {'delta_softplus': True, 'discretization_method': method}
     first = compare(inputs, **options)
     inputs = on_cuda(inputs)
@@ -237,9 +228,7 @@ def test_every_form_of_B_and_C(method, form, states):
 @each_method
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16], ids=['fp16', 'bf16'])
 def test_half_precision(method, dtype):
-    inputs = make_inputs(channels=12, length=300, states=16, dtype=torch.float32)
-    for name in ('u', 'delta', 'z', 'B', 'C'):
-        inputs[name] = inputs[name].detach().to(dtype)
+    inputs = inputs_in(dtype, channels=12, length=300, states=16)
     results = compare(inputs, delta_softplus=True, discretization_method=method)
     assert results['out'].dtype == dtype
     assert results['last_state'].dtype == torch.float32
@@ -392,9 +381,7 @@ def test_relieved_blocks_have_the_same_bits(method, dtype, length):
     if not rows:
         pytest.skip('needs room for two blocks on a multiprocessor')
     channels = rows + 3
-    inputs = make_inputs(batch=1, channels=channels, length=length, states=16, dtype=torch.float32)
-    for name in ('u', 'delta', 'z', 'B', 'C'):
-        inputs[name] = inputs[name].detach().to(dtype)
+    inputs = inputs_in(dtype, batch=1, channels=channels, length=length, states=16)
     inputs = on_cuda(inputs)
     scan = functools.partial(
         cuda_scan, delta_softplus=True, return_last_state=True, discretization_method=method
