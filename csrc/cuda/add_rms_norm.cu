@@ -6,7 +6,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include "errors.h"
+#include "launch.cuh"
 #include "parameters.cuh"
 
 namespace vim_mm {
@@ -33,6 +33,8 @@ __global__ void __launch_bounds__(kWarp* kForwardWarps)
     add_rms_norm_kernel(const __grid_constant__ AddRmsNorm p,
                         const __grid_constant__ ConversionBlocks beside) {
   static_assert(kWarp * kForwardWarps == kConversionThreads, "both have such blocks");
+  let_next_begin();
+  wait_for_previous();
   if (blockIdx.x < beside.count) return convert_block(beside, blockIdx.x);
   const int64_t row = int64_t(blockIdx.x - beside.count) * kForwardWarps + threadIdx.x / kWarp;
   if (row >= p.rows) return;
@@ -154,12 +156,10 @@ void add_rms_norm(const AddRmsNorm& p, const Conversions& beside, void* stream) 
   if (p.rows == 0 || p.channels == 0) return convert(beside, stream);
   const ConversionBlocks conversions = conversion_blocks(beside);
   const int64_t blocks = conversions.count + (p.rows + kForwardWarps - 1) / kForwardWarps;
-  if (blocks > INT32_MAX) throw std::runtime_error("vim_mm: too many rows for one launch");
   dispatch(p, {p.residual, p.sum}, {p.update, p.normed},
            [&](auto residual, auto t, auto weight, auto width) {
-             enqueue(
-                 add_rms_norm_kernel<decltype(residual), decltype(t), decltype(weight), width()>,
-                 static_cast<unsigned>(blocks), kWarp * kForwardWarps, 0, stream, p, conversions);
+             launch(add_rms_norm_kernel<decltype(residual), decltype(t), decltype(weight), width()>,
+                    {grid_of(blocks), kWarp * kForwardWarps}, Begin::early, stream, p, conversions);
            });
 }
 

@@ -270,6 +270,7 @@ class BackwardBlock {
         C_(scan_.C, scan_.constant_C, work_) {}
 
   __device__ __forceinline__ void run() {
+    wait_for_previous();
     if constexpr (fast) {
       load_matrices(0);
 #pragma unroll
@@ -770,6 +771,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     backward_kernel(const __grid_constant__ BackwardArguments p) {
   extern __shared__ float4 memory[];
   auto& shared = *reinterpret_cast<BackwardShared<E, Shape>*>(memory);
+  let_next_begin();
   BackwardBlock<Method, E, Shape, layout, Aligned>(p, shared).run();
 }
 

@@ -35,7 +35,9 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   auto& shared = *reinterpret_cast<EdgesShared<E, Shape>*>(memory);
   const ScanArguments& scan = p.scan;
   const int states = int(scan.states);
-  clear_counts(p.counts, scan.batch * scan.groups * p.chunks, Shape::threads);
+  let_next_begin();
+  wait_for_previous();
+  clear_counts(p.counts, scan.batch * scan.groups * p.chunks, threadIdx.x, Shape::threads);
 
   const Work work = work_of_block<Shape>(scan);
   const int warp = threadIdx.x / 32;

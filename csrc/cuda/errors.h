@@ -27,13 +27,27 @@ inline void check(cudaError_t error) {
   throw std::runtime_error(std::string("vim_mm: CUDA error: ") + cudaGetErrorString(error));
 }
 
-// kernel<<<...>>>(arguments...), in words that every C++ compiler reads: see tests/emulation.
+// kernel<<<...>>>(arguments...), in words that every C++ compiler reads: see tests/emulation. `early`: it
+// may begin before the last launch has ended, see overlap.cuh.
+struct LaunchSize {
+  dim3 grid, threads;
+  size_t shared_bytes = 0;
+};
+template <class... Arguments>
+void enqueue(void (*kernel)(Arguments...), const LaunchSize& size, bool early, void* stream,
+             const Arguments&... arguments) {
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  const cudaLaunchConfig_t config{size.grid,         size.threads,
+                                  size.shared_bytes, static_cast<cudaStream_t>(stream),
+                                  &overlap,          early ? 1u : 0u};
+  check(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
 template <class... Arguments>
 void enqueue(void (*kernel)(Arguments...), dim3 grid, dim3 threads, size_t shared_bytes,
              void* stream, const Arguments&... arguments) {
-  const void* list[] = {&arguments...};
-  check(cudaLaunchKernel(kernel, grid, threads, const_cast<void**>(list), shared_bytes,
-                         static_cast<cudaStream_t>(stream)));
+  enqueue(kernel, {grid, threads, shared_bytes}, false, stream, arguments...);
 }
 
 }  // namespace vim_mm

@@ -5,6 +5,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "overlap.cuh"
 #include "stream.cuh"
 
 namespace vim_mm {
@@ -176,6 +177,8 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   auto& shared = *reinterpret_cast<ForwardShared<E, Shape>*>(memory);
   const ScanArguments& scan = p.scan;
   const int states = int(scan.states);
+  let_next_begin();
+  wait_for_previous();
 
   const Work work = work_of_block<Shape>(scan);
   const int warp = threadIdx.x / 32;

@@ -4,6 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "overlap.cuh"
 #include "tile.cuh"
 
 namespace vim_mm {
@@ -60,11 +61,12 @@ __device__ __forceinline__ void wait_for_warps(const uint32_t* count, uint32_t w
 #endif
 }
 
-// An earlier launch sets such counts to zero, all its blocks of so many threads together.
-__device__ __forceinline__ void clear_counts(uint32_t* counts, int64_t size, int threads) {
+// An earlier launch sets such counts to zero, so many threads of each of its blocks together.
+__device__ __forceinline__ void clear_counts(uint32_t* counts, int64_t size, int thread,
+                                             int threads) {
   if (!counts) return;
   const int64_t all = int64_t(gridDim.x) * threads;
-  for (int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x; i < size; i += all) counts[i] = 0;
+  for (int64_t i = int64_t(blockIdx.x) * threads + thread; i < size; i += all) counts[i] = 0;
 }
 
 // How the stages go to and fro between row warps and those that scan, a window each turn; turns count from

@@ -3,7 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include "errors.h"
+#include "launch.cuh"
 #include "tile.cuh"
 
 namespace vim_mm {
@@ -26,13 +26,17 @@ __host__ __device__ int floats_per_thread(const Sum& sum) {
   return sum.components == 1 && sum.sizes[2] % kWide == 0 ? kWide : 1;
 }
 
+}  // namespace
+inline namespace VIM_MM_ISA {
+
 // Neighbouring threads have neighbouring entries. `Index` holds every number of floats.
 template <int Width, class Index>
 __device__ void sum_parts(const Sum& sum) {
   struct alignas(4 * Width) Floats {
     float v[Width];
   };
-  static __shared__ Floats totals[kThreads];
+  extern __shared__ float4 memory[];
+  Floats* const totals = reinterpret_cast<Floats*>(memory);  // kThreads of them
   const int sharing = threads_per_entry(sum), lines = kThreads / sharing;
   const int line = threadIdx.x % lines, first_part = threadIdx.x / lines;
   const int parts = sum.counts[0] * sum.counts[1], inner_parts = sum.counts[1];
@@ -86,10 +90,15 @@ __device__ void sum_parts(const Sum& sum) {
 
 template <class Index>
 __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ Sums sums) {
+  let_next_begin();
   const Sum& sum = sums.each[blockIdx.y];
+  wait_for_previous();
   if (floats_per_thread(sum) == kWide) sum_parts<kWide, Index>(sum);
   else sum_parts<1, Index>(sum);
 }
+
+}  // namespace VIM_MM_ISA
+namespace {
 
 template <class Method, class E>
 __global__ void __launch_bounds__(kThreads)
@@ -115,7 +124,7 @@ void sum_in_order(const Sums& sums, void* stream) {
   const int64_t blocks = std::min<int64_t>((threads + kThreads - 1) / kThreads, 1 << 16);
   const dim3 grid(static_cast<unsigned>(blocks), sums.count);
   const auto kernel = most < int64_t(1) << 30 ? sum_kernel<uint32_t> : sum_kernel<uint64_t>;
-  enqueue(kernel, grid, kThreads, 0, stream, sums);
+  launch(kernel, {grid, kThreads, kThreads * kWide * sizeof(float)}, Begin::early, stream, sums);
 }
 
 void discretize(int64_t n, int method, bool is_complex, const float* dt, const void* a, void* out,

@@ -1,23 +1,16 @@
-// What the launches of the scan kernels share.
+// What launches share.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+#include <atomic>
+#include <stdexcept>
+
 #include "errors.h"
-#include "shapes.cuh"
+#include "overlap.cuh"
 
 namespace vim_mm {
-inline namespace VIM_MM_ISA {
-
-template <class Arguments>
-void launch(void (*kernel)(Arguments), int64_t blocks, int threads, size_t shared_bytes,
-            const Arguments& arguments, void* stream) {
-  if (blocks == 0) return;
-  if (blocks > INT32_MAX) throw std::runtime_error("vim_mm: too many rows for one launch");
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(shared_bytes)));
-  enqueue(kernel, static_cast<unsigned>(blocks), threads, shared_bytes, stream, arguments);
-}
 
 // Of the current device.
 inline int64_t device_attribute(cudaDeviceAttr of) {
@@ -27,10 +20,58 @@ inline int64_t device_attribute(cudaDeviceAttr of) {
   return value;
 }
 
-template <class Shape>
-int64_t blocks_of(const ScanArguments& scan) {
-  return scan.batch * scan.groups * ((scan.channels + Shape::channels - 1) / Shape::channels);
+// Whether kernels know on the current device how to wait for the launch before: its code may be compiled
+// from PTX of lower architectures.
+template <class... Arguments>
+bool can_wait(void (*kernel)(Arguments...)) {
+  constexpr int devices = 64;
+  static std::atomic<int8_t> answers[devices];  // 0: not asked yet
+  int device = 0;
+  check(cudaGetDevice(&device));
+  if (device >= devices) return false;
+  int8_t answer = answers[device].load(std::memory_order_relaxed);
+  if (answer == 0) {
+    cudaFuncAttributes attributes{};
+    check(cudaFuncGetAttributes(&attributes, kernel));
+    answer = attributes.ptxVersion >= 90 ? 1 : -1;
+    answers[device].store(answer, std::memory_order_relaxed);
+  }
+  return answer > 0;
 }
 
-}  // namespace VIM_MM_ISA
+constexpr int64_t kMostBlocks = 32;  // that a multiprocessor takes, at least, on any GPU: 16 to 32
+
+// The least shared memory with which no multiprocessor takes more than its share of the blocks.
+inline size_t bytes_for_even_shares(const dim3& grid) {
+  const int64_t blocks = int64_t(grid.x) * grid.y * grid.z;
+  const int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount);
+  const int64_t too_many = (blocks + processors - 1) / processors + 1;
+  if (too_many > kMostBlocks) return 0;
+  const int64_t all = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  const int64_t reserved = device_attribute(cudaDevAttrReservedSharedMemoryPerBlock);
+  const int64_t unit = 128;  // in which it is given out
+  return std::max<int64_t>(0, all / too_many - reserved + unit) / unit * unit;
+}
+
+// `early`: before the launch before has ended, which overlap.cuh asks something of the kernel for. Blocks go
+// where there is room first, and if few of a launch before still run that is not where fewest of this one
+// are: so each asks for shared memory as if it needed all of its share.
+enum class Begin { early, in_turn };
+
+template <class... Arguments>
+void launch(void (*kernel)(Arguments...), LaunchSize size, Begin begin, void* stream,
+            const Arguments&... arguments) {
+  if (size.grid.x == 0) return;
+  const bool early = begin == Begin::early && can_wait(kernel);
+  if (early) size.shared_bytes = std::max(size.shared_bytes, bytes_for_even_shares(size.grid));
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(size.shared_bytes)));
+  enqueue(kernel, size, early, stream, arguments...);
+}
+
+inline unsigned grid_of(int64_t blocks) {
+  if (blocks > INT32_MAX) throw std::runtime_error("vim_mm: too many rows for one launch");
+  return static_cast<unsigned>(blocks);
+}
+
 }  // namespace vim_mm

@@ -25,6 +25,7 @@ __device__ __forceinline__ void edges_rows(const EdgesArguments& p, const Work& 
   const auto window_of = [&](int i) { return Ascending ? i : windows - 1 - i; };
   Rows rows(scan, work, p.grad_out, matrices, scan.gated);
   typename Rows::Raw raw;
+  wait_for_previous();
   rows.load(window_of(group), raw);
   rows.load_bias();
   shared.handover.meet();
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
     edges_march_kernel(const __grid_constant__ EdgesArguments p) {
   extern __shared__ float4 memory[];
   auto& shared = *reinterpret_cast<EdgesMarchShared<Shape>*>(memory);
-  clear_counts(p.counts, p.scan.batch * p.scan.groups * p.chunks, Shape::all_threads);
+  let_next_begin();
   const Work work = work_of_block<Shape>(p.scan);
   shared.handover.begin();
   if (threadIdx.x < Shape::row_threads) {
@@ -59,6 +60,9 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
     });
     return;
   }
+  wait_for_previous();
+  clear_counts(p.counts, p.scan.batch * p.scan.groups * p.chunks, threadIdx.x - Shape::row_threads,
+               Shape::scan_threads);
   const MarchLane<Shape> lane;
   MarchStates<Shape> of(p.scan, work, lane, p.grad_last_state);
   using Steps = Recurrence<Method, accuracy_of(layout), float>;

@@ -184,6 +184,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
   const View* const matrices[] = {&scan.B, &scan.C};
   Rows rows(scan, work, scan.u, matrices, false);
   typename Rows::Raw raw;
+  wait_for_previous();
   rows.load(window_of<leg>(span, first), raw);
   rows.load_bias();
   // Now that what it takes longest to get is on its way. On the way forth all first sums are there.
@@ -384,6 +385,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
                                                ForwardMarchShared<Shape, layout>& shared) {
   constexpr int together = Shape::strides, piece = together * kStride;
   const MarchLane<Shape> lane;
+  wait_for_previous();
   MarchStates<Shape> of(p.scan, work, lane, View());
   using Steps = Recurrence<Method, accuracy_of(layout), float>;
   Steps recurrence[Shape::states];
@@ -530,6 +532,7 @@ __device__ __forceinline__ void each_leg(const Legs& legs, const F& f) {
 template <class Method, class Shape, Layout layout>
 __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
     forward_march_kernel(const __grid_constant__ ForwardArguments p) {
+  let_next_begin();
   extern __shared__ float4 memory[];
   auto& shared = *reinterpret_cast<ForwardMarchShared<Shape, layout>*>(memory);
   const bool relieves = Shape::straight && int(blockIdx.x) >= int(gridDim.x) - p.relief.blocks;

@@ -160,6 +160,7 @@ template <class T, int Fragments>
 __global__ void __launch_bounds__(kThreads)
     output_projection_kernel(const __grid_constant__ OutputProjection p) {
   using Tile = OutputTile<Fragments>;
+  let_next_begin();
   extern __shared__ float4 memory[];
   Tile& tile = *reinterpret_cast<Tile*>(memory);
   const int row = threadIdx.x % kWarp / 4, column = threadIdx.x % 4;
@@ -169,6 +170,7 @@ __global__ void __launch_bounds__(kThreads)
   GatedPacks<T, Fragments> gating(p, tile);
   const WeightRows weights(p);
   WeightRows::Packs even, odd;  // of every other stage, asked for as soon as there is room
+  wait_for_previous();
   gating.copy(0);
   weights.load(even, 0), weights.load(odd, 1);
   __syncthreads();  // or the compiler asks for weights only when the first copies have come
@@ -258,8 +260,9 @@ template <class T, int Fragments = 1>
 void launch_tiles(const OutputProjection& p, int fragments, void* stream) {
   if constexpr (Fragments < kMostFragments)
     if (fragments > Fragments) return launch_tiles<T, Fragments + 1>(p, fragments, stream);
-  launch(output_projection_kernel<T, Fragments>, tiles_of(p, Fragments), kThreads,
-         sizeof(OutputTile<Fragments>), p, stream);
+  launch(output_projection_kernel<T, Fragments>,
+         {grid_of(tiles_of(p, Fragments)), kThreads, sizeof(OutputTile<Fragments>)}, Begin::early,
+         stream, p);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backward.cuh"
 #include "launch.cuh"
+#include "shapes.cuh"
 
 namespace vim_mm {
 namespace {
@@ -47,9 +48,10 @@ void scan_backward(const BackwardArguments& p, void* stream) {
                   channels * p.grad_z.row,
                   channels * p.chunks * scan.states};
         const auto run = [&](auto aligned) {
+          const int64_t blocks = scan.batch * scan.groups * p.chunks * p.slabs;
           launch(backward_kernel<Method, E, Block, layout(), aligned()>,
-                 scan.batch * scan.groups * p.chunks * p.slabs, Block::threads,
-                 sizeof(BackwardShared<E, Block>), q, stream);
+                 {grid_of(blocks), Block::threads, sizeof(BackwardShared<E, Block>)}, Begin::early,
+                 stream, q);
         };
         if constexpr (layout() == Layout::any) run(std::false_type());
         else if (scan.aligned) run(std::true_type());

@@ -4,6 +4,7 @@
 #include "edges.cuh"
 #include "launch.cuh"
 #include "march_edges.cuh"
+#include "shapes.cuh"
 
 namespace vim_mm {
 namespace {
@@ -16,15 +17,17 @@ void launch_edges(const EdgesArguments& p, void* stream) {
     using E = std::decay_t<decltype(e)>;  // else nvcc hands the host compiler a reference
     choose_edges<layout()>(scan, [&](auto shape) {
       using Block = decltype(shape);
-      const int64_t blocks = blocks_of<Block>(scan);
+      const unsigned grid = grid_of(blocks_of<Block>(scan));
       if constexpr (Block::marches)
-        launch(edges_march_kernel<Method, Block, layout(), Ascending>, blocks, Block::all_threads,
-               sizeof(EdgesMarchShared<Block>), p, stream);
+        launch(edges_march_kernel<Method, Block, layout(), Ascending>,
+               {grid, Block::all_threads, sizeof(EdgesMarchShared<Block>)}, Begin::early, stream,
+               p);
       else
         launch(
-            edges_kernel<Method, E, Block, layout(), Adjoint, Ascending>, blocks, Block::threads,
-            sizeof(EdgesShared<E, Block>) + CarriedStates<E, Block, layout()>::bytes(scan.states),
-            p, stream);
+            edges_kernel<Method, E, Block, layout(), Adjoint, Ascending>,
+            {grid, Block::threads,
+             sizeof(EdgesShared<E, Block>) + CarriedStates<E, Block, layout()>::bytes(scan.states)},
+            Begin::early, stream, p);
     });
   };
   using std::integral_constant;

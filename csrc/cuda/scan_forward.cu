@@ -4,6 +4,7 @@
 #include "forward.cuh"
 #include "launch.cuh"
 #include "march_forward.cuh"
+#include "shapes.cuh"
 
 namespace vim_mm {
 namespace {
@@ -72,15 +73,18 @@ void scan_forward(const ForwardArguments& p, void* stream) {
       constexpr size_t bytes = sizeof(ForwardMarchShared<Block, layout()>);
       ForwardArguments arguments = p;
       if constexpr (Block::straight) plan_relief<Block>(arguments, blocks, bytes, stream);
-      launch(forward_march_kernel<Method, Block, layout()>, blocks + arguments.relief.blocks,
-             Block::all_threads, bytes, arguments, stream);
+      // What is relieved is chosen by where blocks go when all multiprocessors are free.
+      launch(forward_march_kernel<Method, Block, layout()>,
+             {grid_of(blocks + arguments.relief.blocks), Block::all_threads, bytes},
+             arguments.relief.blocks > 0 ? Begin::in_turn : Begin::early, stream, arguments);
     } else {
       if (!Method::causal && scan.steps > 0)
         scan_edges({scan, false, false, {}, {}, p.other_edges, p.chunks}, stream);
       launch(
-          forward_kernel<Method, E, Block>, blocks, Block::threads,
-          sizeof(ForwardShared<E, Block>) + CarriedStates<E, Block, layout()>::bytes(scan.states),
-          p, stream);
+          forward_kernel<Method, E, Block>,
+          {grid_of(blocks), Block::threads,
+           sizeof(ForwardShared<E, Block>) + CarriedStates<E, Block, layout()>::bytes(scan.states)},
+          Begin::early, stream, p);
     }
   });
 }

@@ -80,5 +80,10 @@ void choose_backward(const F& f) {
   else f(Shape<8, 8, 4, 2, 2>());
 }
 
+template <class Shape>
+int64_t blocks_of(const ScanArguments& scan) {
+  return scan.batch * scan.groups * ((scan.channels + Shape::channels - 1) / Shape::channels);
+}
+
 }  // namespace VIM_MM_ISA
 }  // namespace vim_mm

@@ -5,7 +5,7 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "block.h"
-#include "errors.h"
+#include "launch.cuh"
 #include "tensor_core.cuh"
 
 namespace vim_mm {
@@ -62,11 +62,13 @@ struct Operand {
 template <class T, int Instructions>
 __global__ void __launch_bounds__(kWarp* kWarps)
     tensor_core_kernel(const __grid_constant__ StepProjection p) {
+  let_next_begin();
   const int row = threadIdx.x % kWarp / 4, column = threadIdx.x % 4;
   const int64_t set = blockIdx.z, channel_pack = blockIdx.y * int64_t(kPack);
   const int64_t token_packs = p.tokens / kPack, channel_packs = p.channels / kPack;
   const int64_t first_pack = (blockIdx.x * int64_t(kWarps) + threadIdx.x / kWarp) * kPack;
   if (first_pack >= token_packs) return;
+  wait_for_previous();
   const uint4* const weights = static_cast<const uint4*>(p.weight) + set * p.rank * channel_packs;
   const Operand<Instructions> weight(weights, p.rank, channel_packs, channel_pack + row);
   const int64_t token_pack = first_pack + row;
@@ -98,10 +100,12 @@ __global__ void __launch_bounds__(kWarp* kWarps)
 // Any type, layout and rank, by plain sums: each thread has Width tokens in kChannels channels.
 template <class T, int Width>
 __global__ void __launch_bounds__(kThreads) plain_kernel(const __grid_constant__ StepProjection p) {
+  let_next_begin();
   using Tokens = Pack<T, Width>;
   const int64_t set = blockIdx.z, first = blockIdx.y * int64_t(kChannels);
   const int64_t size = p.tokens / Width, at = blockIdx.x * int64_t(kThreads) + threadIdx.x;
   if (at >= size) return;
+  wait_for_previous();
   const T* const weight = static_cast<const T*>(p.weight) + set * p.rank * p.channels + first;
   const Tokens* const dt = static_cast<const Tokens*>(p.dt) + set * (p.dt_set / Width) + at;
   float sums[kChannels][Width] = {};
@@ -146,14 +150,14 @@ void launch_tensor_core(const StepProjection& p, void* stream) {
   if constexpr (Instructions * kInstruction < kMostRank)
     if (p.rank > Instructions * kInstruction)
       return launch_tensor_core<T, Instructions + 1>(p, stream);
-  enqueue(tensor_core_kernel<T, Instructions>, blocks_of(p, kWarps * kTile, kTile), kWarp * kWarps,
-          0, stream, p);
+  launch(tensor_core_kernel<T, Instructions>, {blocks_of(p, kWarps * kTile, kTile), kWarp * kWarps},
+         Begin::early, stream, p);
 }
 
 template <class T, int Width>
 void launch_plain(const StepProjection& p, void* stream) {
-  enqueue(plain_kernel<T, Width>, blocks_of(p, kThreads * Width, kChannels), kThreads, 0, stream,
-          p);
+  launch(plain_kernel<T, Width>, {blocks_of(p, kThreads * Width, kChannels), kThreads},
+         Begin::early, stream, p);
 }
 
 }  // namespace

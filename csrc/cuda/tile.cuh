@@ -235,7 +235,7 @@ struct Work {
   }
 };
 
-// That of a block which has channels of its own, in the grid of blocks_of (launch.cuh).
+// That of a block which has channels of its own, in the grid of blocks_of (shapes.cuh).
 template <class Shape>
 __device__ __forceinline__ Work work_of_block(const ScanArguments& scan,
                                               uint32_t block = blockIdx.x) {

@@ -12,7 +12,6 @@
 
 #include <cmath>
 #include <functional>
-#include <utility>
 
 #undef __global__
 #undef __device__
@@ -55,11 +54,6 @@ float exchange(float value, int lane);
 cudaError_t run(dim3 blocks, int threads, size_t shared_bytes, const std::function<void()>& kernel);
 
 inline int lane() { return thread.x % 32; }
-
-template <class... Arguments, size_t... I>
-void call(void (*kernel)(Arguments...), void** arguments, std::index_sequence<I...>) {
-  kernel(*static_cast<Arguments*>(arguments[I])...);
-}
 
 }  // namespace emulation
 
@@ -115,13 +109,22 @@ inline float exp2f(float x) {
 }  // namespace emulation
 #define exp2f emulation::exp2f
 
-// The runtime's own take a void*; nothing links it.
+// The runtime's own take a void*; nothing links it. Launches come one after the other, as on a GPU that knows
+// nothing else.
+namespace emulation {
 template <class... Arguments>
-cudaError_t cudaLaunchKernel(void (*kernel)(Arguments...), dim3 blocks, dim3 threads,
-                             void** arguments, size_t shared_bytes, cudaStream_t) {
-  return emulation::run(blocks, threads.x, shared_bytes, [&] {
-    emulation::call(kernel, arguments, std::index_sequence_for<Arguments...>());
-  });
+cudaError_t launch(const cudaLaunchConfig_t* config, void (*kernel)(Arguments...),
+                   const Arguments&... arguments) {
+  const auto [blocks, threads, bytes, stream, attributes, count] = *config;
+  if (count > 0) return cudaErrorNotSupported;
+  return run(blocks, threads.x, bytes, [&] { kernel(arguments...); });
+}
+}  // namespace emulation
+#define cudaLaunchKernelEx emulation::launch
+template <class... Arguments>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*)(Arguments...)) {
+  attributes->ptxVersion = 80;
+  return cudaSuccess;
 }
 template <class... Arguments>
 cudaError_t cudaFuncSetAttribute(void (*)(Arguments...), cudaFuncAttribute, int) {

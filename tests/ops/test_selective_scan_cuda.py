@@ -394,6 +394,34 @@ def test_relieved_blocks_have_the_same_bits(method, dtype, length):
             assert torch.equal(result[:, part], expected)
 
 
+@pytest.mark.parametrize('method', ['zoh', 'poly'])
+@pytest.mark.parametrize(
+    ('batch', 'states'),
+    [(2, 16), (4, 16), (8, 16), (12, 16), (2, 20)],
+    ids=['fewest', 'relieved', 'few', 'many', 'any'],
+)
+def test_launches_that_begin_early(method, batch, states):
+    """Each scan has what the last one gave, forward and backward, and waits for it."""
+    sizes = {'batch': batch, 'channels': 384, 'length': 2048, 'states': states}
+    inputs = on_cuda(inputs_in(torch.bfloat16, **sizes))
+    options = {'delta_softplus': True, 'discretization_method': method}
+
+    def chain(pause):
+        results = [inputs['u']]
+        for _ in range(4):
+            out = cuda_scan(**{**inputs, 'u': results[-1]}, **options)
+            out.register_hook(lambda _: pause())
+            pause()
+            results.append(out)
+        return [*results, *torch.autograd.grad(out.sum(), list(inputs.values()))]
+
+    expected = chain(torch.cuda.synchronize)
+    assert all(x.isfinite().all() for x in expected)
+    for _ in range(3):
+        for value, truth in zip(chain(lambda: None), expected, strict=True):
+            assert torch.equal(value, truth)
+
+
 @each_method
 def test_only_the_last_state_is_used(method):
     inputs = make_inputs(dtype=torch.float32, length=40)

@@ -24,8 +24,8 @@ DTYPES = {
     'fp16': torch.float16,
 }
 # A graph of calls lasts so long that starting it does not show, and so short that many fit.
-_GRAPH_SECONDS = 2e-3
-_MAX_GRAPH_CALLS = 50
+_GRAPH_SECONDS = 5e-3
+_MAX_GRAPH_CALLS = 100
 _MIN_TRIALS = 3
 
 
@@ -143,14 +143,19 @@ def device_times(prepare: Callable[[], Callable[[], object]], trials: int) -> li
     with torch.cuda.stream(stream):
         function = prepare()
         function()
-        single = _event_time(function)
+
+    def replay_times(calls: int, trials: int) -> list[float]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(calls):
+                function()
+        graph.replay()
+        return [_event_time(graph.replay) for _ in range(trials)]
+
+    # So many that what the graph itself takes, some microseconds, does not count.
+    (single,) = replay_times(1, 1)
     calls = max(1, min(_MAX_GRAPH_CALLS, round(_GRAPH_SECONDS / single)))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(calls):
-            function()
-    graph.replay()
-    return [_event_time(graph.replay) / calls for _ in range(trials)]
+    return [seconds / calls for seconds in replay_times(calls, trials)]
 
 
 def _event_time(function: Callable[[], object]) -> float:
