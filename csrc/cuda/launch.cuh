@@ -39,14 +39,14 @@ bool can_wait(void (*kernel)(Arguments...)) {
   return answer > 0;
 }
 
-constexpr int64_t kMostBlocks = 32;  // that a multiprocessor takes, at least, on any GPU: 16 to 32
-
-// The least shared memory with which no multiprocessor takes more than its share of the blocks.
-inline size_t bytes_for_even_shares(const dim3& grid) {
-  const int64_t blocks = int64_t(grid.x) * grid.y * grid.z;
+// The least shared memory with which no multiprocessor takes more than its share of the blocks; none where
+// their threads see to that.
+inline size_t bytes_for_even_shares(const LaunchSize& size) {
+  const int64_t blocks = int64_t(size.grid.x) * size.grid.y * size.grid.z;
   const int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount);
   const int64_t too_many = (blocks + processors - 1) / processors + 1;
-  if (too_many > kMostBlocks) return 0;
+  if (too_many * size.threads.x > device_attribute(cudaDevAttrMaxThreadsPerMultiProcessor))
+    return 0;
   const int64_t all = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
   const int64_t reserved = device_attribute(cudaDevAttrReservedSharedMemoryPerBlock);
   const int64_t unit = 128;  // in which it is given out
@@ -58,14 +58,17 @@ inline size_t bytes_for_even_shares(const dim3& grid) {
 // are: so each asks for shared memory as if it needed all of its share.
 enum class Begin { early, in_turn };
 
+// Of kernels whose shared memory is all dynamic.
 template <class... Arguments>
 void launch(void (*kernel)(Arguments...), LaunchSize size, Begin begin, void* stream,
             const Arguments&... arguments) {
   if (size.grid.x == 0) return;
   const bool early = begin == Begin::early && can_wait(kernel);
-  if (early) size.shared_bytes = std::max(size.shared_bytes, bytes_for_even_shares(size.grid));
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(size.shared_bytes)));
+  if (early) size.shared_bytes = std::max(size.shared_bytes, bytes_for_even_shares(size));
+  // Always the same, because the kernel has it in common with the launches of other threads.
+  check(cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+      static_cast<int>(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin))));
   enqueue(kernel, size, early, stream, arguments...);
 }
 

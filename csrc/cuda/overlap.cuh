@@ -8,9 +8,9 @@
 namespace vim_mm {
 
 // A launch begins early (`launch`, launch.cuh) behind a kernel that lets it, if all blocks of that one have
-// begun. What its kernel must do: every thread waits before it reads or writes memory. As the kernel before
-// did so too, by then all that was launched earlier is done, and seen. Before compute capability 9.0, and
-// in launches that do not begin early, neither does anything.
+// begun. What its kernel must do: every thread waits before it reads or writes memory, and in every grid at least
+// one thread does. As that holds of the kernel before too, by then all that was launched earlier is done, and
+// seen. Before compute capability 9.0, and in launches that do not begin early, neither does anything.
 __device__ __forceinline__ void let_next_begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");

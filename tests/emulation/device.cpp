@@ -210,6 +210,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr of, int) {
   if (of == cudaDevAttrMultiProcessorCount) *value = 4;
   else if (of == cudaDevAttrMaxSharedMemoryPerMultiprocessor)
     *value = 2 * int(vim_mm::kSharedBytes);
+  else if (of == cudaDevAttrMaxSharedMemoryPerBlockOptin) *value = int(vim_mm::kSharedBytes);
   else return cudaErrorInvalidValue;
   return cudaSuccess;
 }

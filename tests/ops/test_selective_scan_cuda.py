@@ -401,24 +401,32 @@ def test_relieved_blocks_have_the_same_bits(method, dtype, length):
     ids=['fewest', 'relieved', 'few', 'many', 'any'],
 )
 def test_launches_that_begin_early(method, batch, states):
-    """Each scan has what the last one gave, forward and backward, and waits for it."""
+    """Each scan has what the last one gave, forward and backward, and waits for it.
+
+    Behind a pause, so that launches queue up and come one right behind the other; each against the
+    direction of the one before, so that it begins with what that one writes last; and of other
+    inputs each time, so that what was left in memory is wrong.
+    """
     sizes = {'batch': batch, 'channels': 384, 'length': 2048, 'states': states}
-    inputs = on_cuda(inputs_in(torch.bfloat16, **sizes))
     options = {'delta_softplus': True, 'discretization_method': method}
 
-    def chain(pause):
+    def chain(inputs, pause):
         results = [inputs['u']]
-        for _ in range(4):
-            out = cuda_scan(**{**inputs, 'u': results[-1]}, **options)
+        for i in range(4):
+            out = cuda_scan(**{**inputs, 'u': results[-1]}, reverse=i % 2 == 1, **options)
             out.register_hook(lambda _: pause())
             pause()
             results.append(out)
+        torch.cuda._sleep(20_000_000)
         return [*results, *torch.autograd.grad(out.sum(), list(inputs.values()))]
 
-    expected = chain(torch.cuda.synchronize)
-    assert all(x.isfinite().all() for x in expected)
     for _ in range(3):
-        for value, truth in zip(chain(lambda: None), expected, strict=True):
+        inputs = on_cuda(inputs_in(torch.bfloat16, **sizes))
+        torch.cuda._sleep(20_000_000)
+        results = chain(inputs, lambda: None)
+        expected = chain(inputs, torch.cuda.synchronize)
+        assert all(x.isfinite().all() for x in expected)
+        for value, truth in zip(results, expected, strict=True):
             assert torch.equal(value, truth)
 
 

@@ -133,6 +133,8 @@ def wall_times(function: Callable[[], object], trials: int, seconds: float = 60.
 def device_times(prepare: Callable[[], Callable[[], object]], trials: int) -> list[float]:
     """Seconds of a call on the GPU, without the host's share: several inside a CUDA graph.
 
+    One follows the other, as fast as they let each other begin.
+
     Args:
         prepare: Returns what to call. It runs on the stream that is captured, because autograd
             runs a backward pass on the stream of its forward pass.
