@@ -765,7 +765,7 @@ class BackwardBlock {
   E grad_B_[fast ? states_of_warp : 1][steps], grad_C_[fast ? states_of_warp : 1][steps];
 };
 
-// `Aligned`: as ScanArguments::aligned; with Layout::any it is not asked.
+// `Aligned`: quads can be moved at once; with Layout::any it is not asked.
 template <class Method, class E, class Shape, Layout layout, bool Aligned>
 __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     backward_kernel(const __grid_constant__ BackwardArguments p) {

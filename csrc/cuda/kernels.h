@@ -32,7 +32,8 @@ struct ScanArguments {
   int64_t batch, groups, channels, steps, states;
   int method;
   bool same_direction;  // then all groups have that of group 0
-  bool aligned;         // every four neighbours in time, of every tensor, can be moved at once
+  // How many neighbours in time, of every tensor, can be moved at once: eight of 16 bits, four, or one.
+  int together;
   Directions directions;
 };
 

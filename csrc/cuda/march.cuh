@@ -16,23 +16,26 @@ inline namespace VIM_MM_ISA {
 
 constexpr int kStride = 8;  // steps that a lane has in registers at once
 
-// `States`: of a lane, 1 or 2. `Octets`: of channels; a warp has eight. `Stages`: windows in
+// `States`: of a lane, 1 or 2. `Warps`: those with different channels, eight each. `Stages`: windows in
 // shared memory. `Groups`, of `RowWarps` warps each, load and store rows, one window in turn each:
 // the more there are, the longer may a window take them. `MinBlocks`: per multiprocessor, a bound on
 // registers. `Strides`: of how many a lane of the forward scan has the inputs at once. `Straight`: whole
 // windows are one piece of code, whose parts overlap, and blocks may be relieved. That is for so few
-// rows that a scheduler has few warps, or one; it takes registers.
-template <int States, int Octets, int Stages, int Groups, int RowWarps, int MinBlocks, int Strides,
-          bool Straight = false>
+// rows that a scheduler has few warps, or one; it takes registers. `Octets`: rows are aligned so that
+// eight neighbours of 16 bits can be moved at once.
+template <int States, int Warps, int Stages, int Groups, int RowWarps, int MinBlocks, int Strides,
+          bool Straight = false, bool Octets = false>
 struct MarchShape {
-  static constexpr bool marches = true, straight = Straight;
+  static constexpr bool marches = true, straight = Straight, octets = Octets;
+  using OfOctets =
+      MarchShape<States, Warps, Stages, Groups, RowWarps, MinBlocks, Strides, Straight, true>;
   static constexpr int states = States, min_blocks = MinBlocks, strides = Strides;
   static constexpr int stages = Stages, groups = Groups;
   static constexpr int parts = kStateTile / (4 * States);  // warps that share eight channels
-  static constexpr int channels = 8 * Octets, window = kChunk;
+  static constexpr int channels = 8 * Warps, window = kChunk;
   static constexpr int threads = 32 * RowWarps;         // of a group
   static constexpr int row_threads = Groups * threads;  // they come first
-  static constexpr int scan_threads = 32 * parts * Octets;
+  static constexpr int scan_threads = 32 * parts * Warps;
   static constexpr int all_threads = row_threads + scan_threads;
   static_assert(Stages % Groups == 0, "each stage has its group");
   static_assert(window % (kStride * Strides) == 0, "strides end with the window");
@@ -44,14 +47,25 @@ struct MarchShape {
 // scan meet on a bank.
 constexpr int kPitch = kChunk + 8;
 
-// One value for each row and step of a window.
-template <int Rows>
+// One value for each row and step of a window. `Split`: of quads those of even number come first, and
+// odd ones behind a gap. So threads that have two neighbouring quads do not meet on a bank either.
+template <int Rows, bool Split>
 struct WindowTile {
+  static_assert(!Split || kStride == 2 * kQuad, "a stride has a quad of each kind");
   alignas(16) float values[Rows][kPitch];
 
-  __device__ __forceinline__ float* at(int row, int step) { return values[row] + step; }
-  __device__ __forceinline__ const float* at(int row, int step) const { return values[row] + step; }
+  // Where a step is in a row; that of a stride and a step in it is the sum of both.
+  static __device__ __forceinline__ constexpr int place(int step) {
+    if (!Split) return step;
+    return step / kStride * kQuad + step / kQuad % 2 * (kPitch / 2) + step % kQuad;
+  }
+  __device__ __forceinline__ float* at(int row, int step) { return values[row] + place(step); }
+  __device__ __forceinline__ const float* at(int row, int step) const {
+    return values[row] + place(step);
+  }
 };
+template <int Rows, class Shape, Layout layout>
+using SlotTile = WindowTile<Rows, Slots<Rows, Shape, layout>::octets>;
 
 // A state matrix of 16 bits as it is in memory, but in scan order. To unpack it costs lanes of one
 // state an instruction per element and saves them a fifth of what they read; with two states the
@@ -59,20 +73,34 @@ struct WindowTile {
 struct PackedTile {
   alignas(16) uint32_t words[kStateTile][kPitch / 2];
 
+  static __device__ __forceinline__ constexpr int place(int step) { return step; }
   __device__ __forceinline__ const uint16_t* entries() const {
     return reinterpret_cast<const uint16_t*>(words[0]);
   }
 };
 template <class Shape, Layout layout>
 using MatrixTile = typename std::conditional<layout == Layout::half && Shape::states == 1,
-                                             PackedTile, WindowTile<kStateTile>>::type;
+                                             PackedTile, SlotTile<kStateTile, Shape, layout>>::type;
 
 // What the lanes that scan read of a window.
-template <class Shape, int Matrices, class Matrix = WindowTile<kStateTile>>
+template <class Shape, Layout layout, int Matrices,
+          class Matrix = SlotTile<kStateTile, Shape, layout>>
 struct MarchInputs {
-  WindowTile<Shape::channels> dt, drive;
+  SlotTile<Shape::channels, Shape, layout> dt, drive;
   Matrix matrix[Matrices];
 };
+
+// The stride of a tile that begins there. `InOrder`: as load_by_two has it.
+template <bool InOrder, int Rows, bool Split>
+__device__ __forceinline__ void load_stride(const WindowTile<Rows, Split>& tile, const float* first,
+                                            float (&to)[kStride]) {
+#pragma unroll
+  for (int i = 0; i < kStride; i += kQuad) {
+    float (&quad)[kQuad] = reinterpret_cast<float (&)[kQuad]>(to[i]);
+    if constexpr (InOrder) load_by_two(first + tile.place(i), quad);
+    else load_quad(first + tile.place(i), quad);
+  }
+}
 
 // Which channel and states a lane has that scans.
 template <class Shape>
@@ -108,8 +136,8 @@ __device__ __forceinline__ void start_loads(bool whole, const F& f) {
 }
 
 // What the threads of a group have of a scan: the rows that drive it, the step sizes, the gate and
-// so many state matrices, window by window, all of them contiguous in time. `Aligned`: as
-// ScanArguments::aligned.
+// so many state matrices, window by window, all of them contiguous in time. `Aligned`: slots can be
+// moved at once.
 template <class Shape, Layout layout, class Format, bool Aligned, int Matrices>
 struct MarchRows {
   using Places = Slots<Shape::channels, Shape, layout>;
@@ -194,20 +222,25 @@ struct MarchRows {
       });
     });
   }
-  __device__ __forceinline__ void put_matrix(WindowTile<kStateTile>& to, int i, int k,
+  template <bool Split>
+  __device__ __forceinline__ void put_matrix(WindowTile<kStateTile, Split>& to, int i, int k,
                                              const Raw& raw) const {
     float entry[MatrixPlaces::width];
     matrix[i].template values<Format>(*matrices[i], k, raw.matrix[i], entry);
     put(to, matrix_slots, k, entry);
   }
   __device__ __forceinline__ void put_matrix(PackedTile& to, int i, int k, const Raw& raw) const {
-    uint32_t low = raw.matrix[i].raw[2 * k], high = raw.matrix[i].raw[2 * k + 1];
-    if (Format::reversed) {
-      const uint32_t first = high << 16 | high >> 16;
-      high = low << 16 | low >> 16, low = first;
+    constexpr int count = MatrixPlaces::width / 2;
+    struct alignas(4 * count) {
+      uint32_t word[count];
+    } words;
+#pragma unroll
+    for (int j = 0; j < count; ++j) {
+      const uint32_t word = raw.matrix[i].raw[k * count + (Format::reversed ? count - 1 - j : j)];
+      words.word[j] = Format::reversed ? word << 16 | word >> 16 : word;
     }
     uint32_t* const p = to.words[matrix_slots.row(k)] + matrix_slots.step(k) / 2;
-    *reinterpret_cast<uint2*>(p) = make_uint2(low, high);
+    *reinterpret_cast<decltype(words)*>(p) = words;
   }
   // Converts that window. driven(dt, value, gate) makes of a slot's values what drives the states.
   template <class Inputs, class F>

@@ -8,15 +8,15 @@
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
-template <class Shape>
+template <class Shape, Layout layout>
 struct EdgesMarchShared {
   Handover<Shape> handover;
-  MarchInputs<Shape, 1> inputs[Shape::stages];
+  MarchInputs<Shape, layout, 1> inputs[Shape::stages];
 };
 
 template <class Method, class Shape, Layout layout, class Format, bool Aligned, bool Ascending>
 __device__ __forceinline__ void edges_rows(const EdgesArguments& p, const Work& work,
-                                           EdgesMarchShared<Shape>& shared) {
+                                           EdgesMarchShared<Shape, layout>& shared) {
   constexpr float weight = output_weight<Method, float>();
   const ScanArguments& scan = p.scan;
   using Rows = MarchRows<Shape, layout, Format, Aligned, 1>;
@@ -47,16 +47,17 @@ template <class Method, class Shape, Layout layout, bool Ascending>
 __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
     edges_march_kernel(const __grid_constant__ EdgesArguments p) {
   extern __shared__ float4 memory[];
-  auto& shared = *reinterpret_cast<EdgesMarchShared<Shape>*>(memory);
+  auto& shared = *reinterpret_cast<EdgesMarchShared<Shape, layout>*>(memory);
   let_next_begin();
   const Work work = work_of_block<Shape>(p.scan);
   shared.handover.begin();
   if (threadIdx.x < Shape::row_threads) {
     specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) {
       using Format = decltype(format);
-      if (p.scan.aligned)
+      if (Shape::octets || p.scan.together >= kQuad)
         edges_rows<Method, Shape, layout, Format, true, Ascending>(p, work, shared);
-      else edges_rows<Method, Shape, layout, Format, false, Ascending>(p, work, shared);
+      else if constexpr (!Shape::octets)
+        edges_rows<Method, Shape, layout, Format, false, Ascending>(p, work, shared);
     });
     return;
   }
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
     const int stage = Handover<Shape>::stage_of(i_window);
     const int steps = work.steps_from(Ascending ? i_window : windows - 1 - i_window, kChunk);
     const int begin = Ascending ? 0 : (steps + kStride - 1) / kStride * kStride - kStride;
-    const MarchInputs<Shape, 1>& in = shared.inputs[stage];
+    const auto& in = shared.inputs[stage];
     of.store(edges);
     edges += Ascending ? states : -states;
     // The adjoint is A_bar times the gradient of the state: `factor` is the A_bar that is due.
@@ -91,12 +92,12 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
     for (int i_step = 0; i_step < steps; i_step += kStride) {
       const int step = Ascending ? i_step : begin - i_step;
       float dt[kStride], drive[kStride];
-      load_segment(in.dt.at(lane.channel, step), dt);
-      load_segment(in.drive.at(lane.channel, step), drive);
+      load_stride<false>(in.dt, in.dt.at(lane.channel, step), dt);
+      load_stride<false>(in.drive, in.drive.at(lane.channel, step), drive);
 #pragma unroll
       for (int m = 0; m < Shape::states; ++m) {
         float entry[kStride];
-        load_segment(in.matrix[0].at(lane.state(m), step), entry);
+        load_stride<false>(in.matrix[0], in.matrix[0].at(lane.state(m), step), entry);
 #pragma unroll
         for (int j = 0; j < kStride; ++j) {
           const int i = Ascending ? j : kStride - 1 - j;

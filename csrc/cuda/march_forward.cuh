@@ -141,11 +141,11 @@ __device__ constexpr int in_order(int i, int of) {
   return leg == Leg::back ? of - 1 - i : i;
 }
 
-// What the way back leaves for the way forth, in memory: a thread's entries of window after window.
+// What the way back leaves for the way forth, in memory: a thread's quads of window after window.
 template <class Shape, class Places>
 class FirstSums {
  public:
-  static_assert(Places::width == 4, "entries come as float4");
+  static constexpr int count = Places::count * Places::width / kQuad;
 
   __device__ __forceinline__ FirstSums(float* sums, const Work& work, uint32_t block,
                                        const Places& slots)
@@ -156,7 +156,7 @@ class FirstSums {
   }
 
  private:
-  static constexpr int of_window = Places::count * Shape::threads;
+  static constexpr int of_window = count * Shape::threads;
   float4* const sums_;
   const int64_t first_;
 };
@@ -164,8 +164,8 @@ class FirstSums {
 template <class Shape, Layout layout>
 struct ForwardMarchShared {
   Handover<Shape> handover;
-  MarchInputs<Shape, 2, MatrixTile<Shape, layout>> inputs[Shape::stages];
-  WindowTile<Shape::channels> y[Shape::stages][Shape::parts];
+  MarchInputs<Shape, layout, 2, MatrixTile<Shape, layout>> inputs[Shape::stages];
+  SlotTile<Shape::channels, Shape, layout> y[Shape::stages][Shape::parts];
 };
 
 // A group of row warps: fills stages, and when one of its windows has been scanned, fills its stage
@@ -203,9 +203,10 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
   typename Rows::RowStream out;
   out.begin(p.out, work.at(p.out), rows.slots, work, rows.lowest);
   out.settle();
-  const FirstSums<Shape, typename Rows::Places> first_sums(p.first_sums, work, block, rows.slots);
+  using Sums = FirstSums<Shape, typename Rows::Places>;
+  const Sums first_sums(p.first_sums, work, block, rows.slots);
   typename Rows::Held u_raw, z_raw;
-  float4 sums[count];
+  float4 sums[Sums::count];
   float D[count];
 #pragma unroll
   for (int k = 0; k < count; ++k)
@@ -215,7 +216,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
     const int window = window_of<leg>(span, turn);
     if constexpr (leg == Leg::forth) {
 #pragma unroll
-      for (int k = 0; k < count; ++k) sums[k] = first_sums.at(window, k);
+      for (int k = 0; k < Sums::count; ++k) sums[k] = first_sums.at(window, k);
     }
     const int steps = rows.steps_of(window);
     const int64_t offset = rows.offset_of(window);
@@ -232,9 +233,13 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
 #pragma unroll
     for (int k = 0; k < count; ++k) {
       if constexpr (leg == Leg::forth) {
-        const float rest[] = {sums[k].x, sums[k].y, sums[k].z, sums[k].w};
 #pragma unroll
-        for (int i = 0; i < width; ++i) y[k][i] = weight * y[k][i] + rest[i];
+        for (int i = 0; i < width; i += kQuad) {
+          const float4 of = sums[(k * width + i) / kQuad];
+          const float rest[] = {of.x, of.y, of.z, of.w};
+#pragma unroll
+          for (int j = 0; j < kQuad; ++j) y[k][i + j] = weight * y[k][i + j] + rest[j];
+        }
       } else {
         float u_of[width];
         rows.drive.template values<Format>(scan.u, k, u_raw, u_of);
@@ -242,7 +247,10 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
         for (int i = 0; i < width; ++i) y[k][i] = weight * y[k][i] + D[k] * u_of[i];
       }
       if constexpr (leg == Leg::back) {
-        first_sums.at(window, k) = make_float4(y[k][0], y[k][1], y[k][2], y[k][3]);
+#pragma unroll
+        for (int i = 0; i < width; i += kQuad)
+          first_sums.at(window, (k * width + i) / kQuad) =
+              make_float4(y[k][i], y[k][i + 1], y[k][i + 2], y[k][i + 3]);
         continue;
       }
       float z_of[width];
@@ -298,14 +306,14 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
   if (leg == Leg::back && span.stopped) signal_by_warp(span.stopped);
 }
 
-// A stride or one entry of a state matrix, from that entry of its tile on.
-template <Operand operand>
-__device__ __forceinline__ void read_stride(const WindowTile<kStateTile>& tile, int at,
+// A stride or one entry of a state matrix, at that place of its tile.
+template <Operand operand, bool Split>
+__device__ __forceinline__ void read_stride(const WindowTile<kStateTile, Split>& tile, int at,
                                             float (&out)[kStride]) {
-  load_by_two(tile.values[0] + at, out);
+  load_stride<true>(tile, tile.values[0] + at, out);
 }
-template <Operand operand>
-__device__ __forceinline__ float read_entry(const WindowTile<kStateTile>& tile, int at) {
+template <Operand operand, bool Split>
+__device__ __forceinline__ float read_entry(const WindowTile<kStateTile, Split>& tile, int at) {
   return tile.values[0][at];
 }
 template <Operand operand>
@@ -335,17 +343,16 @@ struct MarchStride {
   static constexpr int states = Shape::states;
   float dt[kStride], drive[kStride], b[states][kStride], c[states];
 
-  // `entry`: where C of its first state and of its step begins in a tile.
+  // `entry`: the place of C of its first state and its step in a tile.
   template <Operand operand, class Inputs>
   __device__ __forceinline__ void load(const Inputs& in, const MarchLane<Shape>& lane, int entry,
                                        int step) {
-    const float* const dt_row = in.dt.values[0] + lane.row + step;
-    const float* const drive_row = in.drive.values[0] + lane.row + step;
-    if constexpr (Shape::straight) load_by_two(dt_row, dt), load_by_two(drive_row, drive);
-    else load_segment(dt_row, dt), load_segment(drive_row, drive);
+    const int of_row = lane.row + in.dt.place(step);
+    load_stride<Shape::straight>(in.dt, in.dt.values[0] + of_row, dt);
+    load_stride<Shape::straight>(in.drive, in.drive.values[0] + of_row, drive);
 #pragma unroll
     for (int m = 0; m < states; ++m) {
-      const int of_state = 4 * m * kPitch + step;
+      const int of_state = 4 * m * kPitch + in.matrix[0].place(step);
       read_stride<operand>(in.matrix[0], lane.state_row + of_state, b[m]);
       c[m] = read_entry<operand>(in.matrix[1], entry + of_state);
     }
@@ -391,8 +398,9 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
   Steps recurrence[Shape::states];
 #pragma unroll
   for (int m = 0; m < Shape::states; ++m) recurrence[m] = Steps(of.a[m]);
-  int entry = lane.state_row + lane.row_in_octet;
-  int y_place = lane.part * Shape::channels * kPitch + lane.row + 2 * lane.column;
+  using Y = SlotTile<Shape::channels, Shape, layout>;
+  int entry = lane.state_row + MatrixTile<Shape, layout>::place(lane.row_in_octet);
+  int y_place = lane.part * Shape::channels * kPitch + lane.row + Y::place(2 * lane.column);
   if constexpr (Shape::straight) settle(entry), settle(y_place);
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   shared.handover.meet();
@@ -428,7 +436,8 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
       sum[j] = OutputSums<operand, Shape::states>::of(x, at.c);
     }
 #pragma unroll
-    for (int j = 0; j < together; ++j) *reinterpret_cast<float2*>(y + step + j * kStride) = sum[j];
+    for (int j = 0; j < together; ++j)
+      *reinterpret_cast<float2*>(y + Y::place(step + j * kStride)) = sum[j];
   };
   const auto y_of = [&](int turn) VIM_MM_INLINED {
     return shared.y[shared.handover.stage_of(turn)][0].values[0] + y_place;
@@ -490,7 +499,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
           if (stride == 0 && turn > first) shared.handover.signal_scanned(turn - 1);
           prepared[(stride + 1) % 2].prepare(recurrence[0], loaded[(stride + 1) % together]);
           sum = prepared[stride % 2].template scan<operand, leg>(of.x[0]);
-          y = y_of(turn) + in_order<leg>(stride, strides) * kStride;
+          y = y_of(turn) + Y::place(in_order<leg>(stride, strides) * kStride);
           load(loaded[(stride + 1) % together], stride + 1 + together);
         }
       }
@@ -562,8 +571,8 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
               p, work, of_leg, block, shared);
         });
       };
-      if (p.scan.aligned) scan(std::true_type());
-      else scan(std::false_type());
+      if (Shape::octets || p.scan.together >= kQuad) scan(std::true_type());
+      else if constexpr (!Shape::octets) scan(std::false_type());
     });
   } else {
     using std::integral_constant;

@@ -54,7 +54,7 @@ void scan_backward(const BackwardArguments& p, void* stream) {
                  stream, q);
         };
         if constexpr (layout() == Layout::any) run(std::false_type());
-        else if (scan.aligned) run(std::true_type());
+        else if (scan.together >= kQuad) run(std::true_type());
         else run(std::false_type());
       });
     });

@@ -20,8 +20,8 @@ void launch_edges(const EdgesArguments& p, void* stream) {
       const unsigned grid = grid_of(blocks_of<Block>(scan));
       if constexpr (Block::marches)
         launch(edges_march_kernel<Method, Block, layout(), Ascending>,
-               {grid, Block::all_threads, sizeof(EdgesMarchShared<Block>)}, Begin::early, stream,
-               p);
+               {grid, Block::all_threads, sizeof(EdgesMarchShared<Block, layout()>)}, Begin::early,
+               stream, p);
       else
         launch(
             edges_kernel<Method, E, Block, layout(), Adjoint, Ascending>,

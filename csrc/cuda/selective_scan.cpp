@@ -47,14 +47,18 @@ View narrow_view(const Tensor& t, int first) {
   return view;
 }
 
-// Whether four neighbours in time of u's dtype can be moved at once, at whichever end time begins.
-bool is_aligned(const ScanArguments& scan, std::initializer_list<View> others) {
-  const int64_t bytes = 4 * (scan.u.storage == Storage::float32 ? 4 : 2);
-  const auto fits = [&](const View& v) {
-    return (reinterpret_cast<int64_t>(v.data) | v.batch | v.group | v.row) % bytes == 0;
+// How many neighbours in time of u's dtype can be moved at once, at whichever end time begins.
+int neighbours_together(const ScanArguments& scan, std::initializer_list<View> others) {
+  const int64_t item = scan.u.storage == Storage::float32 ? 4 : 2;
+  int64_t bits = scan.steps * item;
+  const auto add = [&](const View& v) {
+    bits |= reinterpret_cast<int64_t>(v.data) | v.batch | v.group | v.row;
   };
-  return scan.steps % 4 == 0 && fits(scan.u) && fits(scan.delta) && fits(scan.z) && fits(scan.B) &&
-         fits(scan.C) && std::all_of(others.begin(), others.end(), fits);
+  for (const View& v : {scan.u, scan.delta, scan.z, scan.B, scan.C}) add(v);
+  for (const View& v : others) add(v);
+  for (const int count : {8, 4})
+    if (count * item <= 16 && bits % (count * item) == 0) return count;
+  return 1;
 }
 
 ScanArguments scan_arguments(const Inputs& in, const Sizes& sizes) {
@@ -109,7 +113,7 @@ int64_t count_edges(const ScanArguments& scan) {
 void scan_into(ScanArguments scan, const View& out, void* edges, void* last_state, void* zeros,
                const Tensor& like, void* stream) {
   ForwardArguments p{};
-  scan.aligned = is_aligned(scan, {out});
+  scan.together = neighbours_together(scan, {out});
   p.scan = scan;
   p.out = out;
   p.chunks = chunks_of(scan);
@@ -177,8 +181,8 @@ void scan_backward_into(ScanArguments scan, const ScanGradients& gradients, cons
   p.grad_u = gradients.u, p.grad_delta = gradients.delta, p.grad_z = gradients.z;
   if (!scan.constant_B) p.grad_B = gradients.B;
   if (!scan.constant_C) p.grad_C = gradients.C;
-  scan.aligned =
-      is_aligned(scan, {p.grad_out, p.grad_u, p.grad_delta, p.grad_z, p.grad_B, p.grad_C});
+  scan.together =
+      neighbours_together(scan, {p.grad_out, p.grad_u, p.grad_delta, p.grad_z, p.grad_B, p.grad_C});
   p.scan = scan;
   p.edges = edges;
   p.parts = count_parts(p);

@@ -42,14 +42,23 @@ void dispatch_layout(const ScanArguments& scan, Layout layout, const F& f) {
 
 constexpr int64_t kFewRows = 2048;
 
+// Calls f with a marching shape, or where rows are aligned for it that of octets.
+template <class Shape, Layout layout, class F>
+void choose_slots(const ScanArguments& scan, const F& f) {
+  if constexpr (layout == Layout::half) {
+    if (scan.together == kOctet) return f(typename Shape::OfOctets());
+  }
+  f(Shape());
+}
+
 // Of many rows: the more there are, the more channels in a block, which takes fewer instructions.
 // Roomy are blocks with registers for what needs them; straight, as in MarchShape, those with 8 channels
 // of what needs few.
-template <bool straight, bool roomy, class F>
+template <bool straight, bool roomy, Layout layout, class F>
 void choose_march(const ScanArguments& scan, const F& f) {
   if (rows_of(scan) < 2 * kFewRows || scan.channels <= 8)
-    f(MarchShape<1, 1, 2, 1, 4, 3, straight ? 1 : 2, straight>());
-  else f(MarchShape<2, 2, 2, 1, 4, roomy ? 2 : 3, 2>());
+    choose_slots<MarchShape<1, 1, 2, 1, 4, 3, straight ? 1 : 2, straight>, layout>(scan, f);
+  else choose_slots<MarchShape<2, 2, 2, 1, 4, roomy ? 2 : 3, 2>, layout>(scan, f);
 }
 
 // Few rows want lanes that do not wait for themselves, nor for those that load. Both halves of
@@ -59,8 +68,9 @@ template <class Method, Layout layout, class F>
 void choose_forward(const ScanArguments& scan, const F& f) {
   const bool few = rows_of(scan) < kFewRows;
   if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());
-  else if (few) f(MarchShape<1, 1, 4, 2, 2, 2, Method::psi ? 1 : 2, true>());
-  else choose_march<!Method::psi, layout == Layout::single>(scan, f);
+  else if (few)
+    choose_slots<MarchShape<1, 1, 4, 2, 2, 2, Method::psi ? 1 : 2, true>, layout>(scan, f);
+  else choose_march<!Method::psi, layout == Layout::single, layout>(scan, f);
 }
 
 // A sweep for edges alone is short enough for segments to win where rows are few: many side by side, so
@@ -70,7 +80,7 @@ void choose_edges(const ScanArguments& scan, const F& f) {
   if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());
   else if (rows_of(scan) < kFewRows / 2) f(Shape<16, 16, 4, 3>());
   else if (rows_of(scan) < kFewRows) f(Shape<8, 16, 4, 3>());
-  else choose_march<false, false>(scan, f);
+  else choose_march<false, false, layout>(scan, f);
 }
 
 // Registers count for more than warps here: two blocks per multiprocessor spill little.

@@ -49,12 +49,13 @@ __device__ __forceinline__ void specialize(Storage storage, bool reverse, const 
 enum class Loads { whole, aligned, shifted, apart };
 
 // Which entries (row, step) of a tile a thread loads, converts and stores: `count` times `width`
-// neighbours in time. Neighbouring threads are neighbours in time too, or with `any`, if rows are
-// nearer in memory, neighbours in rows.
+// neighbours in time, quads or where the block's shape says so octets. Neighbouring threads are
+// neighbours in time too, or with `any`, if rows are nearer in memory, neighbours in rows.
 template <int Rows, class Shape, Layout layout>
 struct Slots {
   static constexpr int entries = Rows * Shape::window / Shape::threads;
-  static constexpr int width = layout == Layout::any ? 1 : kQuad;
+  static constexpr bool octets = Shape::octets && layout == Layout::half && entries % kOctet == 0;
+  static constexpr int width = layout == Layout::any ? 1 : octets ? kOctet : kQuad;
   static constexpr int count = entries / width, per_row = Shape::window / width;
   static_assert(entries >= width && Shape::threads % per_row == 0, "uneven tiles");
   int thread;  // of those that share the tile
@@ -345,11 +346,15 @@ __device__ __forceinline__ void put(Tile& tile, const Slots<Rows, Shape, layout>
                                     const V (&values)[Slots<Rows, Shape, layout>::width]) {
   constexpr int width = Slots<Rows, Shape, layout>::width;
   V* const to = tile.at(slots.row(k), slots.step(k));
-  if constexpr (sizeof(V) == 4 && width == 4)
-    *reinterpret_cast<float4*>(to) = make_float4(values[0], values[1], values[2], values[3]);
-  else
+  if constexpr (sizeof(V) == 4 && width % kQuad == 0) {
+#pragma unroll
+    for (int i = 0; i < width; i += kQuad)
+      *reinterpret_cast<float4*>(tile.at(slots.row(k), slots.step(k) + i)) =
+          make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
+  } else {
 #pragma unroll
     for (int i = 0; i < width; ++i) to[i] = values[i];
+  }
 }
 // The sum over such tiles.
 template <class Tile, int Rows, class Shape, Layout layout, int Tiles>
@@ -357,14 +362,15 @@ __device__ __forceinline__ void get_sum(const Tile (&tiles)[Tiles],
                                         const Slots<Rows, Shape, layout>& slots, int k,
                                         float (&sum)[Slots<Rows, Shape, layout>::width]) {
   constexpr int width = Slots<Rows, Shape, layout>::width;
-  struct alignas(4 * width) Packed {
-    float v[width];
-  };
 #pragma unroll
   for (int t = 0; t < Tiles; ++t) {
-    const Packed p = *reinterpret_cast<const Packed*>(tiles[t].at(slots.row(k), slots.step(k)));
 #pragma unroll
-    for (int i = 0; i < width; ++i) sum[i] = t == 0 ? p.v[i] : sum[i] + p.v[i];
+    for (int first = 0; first < width; first += kQuad) {
+      float quad[kQuad];
+      load_quad(tiles[t].at(slots.row(k), slots.step(k) + first), quad);
+#pragma unroll
+      for (int i = 0; i < kQuad; ++i) sum[first + i] = t == 0 ? quad[i] : sum[first + i] + quad[i];
+    }
   }
 }
 
