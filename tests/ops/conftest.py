@@ -10,3 +10,9 @@ def uninitialized_memory_is_nan():
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def nondeterministic(uninitialized_memory_is_nan):
+    """Not so where filling memory is in the way."""
+    torch.use_deterministic_algorithms(False)

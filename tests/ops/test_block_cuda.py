@@ -187,10 +187,6 @@ class TestOpcheck:
 
     pytestmark = pytest.mark.usefixtures('nondeterministic')
 
-    @pytest.fixture
-    def nondeterministic(self, uninitialized_memory_is_nan):
-        torch.use_deterministic_algorithms(False)
-
     @pytest.mark.parametrize('with_update', [True, False], ids=['update', 'first'])
     def test_add_rms_norm(self, with_update):
         x, weight, dtype = normal(2, 9, 24), normal(24), torch.bfloat16

@@ -394,6 +394,7 @@ def test_relieved_blocks_have_the_same_bits(method, dtype, length):
             assert torch.equal(result[:, part], expected)
 
 
+@pytest.mark.usefixtures('nondeterministic')  # what fills memory would come between the launches
 @pytest.mark.parametrize('method', ['zoh', 'poly'])
 @pytest.mark.parametrize(
     ('batch', 'states'),
@@ -515,10 +516,6 @@ class TestUnderTorch:
     """What PyTorch does to operators. Deterministic mode fills memory in ways capture forbids."""
 
     pytestmark = pytest.mark.usefixtures('nondeterministic')
-
-    @pytest.fixture
-    def nondeterministic(self, uninitialized_memory_is_nan):
-        torch.use_deterministic_algorithms(False)
 
     @each_method
     def test_compile_in_one_graph(self, method):

@@ -19,11 +19,6 @@ each_method = pytest.mark.parametrize('method', METHODS)
 pytestmark = pytest.mark.usefixtures('nondeterministic')
 
 
-@pytest.fixture
-def nondeterministic(uninitialized_memory_is_nan):
-    torch.use_deterministic_algorithms(False)
-
-
 def native_arguments(method, requires_grad=True, **sizes):
     """Positional arguments of the native forward op: two groups, one per direction."""
     x = {name: t.detach() for name, t in make_inputs(form='grouped', **sizes).items()}
