@@ -21,8 +21,8 @@ constexpr int kStride = 8;  // steps that a lane has in registers at once
 // the more there are, the longer may a window take them. `MinBlocks`: per multiprocessor, a bound on
 // registers. `Strides`: of how many a lane of the forward scan has the inputs at once. `Straight`: whole
 // windows are one piece of code, whose parts overlap, and blocks may be relieved. That is for so few
-// rows that a scheduler has few warps, or one; it takes registers. `Octets`: rows are aligned so that
-// eight neighbours of 16 bits can be moved at once.
+// rows that a scheduler has few warps, or one; it takes registers. `Octets`: eight neighbours of 16 bits
+// can be moved at once, and are where a thread has so many.
 template <int States, int Warps, int Stages, int Groups, int RowWarps, int MinBlocks, int Strides,
           bool Straight = false, bool Octets = false>
 struct MarchShape {
@@ -106,13 +106,13 @@ __device__ __forceinline__ void load_stride(const WindowTile<Rows, Split>& tile,
 template <class Shape>
 struct MarchLane {
   static constexpr int states = Shape::states;
-  int row_in_octet, column, channel, part;
+  int row_of_warp, column, channel, part;
   int row, state_row;  // where its channel and its first state begin in a tile, in entries
 
   __device__ __forceinline__ MarchLane() {
     const int thread = threadIdx.x - Shape::row_threads, warp = thread / 32;
-    row_in_octet = thread % 32 / 4, column = thread % 4;
-    channel = warp / Shape::parts * 8 + row_in_octet, part = warp % Shape::parts;
+    row_of_warp = thread % 32 / 4, column = thread % 4;
+    channel = warp / Shape::parts * 8 + row_of_warp, part = warp % Shape::parts;
     row = channel * kPitch, state_row = state(0) * kPitch;
     if constexpr (Shape::straight) settle(row), settle(state_row);
   }
@@ -230,13 +230,13 @@ struct MarchRows {
     put(to, matrix_slots, k, entry);
   }
   __device__ __forceinline__ void put_matrix(PackedTile& to, int i, int k, const Raw& raw) const {
-    constexpr int count = MatrixPlaces::width / 2;
-    struct alignas(4 * count) {
-      uint32_t word[count];
+    constexpr int pairs = MatrixPlaces::width / 2;
+    struct alignas(4 * pairs) {
+      uint32_t word[pairs];
     } words;
 #pragma unroll
-    for (int j = 0; j < count; ++j) {
-      const uint32_t word = raw.matrix[i].raw[k * count + (Format::reversed ? count - 1 - j : j)];
+    for (int j = 0; j < pairs; ++j) {
+      const uint32_t word = raw.matrix[i].raw[k * pairs + (Format::reversed ? pairs - 1 - j : j)];
       words.word[j] = Format::reversed ? word << 16 | word >> 16 : word;
     }
     uint32_t* const p = to.words[matrix_slots.row(k)] + matrix_slots.step(k) / 2;

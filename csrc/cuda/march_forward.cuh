@@ -89,21 +89,22 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], float2 first, float2
 template <Operand operand, int States>
 struct OutputSums;
 
-// One instruction takes the states of four steps. Columns are steps: the halves of C are 0 but in
-// the two columns that belong to their steps, so that both instructions add to the same product, of
-// which even steps have the upper rows and odd ones the lower. A state that is infinite makes outputs
-// of steps just before it NaN.
+// One instruction takes the states of four steps. Columns are steps: of every four the halves of C are 0
+// but in the two that belong to their steps, of which the even one has the upper rows and the odd one
+// the lower. Each instruction gives four columns that are meant. A state that is infinite makes outputs of
+// its neighbours among the four NaN.
 template <Operand operand>
 struct OutputSums<operand, 1> {
   static __device__ __forceinline__ float2 of(const float (&x)[1][kStride], const float (&c)[1]) {
-    const int steps = threadIdx.x % 32 / 8;  // two of them
-    float d[4] = {};
+    const bool last_two = threadIdx.x / 8 % 2;
+    const float2 halves = make_float2(last_two ? 0.0f : c[0], last_two ? c[0] : 0.0f);
+    float d[2][4] = {};
 #pragma unroll
-    for (int i = 0; i < kStride; i += 4)
-      multiply_add<operand>(
-          d, make_float2(x[0][i], x[0][i + 1]), make_float2(x[0][i + 2], x[0][i + 3]),
-          make_float2(2 * steps == i ? c[0] : 0.0f, 2 * steps == i + 2 ? c[0] : 0.0f));
-    return make_float2(d[0], d[3]);
+    for (int j = 0; j < 2; ++j)
+      multiply_add<operand>(d[j], make_float2(x[0][4 * j], x[0][4 * j + 1]),
+                            make_float2(x[0][4 * j + 2], x[0][4 * j + 3]), halves);
+    const bool last_four = threadIdx.x / 2 % 2;
+    return make_float2(last_four ? d[1][0] : d[0][0], last_four ? d[1][3] : d[0][3]);
   }
 };
 
@@ -145,7 +146,7 @@ __device__ constexpr int in_order(int i, int of) {
 template <class Shape, class Places>
 class FirstSums {
  public:
-  static constexpr int count = Places::count * Places::width / kQuad;
+  static constexpr int count = Places::entries / kQuad;
 
   __device__ __forceinline__ FirstSums(float* sums, const Work& work, uint32_t block,
                                        const Places& slots)
@@ -390,7 +391,7 @@ template <class Method, class Shape, Layout layout, Operand operand, Leg leg>
 __device__ __forceinline__ void forward_states(const ForwardArguments& p, const Work& work,
                                                Span span,
                                                ForwardMarchShared<Shape, layout>& shared) {
-  constexpr int together = Shape::strides, piece = together * kStride;
+  constexpr int ahead = Shape::strides, piece = ahead * kStride;
   const MarchLane<Shape> lane;
   wait_for_previous();
   MarchStates<Shape> of(p.scan, work, lane, View());
@@ -399,7 +400,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
 #pragma unroll
   for (int m = 0; m < Shape::states; ++m) recurrence[m] = Steps(of.a[m]);
   using Y = SlotTile<Shape::channels, Shape, layout>;
-  int entry = lane.state_row + MatrixTile<Shape, layout>::place(lane.row_in_octet);
+  int entry = lane.state_row + MatrixTile<Shape, layout>::place(lane.row_of_warp);
   int y_place = lane.part * Shape::channels * kPitch + lane.row + Y::place(2 * lane.column);
   if constexpr (Shape::straight) settle(entry), settle(y_place);
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
@@ -414,14 +415,14 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
   // Several strides at once, or the lane would wait for its own results; where whole windows are one
   // piece of code, this is for what is left after them.
   const auto scan_piece = [&](const auto& in, float* y, int step) VIM_MM_INLINED {
-    MarchStride<Shape> inputs[together];
-    float2 sum[together];
+    MarchStride<Shape> inputs[ahead];
+    float2 sum[ahead];
 #pragma unroll
-    for (int j = 0; j < together; ++j)
+    for (int j = 0; j < ahead; ++j)
       inputs[j].template load<operand>(in, lane, entry, step + j * kStride);
 #pragma unroll
-    for (int jj = 0; jj < together; ++jj) {
-      const int j = in_order<leg>(jj, together);
+    for (int jj = 0; jj < ahead; ++jj) {
+      const int j = in_order<leg>(jj, ahead);
       const MarchStride<Shape>& at = inputs[j];
       float x[Shape::states][kStride];
 #pragma unroll
@@ -436,7 +437,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
       sum[j] = OutputSums<operand, Shape::states>::of(x, at.c);
     }
 #pragma unroll
-    for (int j = 0; j < together; ++j)
+    for (int j = 0; j < ahead; ++j)
       *reinterpret_cast<float2*>(y + Y::place(step + j * kStride)) = sum[j];
   };
   const auto y_of = [&](int turn) VIM_MM_INLINED {
@@ -471,7 +472,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
     }
     if (turn < end) {
       const int first = turn;
-      // While a stride is scanned the next one is prepared, and the one or two (`together`) after that are
+      // While a stride is scanned the next one is prepared, and the one or two (`ahead`) after that are
       // loaded; what a stride gives is stored when the next one is scanned. So nothing waits for what has
       // just been asked for.
       constexpr int strides = kChunk / kStride;
@@ -482,14 +483,14 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
         to.template load<operand>(shared.inputs[shared.handover.stage_of(from)], lane, entry,
                                   in_order<leg>(stride % strides, strides) * kStride);
       };
-      MarchStride<Shape> loaded[together];
+      MarchStride<Shape> loaded[ahead];
       PreparedStride<Steps> prepared[2];
       float2 sum = {};
       float* y = y_of(turn);  // zeros, which the first sums overwrite
 #pragma unroll
-      for (int j = 0; j < together; ++j) load(loaded[j], j);
+      for (int j = 0; j < ahead; ++j) load(loaded[j], j);
       prepared[0].prepare(recurrence[0], loaded[0]);
-      load(loaded[0], together);
+      load(loaded[0], ahead);
 #pragma unroll 1
       for (; turn < end; ++turn) {
         begin_window();
@@ -497,10 +498,10 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
         for (int stride = 0; stride < strides; ++stride) {
           *reinterpret_cast<float2*>(y) = sum;
           if (stride == 0 && turn > first) shared.handover.signal_scanned(turn - 1);
-          prepared[(stride + 1) % 2].prepare(recurrence[0], loaded[(stride + 1) % together]);
+          prepared[(stride + 1) % 2].prepare(recurrence[0], loaded[(stride + 1) % ahead]);
           sum = prepared[stride % 2].template scan<operand, leg>(of.x[0]);
           y = y_of(turn) + Y::place(in_order<leg>(stride, strides) * kStride);
-          load(loaded[(stride + 1) % together], stride + 1 + together);
+          load(loaded[(stride + 1) % ahead], stride + 1 + ahead);
         }
       }
       *reinterpret_cast<float2*>(y) = sum;

@@ -49,7 +49,7 @@ __device__ __forceinline__ void specialize(Storage storage, bool reverse, const 
 enum class Loads { whole, aligned, shifted, apart };
 
 // Which entries (row, step) of a tile a thread loads, converts and stores: `count` times `width`
-// neighbours in time, quads or where the block's shape says so octets. Neighbouring threads are
+// neighbours in time, quads or, where the block's shape says so and a thread has so many, octets. Neighbouring threads are
 // neighbours in time too, or with `any`, if rows are nearer in memory, neighbours in rows.
 template <int Rows, class Shape, Layout layout>
 struct Slots {
@@ -345,13 +345,13 @@ template <class V, class Tile, int Rows, class Shape, Layout layout>
 __device__ __forceinline__ void put(Tile& tile, const Slots<Rows, Shape, layout>& slots, int k,
                                     const V (&values)[Slots<Rows, Shape, layout>::width]) {
   constexpr int width = Slots<Rows, Shape, layout>::width;
-  V* const to = tile.at(slots.row(k), slots.step(k));
   if constexpr (sizeof(V) == 4 && width % kQuad == 0) {
 #pragma unroll
     for (int i = 0; i < width; i += kQuad)
       *reinterpret_cast<float4*>(tile.at(slots.row(k), slots.step(k) + i)) =
           make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
   } else {
+    V* const to = tile.at(slots.row(k), slots.step(k));
 #pragma unroll
     for (int i = 0; i < width; ++i) to[i] = values[i];
   }
@@ -361,15 +361,18 @@ template <class Tile, int Rows, class Shape, Layout layout, int Tiles>
 __device__ __forceinline__ void get_sum(const Tile (&tiles)[Tiles],
                                         const Slots<Rows, Shape, layout>& slots, int k,
                                         float (&sum)[Slots<Rows, Shape, layout>::width]) {
-  constexpr int width = Slots<Rows, Shape, layout>::width;
+  constexpr int width = Slots<Rows, Shape, layout>::width, piece = width < kQuad ? width : kQuad;
+  struct alignas(4 * piece) Piece {
+    float v[piece];
+  };
 #pragma unroll
   for (int t = 0; t < Tiles; ++t) {
 #pragma unroll
-    for (int first = 0; first < width; first += kQuad) {
-      float quad[kQuad];
-      load_quad(tiles[t].at(slots.row(k), slots.step(k) + first), quad);
+    for (int first = 0; first < width; first += piece) {
+      const Piece p =
+          *reinterpret_cast<const Piece*>(tiles[t].at(slots.row(k), slots.step(k) + first));
 #pragma unroll
-      for (int i = 0; i < kQuad; ++i) sum[first + i] = t == 0 ? quad[i] : sum[first + i] + quad[i];
+      for (int i = 0; i < piece; ++i) sum[first + i] = t == 0 ? p.v[i] : sum[first + i] + p.v[i];
     }
   }
 }

@@ -58,6 +58,9 @@ FLAGS = [
     *('-DTORCH_TARGET_VERSION=0x020a000000000000', '-DUSE_CUDA'),  # as in setup.py
     '-Dvim_mm=vim_mm_emulated',  # operators of their own, beside those of vim_mm._C
     '-U_FORTIFY_SOURCE',  # it forbids to jump from stack to stack
+    # What a GPU would not load, or would find something else.
+    '-fsanitize=alignment',
+    '-fsanitize-undefined-trap-on-error',
 ]
 
 pytestmark = [
@@ -202,6 +205,8 @@ each_way = pytest.mark.parametrize('method', ['zoh', 'poly'])
         (1, 768, 16),
         (1, 768, 13),
         (60, 196, 16),
+        (60, 200, 16),
+        (120, 136, 13),
         (120, 197, 13),
     ],
 )

@@ -161,6 +161,8 @@ def test_many_windows(method, length, states):
         pytest.param(256, torch.float32, True, id='256-reverse'),
         pytest.param(256, torch.bfloat16, True, id='256-bf16-reverse'),
         pytest.param(300, torch.float16, False, id='300-fp16'),
+        pytest.param(196, torch.bfloat16, True, id='196-bf16-reverse'),
+        pytest.param(200, torch.float16, True, id='200-fp16-reverse'),
     ],
 )
 def test_rows(method, batch, channels, length, dtype, reverse):
@@ -318,6 +320,27 @@ def test_misaligned_rows(dtype, method, row, reverse):
         memory = x.new_empty(*x.shape[:-1], row, dtype=dtype)
         inputs[name] = memory[..., 1 + i % 2 :][..., : row - 4].copy_(x)
     compare(inputs, delta_softplus=True, discretization_method=method, reverse=reverse)
+
+
+# As many rows as choose each of the block shapes. Rows that are 16 bytes apart and begin so are moved
+# by eight entries at once, and all by four where one tensor's do not.
+@pytest.mark.parametrize('method', ['zoh', 'poly'])
+@pytest.mark.parametrize('batch', [1, 60, 110])
+@pytest.mark.parametrize(('row', 'first'), [(260, 0), (264, 4)], ids=['apart', 'begin'])
+def test_the_same_bits_by_four_and_by_eight(method, batch, row, first):
+    inputs = inputs_in(torch.bfloat16, batch=batch, channels=40, length=256, states=16)
+    inputs = on_cuda(inputs)
+    options = {'delta_softplus': True, 'discretization_method': method}
+    expected = results_and_gradients(cuda_scan, inputs, **options)
+    names = ['u', 'delta', 'z', 'B', 'C']
+    for changed in ([name] for name in names) if batch == 1 else [names]:
+        others = dict(inputs)
+        for name in changed:
+            memory = inputs[name].new_empty(*inputs[name].shape[:-1], row)
+            entries = memory[..., first : first + 256].copy_(inputs[name].detach())
+            others[name] = entries.requires_grad_()
+        for name, value in results_and_gradients(cuda_scan, others, **options).items():
+            assert torch.equal(value, expected[name]), (changed, name)
 
 
 @each_method
