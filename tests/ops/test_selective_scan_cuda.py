@@ -322,8 +322,8 @@ def test_misaligned_rows(dtype, method, row, reverse):
     compare(inputs, delta_softplus=True, discretization_method=method, reverse=reverse)
 
 
-# As many rows as choose each of the block shapes. Eight entries are moved at once where all rows begin
-# at 16 bytes, else four.
+# As many rows as choose each of the block shapes. Eight entries are moved at once where all rows
+# begin at 16 bytes, else four.
 @pytest.mark.parametrize('method', ['zoh', 'poly'])
 @pytest.mark.parametrize('batch', [1, 60, 110])
 @pytest.mark.parametrize(('row', 'first'), [(260, 0), (264, 4)], ids=['apart', 'begin'])
