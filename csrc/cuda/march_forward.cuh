@@ -499,9 +499,11 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
           *reinterpret_cast<float2*>(y) = sum;
           if (stride == 0 && turn > first) shared.handover.signal_scanned(turn - 1);
           prepared[(stride + 1) % 2].prepare(recurrence[0], loaded[(stride + 1) % ahead]);
+          // Before the scan or behind it, whichever ptxas makes the better code of.
+          if (ahead == 1) load(loaded[0], stride + 2);
           sum = prepared[stride % 2].template scan<operand, leg>(of.x[0]);
           y = y_of(turn) + Y::place(in_order<leg>(stride, strides) * kStride);
-          load(loaded[(stride + 1) % ahead], stride + 1 + ahead);
+          if (ahead > 1) load(loaded[(stride + 1) % ahead], stride + 1 + ahead);
         }
       }
       *reinterpret_cast<float2*>(y) = sum;
