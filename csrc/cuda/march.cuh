@@ -135,6 +135,13 @@ __device__ __forceinline__ void start_loads(bool whole, const F& f) {
   else f(integral_constant<Loads, Loads::aligned>());
 }
 
+// Calls f with whether slots can be moved at once, as a constant.
+template <class Shape, class F>
+__device__ __forceinline__ void specialize_alignment(const ScanArguments& scan, const F& f) {
+  if (Shape::octets || scan.together >= kQuad) f(std::true_type());
+  else if constexpr (!Shape::octets) f(std::false_type());
+}
+
 // What the threads of a group have of a scan: the rows that drive it, the step sizes, the gate and
 // so many state matrices, window by window, all of them contiguous in time. `Aligned`: slots can be
 // moved at once.

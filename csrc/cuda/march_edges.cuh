@@ -54,10 +54,10 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   if (threadIdx.x < Shape::row_threads) {
     specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) {
       using Format = decltype(format);
-      if (Shape::octets || p.scan.together >= kQuad)
-        edges_rows<Method, Shape, layout, Format, true, Ascending>(p, work, shared);
-      else if constexpr (!Shape::octets)
-        edges_rows<Method, Shape, layout, Format, false, Ascending>(p, work, shared);
+      specialize_alignment<Shape>(p.scan, [&](auto aligned) VIM_MM_INLINED {
+        edges_rows<Method, Shape, layout, Format, decltype(aligned)::value, Ascending>(p, work,
+                                                                                       shared);
+      });
     });
     return;
   }

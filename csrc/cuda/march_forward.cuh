@@ -150,15 +150,15 @@ class FirstSums {
 
   __device__ __forceinline__ FirstSums(float* sums, const Work& work, uint32_t block,
                                        const Places& slots)
-      : sums_(reinterpret_cast<float4*>(sums)),
-        first_(block * work.windows * of_window + slots.thread) {}
-  __device__ __forceinline__ float4& at(int window, int k) const {
-    return sums_[first_ + int64_t(window) * of_window + k * Shape::threads];
+      : sums_(sums), first_(block * work.windows * of_window + slots.thread) {}
+  // The k-th quad of a window.
+  __device__ __forceinline__ float* at(int window, int k) const {
+    return sums_ + (first_ + int64_t(window) * of_window + k * Shape::threads) * kQuad;
   }
 
  private:
   static constexpr int of_window = count * Shape::threads;
-  float4* const sums_;
+  float* const sums_;
   const int64_t first_;
 };
 
@@ -207,7 +207,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
   using Sums = FirstSums<Shape, typename Rows::Places>;
   const Sums first_sums(p.first_sums, work, block, rows.slots);
   typename Rows::Held u_raw, z_raw;
-  float4 sums[Sums::count];
+  float sums[Sums::count][kQuad];
   float D[count];
 #pragma unroll
   for (int k = 0; k < count; ++k)
@@ -217,7 +217,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
     const int window = window_of<leg>(span, turn);
     if constexpr (leg == Leg::forth) {
 #pragma unroll
-      for (int k = 0; k < Sums::count; ++k) sums[k] = first_sums.at(window, k);
+      for (int k = 0; k < Sums::count; ++k) load_quad(first_sums.at(window, k), sums[k]);
     }
     const int steps = rows.steps_of(window);
     const int64_t offset = rows.offset_of(window);
@@ -235,11 +235,9 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
     for (int k = 0; k < count; ++k) {
       if constexpr (leg == Leg::forth) {
 #pragma unroll
-        for (int i = 0; i < width; i += kQuad) {
-          const float4 of = sums[(k * width + i) / kQuad];
-          const float rest[] = {of.x, of.y, of.z, of.w};
-#pragma unroll
-          for (int j = 0; j < kQuad; ++j) y[k][i + j] = weight * y[k][i + j] + rest[j];
+        for (int i = 0; i < width; ++i) {
+          const int entry = k * width + i;
+          y[k][i] = weight * y[k][i] + sums[entry / kQuad][entry % kQuad];
         }
       } else {
         float u_of[width];
@@ -250,8 +248,8 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
       if constexpr (leg == Leg::back) {
 #pragma unroll
         for (int i = 0; i < width; i += kQuad)
-          first_sums.at(window, (k * width + i) / kQuad) =
-              make_float4(y[k][i], y[k][i + 1], y[k][i + 2], y[k][i + 3]);
+          store_segment(first_sums.at(window, (k * width + i) / kQuad),
+                        reinterpret_cast<const float (&)[kQuad]>(y[k][i]));
         continue;
       }
       float z_of[width];
@@ -484,13 +482,17 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
                                   in_order<leg>(stride % strides, strides) * kStride);
       };
       MarchStride<Shape> loaded[ahead];
+      // Into the registers of the stride that is prepared while this one is scanned.
+      const auto load_next = [&](int stride) VIM_MM_INLINED {
+        load(loaded[(stride + 1) % ahead], stride + 1 + ahead);
+      };
       PreparedStride<Steps> prepared[2];
       float2 sum = {};
       float* y = y_of(turn);  // zeros, which the first sums overwrite
 #pragma unroll
       for (int j = 0; j < ahead; ++j) load(loaded[j], j);
       prepared[0].prepare(recurrence[0], loaded[0]);
-      load(loaded[0], ahead);
+      load_next(-1);
 #pragma unroll 1
       for (; turn < end; ++turn) {
         begin_window();
@@ -500,10 +502,10 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
           if (stride == 0 && turn > first) shared.handover.signal_scanned(turn - 1);
           prepared[(stride + 1) % 2].prepare(recurrence[0], loaded[(stride + 1) % ahead]);
           // Before the scan or behind it, whichever ptxas makes the better code of.
-          if (ahead == 1) load(loaded[0], stride + 2);
+          if (ahead == 1) load_next(stride);
           sum = prepared[stride % 2].template scan<operand, leg>(of.x[0]);
           y = y_of(turn) + Y::place(in_order<leg>(stride, strides) * kStride);
-          if (ahead > 1) load(loaded[(stride + 1) % ahead], stride + 1 + ahead);
+          if (ahead > 1) load_next(stride);
         }
       }
       *reinterpret_cast<float2*>(y) = sum;
@@ -567,15 +569,13 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   if (threadIdx.x < Shape::row_threads) {
     specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) VIM_MM_INLINED {
       using Format = decltype(format);
-      const auto scan = [&](auto aligned) VIM_MM_INLINED {
+      specialize_alignment<Shape>(p.scan, [&](auto aligned) VIM_MM_INLINED {
         constexpr bool Aligned = decltype(aligned)::value;
         each_leg<Method>(legs, [&](auto leg, const Span& of_leg) VIM_MM_INLINED {
           forward_rows<Method, Shape, layout, Format, Aligned, decltype(leg)::value>(
               p, work, of_leg, block, shared);
         });
-      };
-      if (Shape::octets || p.scan.together >= kQuad) scan(std::true_type());
-      else if constexpr (!Shape::octets) scan(std::false_type());
+      });
     });
   } else {
     using std::integral_constant;

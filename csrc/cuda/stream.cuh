@@ -49,8 +49,9 @@ __device__ __forceinline__ void specialize(Storage storage, bool reverse, const 
 enum class Loads { whole, aligned, shifted, apart };
 
 // Which entries (row, step) of a tile a thread loads, converts and stores: `count` times `width`
-// neighbours in time, quads or, where the block's shape says so and a thread has so many, octets. Neighbouring threads are
-// neighbours in time too, or with `any`, if rows are nearer in memory, neighbours in rows.
+// neighbours in time, quads or, where the block's shape says so and a thread has so many, octets.
+// Neighbouring threads are neighbours in time too, or with `any`, if rows are nearer in memory,
+// neighbours in rows.
 template <int Rows, class Shape, Layout layout>
 struct Slots {
   static constexpr int entries = Rows * Shape::window / Shape::threads;
