@@ -15,7 +15,7 @@
 // phi functions: Hochbruck & Ostermann, Exponential integrators, Acta Numerica (2010).
 //
 // To add a method: its struct, and its number in VIM_MM_FOR_EACH_METHOD. Its `Half` may be its
-// FullRecurrence.
+// FullRecurrence; without psi functions it has to be as exact, but for a last bit or two.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -252,7 +252,8 @@ struct HalfPsi {
 // `psi`: beta is made of psi functions. `causal`: scanned in one direction. `exponential`: a_bar =
 // e^z, so that several steps together have that of the sum of their dt. `beta_is_step`: beta = dt,
 // the same for all states. `scaled`: beta = dt times a function of z, which is in `scale`.
-// `derivatives` takes what `coefficients` gave. `Half`: the recurrence with Accuracy::half.
+// `derivatives` takes what `coefficients` gave. `Half`: the recurrence with Accuracy::half; without psi
+// functions nothing is less exact, only shorter, and scans that march take it in float32, too.
 struct Zoh {
   static constexpr bool psi = false, causal = true, exponential = true, beta_is_step = true,
                         scaled = true;

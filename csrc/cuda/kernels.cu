@@ -58,6 +58,7 @@ __device__ void sum_parts(const Sum& sum) {
     };
     if (index < floats) {
       int i = first_part / inner_parts, j = first_part % inner_parts;
+      wait_for_previous();
 #pragma unroll 1
       for (int part = first_part; part < parts; part += kParts * sharing) {
         Floats some[kParts];
@@ -92,7 +93,6 @@ template <class Index>
 __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ Sums sums) {
   let_next_begin();
   const Sum& sum = sums.each[blockIdx.y];
-  wait_for_previous();
   if (floats_per_thread(sum) == kWide) sum_parts<kWide, Index>(sum);
   else sum_parts<1, Index>(sum);
 }

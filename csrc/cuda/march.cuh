@@ -31,7 +31,7 @@ struct MarchShape {
       MarchShape<States, Warps, Stages, Groups, RowWarps, MinBlocks, Strides, Straight, true>;
   static constexpr int states = States, min_blocks = MinBlocks, strides = Strides;
   static constexpr int stages = Stages, groups = Groups;
-  static constexpr int parts = kStateTile / (4 * States);  // warps that share eight channels
+  static constexpr int parts = kStateTile / (4 * States);  // of the states; a warp has one
   static constexpr int channels = 8 * Warps, window = kChunk;
   static constexpr int threads = 32 * RowWarps;         // of a group
   static constexpr int row_threads = Groups * threads;  // they come first
@@ -41,6 +41,41 @@ struct MarchShape {
   static_assert(window % (kStride * Strides) == 0, "strides end with the window");
   static_assert(!Straight || (States == 1 && Strides <= 2),
                 "what overlapping parts are written for");
+
+  static constexpr bool mixed = false;
+  static constexpr int entries_of_C = States;  // that a lane needs of a stride
+
+  // What a warp does. Those that load and store rows come first.
+  static __device__ __forceinline__ bool has_rows() { return threadIdx.x < row_threads; }
+  static __device__ __forceinline__ bool is_idle() { return false; }
+  static __device__ __forceinline__ int group() { return int(threadIdx.x / threads); }
+  static __device__ __forceinline__ int scan_thread() { return int(threadIdx.x) - row_threads; }
+};
+
+// For blocks that have a multiprocessor each: six channels, with three warps that scan. Every fourth warp of
+// a block is on the same scheduler. Three schedulers have one each that scans and, beside it, warps that do
+// nothing; the fourth has all that load and store rows. So no warp that scans shares its scheduler, as it
+// would with eight channels and four of them, and there are a third more blocks. Of the 16 states there are
+// four parts, but three warps, with eight channels' lanes each (`mixed`):
+//
+//   row_of_warp   channel        part
+//   0 to 5        all six        0, 1 or 2: the warp's own
+//   6 and 7       two of six     3
+//
+// Three stages for three groups of one row warp, which moves octets of B and C, and quads of all else.
+template <int Strides>
+struct SixShape : MarchShape<1, 1, 3, 3, 1, 1, Strides, true, true> {
+  using OfOctets = SixShape;
+  static constexpr int schedulers = 4, scanning = 3, channels = 6;
+  static constexpr int scan_threads = 32 * scanning, all_threads = 32 * schedulers * 3;
+  static constexpr bool mixed = true;
+  static constexpr int entries_of_C = 2;  // one for each half of a stride: see OutputSums
+
+  static __device__ __forceinline__ int warp() { return int(threadIdx.x / 32); }
+  static __device__ __forceinline__ bool has_rows() { return warp() % schedulers == scanning; }
+  static __device__ __forceinline__ bool is_idle() { return warp() > scanning && !has_rows(); }
+  static __device__ __forceinline__ int group() { return warp() / schedulers; }
+  static __device__ __forceinline__ int scan_thread() { return int(threadIdx.x); }
 };
 
 // From one row of a tile to the next, in entries. With this gap neither threads that load nor lanes that
@@ -105,14 +140,20 @@ __device__ __forceinline__ void load_stride(const WindowTile<Rows, Split>& tile,
 // Which channel and states a lane has that scans.
 template <class Shape>
 struct MarchLane {
-  static constexpr int states = Shape::states;
+  static constexpr int states = Shape::states, last_part = Shape::parts - 1;
   int row_of_warp, column, channel, part;
   int row, state_row;  // where its channel and its first state begin in a tile, in entries
 
   __device__ __forceinline__ MarchLane() {
-    const int thread = threadIdx.x - Shape::row_threads, warp = thread / 32;
-    row_of_warp = thread % 32 / 4, column = thread % 4;
+    const int warp = Shape::scan_thread() / 32;
+    row_of_warp = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
     channel = warp / Shape::parts * 8 + row_of_warp, part = warp % Shape::parts;
+    if constexpr (Shape::mixed) {
+      const int beyond = row_of_warp - Shape::channels;
+      if (beyond >= 0) channel = 2 * warp + beyond, part = last_part;
+      // So that rows 4 and 5 of this warp read what 6 and 7 do: they would meet on banks.
+      else if (warp == 0) channel = (row_of_warp + 2) % Shape::channels;
+    }
     row = channel * kPitch, state_row = state(0) * kPitch;
     if constexpr (Shape::straight) settle(row), settle(state_row);
   }
@@ -125,6 +166,11 @@ struct Span {
   int begin, end;
   uint32_t* stopped;
 };
+
+template <class Method, Layout layout>
+using MarchRecurrence =
+    typename std::conditional<Method::psi, Recurrence<Method, accuracy_of(layout), float>,
+                              typename Method::Half>::type;
 
 // Calls f with the kind of a window's loads, as a constant.
 template <bool Aligned, class F>

@@ -21,7 +21,7 @@ __device__ __forceinline__ void edges_rows(const EdgesArguments& p, const Work& 
   const ScanArguments& scan = p.scan;
   using Rows = MarchRows<Shape, layout, Format, Aligned, 1>;
   const View* const matrices[] = {&scan.C};
-  const int windows = int(work.windows), group = threadIdx.x / Shape::threads;
+  const int windows = int(work.windows), group = Shape::group();
   const auto window_of = [&](int i) { return Ascending ? i : windows - 1 - i; };
   Rows rows(scan, work, p.grad_out, matrices, scan.gated);
   typename Rows::Raw raw;
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   let_next_begin();
   const Work work = work_of_block<Shape>(p.scan);
   shared.handover.begin();
-  if (threadIdx.x < Shape::row_threads) {
+  if (Shape::has_rows()) {
     specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) {
       using Format = decltype(format);
       specialize_alignment<Shape>(p.scan, [&](auto aligned) VIM_MM_INLINED {
@@ -61,12 +61,13 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
     });
     return;
   }
+  if (Shape::is_idle()) return shared.handover.meet();
   wait_for_previous();
-  clear_counts(p.counts, p.scan.batch * p.scan.groups * p.chunks, threadIdx.x - Shape::row_threads,
+  clear_counts(p.counts, p.scan.batch * p.scan.groups * p.chunks, Shape::scan_thread(),
                Shape::scan_threads);
   const MarchLane<Shape> lane;
   MarchStates<Shape> of(p.scan, work, lane, p.grad_last_state);
-  using Steps = Recurrence<Method, accuracy_of(layout), float>;
+  using Steps = MarchRecurrence<Method, layout>;
   Steps recurrence[Shape::states];
 #pragma unroll
   for (int m = 0; m < Shape::states; ++m) recurrence[m] = Steps(of.a[m]);
@@ -75,36 +76,44 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   shared.handover.meet();
   float* edges =
       static_cast<float*>(p.edges) + (row * p.chunks + (Ascending ? 0 : windows - 1)) * states;
+  // The adjoint is A_bar times the gradient of the state: `factor` is the A_bar that is due.
+  float factor[Shape::states];
+  const auto scan_stride = [&](const auto& in, int step) VIM_MM_INLINED {
+    const auto& matrix = in.matrix[0];
+    float dt[kStride], drive[kStride];
+    load_stride<false>(in.dt, in.dt.values[0] + lane.row + in.dt.place(step), dt);
+    load_stride<false>(in.drive, in.drive.values[0] + lane.row + in.drive.place(step), drive);
+#pragma unroll
+    for (int m = 0; m < Shape::states; ++m) {
+      float entry[kStride];
+      load_stride<false>(
+          matrix, matrix.values[0] + lane.state_row + 4 * m * kPitch + matrix.place(step), entry);
+#pragma unroll
+      for (int j = 0; j < kStride; ++j) {
+        const int i = Ascending ? j : kStride - 1 - j;
+        of.x[m] = fma(factor[m], of.x[m], drive[i] * entry[i]);
+        factor[m] = recurrence[m].coefficients(dt[i]).a_bar;
+      }
+    }
+  };
 #pragma unroll 1
   for (int i_window = 0; i_window < windows; ++i_window) {
-    const int stage = Handover<Shape>::stage_of(i_window);
     const int steps = work.steps_from(Ascending ? i_window : windows - 1 - i_window, kChunk);
-    const int begin = Ascending ? 0 : (steps + kStride - 1) / kStride * kStride - kStride;
-    const auto& in = shared.inputs[stage];
+    const auto& in = shared.inputs[Handover<Shape>::stage_of(i_window)];
     of.store(edges);
     edges += Ascending ? states : -states;
-    // The adjoint is A_bar times the gradient of the state: `factor` is the A_bar that is due.
-    float factor[Shape::states];
 #pragma unroll
     for (int m = 0; m < Shape::states; ++m) factor[m] = 1.0f;
     shared.handover.wait_filled(i_window);
+    if (steps == kChunk) {  // in one piece, whose places are constants
+#pragma unroll
+      for (int step = 0; step < kChunk; step += kStride)
+        scan_stride(in, Ascending ? step : kChunk - kStride - step);
+    } else {
+      const int end = (steps + kStride - 1) / kStride * kStride;
 #pragma unroll 1
-    for (int i_step = 0; i_step < steps; i_step += kStride) {
-      const int step = Ascending ? i_step : begin - i_step;
-      float dt[kStride], drive[kStride];
-      load_stride<false>(in.dt, in.dt.at(lane.channel, step), dt);
-      load_stride<false>(in.drive, in.drive.at(lane.channel, step), drive);
-#pragma unroll
-      for (int m = 0; m < Shape::states; ++m) {
-        float entry[kStride];
-        load_stride<false>(in.matrix[0], in.matrix[0].at(lane.state(m), step), entry);
-#pragma unroll
-        for (int j = 0; j < kStride; ++j) {
-          const int i = Ascending ? j : kStride - 1 - j;
-          of.x[m] = fma(factor[m], of.x[m], drive[i] * entry[i]);
-          factor[m] = recurrence[m].coefficients(dt[i]).a_bar;
-        }
-      }
+      for (int step = 0; step < end; step += kStride)
+        scan_stride(in, Ascending ? step : end - kStride - step);
     }
 #pragma unroll
     for (int m = 0; m < Shape::states; ++m) of.x[m] *= factor[m];

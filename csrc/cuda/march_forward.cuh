@@ -84,34 +84,67 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], float2 first, float2
 }
 
 // The sum over states of C x for eight steps in the channels of a warp: a lane has its states x of
-// each step, C of its states in step lane / 4, and gets the sums of two steps, 2 (lane % 4) and the
-// next.
-template <Operand operand, int States>
+// each step, entries of C, and gets the sums of two steps that follow each other.
+template <Operand operand, class Shape, int States = Shape::states>
 struct OutputSums;
 
 // One instruction takes the states of four steps. Columns are steps: of every four the halves of C are 0
 // but in the two that belong to their steps, of which the even one has the upper rows and the odd one
-// the lower. Each instruction gives four columns that are meant. A state that is infinite makes outputs of
-// its neighbours among the four NaN.
-template <Operand operand>
-struct OutputSums<operand, 1> {
-  static __device__ __forceinline__ float2 of(const float (&x)[1][kStride], const float (&c)[1]) {
+// the lower. Each instruction gives four columns that are meant: those of its steps. Where parts are mixed the
+// other four columns have the same steps, too, but C of the last part, for the rows that are in that: so
+// these get the sums of the other half of a stride. A state that is infinite makes outputs of its neighbours
+// among the four NaN.
+template <Operand operand, class Shape>
+struct OutputSums<operand, Shape, 1> {
+  static constexpr int entries = Shape::entries_of_C;
+
+  // Where a lane's entry of C for the i-th instruction is in a tile. It has that of its row_of_warp, which
+  // is a column there.
+  template <class Matrix>
+  static __device__ __forceinline__ int place_of_C(const MarchLane<Shape>& lane, int i) {
+    const int column = lane.row_of_warp;
+    if constexpr (!Shape::mixed) return lane.state_row + Matrix::place(column);
+    const int part = column / 4 == i ? Shape::scan_thread() / 32 : lane.last_part;
+    return (4 * part + lane.column) * kPitch + Matrix::place(4 * i + column % 4);
+  }
+  // The first step of a lane's sums.
+  static __device__ __forceinline__ int step(const MarchLane<Shape>& lane) {
+    return 4 * is_in_last_four() + 2 * (lane.column % 2);
+  }
+  static __device__ __forceinline__ float2 of(const float (&x)[1][kStride],
+                                              const float (&c)[entries]) {
     const bool last_two = threadIdx.x / 8 % 2;
-    const float2 halves = make_float2(last_two ? 0.0f : c[0], last_two ? c[0] : 0.0f);
     float d[2][4] = {};
 #pragma unroll
-    for (int j = 0; j < 2; ++j)
+    for (int j = 0; j < 2; ++j) {
+      const float entry = c[j % entries];
       multiply_add<operand>(d[j], make_float2(x[0][4 * j], x[0][4 * j + 1]),
-                            make_float2(x[0][4 * j + 2], x[0][4 * j + 3]), halves);
-    const bool last_four = threadIdx.x / 2 % 2;
+                            make_float2(x[0][4 * j + 2], x[0][4 * j + 3]),
+                            make_float2(last_two ? 0.0f : entry, last_two ? entry : 0.0f));
+    }
+    const bool last_four = is_in_last_four();
     return make_float2(last_four ? d[1][0] : d[0][0], last_four ? d[1][3] : d[0][3]);
+  }
+
+ private:
+  static __device__ __forceinline__ bool is_in_last_four() {
+    const bool last_columns = threadIdx.x / 2 % 2;
+    if (Shape::mixed && threadIdx.x % 32 / 4 >= Shape::channels) return !last_columns;
+    return last_columns;
   }
 };
 
 // One instruction takes both states of two steps, with C of all eight; of what that gives only the
 // two columns that belong to these steps are meant.
-template <Operand operand>
-struct OutputSums<operand, 2> {
+template <Operand operand, class Shape>
+struct OutputSums<operand, Shape, 2> {
+  template <class Matrix>
+  static __device__ __forceinline__ int place_of_C(const MarchLane<Shape>& lane, int m) {
+    return lane.state_row + 4 * m * kPitch + Matrix::place(lane.row_of_warp);
+  }
+  static __device__ __forceinline__ int step(const MarchLane<Shape>& lane) {
+    return 2 * lane.column;
+  }
   static __device__ __forceinline__ float2 of(const float (&x)[2][kStride], const float (&c)[2]) {
     float d[kStride / 2][4] = {};
 #pragma unroll
@@ -180,7 +213,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
   const ScanArguments& scan = p.scan;
   using Rows = MarchRows<Shape, layout, Format, Aligned, 2>;
   constexpr int count = Rows::count, width = Rows::width, groups = Shape::groups;
-  const int first = span.begin + int(threadIdx.x) / Shape::threads;
+  const int first = span.begin + Shape::group();
   if (first >= span.end) return shared.handover.meet();
   const View* const matrices[] = {&scan.B, &scan.C};
   Rows rows(scan, work, scan.u, matrices, false);
@@ -193,9 +226,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
   const auto fill = [&](int turn, bool whole) VIM_MM_INLINED {
     rows.fill(
         shared.inputs[shared.handover.stage_of(turn)], window_of<leg>(span, turn), raw,
-        [](float dt, float u, float) {
-          return Recurrence<Method, accuracy_of(layout), float>::drive(dt, u);
-        },
+        [](float dt, float u, float) { return MarchRecurrence<Method, layout>::drive(dt, u); },
         whole);
     shared.handover.signal_filled(turn);
     rows.load(window_of<leg>(span, turn + groups), raw, whole);
@@ -340,36 +371,39 @@ __device__ __forceinline__ float read_entry(const PackedTile& tile, int at) {
 template <class Shape>
 struct MarchStride {
   static constexpr int states = Shape::states;
-  float dt[kStride], drive[kStride], b[states][kStride], c[states];
+  static constexpr int entries = Shape::entries_of_C;
+  float dt[kStride], drive[kStride], b[states][kStride], c[entries];
 
-  // `entry`: the place of C of its first state and its step in a tile.
+  // `entry`: the places of its C in a tile.
   template <Operand operand, class Inputs>
-  __device__ __forceinline__ void load(const Inputs& in, const MarchLane<Shape>& lane, int entry,
-                                       int step) {
+  __device__ __forceinline__ void load(const Inputs& in, const MarchLane<Shape>& lane,
+                                       const int (&entry)[entries], int step) {
     const int of_row = lane.row + in.dt.place(step);
     load_stride<Shape::straight>(in.dt, in.dt.values[0] + of_row, dt);
     load_stride<Shape::straight>(in.drive, in.drive.values[0] + of_row, drive);
 #pragma unroll
-    for (int m = 0; m < states; ++m) {
-      const int of_state = 4 * m * kPitch + in.matrix[0].place(step);
-      read_stride<operand>(in.matrix[0], lane.state_row + of_state, b[m]);
-      c[m] = read_entry<operand>(in.matrix[1], entry + of_state);
-    }
+    for (int m = 0; m < states; ++m)
+      read_stride<operand>(in.matrix[0], lane.state_row + 4 * m * kPitch + in.matrix[0].place(step),
+                           b[m]);
+#pragma unroll
+    for (int i = 0; i < entries; ++i)
+      c[i] = read_entry<operand>(in.matrix[1], entry[i] + in.matrix[1].place(step));
   }
 };
 
 // A stride of one state, of which nothing but the state before is missing.
-template <class Steps>
+template <class Steps, class Shape>
 struct PreparedStride {
+  static constexpr int entries = Shape::entries_of_C;
   decltype(Steps().move(0.0f, 0.0f, 0.0f)) moves[kStride];
-  float c[1];
+  float c[entries];
 
-  template <class Shape>
   __device__ __forceinline__ void prepare(const Steps& steps, const MarchStride<Shape>& from) {
 #pragma unroll
     for (int i = 0; i < kStride; ++i)
       moves[i] = steps.move(from.dt[i], from.drive[i], from.b[0][i]);
-    c[0] = from.c[0];
+#pragma unroll
+    for (int i = 0; i < entries; ++i) c[i] = from.c[i];
   }
   // Moves the state on, and gives the sums of the stride.
   template <Operand operand, Leg leg>
@@ -380,7 +414,7 @@ struct PreparedStride {
       const int i = in_order<leg>(j, kStride);
       x[0][i] = state = moves[i](state);
     }
-    return OutputSums<operand, 1>::of(x, c);
+    return OutputSums<operand, Shape>::of(x, c);
   }
 };
 
@@ -393,14 +427,20 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
   const MarchLane<Shape> lane;
   wait_for_previous();
   MarchStates<Shape> of(p.scan, work, lane, View());
-  using Steps = Recurrence<Method, accuracy_of(layout), float>;
+  using Steps = MarchRecurrence<Method, layout>;
   Steps recurrence[Shape::states];
 #pragma unroll
   for (int m = 0; m < Shape::states; ++m) recurrence[m] = Steps(of.a[m]);
   using Y = SlotTile<Shape::channels, Shape, layout>;
-  int entry = lane.state_row + MatrixTile<Shape, layout>::place(lane.row_of_warp);
-  int y_place = lane.part * Shape::channels * kPitch + lane.row + Y::place(2 * lane.column);
-  if constexpr (Shape::straight) settle(entry), settle(y_place);
+  using Sums = OutputSums<operand, Shape>;
+  int entry[Shape::entries_of_C];
+#pragma unroll
+  for (int i = 0; i < Shape::entries_of_C; ++i) {
+    entry[i] = Sums::template place_of_C<MatrixTile<Shape, layout>>(lane, i);
+    if constexpr (Shape::straight) settle(entry[i]);
+  }
+  int y_place = lane.part * Shape::channels * kPitch + lane.row + Y::place(Sums::step(lane));
+  if constexpr (Shape::straight) settle(y_place);
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   shared.handover.meet();
   float* edges = static_cast<float*>(leg == Leg::back ? p.other_edges : p.edges) +
@@ -432,7 +472,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
           x[m][i] = of.x[m];
         }
       }
-      sum[j] = OutputSums<operand, Shape::states>::of(x, at.c);
+      sum[j] = Sums::of(x, at.c);
     }
 #pragma unroll
     for (int j = 0; j < ahead; ++j)
@@ -486,7 +526,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
       const auto load_next = [&](int stride) VIM_MM_INLINED {
         load(loaded[(stride + 1) % ahead], stride + 1 + ahead);
       };
-      PreparedStride<Steps> prepared[2];
+      PreparedStride<Steps, Shape> prepared[2];
       float2 sum = {};
       float* y = y_of(turn);  // zeros, which the first sums overwrite
 #pragma unroll
@@ -566,7 +606,7 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   Legs legs{span, span, !relieves, relieves || !span.stopped};
   if (!Method::causal && !relieves) legs.forth = {windows, 2 * windows, nullptr};
   shared.handover.begin();
-  if (threadIdx.x < Shape::row_threads) {
+  if (Shape::has_rows()) {
     specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) VIM_MM_INLINED {
       using Format = decltype(format);
       specialize_alignment<Shape>(p.scan, [&](auto aligned) VIM_MM_INLINED {
@@ -577,6 +617,8 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
         });
       });
     });
+  } else if (Shape::is_idle()) {
+    each_leg<Method>(legs, [&](auto, const Span&) { shared.handover.meet(); });
   } else {
     using std::integral_constant;
     const auto scan = [&](auto operand) VIM_MM_INLINED {

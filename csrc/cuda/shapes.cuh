@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <type_traits>
 
+#include "launch.cuh"
 #include "march.cuh"
 
 namespace vim_mm {
@@ -51,36 +52,66 @@ void choose_slots(const ScanArguments& scan, const F& f) {
   f(Shape());
 }
 
-// Of many rows: the more there are, the more channels in a block, which takes fewer instructions.
-// Roomy are blocks with registers for what needs them; straight, as in MarchShape, those with 8 channels
-// of what needs few.
-template <bool straight, bool roomy, Layout layout, class F>
-void choose_march(const ScanArguments& scan, const F& f) {
-  if (rows_of(scan) < 2 * kFewRows || scan.channels <= 8)
-    choose_slots<MarchShape<1, 1, 2, 1, 4, 3, straight ? 1 : 2, straight>, layout>(scan, f);
-  else choose_slots<MarchShape<2, 2, 2, 1, 4, roomy ? 2 : 3, 2>, layout>(scan, f);
+template <class Shape>
+int64_t blocks_of(const ScanArguments& scan) {
+  return scan.batch * scan.groups * ((scan.channels + Shape::channels - 1) / Shape::channels);
+}
+
+// Calls f with a shape of six channels where each block has a multiprocessor, and returns whether it did. It
+// gives the bits that eight channels give, so that none depends on the GPU.
+template <class Shape, Layout layout, class F>
+bool choose_six(const ScanArguments& scan, const F& f) {
+  if constexpr (layout == Layout::half) {
+    if (scan.together == kOctet && scan.channels % Shape::channels == 0 &&
+        blocks_of<Shape>(scan) <= device_attribute(cudaDevAttrMultiProcessorCount))
+      return f(Shape()), true;
+  }
+  return false;
+}
+
+// Whether there are so many rows that lanes of two states and 16 channels in a block pay, which take fewer
+// instructions.
+inline bool has_most_rows(const ScanArguments& scan) {
+  return rows_of(scan) >= 2 * kFewRows && scan.channels > 8;
 }
 
 // Few rows want lanes that do not wait for themselves, nor for those that load. Both halves of
 // float32 need registers; psi functions need so many that little is left for parts to overlap, and
-// nothing where rows are not the fewest.
+// nothing where rows are not the fewest. With six channels, one or two strides by what ptxas makes of them.
 template <class Method, Layout layout, class F>
 void choose_forward(const ScanArguments& scan, const F& f) {
-  const bool few = rows_of(scan) < kFewRows;
-  if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());
-  else if (few)
-    choose_slots<MarchShape<1, 1, 4, 2, 2, 2, Method::psi ? 1 : 2, true>, layout>(scan, f);
-  else choose_march<!Method::psi, layout == Layout::single, layout>(scan, f);
+  constexpr bool straight = !Method::psi, roomy = layout == Layout::single;
+  if constexpr (layout == Layout::any) {
+    f(Shape<8, 8, 4>());
+  } else if (has_most_rows(scan)) {
+    choose_slots<MarchShape<2, 2, 2, 1, 4, roomy ? 2 : 3, 2>, layout>(scan, f);
+  } else if (rows_of(scan) >= kFewRows) {
+    choose_slots<MarchShape<1, 1, 2, 1, 4, 3, straight ? 1 : 2, straight>, layout>(scan, f);
+  } else if (!choose_six<SixShape<std::is_same<Method, Rk4>::value ? 2 : 1>, layout>(scan, f)) {
+    choose_slots<MarchShape<1, 1, 4, 2, 2, 2, straight ? 2 : 1, true>, layout>(scan, f);
+  }
 }
 
 // A sweep for edges alone is short enough for segments to win where rows are few: many side by side, so
-// that all multiprocessors have work.
+// that all multiprocessors have work. Of 16 bits a march wins again where each of its blocks has a
+// multiprocessor and few are left.
 template <Layout layout, class F>
 void choose_edges(const ScanArguments& scan, const F& f) {
-  if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());
-  else if (rows_of(scan) < kFewRows / 2) f(Shape<16, 16, 4, 3>());
-  else if (rows_of(scan) < kFewRows) f(Shape<8, 16, 4, 3>());
-  else choose_march<false, false, layout>(scan, f);
+  using Few = MarchShape<1, 1, 4, 2, 2, 3, 1>;
+  const int64_t rows = rows_of(scan);
+  if constexpr (layout == Layout::any) {
+    f(Shape<8, 8, 4>());
+  } else if (has_most_rows(scan)) {
+    choose_slots<MarchShape<2, 2, 2, 1, 4, 3, 2>, layout>(scan, f);
+  } else if (rows >= kFewRows) {
+    choose_slots<Few, layout>(scan, f);
+  } else if (rows >= kFewRows / 2) {
+    f(Shape<8, 16, 4, 3>());
+  } else if (rows < kFewRows / 4 || layout == Layout::single) {
+    f(Shape<16, 16, 4, 3>());
+  } else if (!choose_six<SixShape<1>, layout>(scan, f)) {
+    choose_slots<Few, layout>(scan, f);
+  }
 }
 
 // Registers count for more than warps here: two blocks per multiprocessor spill little.
@@ -88,11 +119,6 @@ template <Layout layout, class F>
 void choose_backward(const F& f) {
   if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());
   else f(Shape<8, 8, 4, 2, 2>());
-}
-
-template <class Shape>
-int64_t blocks_of(const ScanArguments& scan) {
-  return scan.batch * scan.groups * ((scan.channels + Shape::channels - 1) / Shape::channels);
 }
 
 }  // namespace VIM_MM_ISA

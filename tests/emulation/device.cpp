@@ -179,9 +179,12 @@ float exchange(float value, int lane) {
   return values[lane];
 }
 
+int launches[1025];  // so far, by the threads of a block
+
 cudaError_t run(dim3 blocks, int threads, size_t bytes, const std::function<void()>& kernel) {
   if (threads % 32 != 0 || threads > 1024 || bytes > vim_mm::kSharedBytes)
     return cudaErrorInvalidConfiguration;
+  ++launches[threads];
   kernel_of_launch = &kernel;
   grid = blocks;
   fibers.resize(std::max(fibers.size(), size_t(threads)));
@@ -205,9 +208,12 @@ cudaError_t run(dim3 blocks, int threads, size_t bytes, const std::function<void
 extern "C" {
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 cudaError_t cudaGetDevice(int*) { return cudaSuccess; }
-// A few multiprocessors, so that small scans have more blocks than that.
+// A few multiprocessors, so that small scans have more blocks than that, unless a test wants more.
+static int multiprocessors = 4;
+void set_multiprocessors(int count) { multiprocessors = count; }
+int count_launches(int threads) { return emulation::launches[threads]; }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr of, int) {
-  if (of == cudaDevAttrMultiProcessorCount) *value = 4;
+  if (of == cudaDevAttrMultiProcessorCount) *value = multiprocessors;
   else if (of == cudaDevAttrMaxSharedMemoryPerMultiprocessor)
     *value = 2 * int(vim_mm::kSharedBytes);
   else if (of == cudaDevAttrMaxSharedMemoryPerBlockOptin) *value = int(vim_mm::kSharedBytes);

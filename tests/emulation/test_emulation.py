@@ -5,6 +5,7 @@ All but single instructions is the code that runs on a GPU: operators, launches,
 that nobody wrote is NaN, and threads take turns in random order. device.h stands for the GPU.
 """
 
+import ctypes
 import functools
 import os
 import subprocess
@@ -102,14 +103,22 @@ def build(folder: Path) -> Path:
 @pytest.fixture(scope='module', autouse=True)
 def emulated(tmp_path_factory):
     """The operators on CPU tensors are the emulated ones, to the end of this file."""
-    torch.ops.load_library(build(tmp_path_factory.mktemp('emulation')))
+    path = build(tmp_path_factory.mktemp('emulation'))
+    torch.ops.load_library(path)
     cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
     with torch.library._scoped_library('vim_mm', 'IMPL') as library:
         for name in ('selective_scan_fwd', 'selective_scan_bwd'):
             op = getattr(torch.ops.vim_mm_emulated, name).default
             kernel = functools.partial(op.redispatch, cuda)
             library.impl(name, kernel, 'CPU', allow_override=True)
-        yield
+        yield ctypes.CDLL(str(path))
+
+
+@pytest.fixture
+def many_multiprocessors(emulated):
+    emulated.set_multiprocessors(128)
+    yield
+    emulated.set_multiprocessors(4)
 
 
 @pytest.fixture(autouse=True)
@@ -213,6 +222,39 @@ each_way = pytest.mark.parametrize('method', ['zoh', 'poly'])
 def test_windows(method, batch, length, states):
     inputs = inputs_in(torch.bfloat16, batch=batch, channels=35, length=length, states=states)
     compare(inputs, reverse=True, discretization_method=method)
+
+
+# No more blocks of six channels than multiprocessors: fewer windows than groups of row warps, and
+# more than stages; rows enough for the sweep for edges to march, too. Where four entries are moved
+# at once it is eight channels.
+@pytest.mark.usefixtures('many_multiprocessors')
+@pytest.mark.parametrize('method', ['zoh', 'bilinear', 'rk4', 'poly'])
+@pytest.mark.parametrize('reverse', [False, True])
+@pytest.mark.parametrize(
+    ('dtype', 'batch', 'channels', 'length', 'states'),
+    [
+        (torch.bfloat16, 2, 12, 712, 16),
+        (torch.float16, 1, 24, 448, 13),
+        (torch.bfloat16, 1, 6, 136, 16),
+        (torch.float16, 4, 6, 8, 3),
+        (torch.float16, 2, 258, 136, 13),
+        (torch.bfloat16, 1, 516, 256, 16),
+    ],
+)
+def test_six_channels(emulated, method, dtype, batch, channels, length, states, reverse):
+    inputs = inputs_in(dtype, batch=batch, channels=channels, length=length, states=states)
+    options = {'discretization_method': method, 'reverse': reverse}
+    launches = emulated.count_launches(384)
+    of_six = compare(inputs, **options)
+    sweeps = 2 if method == 'poly' else 1
+    launches += 1 + (sweeps if batch * channels >= 512 else 0)
+    assert emulated.count_launches(384) == launches
+    memory = inputs['u'].new_empty(batch, channels, length + 4)
+    apart = memory[..., :length].copy_(inputs['u'].detach()).requires_grad_()
+    of_eight = compare({**inputs, 'u': apart}, **options)
+    assert emulated.count_launches(384) == launches
+    for name, value in of_six.items():
+        assert torch.equal(value, of_eight[name]), name
 
 
 # One or two blocks more than the emulated GPU has multiprocessors: others take over the end of

@@ -142,18 +142,21 @@ def test_states(method, states, is_complex):
 
 
 # Windows in an even number and not, the last one whole and not, with tiles of states that are and
-# are not.
+# are not; by blocks of eight channels and of six.
 @each_method
 @pytest.mark.parametrize('length', [645, 712, 768])
 @pytest.mark.parametrize('states', [13, 16])
-def test_many_windows(method, length, states):
-    inputs = inputs_in(torch.bfloat16, length=length, channels=35, states=states)
+@pytest.mark.parametrize('channels', [35, 36])
+def test_many_windows(method, length, states, channels):
+    inputs = inputs_in(torch.bfloat16, length=length, channels=channels, states=states)
     compare(inputs, delta_softplus=True, discretization_method=method, reverse=True)
 
 
 # As many rows as choose each of the block shapes; lengths that end within a window and with one.
 @pytest.mark.parametrize('method', ['zoh', 'bilinear', 'rk4', 'foh', 'poly'])
-@pytest.mark.parametrize(('batch', 'channels'), [(4, 70), (10, 150), (10, 300), (16, 450)])
+@pytest.mark.parametrize(
+    ('batch', 'channels'), [(2, 300), (4, 70), (10, 150), (10, 300), (16, 450)]
+)
 @pytest.mark.parametrize(
     ('length', 'dtype', 'reverse'),
     [
@@ -323,12 +326,13 @@ def test_misaligned_rows(dtype, method, row, reverse):
 
 
 # As many rows as choose each of the block shapes. Eight entries are moved at once where all rows
-# begin at 16 bytes, else four.
-@pytest.mark.parametrize('method', ['zoh', 'poly'])
-@pytest.mark.parametrize('batch', [1, 60, 110])
+# begin at 16 bytes, else four, and that by blocks of eight channels where it would be six.
+@each_method
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(('batch', 'channels'), [(1, 40), (1, 42), (14, 42), (60, 40), (110, 40)])
 @pytest.mark.parametrize(('row', 'first'), [(260, 0), (264, 4)], ids=['apart', 'begin'])
-def test_the_same_bits_by_four_and_by_eight(method, batch, row, first):
-    inputs = inputs_in(torch.bfloat16, batch=batch, channels=40, length=256, states=16)
+def test_the_same_bits_by_four_and_by_eight(method, dtype, batch, channels, row, first):
+    inputs = inputs_in(dtype, batch=batch, channels=channels, length=256, states=16)
     inputs = on_cuda(inputs)
     options = {'delta_softplus': True, 'discretization_method': method}
     expected = results_and_gradients(cuda_scan, inputs, **options)
@@ -420,18 +424,18 @@ def test_relieved_blocks_have_the_same_bits(method, dtype, length):
 @pytest.mark.usefixtures('nondeterministic')  # what fills memory would come between the launches
 @pytest.mark.parametrize('method', ['zoh', 'poly'])
 @pytest.mark.parametrize(
-    ('batch', 'states'),
-    [(2, 16), (4, 16), (8, 16), (12, 16), (2, 20)],
-    ids=['fewest', 'relieved', 'few', 'many', 'any'],
+    ('batch', 'channels', 'states'),
+    [(2, 384, 16), (2, 380, 16), (4, 384, 16), (8, 384, 16), (12, 384, 16), (2, 384, 20)],
+    ids=['fewest', 'fewest-of-eight', 'relieved', 'few', 'many', 'any'],
 )
-def test_launches_that_begin_early(method, batch, states):
+def test_launches_that_begin_early(method, batch, channels, states):
     """Each scan has what the last one gave, forward and backward, and waits for it.
 
     Behind a pause, so that launches queue up and come one right behind the other; each against the
     direction of the one before, so that it begins with what that one writes last; and of other
     inputs each time, so that what was left in memory is wrong.
     """
-    sizes = {'batch': batch, 'channels': 384, 'length': 2048, 'states': states}
+    sizes = {'batch': batch, 'channels': channels, 'length': 2048, 'states': states}
     options = {'delta_softplus': True, 'discretization_method': method}
 
     def chain(inputs, pause):
