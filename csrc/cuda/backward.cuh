@@ -253,7 +253,7 @@ template <class Method, class E, class Shape, Layout layout, bool Aligned>
 class BackwardBlock {
   static constexpr int steps = Shape::steps, segments = Shape::segments;
   static constexpr int states_of_warp = kStateTile / Shape::warps;
-  static constexpr bool fast = layout != Layout::any;
+  static constexpr bool fast = layout != Layout::any, in_cluster = fast && kClusters;
   using Shared = BackwardShared<E, Shape>;
   using Steps = Step<Method, accuracy_of(layout), E>;
   using Places = Slots<Shape::channels, Shape, layout>;
@@ -576,9 +576,12 @@ class BackwardBlock {
   }
 
   // The gradients of B and C over the chunk, by the block that has its last channels, from its own
-  // and the other blocks' parts. These have started before it did.
+  // and the other blocks' parts. These have started before it did. Their parts are in their shared memory,
+  // or, without clusters, in global memory. A cluster could meet in place of the count, but ptxas makes of the
+  // loop over channels what is 2 to 3 % slower then (docs/kernels.md).
   __device__ __forceinline__ void write_matrices() {
     const bool last = slab_ + 1 == p_.slabs;
+    const int parts = in_cluster ? slab_ : int(p_.parts);
     uint32_t* const count = p_.counts + blockIdx.x / uint32_t(p_.slabs);
     if constexpr (fast) {
 #pragma unroll
@@ -597,18 +600,19 @@ class BackwardBlock {
       take(shared_.C, C_slots, c);
       if (last) {
 #pragma unroll 1
-        for (int slab = 0; slab < p_.parts; ++slab) {
-          if (!B_.constant()) add_part(p_.B_parts, slab, B_slots, first, b);
-          if (!C_.constant()) add_part(p_.C_parts, slab, C_slots, first, c);
+        for (int slab = 0; slab < parts; ++slab) {
+          if (!B_.constant()) add_part(shared_.B, p_.B_parts, slab, B_slots, first, b);
+          if (!C_.constant()) add_part(shared_.C, p_.C_parts, slab, C_slots, first, c);
         }
         if (!B_.constant()) store_matrix(p_.grad_B, B_slots, first, b);
         if (!C_.constant()) store_matrix(p_.grad_C, C_slots, first, c);
-      } else if constexpr (fast) {
+      } else if constexpr (fast && !in_cluster) {
         leave_part(p_.B_parts, B_slots, b);
         leave_part(p_.C_parts, C_slots, c);
       }
     }
     if (!last) signal_by_warp(count);
+    if constexpr (in_cluster) meet_cluster();
   }
   // A thread's entries of a tile of B's or C's gradient.
   using MatrixPlaces = Slots<kStateTile, Shape, layout>;
@@ -624,13 +628,15 @@ class BackwardBlock {
       else to.value[k][0] = E(0.0f);
     }
   }
-  __device__ __forceinline__ void add_part(void* parts, int slab, const MatrixPlaces& slots,
-                                           int first, Entries& to) const {
+  __device__ __forceinline__ void add_part(StateTile<E, Shape>& tile, void* parts, int slab,
+                                           const MatrixPlaces& slots, int first,
+                                           Entries& to) const {
 #pragma unroll
     for (int k = 0; k < MatrixPlaces::count; ++k) {
       const int n = first + slots.row(k);
       if (n >= scan_.states) continue;
-      const E* const from = part(parts, slab, n, slots.step(k));
+      const E* const from = in_cluster ? in_block(slab, tile.at(slots.row(k), slots.step(k)))
+                                       : part(parts, slab, n, slots.step(k));
       E value[MatrixPlaces::width];
       if constexpr (fast) load_segment(from, value);
       else value[0] = from[0];

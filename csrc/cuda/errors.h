@@ -27,21 +27,32 @@ inline void check(cudaError_t error) {
   throw std::runtime_error(std::string("vim_mm: CUDA error: ") + cudaGetErrorString(error));
 }
 
-// kernel<<<...>>>(arguments...), in words that every C++ compiler reads: see tests/emulation. `early`: it
-// may begin before the last launch has ended, see overlap.cuh.
+// kernel<<<...>>>(arguments...), in words that every C++ compiler reads: see tests/emulation. `cluster`: so many
+// neighbouring blocks are at work at the same time. `early`: it may begin before the last launch has ended, see
+// overlap.cuh.
 struct LaunchSize {
   dim3 grid, threads;
   size_t shared_bytes = 0;
+  unsigned cluster = 1;
 };
 template <class... Arguments>
 void enqueue(void (*kernel)(Arguments...), const LaunchSize& size, bool early, void* stream,
              const Arguments&... arguments) {
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (early) {
+    cudaLaunchAttribute& overlap = attributes[count++];
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (size.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[count++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {size.cluster, 1, 1};
+  }
   const cudaLaunchConfig_t config{size.grid,         size.threads,
                                   size.shared_bytes, static_cast<cudaStream_t>(stream),
-                                  &overlap,          early ? 1u : 0u};
+                                  attributes,        count};
   check(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 template <class... Arguments>

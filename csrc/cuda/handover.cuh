@@ -1,5 +1,5 @@
 // How the warps of a block that load and store hand windows of time to those that scan, and get
-// them back; and how one block waits for another.
+// them back; how one block waits for another, and how blocks of a cluster see each other's shared memory.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -60,6 +60,31 @@ __device__ __forceinline__ void wait_for_warps(const uint32_t* count, uint32_t w
   if (*count != warps) __builtin_trap();
 #endif
 }
+
+// From compute capability 9.0 on blocks can be launched in clusters: they are at work at the same time, and
+// see each other's shared memory.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr bool kClusters = true;
+// The place in the shared memory of the block of that rank in the cluster.
+template <class T>
+__device__ __forceinline__ const T* in_block(int rank, const T* p) {
+  const T* there;
+  asm volatile("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(p), "r"(rank));
+  return there;
+}
+// All threads of all blocks meet: no block ends before others have read what they need of it.
+__device__ __forceinline__ void meet_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#else
+constexpr bool kClusters = false;
+template <class T>
+__device__ __forceinline__ const T* in_block(int, const T* p) {
+  return p;
+}
+__device__ __forceinline__ void meet_cluster() {}
+#endif
 
 // An earlier launch sets such counts to zero, so many threads of each of its blocks together.
 __device__ __forceinline__ void clear_counts(uint32_t* counts, int64_t size, int thread,

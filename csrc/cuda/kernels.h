@@ -72,7 +72,7 @@ struct EdgesArguments {
 };
 
 // As many blocks as there are slabs share the channels of a chunk. The last of them adds up the
-// gradients of B and C, of which the first `parts` leave theirs in memory. Every pointer is to
+// gradients of B and C, of which the first `parts` leave theirs in memory; none where they are a cluster. Every pointer is to
 // contiguous memory of float, or complex of float for A, B, C and states.
 struct BackwardArguments {
   ScanArguments scan;

@@ -20,10 +20,10 @@ inline int64_t device_attribute(cudaDeviceAttr of) {
   return value;
 }
 
-// Whether kernels know on the current device how to wait for the launch before: its code may be compiled
-// from PTX of lower architectures.
+// Whether what the current device runs of a kernel was compiled for 9.0 or later, and so waits for the launch
+// before and meets its cluster: it may come from PTX of lower architectures.
 template <class... Arguments>
-bool can_wait(void (*kernel)(Arguments...)) {
+bool is_for_90(void (*kernel)(Arguments...)) {
   constexpr int devices = 64;
   static std::atomic<int8_t> answers[devices];  // 0: not asked yet
   int device = 0;
@@ -63,7 +63,7 @@ template <class... Arguments>
 void launch(void (*kernel)(Arguments...), LaunchSize size, Begin begin, void* stream,
             const Arguments&... arguments) {
   if (size.grid.x == 0) return;
-  const bool early = begin == Begin::early && can_wait(kernel);
+  const bool early = begin == Begin::early && is_for_90(kernel);
   if (early) size.shared_bytes = std::max(size.shared_bytes, bytes_for_even_shares(size));
   // Always the same, because the kernel has it in common with the launches of other threads.
   check(cudaFuncSetAttribute(

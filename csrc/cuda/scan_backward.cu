@@ -13,11 +13,36 @@ Layout layout_of(const BackwardArguments& p) {
   return layout_of(p.scan, {p.grad_out, p.grad_u, p.grad_delta, grad_z, p.grad_B, p.grad_C});
 }
 
+// Calls f with the kernel, an object of its block's shape, and its shared memory in bytes.
+template <class F>
+void choose_kernel(const BackwardArguments& p, const F& f) {
+  dispatch_method(p.scan.method, [&](auto method) {
+    using Method = decltype(method);
+    dispatch_layout(p.scan, layout_of(p), [&](auto e, auto layout) {
+      using E = std::decay_t<decltype(e)>;  // else nvcc hands the host compiler a reference
+      choose_backward<layout()>([&](auto shape) {
+        using Block = decltype(shape);
+        const auto with = [&](auto aligned) {
+          f(backward_kernel<Method, E, Block, layout(), aligned()>, shape,
+            sizeof(BackwardShared<E, Block>));
+        };
+        if constexpr (layout() == Layout::any) with(std::false_type());
+        else if (p.scan.together >= kQuad) with(std::true_type());
+        else with(std::false_type());
+      });
+    });
+  });
+}
+
 }  // namespace
 
-// With Layout::any a block adds up in memory, otherwise in registers, and the last one needs no part.
+// With Layout::any a block adds up in memory, otherwise in registers, and the last one needs no part; nor do
+// the others in a cluster.
 int64_t count_parts(const BackwardArguments& p) {
-  return layout_of(p) == Layout::any ? p.slabs : p.slabs - 1;
+  if (layout_of(p) == Layout::any) return p.slabs;
+  bool clusters = false;
+  choose_kernel(p, [&](auto kernel, auto, size_t) { clusters = is_for_90(kernel); });
+  return clusters ? 0 : p.slabs - 1;
 }
 
 void scan_backward(const BackwardArguments& p, void* stream) {
@@ -30,34 +55,18 @@ void scan_backward(const BackwardArguments& p, void* stream) {
     float* const others = static_cast<float*>(p.grad_edges) + floats;
     scan_edges({scan, true, true, p.grad_out, {}, others, p.chunks}, stream);
   }
-  dispatch_method(scan.method, [&](auto method) {
-    using Method = decltype(method);
-    dispatch_layout(scan, layout_of(p), [&](auto e, auto layout) {
-      using E = decltype(e);
-      choose_backward<layout()>([&](auto shape) {
-        using Block = decltype(shape);
-        BackwardArguments q = p;
-        const int64_t channels = p.slabs * Block::channels;
-        q.next = {channels * scan.u.row,
-                  channels * scan.delta.row,
-                  channels * scan.z.row,
-                  channels * scan.A.row,
-                  channels * p.grad_out.row,
-                  channels * p.grad_u.row,
-                  channels * p.grad_delta.row,
-                  channels * p.grad_z.row,
-                  channels * p.chunks * scan.states};
-        const auto run = [&](auto aligned) {
-          const int64_t blocks = scan.batch * scan.groups * p.chunks * p.slabs;
-          launch(backward_kernel<Method, E, Block, layout(), aligned()>,
-                 {grid_of(blocks), Block::threads, sizeof(BackwardShared<E, Block>)}, Begin::early,
-                 stream, q);
-        };
-        if constexpr (layout() == Layout::any) run(std::false_type());
-        else if (scan.together >= kQuad) run(std::true_type());
-        else run(std::false_type());
-      });
-    });
+  choose_kernel(p, [&](auto kernel, auto shape, size_t bytes) {
+    using Block = decltype(shape);
+    BackwardArguments q = p;
+    const int64_t channels = p.slabs * Block::channels;
+    q.next = {
+        channels * scan.u.row,       channels * scan.delta.row, channels * scan.z.row,
+        channels * scan.A.row,       channels * p.grad_out.row, channels * p.grad_u.row,
+        channels * p.grad_delta.row, channels * p.grad_z.row,   channels * p.chunks * scan.states};
+    const int64_t blocks = scan.batch * scan.groups * p.chunks * p.slabs;
+    const bool clusters = p.parts < p.slabs - 1;
+    launch(kernel, {grid_of(blocks), Block::threads, bytes, clusters ? unsigned(p.slabs) : 1u},
+           Begin::early, stream, q);
   });
 }
 
