@@ -253,7 +253,7 @@ template <class Method, class E, class Shape, Layout layout, bool Aligned>
 class BackwardBlock {
   static constexpr int steps = Shape::steps, segments = Shape::segments;
   static constexpr int states_of_warp = kStateTile / Shape::warps;
-  static constexpr bool fast = layout != Layout::any, in_cluster = fast && kClusters;
+  static constexpr bool fast = layout != Layout::any, in_cluster = fast && Aligned && kClusters;
   using Shared = BackwardShared<E, Shape>;
   using Steps = Step<Method, accuracy_of(layout), E>;
   using Places = Slots<Shape::channels, Shape, layout>;
@@ -577,8 +577,8 @@ class BackwardBlock {
 
   // The gradients of B and C over the chunk, by the block that has its last channels, from its own
   // and the other blocks' parts. These have started before it did. Their parts are in their shared memory,
-  // or, without clusters, in global memory. A cluster could meet in place of the count, but ptxas makes of the
-  // loop over channels what is 2 to 3 % slower then (docs/kernels.md).
+  // or, without clusters, in global memory. Where rows are not aligned it is global memory, and a cluster does
+  // not meet in place of the count, for what ptxas makes of the loop over channels (docs/kernels.md).
   __device__ __forceinline__ void write_matrices() {
     const bool last = slab_ + 1 == p_.slabs;
     const int parts = in_cluster ? slab_ : int(p_.parts);

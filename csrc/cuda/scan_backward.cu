@@ -37,11 +37,12 @@ void choose_kernel(const BackwardArguments& p, const F& f) {
 }  // namespace
 
 // With Layout::any a block adds up in memory, otherwise in registers, and the last one needs no part; nor do
-// the others in a cluster.
+// the others in a cluster, which they are where rows are aligned.
 int64_t count_parts(const BackwardArguments& p) {
   if (layout_of(p) == Layout::any) return p.slabs;
   bool clusters = false;
-  choose_kernel(p, [&](auto kernel, auto, size_t) { clusters = is_for_90(kernel); });
+  if (p.scan.together >= kQuad)
+    choose_kernel(p, [&](auto kernel, auto, size_t) { clusters = is_for_90(kernel); });
   return clusters ? 0 : p.slabs - 1;
 }
 
