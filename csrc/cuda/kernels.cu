@@ -9,18 +9,16 @@
 namespace vim_mm {
 namespace {
 
-constexpr int kThreads = 256, kMostSharing = 32, kWide = 4;
-constexpr int kFewParts = 4, kManyParts = 16;  // that a thread reads at once
+constexpr int kThreads = 256, kParts = 8, kMostSharing = 64, kWide = 4;
 
 __host__ __device__ int64_t floats_of(const Sum& sum) {
   return sum.sizes[0] * sum.sizes[1] * sum.sizes[2] * sum.components;
 }
-// How many threads share the parts of one entry, a power of two: so many that each has few, if there are
-// not too many.
+// How many threads share the parts of one entry, a power of two: so many that each has few, which it
+// reads all at once, if there are not too many.
 __host__ __device__ int threads_per_entry(const Sum& sum) {
   int threads = 1;
-  while (threads < kMostSharing && threads * kFewParts < sum.counts[0] * sum.counts[1])
-    threads *= 2;
+  while (threads < kMostSharing && threads * kParts < sum.counts[0] * sum.counts[1]) threads *= 2;
   return threads;
 }
 // How many neighbouring floats a thread adds up at once: to find an entry is more work than that.
@@ -32,7 +30,7 @@ __host__ __device__ int floats_per_thread(const Sum& sum) {
 inline namespace VIM_MM_ISA {
 
 // Neighbouring threads have neighbouring entries. `Index` holds every number of floats.
-template <int Width, int Parts, class Index>
+template <int Width, class Index>
 __device__ void sum_parts(const Sum& sum) {
   struct alignas(4 * Width) Floats {
     float v[Width];
@@ -62,10 +60,10 @@ __device__ void sum_parts(const Sum& sum) {
       int i = first_part / inner_parts, j = first_part % inner_parts;
       wait_for_previous();
 #pragma unroll 1
-      for (int part = first_part; part < parts; part += Parts * sharing) {
-        Floats some[Parts];
+      for (int part = first_part; part < parts; part += kParts * sharing) {
+        Floats some[kParts];
 #pragma unroll
-        for (int k = 0; k < Parts; ++k) {
+        for (int k = 0; k < kParts; ++k) {
           some[k] = part + k * sharing < parts
                         ? *reinterpret_cast<const Floats*>(p + i * outer + j * inner)
                         : Floats();
@@ -73,7 +71,7 @@ __device__ void sum_parts(const Sum& sum) {
           if (j >= inner_parts) j -= inner_parts, ++i;
         }
 #pragma unroll
-        for (int k = 0; k < Parts; ++k) add(some[k]);
+        for (int k = 0; k < kParts; ++k) add(some[k]);
       }
     }
     for (int half = sharing / 2; half > 0; half /= 2) {
@@ -95,14 +93,8 @@ template <class Index>
 __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ Sums sums) {
   let_next_begin();
   const Sum& sum = sums.each[blockIdx.y];
-  const bool few = threads_per_entry(sum) * kFewParts >= sum.counts[0] * sum.counts[1];
-  if (floats_per_thread(sum) == kWide) {
-    if (few) sum_parts<kWide, kFewParts, Index>(sum);
-    else sum_parts<kWide, kManyParts, Index>(sum);
-  } else {
-    if (few) sum_parts<1, kFewParts, Index>(sum);
-    else sum_parts<1, kManyParts, Index>(sum);
-  }
+  if (floats_per_thread(sum) == kWide) sum_parts<kWide, Index>(sum);
+  else sum_parts<1, Index>(sum);
 }
 
 }  // namespace VIM_MM_ISA
