@@ -249,11 +249,11 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
 
 // Gradients of B and C stay in registers over all channels of the block, but with Layout::any each
 // set of channels adds its part in memory.
-template <class Method, class E, class Shape, Layout layout, bool Aligned>
+template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Paired>
 class BackwardBlock {
   static constexpr int steps = Shape::steps, segments = Shape::segments;
   static constexpr int states_of_warp = kStateTile / Shape::warps;
-  static constexpr bool fast = layout != Layout::any, in_cluster = fast && Aligned && kClusters;
+  static constexpr bool fast = layout != Layout::any;
   using Shared = BackwardShared<E, Shape>;
   using Steps = Step<Method, accuracy_of(layout), E>;
   using Places = Slots<Shape::channels, Shape, layout>;
@@ -576,12 +576,13 @@ class BackwardBlock {
   }
 
   // The gradients of B and C over the chunk, by the block that has its last channels, from its own
-  // and the other blocks' parts. These have started before it did. Their parts are in their shared memory,
-  // or, without clusters, in global memory. Where rows are not aligned it is global memory, and a cluster does
-  // not meet in place of the count, for what ptxas makes of the loop over channels (docs/kernels.md).
+  // and the other blocks' parts, which are in global memory, or, in a pair, in the other one's shared memory.
+  // These blocks have started before it did, and a count says when their parts are there; with the cluster's
+  // barrier in its place ptxas makes slower code of the loop over channels (docs/kernels.md). A pair meets in
+  // the end, so that no shared memory goes while it is read.
   __device__ __forceinline__ void write_matrices() {
     const bool last = slab_ + 1 == p_.slabs;
-    const int parts = in_cluster ? slab_ : int(p_.parts);
+    const int parts = Paired ? slab_ : int(p_.parts);
     uint32_t* const count = p_.counts + blockIdx.x / uint32_t(p_.slabs);
     if constexpr (fast) {
 #pragma unroll
@@ -606,13 +607,13 @@ class BackwardBlock {
         }
         if (!B_.constant()) store_matrix(p_.grad_B, B_slots, first, b);
         if (!C_.constant()) store_matrix(p_.grad_C, C_slots, first, c);
-      } else if constexpr (fast && !in_cluster) {
+      } else if constexpr (fast && !Paired) {
         leave_part(p_.B_parts, B_slots, b);
         leave_part(p_.C_parts, C_slots, c);
       }
     }
     if (!last) signal_by_warp(count);
-    if constexpr (in_cluster) meet_cluster();
+    if constexpr (Paired) meet_cluster();
   }
   // A thread's entries of a tile of B's or C's gradient.
   using MatrixPlaces = Slots<kStateTile, Shape, layout>;
@@ -635,8 +636,8 @@ class BackwardBlock {
     for (int k = 0; k < MatrixPlaces::count; ++k) {
       const int n = first + slots.row(k);
       if (n >= scan_.states) continue;
-      const E* const from = in_cluster ? in_block(slab, tile.at(slots.row(k), slots.step(k)))
-                                       : part(parts, slab, n, slots.step(k));
+      const E* const from = Paired ? in_block(slab, tile.at(slots.row(k), slots.step(k)))
+                                   : part(parts, slab, n, slots.step(k));
       E value[MatrixPlaces::width];
       if constexpr (fast) load_segment(from, value);
       else value[0] = from[0];
@@ -771,14 +772,15 @@ class BackwardBlock {
   E grad_B_[fast ? states_of_warp : 1][steps], grad_C_[fast ? states_of_warp : 1][steps];
 };
 
-// `Aligned`: quads can be moved at once; with Layout::any it is not asked.
-template <class Method, class E, class Shape, Layout layout, bool Aligned>
+// `Aligned`: quads can be moved at once; with Layout::any it is not asked. `Paired`: two blocks share the channels
+// of a chunk, and are a cluster.
+template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Paired>
 __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     backward_kernel(const __grid_constant__ BackwardArguments p) {
   extern __shared__ float4 memory[];
   auto& shared = *reinterpret_cast<BackwardShared<E, Shape>*>(memory);
   let_next_begin();
-  BackwardBlock<Method, E, Shape, layout, Aligned>(p, shared).run();
+  BackwardBlock<Method, E, Shape, layout, Aligned, Paired>(p, shared).run();
 }
 
 }  // namespace VIM_MM_ISA

@@ -62,26 +62,23 @@ __device__ __forceinline__ void wait_for_warps(const uint32_t* count, uint32_t w
 }
 
 // From compute capability 9.0 on blocks can be launched in clusters: they are at work at the same time, and
-// see each other's shared memory.
+// see each other's shared memory. The first gives the place of p in the block of that rank; the second lets all
+// threads of all blocks meet.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-constexpr bool kClusters = true;
-// The place in the shared memory of the block of that rank in the cluster.
 template <class T>
 __device__ __forceinline__ const T* in_block(int rank, const T* p) {
   const T* there;
   asm volatile("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(p), "r"(rank));
   return there;
 }
-// All threads of all blocks meet: no block ends before others have read what they need of it.
 __device__ __forceinline__ void meet_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-#else
-constexpr bool kClusters = false;
+#else  // nobody launches what calls these
 template <class T>
-__device__ __forceinline__ const T* in_block(int, const T* p) {
-  return p;
+__device__ __forceinline__ const T* in_block(int, const T*) {
+  return nullptr;
 }
 __device__ __forceinline__ void meet_cluster() {}
 #endif

@@ -72,7 +72,7 @@ struct EdgesArguments {
 };
 
 // As many blocks as there are slabs share the channels of a chunk. The last of them adds up the
-// gradients of B and C, of which the first `parts` leave theirs in memory; none where they are a cluster. Every pointer is to
+// gradients of B and C, of which the first `parts` leave theirs in memory: none of a pair that is a cluster. Every pointer is to
 // contiguous memory of float, or complex of float for A, B, C and states.
 struct BackwardArguments {
   ScanArguments scan;
@@ -83,7 +83,7 @@ struct BackwardArguments {
   // [B, G, chunks, parts, N, kChunk], or where constant in time [B, G, H, chunks, N].
   void *B_parts, *C_parts;
   float *grad_D, *grad_bias;  // [B, G, H, chunks]
-  uint32_t* counts;           // [B, G, chunks] of warps that left a part, where slabs > 1
+  uint32_t* counts;           // [B, G, chunks] of warps whose part is there, where slabs > 1
   int64_t chunks, slabs, parts;
   // From a block's channels to its next ones, bytes, of edges entries; the launch knows.
   struct {

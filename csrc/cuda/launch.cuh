@@ -28,13 +28,12 @@ bool is_for_90(void (*kernel)(Arguments...)) {
   static std::atomic<int8_t> answers[devices];  // 0: not asked yet
   int device = 0;
   check(cudaGetDevice(&device));
-  if (device >= devices) return false;
-  int8_t answer = answers[device].load(std::memory_order_relaxed);
+  int8_t answer = device < devices ? answers[device].load(std::memory_order_relaxed) : 0;
   if (answer == 0) {
     cudaFuncAttributes attributes{};
     check(cudaFuncGetAttributes(&attributes, kernel));
     answer = attributes.ptxVersion >= 90 ? 1 : -1;
-    answers[device].store(answer, std::memory_order_relaxed);
+    if (device < devices) answers[device].store(answer, std::memory_order_relaxed);
   }
   return answer > 0;
 }

@@ -13,7 +13,9 @@ Layout layout_of(const BackwardArguments& p) {
   return layout_of(p.scan, {p.grad_out, p.grad_u, p.grad_delta, grad_z, p.grad_B, p.grad_C});
 }
 
-// Calls f with the kernel, an object of its block's shape, and its shared memory in bytes.
+// Calls f with the kernel, its block's shape, its shared memory in bytes, and how many blocks are a cluster.
+// That is for two, which have room wherever one has: of more, parts of a GPU may have none left where there are
+// still multiprocessors. Where rows are not aligned ptxas makes slower code of it.
 template <class F>
 void choose_kernel(const BackwardArguments& p, const F& f) {
   dispatch_method(p.scan.method, [&](auto method) {
@@ -22,13 +24,19 @@ void choose_kernel(const BackwardArguments& p, const F& f) {
       using E = std::decay_t<decltype(e)>;  // else nvcc hands the host compiler a reference
       choose_backward<layout()>([&](auto shape) {
         using Block = decltype(shape);
-        const auto with = [&](auto aligned) {
-          f(backward_kernel<Method, E, Block, layout(), aligned()>, shape,
-            sizeof(BackwardShared<E, Block>));
+        constexpr size_t bytes = sizeof(BackwardShared<E, Block>);
+        const auto alone = [&](auto aligned) {
+          f(backward_kernel<Method, E, Block, layout(), aligned(), false>, shape, bytes, 1u);
         };
-        if constexpr (layout() == Layout::any) with(std::false_type());
-        else if (p.scan.together >= kQuad) with(std::true_type());
-        else with(std::false_type());
+        if constexpr (layout() == Layout::any) {
+          alone(std::false_type());
+        } else if (p.scan.together < kQuad) {
+          alone(std::false_type());
+        } else {
+          const auto pair = backward_kernel<Method, E, Block, layout(), true, true>;
+          if (p.slabs == 2 && is_for_90(pair)) f(pair, shape, bytes, 2u);
+          else alone(std::true_type());
+        }
       });
     });
   });
@@ -36,14 +44,13 @@ void choose_kernel(const BackwardArguments& p, const F& f) {
 
 }  // namespace
 
-// With Layout::any a block adds up in memory, otherwise in registers, and the last one needs no part; nor do
-// the others in a cluster, which they are where rows are aligned.
+// With Layout::any a block adds up in memory, otherwise in registers, and the last one needs no part; nor does
+// the other one of a pair.
 int64_t count_parts(const BackwardArguments& p) {
   if (layout_of(p) == Layout::any) return p.slabs;
-  bool clusters = false;
-  if (p.scan.together >= kQuad)
-    choose_kernel(p, [&](auto kernel, auto, size_t) { clusters = is_for_90(kernel); });
-  return clusters ? 0 : p.slabs - 1;
+  bool paired = false;
+  choose_kernel(p, [&](auto, auto, size_t, unsigned cluster) { paired = cluster > 1; });
+  return paired ? 0 : p.slabs - 1;
 }
 
 void scan_backward(const BackwardArguments& p, void* stream) {
@@ -56,7 +63,7 @@ void scan_backward(const BackwardArguments& p, void* stream) {
     float* const others = static_cast<float*>(p.grad_edges) + floats;
     scan_edges({scan, true, true, p.grad_out, {}, others, p.chunks}, stream);
   }
-  choose_kernel(p, [&](auto kernel, auto shape, size_t bytes) {
+  choose_kernel(p, [&](auto kernel, auto shape, size_t bytes, unsigned cluster) {
     using Block = decltype(shape);
     BackwardArguments q = p;
     const int64_t channels = p.slabs * Block::channels;
@@ -65,9 +72,7 @@ void scan_backward(const BackwardArguments& p, void* stream) {
         channels * scan.A.row,       channels * p.grad_out.row, channels * p.grad_u.row,
         channels * p.grad_delta.row, channels * p.grad_z.row,   channels * p.chunks * scan.states};
     const int64_t blocks = scan.batch * scan.groups * p.chunks * p.slabs;
-    const bool clusters = p.parts < p.slabs - 1;
-    launch(kernel, {grid_of(blocks), Block::threads, bytes, clusters ? unsigned(p.slabs) : 1u},
-           Begin::early, stream, q);
+    launch(kernel, {grid_of(blocks), Block::threads, bytes, cluster}, Begin::early, stream, q);
   });
 }
 
