@@ -39,10 +39,16 @@ struct BackwardShared {
   // in the last one states, over the banks.
   E a[Shape::channels][kStateTile + 1];
   Edges<E> edges[Shape::channels][kStateTile + 1];
-  E grad_a[kStateTile][Shape::channels * Shape::segments + 2];  // of each segment
+  // Of each segment: those of a channel are neighbours.
+  alignas(16) E grad_a[kStateTile][Shape::channels * Shape::segments + kQuad];
   // Each thread's own, here to save registers.
   BackwardEntry entries[Shape::channels * Shape::window];
   float bias[Shape::channels], D[Shape::channels];  // of the channels that come next
+  // Of each thread that loads one of these: where the next one is, and how far from that the one after.
+  struct {
+    const char* at;  // null: there is none
+    int64_t step;
+  } parameters[2 * Shape::channels];
 };
 
 // What a lane has of its segment, and the sums over states that it collects.
@@ -249,7 +255,7 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
 
 // Gradients of B and C stay in registers over all channels of the block, but with Layout::any each
 // set of channels adds its part in memory.
-template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Paired>
+template <class Method, class E, class Shape, Layout layout, bool Aligned>
 class BackwardBlock {
   static constexpr int steps = Shape::steps, segments = Shape::segments;
   static constexpr int states_of_warp = kStateTile / Shape::warps;
@@ -258,15 +264,22 @@ class BackwardBlock {
   using Steps = Step<Method, accuracy_of(layout), E>;
   using Places = Slots<Shape::channels, Shape, layout>;
   static constexpr int count = Places::count, width = Places::width;
-  static_assert(Shape::window == kChunk, "a block has one chunk");
+  static constexpr int channels_apart = Shape::threads / kStateTile;
+  static constexpr int edges_of_thread =
+      Shape::channels > channels_apart ? Shape::channels / channels_apart : 1;
+  static_assert(kChunk % Shape::window == 0, "a block has the first window of a chunk");
+  static constexpr bool is_tail = Shape::window < kChunk;  // blocks have the last chunk
 
  public:
   __device__ __forceinline__ BackwardBlock(const BackwardArguments& p, Shared& shared)
-      : p_(p), scan_(p.scan), shared_(shared), slab_(blockIdx.x % uint32_t(p.slabs)),
-        chunk_(blockIdx.x / uint32_t(p.slabs) % uint32_t(p.chunks)),
-        work_(scan_, blockIdx.x / uint32_t(p.slabs) / uint32_t(p.chunks), Shape::window),
+      : p_(p), scan_(p.scan), shared_(shared), slabs_(int(p.share.slabs)),
+        slab_(blockIdx.x % uint32_t(slabs_)),
+        chunk_(is_tail ? int(p.chunks) - 1
+                       : int(blockIdx.x / uint32_t(slabs_) % uint32_t(p.share.chunks))),
+        window_(int64_t(chunk_) * (kChunk / Shape::window)),
+        work_(scan_, blockIdx.x / uint32_t(slabs_) / uint32_t(p.share.chunks), Shape::window),
         slots_(scan_.u, work_), warp_(threadIdx.x / 32), segment_(segment_of_lane<Shape>()),
-        left_(work_.steps_from(chunk_, Shape::window)), B_(scan_.B, scan_.constant_B, work_),
+        left_(work_.steps_from(window_, Shape::window)), B_(scan_.B, scan_.constant_B, work_),
         C_(scan_.C, scan_.constant_C, work_) {}
 
   __device__ __forceinline__ void run() {
@@ -276,10 +289,10 @@ class BackwardBlock {
 #pragma unroll
       for (int m = 0; m < states_of_warp; ++m) clear(grad_B_[m]), clear(grad_C_[m]);
     }
-    const int channels = int(scan_.channels), stride = int(p_.slabs) * Shape::channels;
+    const int channels = int(scan_.channels), stride = slabs_ * Shape::channels;
     const int begins = slab_ * Shape::channels;
     begin();
-    load_rows(begins, work_.channels);
+    load_rows(work_.channels);
     load_edges(work_.channels, 0, false);
     commit_parameters();
     __syncthreads();
@@ -294,7 +307,7 @@ class BackwardBlock {
       if (first > begins) write_row_sums(work_.channels);
       work_.set_channels(scan_, first, Shape::channels);
       if (later > 0) {
-        load_rows(first + stride, later);
+        load_rows(later);
         if (fast) load_edges(later, 0, true);
       }
       advance(first == begins);
@@ -320,9 +333,9 @@ class BackwardBlock {
   }
 
  private:
-  // Of a thread's entries of a row; D and bias are sums over them.
+  // Of a thread's entries of a row, and what sum_over_row makes of them.
   struct Gradients {
-    float u[width], delta[width], z[width], D, bias;
+    float u[width], delta[width], z[width], row_sum;
   };
 
   static __device__ __forceinline__ void clear(E (&x)[steps]) {
@@ -333,11 +346,12 @@ class BackwardBlock {
   __device__ __forceinline__ void begin() {
     work_.set_channels(scan_, slab_ * Shape::channels, Shape::channels);
     const auto begin = [&](auto& stream, const View& v) {
-      stream.begin(v, work_.at(v), slots_, work_, chunk_);
+      stream.begin(v, work_.at(v), slots_, work_, window_);
     };
     begin(u_, scan_.u), begin(delta_, scan_.delta), begin(z_, scan_.z);
     begin(grad_out_, p_.grad_out), begin(grad_u_, p_.grad_u), begin(grad_delta_, p_.grad_delta);
     begin(grad_z_, p_.grad_z);
+    if (threadIdx.x < 2 * Shape::channels) begin_parameters();
     const int c = threadIdx.x / kStateTile, n = threadIdx.x % kStateTile;
     edge_ = edge_at(work_.first_channel + c, n);
     A_ = work_.at(scan_.A) + c * scan_.A.row + n * scan_.A.last;
@@ -345,8 +359,8 @@ class BackwardBlock {
   __device__ __forceinline__ bool is_whole(int channels) const {
     return left_ == Shape::window && channels == Shape::channels;
   }
-  // Starts the loads of so many channels from there on, which are next in the streams.
-  __device__ __forceinline__ void load_rows(int64_t first_channel, int channels) {
+  // Starts the loads of so many channels, which are next in the streams.
+  __device__ __forceinline__ void load_rows(int channels) {
     const auto each = [&](auto how) {
       const auto load = [&](auto& stream, const View& v) {
         stream.template load<decltype(how)::value>(v, slots_, channels, left_);
@@ -361,9 +375,27 @@ class BackwardBlock {
     else each(integral_constant<Loads, Loads::apart>());
     u_.next(p_.next.u), delta_.next(p_.next.delta), z_.next(p_.next.z);
     grad_out_.next(p_.next.grad_out);
-    if (threadIdx.x < 2 * Shape::channels) {
+    if (threadIdx.x < 2 * Shape::channels) load_parameter(channels);
+  }
+  __device__ __forceinline__ void begin_parameters() {
+    const View& v = threadIdx.x < Shape::channels ? scan_.delta_bias : scan_.D;
+    const int64_t channel = work_.first_channel + threadIdx.x % Shape::channels;
+    auto& parameter = shared_.parameters[threadIdx.x];
+    parameter = {nullptr, 0};
+    if (v.data)
+      parameter = {v.data + work_.g * v.group + channel * v.row, slabs_ * Shape::channels * v.row};
+  }
+  __device__ __forceinline__ void load_parameter(int channels) {
+    auto& parameter = shared_.parameters[threadIdx.x];
+    const char* const at = parameter.at;
+    const bool inside = at && int(threadIdx.x % Shape::channels) < channels;
+    parameter.at = at + parameter.step;
+    parameter_ = 0.0f;
+    if (scan_.delta_bias.storage == Storage::float32 && scan_.D.storage == Storage::float32) {
+      if (inside) parameter_ = *reinterpret_cast<const float*>(at);
+    } else if (inside) {
       const View& v = threadIdx.x < Shape::channels ? scan_.delta_bias : scan_.D;
-      parameter_ = channel_value(v, scan_, work_.g, first_channel + threadIdx.x % Shape::channels);
+      parameter_ = load_real(at, v.storage);
     }
   }
   __device__ __forceinline__ void commit_parameters() {
@@ -373,8 +405,8 @@ class BackwardBlock {
 
   __device__ __forceinline__ void load_matrices(int first_state) {
     const int states = int(scan_.states);
-    B_.begin(work_, chunk_);
-    C_.begin(work_, chunk_);
+    B_.begin(work_, window_);
+    C_.begin(work_, window_);
     B_.load(first_state, states, left_);
     C_.load(first_state, states, left_);
     specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
@@ -384,31 +416,54 @@ class BackwardBlock {
     });
   }
 
+  // Calls f(i, c, n) for the i-th (channel, state) that a thread has of a set of channels and a tile of states;
+  // the last ones of the threads may have channels that are not there.
+  template <class F>
+  static __device__ __forceinline__ void each_edge(const F& f) {
+#pragma unroll
+    for (int i = 0; i < edges_of_thread; ++i)
+      f(i, i * channels_apart + int(threadIdx.x / kStateTile), int(threadIdx.x % kStateTile));
+  }
   // Starts the loads of A and of what enters the chunk, for a tile of states of so many channels,
-  // those at hand or the next ones: one (channel, state) per thread.
+  // those at hand or the next ones.
   __device__ __forceinline__ void load_edges(int channels, int first_state, bool next) {
-    static_assert(Shape::channels * kStateTile <= Shape::threads, "one per thread");
-    a_ = E(0.0f);
-    edges_ = {E(0.0f), E(0.0f), E(0.0f), E(0.0f)};
-    if (int(threadIdx.x / kStateTile) >= channels ||
-        first_state + int(threadIdx.x % kStateTile) >= scan_.states)
-      return;
     const View& A = scan_.A;
-    a_ = load_element<E>(A_ + first_state * A.last + (next ? p_.next.A : 0), A.storage);
     const int64_t all = scan_.batch * scan_.groups * scan_.channels * p_.chunks * scan_.states;
-    const int64_t at = edge_ + first_state + (next ? p_.next.edges : 0);
-    const E* const x = static_cast<const E*>(p_.edges) + at;
-    const E* const grad_x = static_cast<const E*>(p_.grad_edges) + at;
-    edges_.x = x[0], edges_.grad_x = grad_x[0];
-    if (!Method::causal) edges_.other_x = x[all], edges_.other_grad_x = grad_x[all];
+    each_edge([&](int i, int c, int n) VIM_MM_INLINED {
+      E& own_a = a_[i];
+      Edges<E>& edges = edges_[i];
+      own_a = E(0.0f);
+      edges = {E(0.0f), E(0.0f), E(0.0f), E(0.0f)};
+      const char* const a =
+          A_ + first_state * A.last + i * channels_apart * A.row + (next ? p_.next.A : 0);
+      const bool inside = c < channels && first_state + n < scan_.states;
+      // Asked first, and of all threads alike: most are float32.
+      if (A.storage == Storage::float32) {
+        if (inside) own_a = load_element<E>(a, Storage::float32);
+      } else if (inside) {
+        own_a = load_element<E>(a, A.storage);
+      }
+      if (!inside) return;
+      const int64_t at = edge_ + first_state + i * channels_apart * p_.chunks * scan_.states +
+                         (next ? p_.next.edges : 0);
+      const E* const x = static_cast<const E*>(p_.edges) + at;
+      const E* const grad_x = static_cast<const E*>(p_.grad_edges) + at;
+      edges.x = x[0], edges.grad_x = grad_x[0];
+      if (!Method::causal) edges.other_x = x[all], edges.other_grad_x = grad_x[all];
+    });
+  }
+  // In [B, G, chunks].
+  __device__ __forceinline__ int64_t chunks_before() const {
+    return (work_.b * scan_.groups + work_.g) * p_.chunks + chunk_;
   }
   // In [B, G, H, chunks, N], for channel h of the group.
   __device__ __forceinline__ int64_t edge_at(int64_t h, int n) const {
     return ((first_row_ + h) * p_.chunks + chunk_) * scan_.states + n;
   }
   __device__ __forceinline__ void commit_edges() {
-    const int c = threadIdx.x / kStateTile, n = threadIdx.x % kStateTile;
-    if (c < Shape::channels) shared_.a[c][n] = a_, shared_.edges[c][n] = edges_;
+    each_edge([&](int i, int c, int n) VIM_MM_INLINED {
+      if (is_tail || c < Shape::channels) shared_.a[c][n] = a_[i], shared_.edges[c][n] = edges_[i];
+    });
   }
 
   __device__ __forceinline__ BackwardEntry& entry(int k, int i) {
@@ -432,10 +487,10 @@ class BackwardBlock {
         const float x = dt[i] + bias;
         dt[i] = step_size<accuracy_of(layout)>(dt[i], bias, scan_.delta_softplus);
         float dt_slope = scan_.delta_softplus ? softplus_slope(x, dt[i]) : 1.0f;
-        const float s = sigmoid(z[i]);
-        const float gate_slope = grad_y[i] * (s * (1.0f + z[i] * (1.0f - s)));
-        if (slots_.step(k) + i >= left_) dt[i] = dt_slope = 0.0f;
-        if (gated) grad_y[i] *= z[i] * s;
+        const float s = sigmoid(z[i]), zs = z[i] * s;
+        const float gate_slope = grad_y[i] * (s + zs * (1.0f - s));
+        if (slots_.step(k) + (Aligned ? 0 : i) >= left_) dt[i] = dt_slope = 0.0f;
+        grad_y[i] *= gated ? zs : 1.0f;
         weighted[i] = weight * grad_y[i];
         drive[i] = Method::scaled ? Steps::drive_weight * dt[i] * u[i] : u[i];
         entry(k, i) = {u[i], grad_y[i], gate_slope, dt_slope};
@@ -501,9 +556,9 @@ class BackwardBlock {
         const int n = first + warp_ * states_of_warp + m;
         if (n < scan_.states)
           leave(lane, enter(lane, dt_around, 0, first, m), 0, m, grad_b, grad_c);
-        if (B_.constant()) write_row_gradient(p_.B_parts, n, sum_of(grad_b));
+        if (B_.constant()) write_row_gradient(p_.B_parts, n, sum(grad_b));
         else add_to_part(p_.B_parts, n, grad_b, first_of_block);
-        if (C_.constant()) write_row_gradient(p_.C_parts, n, sum_of(grad_c));
+        if (C_.constant()) write_row_gradient(p_.C_parts, n, sum(grad_c));
         else add_to_part(p_.C_parts, n, grad_c, first_of_block);
       }
     }
@@ -524,29 +579,25 @@ class BackwardBlock {
   __device__ __forceinline__ void leave(
       Segment<Shape>& lane, const StateSegment<Method, accuracy_of(layout), E, Shape>& state,
       int set, int m, E (&grad_b)[steps], E (&grad_c)[steps]) {
-    shared_.grad_a[warp_ * states_of_warp + m][set * 32 + threadIdx.x % 32] =
+    const int place = set * 32 + channel_of_lane<Shape>(0) * segments + segment_;
+    shared_.grad_a[warp_ * states_of_warp + m][place] =
         pull_back<Method, accuracy_of(layout)>(lane, state, grad_b, grad_c);
   }
 
   // A's gradient over the chunk, of a tile of states: takes the place of the adjoint that entered,
   // which nobody reads again.
   __device__ __forceinline__ void write_grad_A(int first_state) {
-    constexpr int per_set = Shape::channels_of_set;
-    const int c = threadIdx.x / kStateTile, n = threadIdx.x % kStateTile;
-    if (c >= work_.channels || first_state + n >= scan_.states) return;
-    const E* const parts = &shared_.grad_a[n][c / per_set * 32 + c % per_set];
-    E total = parts[0];
-#pragma unroll
-    for (int s = 1; s < segments; ++s) total = total + parts[s * per_set];
-    static_cast<E*>(p_.grad_edges)[edge_ + first_state] = total;
+    each_edge([&](int i, int c, int n) VIM_MM_INLINED {
+      if (Shape::channels < channels_apart && c >= Shape::channels) return;
+      E parts[segments];
+      load_segment(&shared_.grad_a[n][c * segments], parts);
+      const E total = sum(parts);
+      if (c >= work_.channels || first_state + n >= scan_.states) return;
+      const int64_t apart = i * channels_apart * p_.chunks * scan_.states;
+      static_cast<E*>(p_.grad_edges)[edge_ + first_state + apart] = total;
+    });
   }
 
-  static __device__ __forceinline__ E sum_of(const E (&x)[steps]) {
-    E total = x[0];
-#pragma unroll
-    for (int i = 1; i < steps; ++i) total = total + x[i];
-    return total;
-  }
   // To [B, G, H, chunks, N], summed over the segments.
   __device__ __forceinline__ void write_row_gradient(void* to, int n, E value) {
     const int channel = channel_of_lane<Shape>(0);
@@ -556,7 +607,7 @@ class BackwardBlock {
   }
   // What the block of that slab has of B's or C's gradient in this chunk, in scan order.
   __device__ __forceinline__ E* part(void* parts, int slab, int n, int step) const {
-    const int64_t at = int64_t(blockIdx.x / uint32_t(p_.slabs)) * p_.parts + slab;
+    const int64_t at = chunks_before() * p_.parts + slab;
     return static_cast<E*>(parts) + (at * scan_.states + n) * kChunk + step;
   }
   // To this block's own part, summed over the channels.
@@ -581,9 +632,10 @@ class BackwardBlock {
   // barrier in its place ptxas makes slower code of the loop over channels (docs/kernels.md). A pair meets in
   // the end, so that no shared memory goes while it is read.
   __device__ __forceinline__ void write_matrices() {
-    const bool last = slab_ + 1 == p_.slabs;
-    const int parts = Paired ? slab_ : int(p_.parts);
-    uint32_t* const count = p_.counts + blockIdx.x / uint32_t(p_.slabs);
+    const bool last = slab_ + 1 == slabs_;
+    const bool paired = p_.paired;
+    const int parts = paired ? slab_ : int(p_.parts);
+    uint32_t* const count = p_.counts + chunks_before();
     if constexpr (fast) {
 #pragma unroll
       for (int m = 0; m < states_of_warp; ++m) {
@@ -607,13 +659,12 @@ class BackwardBlock {
         }
         if (!B_.constant()) store_matrix(p_.grad_B, B_slots, first, b);
         if (!C_.constant()) store_matrix(p_.grad_C, C_slots, first, c);
-      } else if constexpr (fast && !Paired) {
-        leave_part(p_.B_parts, B_slots, b);
-        leave_part(p_.C_parts, C_slots, c);
+      } else if constexpr (fast) {
+        if (!paired) leave_part(p_.B_parts, B_slots, b), leave_part(p_.C_parts, C_slots, c);
       }
     }
     if (!last) signal_by_warp(count);
-    if constexpr (Paired) meet_cluster();
+    if (paired) meet_cluster();
   }
   // A thread's entries of a tile of B's or C's gradient.
   using MatrixPlaces = Slots<kStateTile, Shape, layout>;
@@ -625,8 +676,8 @@ class BackwardBlock {
                                               Entries& to) {
 #pragma unroll
     for (int k = 0; k < MatrixPlaces::count; ++k) {
-      if constexpr (fast) load_segment(tile.at(slots.row(k), slots.step(k)), to.value[k]);
-      else to.value[k][0] = E(0.0f);
+      if constexpr (!fast) to.value[k][0] = E(0.0f);
+      else if (slots.has_any()) load_segment(tile.at(slots.row(k), slots.step(k)), to.value[k]);
     }
   }
   __device__ __forceinline__ void add_part(StateTile<E, Shape>& tile, void* parts, int slab,
@@ -636,8 +687,8 @@ class BackwardBlock {
     for (int k = 0; k < MatrixPlaces::count; ++k) {
       const int n = first + slots.row(k);
       if (n >= scan_.states) continue;
-      const E* const from = Paired ? in_block(slab, tile.at(slots.row(k), slots.step(k)))
-                                   : part(parts, slab, n, slots.step(k));
+      const E* const from = p_.paired ? in_block(slab, tile.at(slots.row(k), slots.step(k)))
+                                      : part(parts, slab, n, slots.step(k));
       E value[MatrixPlaces::width];
       if constexpr (fast) load_segment(from, value);
       else value[0] = from[0];
@@ -658,7 +709,7 @@ class BackwardBlock {
     const bool whole = Aligned && left_ == Shape::window && states == kStateTile;
     Stream<E, kStateTile, Shape, layout> to;
     to.begin(v, v.data + work_.b * v.batch + work_.g * v.group + first * v.row, slots, work_,
-             chunk_);
+             window_);
     specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
       using Format = decltype(format);
 #pragma unroll
@@ -677,7 +728,7 @@ class BackwardBlock {
       get_sum(shared_.grad_input, slots_, k, grad.u);
       get_sum(shared_.grad_dt, slots_, k, grad.delta);
       const float* const dt = shared_.dt.at(slots_.row(k), slots_.step(k));
-      grad.D = grad.bias = 0.0f;
+      float to_D = 0.0f, to_bias = 0.0f;
 #pragma unroll
       for (int i = 0; i < width; ++i) {
         const BackwardEntry at = entry(k, i);
@@ -689,10 +740,10 @@ class BackwardBlock {
         grad.u[i] += D_[k] * at.grad_y;
         grad.delta[i] *= at.dt_slope;
         grad.z[i] = at.gate_slope * (weight * y[i] + D_[k] * at.u);
-        grad.D += at.grad_y * at.u;
-        grad.bias += grad.delta[i];
+        to_D += at.grad_y * at.u;
+        to_bias += grad.delta[i];
       }
-      sum_over_row(k, grad.D, grad.bias);
+      grad.row_sum = sum_over_row(k, to_D, to_bias);
     }
   }
   template <class Format>
@@ -709,8 +760,10 @@ class BackwardBlock {
         store(grad_u_, p_.grad_u, gradients[k].u);
         store(grad_delta_, p_.grad_delta, gradients[k].delta);
         if (scan_.gated) store(grad_z_, p_.grad_z, gradients[k].z);
-        if (fast && slots_.step(k) == 0 && slots_.row(k) < work_.channels)
-          write_channel_sums(slots_.row(k), gradients[k].D, gradients[k].bias);
+        constexpr int half = Places::per_row / 2;
+        if (fast && threadIdx.x % half == 0 && slots_.row(k) < work_.channels)
+          write_channel_sum(threadIdx.x & half ? p_.grad_bias : p_.grad_D, slots_.row(k),
+                            gradients[k].row_sum);
       }
     };
     // Where rows are not aligned both do the same; with one alone the compiler spills.
@@ -720,19 +773,22 @@ class BackwardBlock {
     grad_z_.next(p_.next.grad_z);
   }
 
-  // The gradients of D and of delta_bias over the chunk, from those of threads that share a row.
-  __device__ __forceinline__ void sum_over_row(int k, float& to_D, float& to_bias) {
+  // The gradients of D and of delta_bias over the chunk, from those of threads that share a row: the first of
+  // them gets that of D, the one in the middle the other.
+  __device__ __forceinline__ float sum_over_row(int k, float to_D, float to_bias) {
     if constexpr (fast) {
       static_assert(Places::per_row <= 32, "threads of a row are in one warp");
+      constexpr int half = Places::per_row / 2;
+      const bool last = threadIdx.x & half;
+      float sum = (last ? to_bias : to_D) + shuffle_xor(last ? to_D : to_bias, half);
 #pragma unroll
-      for (int bit = 1; bit < Places::per_row; bit *= 2) {
-        to_D += shuffle_xor(to_D, bit);
-        to_bias += shuffle_xor(to_bias, bit);
-      }
+      for (int bit = half / 2; bit > 0; bit /= 2) sum += shuffle_xor(sum, bit);
+      return sum;
     } else {
       // In the place of what this thread has taken from there, till write_row_sums.
       *shared_.y[0].at(slots_.row(k), slots_.step(k)) = to_D;
       *shared_.grad_input[0].at(slots_.row(k), slots_.step(k)) = to_bias;
+      return 0.0f;
     }
   }
   // By the warp that stores the next sums there.
@@ -744,18 +800,19 @@ class BackwardBlock {
     const float to_D = sum_over_segments<Shape>(sum(D));
     const float to_bias = sum_over_segments<Shape>(sum(bias));
     const int c = channel_of_lane<Shape>(0);
-    if (segment_ == 0 && c < channels) write_channel_sums(c, to_D, to_bias);
+    if (segment_ > 0 || c >= channels) return;
+    write_channel_sum(p_.grad_D, c, to_D);
+    write_channel_sum(p_.grad_bias, c, to_bias);
   }
-  __device__ __forceinline__ void write_channel_sums(int c, float to_D, float to_bias) {
-    const int64_t at = (first_row_ + work_.first_channel + c) * p_.chunks + chunk_;
-    p_.grad_D[at] = to_D;
-    p_.grad_bias[at] = to_bias;
+  __device__ __forceinline__ void write_channel_sum(float* to, int c, float sum) {
+    to[chunks_before() * scan_.channels + work_.first_channel + c] = sum;
   }
 
   const BackwardArguments& p_;
   const ScanArguments& scan_;
   Shared& shared_;
-  const int slab_, chunk_;
+  const int slabs_, slab_, chunk_;
+  const int64_t window_;  // the chunk's first
   Work work_;
   const Places slots_;
   const int warp_, segment_, left_;
@@ -764,23 +821,22 @@ class BackwardBlock {
       grad_delta_, grad_z_;
   float parameter_ = 0.0f, D_[count];
   const int64_t first_row_ = (work_.b * scan_.groups + work_.g) * scan_.channels;
-  // A thread's channel and state, in the first tile of states.
+  // A thread's first channel and state, in the first tile of states.
   int64_t edge_;
   const char* A_;
-  E a_;
-  Edges<E> edges_;
+  E a_[edges_of_thread];
+  Edges<E> edges_[edges_of_thread];
   E grad_B_[fast ? states_of_warp : 1][steps], grad_C_[fast ? states_of_warp : 1][steps];
 };
 
-// `Aligned`: quads can be moved at once; with Layout::any it is not asked. `Paired`: two blocks share the channels
-// of a chunk, and are a cluster.
-template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Paired>
+// `Aligned`: quads can be moved at once; with Layout::any it is not asked.
+template <class Method, class E, class Shape, Layout layout, bool Aligned>
 __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     backward_kernel(const __grid_constant__ BackwardArguments p) {
   extern __shared__ float4 memory[];
   auto& shared = *reinterpret_cast<BackwardShared<E, Shape>*>(memory);
   let_next_begin();
-  BackwardBlock<Method, E, Shape, layout, Aligned, Paired>(p, shared).run();
+  BackwardBlock<Method, E, Shape, layout, Aligned>(p, shared).run();
 }
 
 }  // namespace VIM_MM_ISA

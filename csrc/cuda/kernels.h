@@ -71,8 +71,13 @@ struct EdgesArguments {
   uint32_t* counts;  // [B, G, chunks], set to zero on the way; or null
 };
 
-// As many blocks as there are slabs share the channels of a chunk. The last of them adds up the
-// gradients of B and C, of which the first `parts` leave theirs in memory: none of a pair that is a cluster. Every pointer is to
+// So many chunks of each group, and how many blocks share the channels of one: its slabs.
+struct ChunkShare {
+  int64_t chunks, slabs;
+};
+
+// The last of the blocks that share the channels of a chunk adds up the gradients of B and C, of which
+// the first `parts` leave theirs in memory: none of a pair that is a cluster. Every pointer is to
 // contiguous memory of float, or complex of float for A, B, C and states.
 struct BackwardArguments {
   ScanArguments scan;
@@ -82,10 +87,14 @@ struct BackwardArguments {
   void* grad_edges;  // their adjoint; in the end parts of A's gradient [B, G, H, chunks, N]
   // [B, G, chunks, parts, N, kChunk], or where constant in time [B, G, H, chunks, N].
   void *B_parts, *C_parts;
-  float *grad_D, *grad_bias;  // [B, G, H, chunks]
-  uint32_t* counts;           // [B, G, chunks] of warps whose part is there, where slabs > 1
-  int64_t chunks, slabs, parts;
-  // From a block's channels to its next ones, bytes, of edges entries; the launch knows.
+  float *grad_D, *grad_bias;  // [B, G, chunks, H]
+  uint32_t* counts;  // [B, G, chunks] of warps whose part is there, where a chunk is shared
+  // plan_backward knows; `tail` is a last chunk of few steps, whose blocks have another shape.
+  int64_t chunks, parts;
+  ChunkShare body, tail;
+  // The launch knows. From a block's channels to its next ones, bytes, of edges entries.
+  ChunkShare share;
+  bool paired;  // two blocks that share a chunk are a cluster
   struct {
     int64_t u, delta, z, A, grad_out, grad_u, grad_delta, grad_z, edges;
   } next;
@@ -108,8 +117,8 @@ struct Sums {
 
 // The floats that scan_forward has to be given room for, where it goes over time twice.
 int64_t count_first_sums(const ForwardArguments&);
-// The `parts` that scan_backward has to be given room for.
-int64_t count_parts(const BackwardArguments&);
+// Shares the work out: what scan_backward has to be given room for.
+void plan_backward(BackwardArguments&);
 
 // These enqueue work on the stream and throw std::runtime_error where CUDA reports an error.
 void scan_forward(const ForwardArguments&, void* stream);

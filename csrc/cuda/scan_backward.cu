@@ -13,44 +13,95 @@ Layout layout_of(const BackwardArguments& p) {
   return layout_of(p.scan, {p.grad_out, p.grad_u, p.grad_delta, grad_z, p.grad_B, p.grad_C});
 }
 
-// Calls f with the kernel, its block's shape, its shared memory in bytes, and how many blocks are a cluster.
-// That is for two, which have room wherever one has: of more, parts of a GPU may have none left where there are
-// still multiprocessors. Where rows are not aligned ptxas makes slower code of it.
+constexpr int64_t kBlocksOfLargeGpu = 264, kMaxSlabs = 4, kLeastChannels = 64;
+constexpr double kTailTime = 0.55;  // of a chunk, measured (docs/kernels.md)
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// How often a large GPU is full of these chunks, where a block has all channels of one: the time they take.
+double rounds(int64_t chunks, int64_t slabs) {
+  return double(ceil_div(slabs * chunks, kBlocksOfLargeGpu)) / double(slabs);
+}
+// The number of slabs that leaves the fewest of its multiprocessors idle in the last round; only sizes count,
+// so that every GPU adds up in the same order.
+int64_t count_slabs(int64_t chunks, int64_t channels) {
+  chunks = std::max<int64_t>(1, chunks);
+  int64_t best = 1;
+  for (int64_t slabs = 2; slabs <= kMaxSlabs && (slabs - 1) * kLeastChannels < channels; ++slabs) {
+    if (rounds(chunks, slabs) <= 0.95 * rounds(chunks, best)) best = slabs;
+  }
+  return best;
+}
+
+// Calls f with the kernel for that share, its block's shape, its shared memory in bytes, and how many blocks are
+// a cluster. That is for two, which have room wherever one has: of more, parts of a GPU may have none left where
+// there are still multiprocessors.
 template <class F>
-void choose_kernel(const BackwardArguments& p, const F& f) {
+void choose_kernel(const BackwardArguments& p, const ChunkShare& share, bool is_tail, const F& f) {
   dispatch_method(p.scan.method, [&](auto method) {
     using Method = decltype(method);
     dispatch_layout(p.scan, layout_of(p), [&](auto e, auto layout) {
       using E = std::decay_t<decltype(e)>;  // else nvcc hands the host compiler a reference
-      choose_backward<layout()>([&](auto shape) {
+      const auto run = [&](auto shape, auto aligned) {
         using Block = decltype(shape);
-        constexpr size_t bytes = sizeof(BackwardShared<E, Block>);
-        const auto alone = [&](auto aligned) {
-          f(backward_kernel<Method, E, Block, layout(), aligned(), false>, shape, bytes, 1u);
-        };
-        if constexpr (layout() == Layout::any) {
-          alone(std::false_type());
-        } else if (p.scan.together < kQuad) {
-          alone(std::false_type());
-        } else {
-          const auto pair = backward_kernel<Method, E, Block, layout(), true, true>;
-          if (p.slabs == 2 && is_for_90(pair)) f(pair, shape, bytes, 2u);
-          else alone(std::true_type());
-        }
-      });
+        const auto kernel = backward_kernel<Method, E, Block, layout(), aligned()>;
+        const bool paired = layout() != Layout::any && share.slabs == 2 && is_for_90(kernel);
+        f(kernel, shape, sizeof(BackwardShared<E, Block>), paired ? 2u : 1u);
+      };
+      if constexpr (layout() == Layout::any) run(BackwardAny(), std::false_type());
+      else if (is_tail) run(BackwardTail(), std::false_type());
+      else if (p.scan.together < kQuad) run(BackwardShape(), std::false_type());
+      else run(BackwardShape(), std::true_type());
     });
+  });
+}
+
+int64_t count_parts(const BackwardArguments& p, const ChunkShare& share, bool is_tail) {
+  if (share.chunks == 0) return 0;
+  // With Layout::any a block adds up in memory, otherwise in registers, and the last one needs no part; nor does
+  // the other one of a pair.
+  if (layout_of(p) == Layout::any) return share.slabs;
+  int64_t parts = 0;
+  choose_kernel(p, share, is_tail, [&](auto, auto, size_t, unsigned cluster) {
+    parts = cluster > 1 ? 0 : share.slabs - 1;
+  });
+  return parts;
+}
+
+void scan_share(const BackwardArguments& p, const ChunkShare& share, bool is_tail, void* stream) {
+  const ScanArguments& scan = p.scan;
+  choose_kernel(p, share, is_tail, [&](auto kernel, auto shape, size_t bytes, unsigned cluster) {
+    using Block = decltype(shape);
+    BackwardArguments q = p;
+    q.share = share, q.paired = cluster > 1;
+    const int64_t channels = share.slabs * Block::channels;
+    q.next = {
+        channels * scan.u.row,       channels * scan.delta.row, channels * scan.z.row,
+        channels * scan.A.row,       channels * p.grad_out.row, channels * p.grad_u.row,
+        channels * p.grad_delta.row, channels * p.grad_z.row,   channels * p.chunks * scan.states};
+    const int64_t blocks = scan.batch * scan.groups * share.chunks * share.slabs;
+    launch(kernel, {grid_of(blocks), Block::threads, bytes, cluster}, Begin::early, stream, q);
   });
 }
 
 }  // namespace
 
-// With Layout::any a block adds up in memory, otherwise in registers, and the last one needs no part; nor does
-// the other one of a pair.
-int64_t count_parts(const BackwardArguments& p) {
-  if (layout_of(p) == Layout::any) return p.slabs;
-  bool paired = false;
-  choose_kernel(p, [&](auto, auto, size_t, unsigned cluster) { paired = cluster > 1; });
-  return paired ? 0 : p.slabs - 1;
+void plan_backward(BackwardArguments& p) {
+  const ScanArguments& scan = p.scan;
+  const int64_t all = scan.batch * scan.groups, left = scan.steps % kChunk;
+  const int64_t chunks = p.chunks = ceil_div(scan.steps, kChunk);
+  const int64_t slabs = count_slabs(all * chunks, scan.channels);
+  p.body = {chunks, slabs}, p.tail = {0, 1};
+  if (layout_of(p) != Layout::any && left > 0 && left <= BackwardTail::window) {
+    const ChunkShare body{chunks - 1, count_slabs(all * (chunks - 1), scan.channels)};
+    const int64_t most = chunks > 1 ? body.slabs : kMaxSlabs;
+    const int64_t sets = ceil_div(scan.channels, BackwardTail::channels);
+    const ChunkShare tail{1, std::min({count_slabs(all, scan.channels), most, sets})};
+    const double time =
+        rounds(all * (chunks - 1), body.slabs) + kTailTime * rounds(all, tail.slabs);
+    if (time <= 0.95 * rounds(all * chunks, slabs)) p.body = body, p.tail = tail;
+  }
+  p.parts = std::max(count_parts(p, p.body, false), count_parts(p, p.tail, true));
 }
 
 void scan_backward(const BackwardArguments& p, void* stream) {
@@ -63,17 +114,8 @@ void scan_backward(const BackwardArguments& p, void* stream) {
     float* const others = static_cast<float*>(p.grad_edges) + floats;
     scan_edges({scan, true, true, p.grad_out, {}, others, p.chunks}, stream);
   }
-  choose_kernel(p, [&](auto kernel, auto shape, size_t bytes, unsigned cluster) {
-    using Block = decltype(shape);
-    BackwardArguments q = p;
-    const int64_t channels = p.slabs * Block::channels;
-    q.next = {
-        channels * scan.u.row,       channels * scan.delta.row, channels * scan.z.row,
-        channels * scan.A.row,       channels * p.grad_out.row, channels * p.grad_u.row,
-        channels * p.grad_delta.row, channels * p.grad_z.row,   channels * p.chunks * scan.states};
-    const int64_t blocks = scan.batch * scan.groups * p.chunks * p.slabs;
-    launch(kernel, {grid_of(blocks), Block::threads, bytes, cluster}, Begin::early, stream, q);
-  });
+  scan_share(p, p.body, false, stream);
+  scan_share(p, p.tail, true, stream);
 }
 
 }  // namespace vim_mm

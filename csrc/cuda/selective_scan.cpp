@@ -24,8 +24,6 @@ namespace {
 using torch::stable::empty_like;
 using torch::stable::accelerator::DeviceGuard;
 
-constexpr int64_t kBlocksOfLargeGpu = 264, kMaxSlabs = 4, kLeastChannels = 64;
-
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Lines the dimensions up with [batch, group, row, last], beginning where a tensor does.
@@ -153,30 +151,12 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cuda(
   return {out, last_state, edges};
 }
 
-// How many blocks share the channels of each (b, g) and chunk: its slabs. The number that leaves the
-// fewest multiprocessors of a large GPU idle in the last round; only sizes count, so that every GPU
-// adds up in the same order.
-int64_t count_slabs(const ScanArguments& scan, int64_t chunks) {
-  const int64_t blocks = std::max<int64_t>(1, scan.batch * scan.groups * chunks);
-  int64_t best = 1;
-  double least = 0.0;
-  for (int64_t slabs = 1; slabs <= kMaxSlabs && (slabs - 1) * kLeastChannels < scan.channels;
-       ++slabs) {
-    const double rounds = double(ceil_div(slabs * blocks, kBlocksOfLargeGpu)) / double(slabs);
-    if (slabs > 1 && rounds > 0.95 * least) continue;
-    best = slabs, least = rounds;
-  }
-  return best;
-}
-
 }  // namespace
 
 void scan_backward_into(ScanArguments scan, const ScanGradients& gradients, const void* edges,
                         const Tensor& like, void* stream) {
   const int64_t rows = rows_of(scan), chunks = chunks_of(scan), width = width_of(scan);
   BackwardArguments p{};
-  p.chunks = chunks;
-  p.slabs = count_slabs(scan, chunks);
   p.grad_out = gradients.out, p.grad_last_state = gradients.last_state;
   p.grad_u = gradients.u, p.grad_delta = gradients.delta, p.grad_z = gradients.z;
   if (!scan.constant_B) p.grad_B = gradients.B;
@@ -185,42 +165,49 @@ void scan_backward_into(ScanArguments scan, const ScanGradients& gradients, cons
       neighbours_together(scan, {p.grad_out, p.grad_u, p.grad_delta, p.grad_z, p.grad_B, p.grad_C});
   p.scan = scan;
   p.edges = edges;
-  p.parts = count_parts(p);
+  plan_backward(p);
 
   const int64_t state = scan.states * width * kFloat,
                 all_chunks = scan.batch * scan.groups * chunks;
   const int64_t parts = all_chunks * p.parts * kChunk * state;
+  const bool is_shared = std::max(p.body.slabs, p.tail.slabs) > 1;
   Plan plan;
   const int64_t grad_edges = plan.take(count_edges(scan) * kFloat);
   const int64_t B_parts = plan.take(scan.constant_B ? rows * chunks * state : parts);
   const int64_t C_parts = plan.take(scan.constant_C ? rows * chunks * state : parts);
   const int64_t D_parts = plan.take(rows * chunks * kFloat);
   const int64_t bias_parts = plan.take(rows * chunks * kFloat);
-  const int64_t counts = plan.take(p.slabs > 1 ? all_chunks * int64_t(sizeof(uint32_t)) : 0);
+  const int64_t counts = plan.take(is_shared ? all_chunks * int64_t(sizeof(uint32_t)) : 0);
   const Pool scratch(like, plan);
   p.grad_edges = scratch.at(grad_edges);
   p.B_parts = scratch.at(B_parts), p.C_parts = scratch.at(C_parts);
   p.grad_D = scratch.floats(D_parts), p.grad_bias = scratch.floats(bias_parts);
-  if (p.slabs > 1) p.counts = static_cast<uint32_t*>(scratch.at(counts));
+  if (is_shared) p.counts = static_cast<uint32_t*>(scratch.at(counts));
 
   // No rows and no steps leave sums of nothing: zeros.
   const bool empty = rows == 0 || scan.steps == 0;
   if (!empty) scan_backward(p, stream);
   Sums sums;
-  // Over batch and chunks of parts that are [B, G, H, chunks, columns].
-  const auto add = [&](const View& to, int64_t parts, int64_t columns, int64_t components) {
+  // Over batch and chunks of parts that are [B, G, rows, chunks, columns].
+  const auto add = [&](const View& to, int64_t parts, int64_t rows, int64_t columns,
+                       int64_t components) {
     Sum& sum = sums.each[sums.count++] = {};
     sum.parts = scratch.floats(parts);
     sum.components = int(components);
     sum.counts[0] = empty ? 0 : int(scan.batch), sum.counts[1] = int(std::max<int64_t>(chunks, 1));
-    sum.sizes[0] = scan.groups, sum.sizes[1] = scan.channels, sum.sizes[2] = columns;
+    sum.sizes[0] = scan.groups, sum.sizes[1] = rows, sum.sizes[2] = columns;
     sum.to = to;
   };
-  add(gradients.A, grad_edges, scan.states, width);
-  if (scan.constant_B) add(gradients.B, B_parts, scan.states, width);
-  if (scan.constant_C) add(gradients.C, C_parts, scan.states, width);
-  if (scan.D.data) add(gradients.D, D_parts, 1, 1);
-  if (scan.delta_bias.data) add(gradients.delta_bias, bias_parts, 1, 1);
+  add(gradients.A, grad_edges, scan.channels, scan.states, width);
+  if (scan.constant_B) add(gradients.B, B_parts, scan.channels, scan.states, width);
+  if (scan.constant_C) add(gradients.C, C_parts, scan.channels, scan.states, width);
+  // Of these channels are columns, for what they have no rows.
+  const auto add_channels = [&](View to, int64_t parts) {
+    to.last = to.row;
+    add(to, parts, 1, scan.channels, 1);
+  };
+  if (scan.D.data) add_channels(gradients.D, D_parts);
+  if (scan.delta_bias.data) add_channels(gradients.delta_bias, bias_parts);
   sum_in_order(sums, stream);
 }
 

@@ -114,12 +114,11 @@ void choose_edges(const ScanArguments& scan, const F& f) {
   }
 }
 
-// Registers count for more than warps here: two blocks per multiprocessor spill little.
-template <Layout layout, class F>
-void choose_backward(const F& f) {
-  if constexpr (layout == Layout::any) f(Shape<8, 8, 4>());
-  else f(Shape<8, 8, 4, 2, 2>());
-}
+// Registers count for more than warps here: two blocks per multiprocessor spill little. In a chunk of few
+// steps a warp has four times as many channels, but two segments.
+using BackwardShape = Shape<8, 8, 4, 2, 2>;
+using BackwardTail = Shape<2, 8, 4, 2, 2>;
+using BackwardAny = Shape<8, 8, 4>;
 
 }  // namespace VIM_MM_ISA
 }  // namespace vim_mm

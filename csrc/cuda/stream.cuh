@@ -52,19 +52,26 @@ enum class Loads { whole, aligned, shifted, apart };
 // neighbours in time, quads or, where the block's shape says so and a thread has so many, octets.
 // Neighbouring threads are neighbours in time too, or with `any`, if rows are nearer in memory,
 // neighbours in rows.
+// Of small tiles only the first threads have any, the others rows that are not there.
 template <int Rows, class Shape, Layout layout>
 struct Slots {
-  static constexpr int entries = Rows * Shape::window / Shape::threads;
+  static constexpr int all = Rows * Shape::window;
+  static constexpr int threads =
+      layout != Layout::any && all < Shape::threads * kQuad ? all / kQuad : Shape::threads;
+  static constexpr int entries = all / threads;
   static constexpr bool octets = Shape::octets && layout == Layout::half && entries % kOctet == 0;
   static constexpr int width = layout == Layout::any ? 1 : octets ? kOctet : kQuad;
   static constexpr int count = entries / width, per_row = Shape::window / width;
-  static_assert(entries >= width && Shape::threads % per_row == 0, "uneven tiles");
+  static_assert(entries >= width && threads % per_row == 0, "uneven tiles");
   int thread;  // of those that share the tile
   bool along_rows, reverse;
 
   __device__ __forceinline__ Slots(const View& v, const Work& work)
       : thread(threadIdx.x % Shape::threads), along_rows(layout == Layout::any && v.row < v.last),
         reverse(work.reverse) {}
+  __device__ __forceinline__ bool has_any() const {
+    return threads == Shape::threads || thread < threads;
+  }
   __device__ __forceinline__ int row(int k) const {
     if (along_rows) return (thread + k * Shape::threads) % Rows;
     return thread / per_row + k * Shape::threads / per_row;
@@ -436,7 +443,7 @@ class StateMatrix {
     for (int k = 0; k < Places::count; ++k) {
       E values[Places::width];
       stream_.template values<Format>(view_, k, values);
-      put(to, slots_, k, values);
+      if (slots_.has_any()) put(to, slots_, k, values);
     }
   }
   // State n, which is so far in its tile, in the segment of a lane.

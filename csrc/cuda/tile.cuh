@@ -118,12 +118,15 @@ __device__ __forceinline__ void load_quad(const Complex<float>* p, Complex<float
   quad[0] = {low.x, low.y}, quad[1] = {low.z, low.w};
   quad[2] = {high.x, high.y}, quad[3] = {high.z, high.w};
 }
-template <int Steps>
-__device__ __forceinline__ void load_segment(const float* p, float (&segment)[Steps]) {
+template <class E, int Steps>
+__device__ __forceinline__ void load_segment(const E* p, E (&segment)[Steps]) {
+  if constexpr (Steps % kQuad > 0) {
 #pragma unroll
-  for (int i = 0; i < Steps; i += kQuad) {
-    const float4 v = *reinterpret_cast<const float4*>(p + i);
-    segment[i] = v.x, segment[i + 1] = v.y, segment[i + 2] = v.z, segment[i + 3] = v.w;
+    for (int i = 0; i < Steps; ++i) segment[i] = p[i];
+  } else {
+#pragma unroll
+    for (int i = 0; i < Steps; i += kQuad)
+      load_quad(p + i, reinterpret_cast<E(&)[kQuad]>(segment[i]));
   }
 }
 // The same from shared memory, in the order of volatile instructions, as waits for a barrier and the tensor
@@ -174,8 +177,8 @@ __device__ __forceinline__ uint16_t encode_16_bits(float value, Storage storage)
 }
 
 __device__ __forceinline__ float load_real(const char* p, Storage storage) {
-  if (storage == Storage::float64) return float(*reinterpret_cast<const double*>(p));
   if (storage == Storage::float32) return *reinterpret_cast<const float*>(p);
+  if (storage == Storage::float64) return float(*reinterpret_cast<const double*>(p));
   return decode(*reinterpret_cast<const uint16_t*>(p), storage);
 }
 template <class E>
@@ -337,11 +340,11 @@ __device__ __forceinline__ float step_size(float raw_delta, float bias, bool wit
   return with_softplus ? y : x;
 }
 
-template <int Steps>
-__device__ __forceinline__ float sum(const float (&x)[Steps]) {
-  float total = 0.0f;
+template <class E, int Count>
+__device__ __forceinline__ E sum(const E (&x)[Count]) {
+  E total = x[0];
 #pragma unroll
-  for (int i = 0; i < Steps; ++i) total += x[i];
+  for (int i = 1; i < Count; ++i) total = total + x[i];
   return total;
 }
 

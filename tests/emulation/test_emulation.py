@@ -294,6 +294,31 @@ def test_many_channels(channels, dtype, states, length, reverse):
     compare(inputs_in(dtype, channels=channels, length=length, states=states), reverse=reverse)
 
 
+# A last chunk of few steps, behind others or alone, has a launch of its own in backward.
+@each_way
+@pytest.mark.parametrize('reverse', [False, True])
+@pytest.mark.parametrize(
+    ('dtype', 'batch', 'channels', 'length', 'states'),
+    [
+        (torch.bfloat16, 2, 40, 5, 16),
+        (torch.float16, 1, 72, 7, 3),
+        (torch.float32, 1, 200, 16, 16),
+    ],
+)
+def test_few_steps(method, dtype, batch, channels, length, states, reverse):
+    inputs = inputs_in(dtype, batch=batch, channels=channels, length=length, states=states)
+    compare(inputs, discretization_method=method, reverse=reverse)
+
+
+def test_few_steps_behind_others(emulated):
+    def launches(length: int) -> int:
+        before = emulated.count_launches(128)
+        compare(inputs_in(torch.bfloat16, batch=133, channels=36, length=length, states=5))
+        return emulated.count_launches(128) - before
+
+    assert launches(68) == launches(128) + 1
+
+
 @pytest.mark.parametrize('form', ['constant_B_grouped_C', 'interleaved'])
 def test_many_channels_in_groups(form):
     compare(make_inputs(channels=140, length=70, form=form, batch=1, dtype=torch.float32))

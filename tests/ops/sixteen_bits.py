@@ -43,12 +43,19 @@ def check_coefficients(scan, method, dtype, device):
         inputs = {name: x[None].to(device, dtype).contiguous() for name, x in inputs.items()}
         inputs['A'] = rates[:, None].to(device).requires_grad_()
         inputs['delta_bias'] = torch.zeros(len(steps), device=device, requires_grad=True)
-        _, last = scan(**inputs, return_last_state=True, discretization_method=method)
-        return last.flatten(), inputs
+        out, last = scan(**inputs, return_last_state=True, discretization_method=method)
+        return last.flatten(), inputs, out
 
-    beta, inputs = last_state(1)
-    beta.sum().backward()
+    beta, inputs, out = last_state(1)
+    # With a gradient of `out`, if only of zeros: without one no kernel for 16 bits is chosen.
+    torch.autograd.backward([beta, out], [torch.ones_like(beta), torch.zeros_like(out)])
     assert_off_by_at_most(BOUND, 'beta', beta, expected[:, 1], scale[:, 1])
+    if method == 'bilinear':
+        # The derivative by dt is made of two parts, that through s and that through drive, which
+        # cancel where |z| is large: either is as large as beta / dt, and off by three roundings and
+        # a reciprocal's.
+        parts = np.abs(expected[:, 1]) / steps.double().numpy()
+        scale[:, 4] = np.maximum(scale[:, 4], 3e-7 / GRADIENT_BOUND * parts)
     for name, value, i in (('dbeta/ddt', 'delta_bias', 4), ('dbeta/da', 'A', 5)):
         gradient = inputs[value].grad.flatten()
         assert_off_by_at_most(GRADIENT_BOUND, name, gradient, expected[:, i], scale[:, i])

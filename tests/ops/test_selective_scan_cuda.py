@@ -193,6 +193,20 @@ def test_blocks_that_share_channels(method, channels, reverse, dtype, states, le
     compare(inputs, delta_softplus=True, discretization_method=method, reverse=reverse)
 
 
+# A last chunk of few steps, behind others of as many images as fill a GPU, or alone. Its channels
+# come in 32s, of which one, two or four blocks have some.
+@each_method
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float32], ids=['bf16', 'fp32'])
+@pytest.mark.parametrize('reverse', [False, True], ids=['forwards', 'reverse'])
+@pytest.mark.parametrize(
+    ('batch', 'channels', 'length', 'states'),
+    [(128, 72, 197, 16), (133, 40, 68, 5), (3, 40, 5, 16), (3, 72, 7, 3), (2, 200, 16, 16)],
+)
+def test_few_steps(method, dtype, reverse, batch, channels, length, states):
+    inputs = inputs_in(dtype, batch=batch, channels=channels, length=length, states=states)
+    compare(inputs, delta_softplus=True, discretization_method=method, reverse=reverse)
+
+
 @pytest.mark.parametrize('channels', [70, 130, 200])
 @pytest.mark.parametrize('form', ['grouped', 'constant_B_grouped_C', 'interleaved'])
 def test_blocks_that_share_channels_of_groups(channels, form):
