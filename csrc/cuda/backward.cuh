@@ -634,7 +634,7 @@ class BackwardBlock {
   __device__ __forceinline__ void write_matrices() {
     const bool last = slab_ + 1 == slabs_;
     const bool paired = p_.paired;
-    const int parts = paired ? slab_ : int(p_.parts);
+    const int parts = fast ? slab_ : slabs_;  // that others have left
     uint32_t* const count = p_.counts + chunks_before();
     if constexpr (fast) {
 #pragma unroll

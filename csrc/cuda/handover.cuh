@@ -75,7 +75,7 @@ __device__ __forceinline__ void meet_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-#else  // nobody launches what calls these
+#else  // nobody calls these: no launch is paired there
 template <class T>
 __device__ __forceinline__ const T* in_block(int, const T*) {
   return nullptr;

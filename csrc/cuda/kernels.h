@@ -76,9 +76,9 @@ struct ChunkShare {
   int64_t chunks, slabs;
 };
 
-// The last of the blocks that share the channels of a chunk adds up the gradients of B and C, of which
-// the first `parts` leave theirs in memory: none of a pair that is a cluster. Every pointer is to
-// contiguous memory of float, or complex of float for A, B, C and states.
+// The last of the blocks that share the channels of a chunk adds up the gradients of B and C. The others leave
+// theirs in memory, where there is room for so many `parts` of each chunk, but not those of a pair that is a
+// cluster. Every pointer is to contiguous memory of float, or complex of float for A, B, C and states.
 struct BackwardArguments {
   ScanArguments scan;
   View grad_out, grad_last_state;                   // incoming; either may be missing

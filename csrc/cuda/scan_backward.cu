@@ -14,6 +14,7 @@ Layout layout_of(const BackwardArguments& p) {
 }
 
 constexpr int64_t kBlocksOfLargeGpu = 264, kMaxSlabs = 4, kLeastChannels = 64;
+static_assert(kLeastChannels >= BackwardTail::channels, "each slab has channels");
 constexpr double kTailTime = 0.55;  // of a chunk, measured (docs/kernels.md)
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -93,10 +94,11 @@ void plan_backward(BackwardArguments& p) {
   const int64_t slabs = count_slabs(all * chunks, scan.channels);
   p.body = {chunks, slabs}, p.tail = {0, 1};
   if (layout_of(p) != Layout::any && left > 0 && left <= BackwardTail::window) {
-    const ChunkShare body{chunks - 1, count_slabs(all * (chunks - 1), scan.channels)};
-    const int64_t most = chunks > 1 ? body.slabs : kMaxSlabs;
-    const int64_t sets = ceil_div(scan.channels, BackwardTail::channels);
-    const ChunkShare tail{1, std::min({count_slabs(all, scan.channels), most, sets})};
+    ChunkShare body{0, 1}, tail{1, count_slabs(all, scan.channels)};
+    if (chunks > 1) {
+      body = {chunks - 1, count_slabs(all * (chunks - 1), scan.channels)};
+      tail.slabs = std::min(tail.slabs, body.slabs);  // or there would be more parts of every chunk
+    }
     const double time =
         rounds(all * (chunks - 1), body.slabs) + kTailTime * rounds(all, tail.slabs);
     if (time <= 0.95 * rounds(all * chunks, slabs)) p.body = body, p.tail = tail;

@@ -33,12 +33,12 @@ def check_coefficients(scan, method, dtype, device):
     expected, scale = truth(method, steps, rates)
     expected = expected.real
 
-    def last_state(length):
+    def last_state(u, delta):
         inputs = {
-            'u': torch.eye(1, length).expand(len(steps), -1),  # 1 and then nothing
-            'delta': steps[:, None].expand(-1, length),
-            'B': torch.ones(1, length),
-            'C': torch.ones(1, length),
+            'u': u.expand(len(steps), -1),
+            'delta': delta,
+            'B': torch.ones(1, u.shape[1]),
+            'C': torch.ones(1, u.shape[1]),
         }
         inputs = {name: x[None].to(device, dtype).contiguous() for name, x in inputs.items()}
         inputs['A'] = rates[:, None].to(device).requires_grad_()
@@ -46,25 +46,29 @@ def check_coefficients(scan, method, dtype, device):
         out, last = scan(**inputs, return_last_state=True, discretization_method=method)
         return last.flatten(), inputs, out
 
-    beta, inputs, out = last_state(1)
-    # With a gradient of `out`, if only of zeros: without one no kernel for 16 bits is chosen.
-    torch.autograd.backward([beta, out], [torch.ones_like(beta), torch.zeros_like(out)])
-    assert_off_by_at_most(BOUND, 'beta', beta, expected[:, 1], scale[:, 1])
     if method == 'bilinear':
         # The derivative by dt is made of two parts, that through s and that through drive, which
         # cancel where |z| is large: either is as large as beta / dt, and off by three roundings and
         # a reciprocal's.
         parts = np.abs(expected[:, 1]) / steps.double().numpy()
         scale[:, 4] = np.maximum(scale[:, 4], 3e-7 / GRADIENT_BOUND * parts)
-    for name, value, i in (('dbeta/ddt', 'delta_bias', 4), ('dbeta/da', 'A', 5)):
-        gradient = inputs[value].grad.flatten()
-        assert_off_by_at_most(GRADIENT_BOUND, name, gradient, expected[:, i], scale[:, i])
+    for length in (1, 20):  # in backward, blocks of few steps, and others
+        u = torch.eye(length)[-1:]  # nothing and then 1
+        beta, inputs, out = last_state(u, steps[:, None] * u)
+        # With a gradient of `out`, if only of zeros: without one no kernel for 16 bits is chosen.
+        torch.autograd.backward([beta, out], [torch.ones_like(beta), torch.zeros_like(out)])
+        assert_off_by_at_most(BOUND, 'beta', beta, expected[:, 1], scale[:, 1])
+        for name, value, i in (('dbeta/ddt', 'delta_bias', 4), ('dbeta/da', 'A', 5)):
+            gradient = inputs[value].grad.flatten()
+            assert_off_by_at_most(GRADIENT_BOUND, name, gradient, expected[:, i], scale[:, i])
     product = expected[:, 0] * expected[:, 1]
     there = np.abs(product) < 1e38
     assert_off_by_at_most(
         2 * BOUND,
         'A_bar beta',
-        last_state(2)[0][torch.tensor(there, device=device)],
+        last_state(torch.eye(1, 2), steps[:, None].expand(-1, 2))[0][
+            torch.tensor(there, device=device)
+        ],
         product[there],
         (scale[:, 0] * scale[:, 1])[there],
     )
@@ -78,7 +82,7 @@ def check_stiff_step(scan, dtype, device):
     delta = torch.stack([torch.full_like(z, first), z / rate], -1).to(device, dtype)[None]
     delta.requires_grad_()
     one = torch.ones(1, len(z), 2, dtype=dtype, device=device)
-    _, last = scan(
+    out, last = scan(
         u=one,
         delta=delta,
         A=torch.full((len(z), 1), rate, device=device),
@@ -88,7 +92,8 @@ def check_stiff_step(scan, dtype, device):
         discretization_method='bilinear',
     )
     weight = 1024.0  # or float16 has no more than a few bits of what comes
-    last.backward(torch.full_like(last, weight))
+    # As above, with a gradient of `out`.
+    torch.autograd.backward([last, out], [torch.full_like(last, weight), torch.zeros_like(out)])
     step = delta.detach().double().cpu().numpy()[0, :, 1]
     s = 2 / (1 - rate * step / 2)
     before = first / (1 - rate * first / 2)

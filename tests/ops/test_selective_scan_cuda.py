@@ -200,7 +200,15 @@ def test_blocks_that_share_channels(method, channels, reverse, dtype, states, le
 @pytest.mark.parametrize('reverse', [False, True], ids=['forwards', 'reverse'])
 @pytest.mark.parametrize(
     ('batch', 'channels', 'length', 'states'),
-    [(128, 72, 197, 16), (133, 40, 68, 5), (3, 40, 5, 16), (3, 72, 7, 3), (2, 200, 16, 16)],
+    [
+        (128, 72, 197, 16),
+        (133, 40, 68, 5),
+        (147, 193, 129, 3),  # by three blocks, and the other chunks by four
+        (199, 129, 129, 3),  # by one, and by three
+        (3, 40, 5, 16),
+        (3, 72, 7, 3),
+        (2, 200, 16, 16),
+    ],
 )
 def test_few_steps(method, dtype, reverse, batch, channels, length, states):
     inputs = inputs_in(dtype, batch=batch, channels=channels, length=length, states=states)
