@@ -40,6 +40,7 @@ struct ScanArguments {
 inline int64_t rows_of(const ScanArguments& scan) {
   return scan.batch * scan.groups * scan.channels;
 }
+inline int64_t chunks_of(const ScanArguments& scan) { return (scan.steps + kChunk - 1) / kChunk; }
 
 // States at the edges of chunks are contiguous [B, G, H, chunks, N], float or complex of float:
 // those that enter each chunk. Methods that are not causal have them for both directions: those of

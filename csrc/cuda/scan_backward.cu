@@ -17,11 +17,10 @@ constexpr int64_t kBlocksOfLargeGpu = 264, kMaxSlabs = 4, kLeastChannels = 64;
 static_assert(kLeastChannels >= BackwardTail::channels, "each slab has channels");
 constexpr double kTailTime = 0.55;  // of a chunk, measured (docs/kernels.md)
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // How often a large GPU is full of these chunks, where a block has all channels of one: the time they take.
 double rounds(int64_t chunks, int64_t slabs) {
-  return double(ceil_div(slabs * chunks, kBlocksOfLargeGpu)) / double(slabs);
+  const int64_t blocks = slabs * chunks;
+  return double((blocks + kBlocksOfLargeGpu - 1) / kBlocksOfLargeGpu) / double(slabs);
 }
 // The number of slabs that leaves the fewest of its multiprocessors idle in the last round; only sizes count,
 // so that every GPU adds up in the same order.
@@ -90,7 +89,7 @@ void scan_share(const BackwardArguments& p, const ChunkShare& share, bool is_tai
 void plan_backward(BackwardArguments& p) {
   const ScanArguments& scan = p.scan;
   const int64_t all = scan.batch * scan.groups, left = scan.steps % kChunk;
-  const int64_t chunks = p.chunks = ceil_div(scan.steps, kChunk);
+  const int64_t chunks = p.chunks = chunks_of(scan);
   const int64_t slabs = count_slabs(all * chunks, scan.channels);
   p.body = {chunks, slabs}, p.tail = {0, 1};
   if (layout_of(p) != Layout::any && left > 0 && left <= BackwardTail::window) {

@@ -24,8 +24,6 @@ namespace {
 using torch::stable::empty_like;
 using torch::stable::accelerator::DeviceGuard;
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Lines the dimensions up with [batch, group, row, last], beginning where a tensor does.
 View view_of(const Tensor& t, int first) {
   View view;
@@ -83,7 +81,6 @@ ScanArguments scan_arguments(const Inputs& in, const Sizes& sizes) {
   return scan;
 }
 
-int64_t chunks_of(const ScanArguments& scan) { return ceil_div(scan.steps, kChunk); }
 // Floats of a state, which is complex with A.
 int64_t width_of(const ScanArguments& scan) { return scan.is_complex ? 2 : 1; }
 // Of the edges in one direction.
