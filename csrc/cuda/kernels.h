@@ -51,13 +51,15 @@ struct ForwardArguments {
   void* last_state;  // contiguous [B, G, H, N]
   void *edges, *other_edges;
   int64_t chunks;
-  // Of the blocks that have channels of their own, the last `blocks` stop at `chunk`, or of a method that
-  // is not causal when they have gone back; as many more, behind them in the grid, go on from there. `counts`: kMaxRelieved zeros, or null. See plan_relief.
+  // Of the blocks that have channels of their own, the last `blocks` stop at `chunk`, of a method that is not
+  // causal on the way back; as many more, behind them in the grid, go on from there. `counts`: kMaxRelieved zeros, or
+  // null. See plan_relief.
   struct {
     int blocks, chunk;
     uint32_t* counts;
   } relief;
-  float* first_sums;  // count_first_sums of them
+  // Of a scan that goes over time twice, what the way back leaves (march_twice.cuh): count_between_ways of both.
+  float *first_sums, *across;
 };
 constexpr int kMaxRelieved = 128;
 
@@ -117,7 +119,10 @@ struct Sums {
 };
 
 // The floats that scan_forward has to be given room for, where it goes over time twice.
-int64_t count_first_sums(const ForwardArguments&);
+struct BetweenWays {
+  int64_t first_sums, across;
+};
+BetweenWays count_between_ways(const ForwardArguments&);
 // Shares the work out: what scan_backward has to be given room for.
 void plan_backward(BackwardArguments&);
 

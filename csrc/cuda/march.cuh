@@ -190,8 +190,8 @@ __device__ __forceinline__ void specialize_alignment(const ScanArguments& scan, 
 
 // What the threads of a group have of a scan: the rows that drive it, the step sizes, the gate and
 // so many state matrices, window by window, all of them contiguous in time. `Aligned`: slots can be
-// moved at once.
-template <class Shape, Layout layout, class Format, bool Aligned, int Matrices>
+// moved at once. `Summed`: of step sizes, the sums since the begin of their quad, and nothing that drives.
+template <class Shape, Layout layout, class Format, bool Aligned, int Matrices, bool Summed = false>
 struct MarchRows {
   using Places = Slots<Shape::channels, Shape, layout>;
   using MatrixPlaces = Slots<kStateTile, Shape, layout>;
@@ -220,8 +220,8 @@ struct MarchRows {
   float bias[count];
 
   __device__ __forceinline__ MarchRows(const ScanArguments& scan_, const Work& work_,
-                                       const View& driving_,
-                                       const View* const (&matrices_)[Matrices], bool needs_gate_)
+                                       const View& driving_, const View* const* matrices_,
+                                       bool needs_gate_)
       : scan(scan_), work(work_), driving(driving_), needs_gate(needs_gate_),
         whole(work.channels == Shape::channels && scan.states == kStateTile
                   ? int(work.steps / kChunk)
@@ -258,7 +258,7 @@ struct MarchRows {
   // Calls f(stream, view, slots, rows, registers) for all that a window has.
   template <class F>
   __device__ __forceinline__ void each(Raw& to, const F& f) {
-    f(drive, driving, slots, work.channels, to.drive);
+    if constexpr (!Summed) f(drive, driving, slots, work.channels, to.drive);
     f(delta, scan.delta, slots, work.channels, to.delta);
     if (needs_gate) f(z, scan.z, slots, work.channels, to.z);
 #pragma unroll
@@ -295,14 +295,15 @@ struct MarchRows {
     uint32_t* const p = to.words[matrix_slots.row(k)] + matrix_slots.step(k) / 2;
     *reinterpret_cast<decltype(words)*>(p) = words;
   }
-  // Converts that window. driven(dt, value, gate) makes of a slot's values what drives the states.
+  // Converts that window, of which `to` has the last matrices. driven(dt, value, gate) makes of a slot's values
+  // what drives the states.
   template <class Inputs, class F>
   __device__ __forceinline__ void fill(Inputs& to, int window, const Raw& raw, const F& driven,
                                        bool is_whole = false) const {
 #pragma unroll
     for (int k = 0; k < count; ++k) {
       float dt[width], value[width], gate[width];
-      drive.template values<Format>(driving, k, raw.drive, value);
+      if constexpr (!Summed) drive.template values<Format>(driving, k, raw.drive, value);
       delta.template values<Format>(scan.delta, k, raw.delta, dt);
       if (needs_gate) z.template values<Format>(scan.z, k, raw.z, gate);
 #pragma unroll
@@ -311,15 +312,22 @@ struct MarchRows {
 #pragma unroll
       for (int i = 0; i < width; ++i)
         if (!is_whole && slots.step(k) + (Aligned ? 0 : i) >= steps_of(window)) dt[i] = 0.0f;
+      if constexpr (Summed) {
 #pragma unroll
-      for (int i = 0; i < width; ++i) value[i] = driven(dt[i], value[i], gate[i]);
+        for (int i = 0; i < width; ++i)
+          if (i % kQuad > 0) dt[i] += dt[i - 1];
+      } else {
+#pragma unroll
+        for (int i = 0; i < width; ++i) value[i] = driven(dt[i], value[i], gate[i]);
+        put(to.drive, slots, k, value);
+      }
       put(to.dt, slots, k, dt);
-      put(to.drive, slots, k, value);
     }
+    constexpr int unread = std::extent<decltype(to.matrix)>::value - Matrices;
 #pragma unroll
     for (int i = 0; i < Matrices; ++i) {
 #pragma unroll
-      for (int k = 0; k < MatrixPlaces::count; ++k) put_matrix(to.matrix[i], i, k, raw);
+      for (int k = 0; k < MatrixPlaces::count; ++k) put_matrix(to.matrix[unread + i], i, k, raw);
     }
   }
 };

@@ -3,8 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "march_lane.cuh"
-#include "march_rows.cuh"
+#include "march_twice.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
@@ -24,20 +23,17 @@ struct PreparedStride {
     for (int i = 0; i < entries; ++i) c[i] = from.c[i];
   }
   // Moves the state on, and gives the sums of the stride.
-  template <Operand operand, Leg leg>
+  template <Operand operand>
   __device__ __forceinline__ float2 scan(float& state) const {
     float x[1][kStride];
 #pragma unroll
-    for (int j = 0; j < kStride; ++j) {
-      const int i = in_order<leg>(j, kStride);
-      x[0][i] = state = moves[i](state);
-    }
+    for (int i = 0; i < kStride; ++i) x[0][i] = state = moves[i](state);
     return OutputSums<operand, Shape>::of(x, c);
   }
 };
 
 // The half that scans.
-template <class Method, class Shape, Layout layout, Operand operand, Leg leg>
+template <class Method, class Shape, Layout layout, Operand operand>
 __device__ __forceinline__ void forward_states(const ForwardArguments& p, const Work& work,
                                                Span span,
                                                ForwardMarchShared<Shape, layout>& shared) {
@@ -61,9 +57,8 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
   if constexpr (Shape::straight) settle(y_place);
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   shared.handover.meet();
-  float* edges = static_cast<float*>(leg == Leg::back ? p.other_edges : p.edges) +
-                 (row * p.chunks + window_of<leg>(span, span.begin)) * states;
-  if (leg == Leg::only && Shape::straight && span.begin > 0) {
+  float* edges = static_cast<float*>(p.edges) + (row * p.chunks + span.begin) * states;
+  if (Shape::straight && span.begin > 0) {
     wait_for_warps(span.stopped, Shape::scan_threads / 32);
     of.load(edges);
   }
@@ -77,15 +72,13 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
     for (int j = 0; j < ahead; ++j)
       inputs[j].template load<operand>(in, lane, entry, step + j * kStride);
 #pragma unroll
-    for (int jj = 0; jj < ahead; ++jj) {
-      const int j = in_order<leg>(jj, ahead);
+    for (int j = 0; j < ahead; ++j) {
       const MarchStride<Shape>& at = inputs[j];
       float x[Shape::states][kStride];
 #pragma unroll
       for (int m = 0; m < Shape::states; ++m) {
 #pragma unroll
-        for (int ii = 0; ii < kStride; ++ii) {
-          const int i = in_order<leg>(ii, kStride);
+        for (int i = 0; i < kStride; ++i) {
           of.x[m] = recurrence[m].move(at.dt[i], at.drive[i], at.b[m][i])(of.x[m]);
           x[m][i] = of.x[m];
         }
@@ -101,31 +94,22 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
   };
   const auto begin_window = [&] {
     of.store(edges);
-    edges += leg == Leg::back ? -states : states;
+    edges += states;
   };
   const auto scan_in_pieces = [&](int turn) VIM_MM_INLINED {
     const auto& in = shared.inputs[shared.handover.stage_of(turn)];
     float* const y = y_of(turn);
     begin_window();
     shared.handover.wait_filled(turn);
-    const int steps = work.steps_from(window_of<leg>(span, turn), kChunk);
-    const int last = (steps - 1) / piece * piece;
+    const int steps = work.steps_from(turn, kChunk);
 #pragma unroll 1
-    for (int step = 0; step < steps; step += piece)
-      scan_piece(in, y, leg == Leg::back ? last - step : step);
+    for (int step = 0; step < steps; step += piece) scan_piece(in, y, step);
     shared.handover.signal_scanned(turn);
   };
 
   int turn = span.begin;
   if constexpr (Shape::straight) {
-    const int whole = int(work.steps / kChunk);
-    int end = span.end;
-    if (leg == Leg::back) {
-      if (turn < end && window_of<leg>(span, turn) >= whole) scan_in_pieces(turn++);
-    } else {
-      const int end_whole = leg == Leg::only ? whole : span.begin + whole;
-      if (end > end_whole) end = end_whole;
-    }
+    const int whole = int(work.steps / kChunk), end = span.end < whole ? span.end : whole;
     if (turn < end) {
       const int first = turn;
       // While a stride is scanned the next one is prepared, and the one or two (`ahead`) after that are
@@ -137,7 +121,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
         const int from = stride < strides || turn + 1 == end ? turn : turn + 1;
         if (stride % strides == 0) shared.handover.wait_filled(from);
         to.template load<operand>(shared.inputs[shared.handover.stage_of(from)], lane, entry,
-                                  in_order<leg>(stride % strides, strides) * kStride);
+                                  stride % strides * kStride);
       };
       MarchStride<Shape> loaded[ahead];
       // Into the registers of the stride that is prepared while this one is scanned.
@@ -161,8 +145,8 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
           prepared[(stride + 1) % 2].prepare(recurrence[0], loaded[(stride + 1) % ahead]);
           // Before the scan or behind it, whichever ptxas makes the better code of.
           if (ahead == 1) load_next(stride);
-          sum = prepared[stride % 2].template scan<operand, leg>(of.x[0]);
-          y = y_of(turn) + Y::place(in_order<leg>(stride, strides) * kStride);
+          sum = prepared[stride % 2].template scan<operand>(of.x[0]);
+          y = y_of(turn) + Y::place(stride * kStride);
           if (ahead > 1) load_next(stride);
         }
       }
@@ -173,8 +157,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
 #pragma unroll 1
   for (; turn < span.end; ++turn) scan_in_pieces(turn);
 
-  if (leg == Leg::back) return;
-  if (leg == Leg::only && Shape::straight && span.end < work.windows) {
+  if (Shape::straight && span.end < work.windows) {
     of.store(edges);
     signal_by_warp(span.stopped);
   } else {
@@ -182,22 +165,18 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
   }
 }
 
-// What a block does of both legs; where one block relieves another, each has one of them. Of a causal method
-// `forth` is all there is.
-struct Legs {
-  Span back, forth;
-  bool goes_back, goes_forth;
-};
-
-// Calls f with each leg of a block, as a constant, and its span.
+// Calls f with each leg of a block, as a constant, and its span. `span` is that of the only leg or of the way back;
+// a block that has gone back to the end goes forth.
 template <class Method, class F>
-__device__ __forceinline__ void each_leg(const Legs& legs, const F& f) {
+__device__ __forceinline__ void each_leg(const Work& work, const Span& span, const F& f) {
   using std::integral_constant;
   if constexpr (Method::causal) {
-    f(integral_constant<Leg, Leg::only>(), legs.forth);
+    f(integral_constant<Leg, Leg::only>(), span);
   } else {
-    if (legs.goes_back) f(integral_constant<Leg, Leg::back>(), legs.back);
-    if (legs.goes_forth) f(integral_constant<Leg, Leg::forth>(), legs.forth);
+    const int windows = int(work.windows);
+    f(integral_constant<Leg, Leg::back>(), span);
+    if (span.end == windows)
+      f(integral_constant<Leg, Leg::forth>(), Span{windows, 2 * windows, span.stopped});
   }
 }
 
@@ -210,40 +189,42 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   const bool relieves = Shape::straight && int(blockIdx.x) >= int(gridDim.x) - p.relief.blocks;
   const uint32_t block = blockIdx.x - (relieves ? p.relief.blocks : 0);
   const Work work = work_of_block<Shape>(p.scan, block);
-  const int windows = int(work.windows);
-  Span span{0, windows, nullptr};
+  Span span{0, int(work.windows), nullptr};
   if constexpr (Shape::straight) {
     const int pair = int(block) - (int(gridDim.x) - 2 * p.relief.blocks);
     if (p.relief.blocks > 0 && pair >= 0) {
-      if (Method::causal) (relieves ? span.begin : span.end) = p.relief.chunk;
+      (relieves ? span.begin : span.end) = p.relief.chunk;
       span.stopped = p.relief.counts ? p.relief.counts + pair
                                      : static_cast<uint32_t*>(p.last_state) +
                                            work.row(p.scan, 0) * p.scan.states;
     }
   }
-  Legs legs{span, span, !relieves, relieves || !span.stopped};
-  if (!Method::causal && !relieves) legs.forth = {windows, 2 * windows, nullptr};
   shared.handover.begin();
   if (Shape::has_rows()) {
     specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) VIM_MM_INLINED {
       using Format = decltype(format);
       specialize_alignment<Shape>(p.scan, [&](auto aligned) VIM_MM_INLINED {
         constexpr bool Aligned = decltype(aligned)::value;
-        each_leg<Method>(legs, [&](auto leg, const Span& of_leg) VIM_MM_INLINED {
+        each_leg<Method>(work, span, [&](auto leg, const Span& of_leg) VIM_MM_INLINED {
           forward_rows<Method, Shape, layout, Format, Aligned, decltype(leg)::value>(
               p, work, of_leg, block, shared);
         });
       });
     });
   } else if (Shape::is_idle()) {
-    each_leg<Method>(legs, [&](auto, const Span&) { shared.handover.meet(); });
+    each_leg<Method>(work, span, [&](auto, const Span&) { shared.handover.meet(); });
   } else {
     using std::integral_constant;
     const auto scan = [&](auto operand) VIM_MM_INLINED {
-      each_leg<Method>(legs, [&](auto leg, const Span& of_leg) VIM_MM_INLINED {
-        forward_states<Method, Shape, layout, decltype(operand)::value, decltype(leg)::value>(
-            p, work, of_leg, shared);
-      });
+      constexpr Operand how = decltype(operand)::value;
+      if constexpr (Method::causal) {
+        forward_states<Method, Shape, layout, how>(p, work, span, shared);
+      } else {
+        each_leg<Method>(work, span, [&](auto leg, const Span& of_leg) VIM_MM_INLINED {
+          forward_states_twice<Method, Shape, layout, how, decltype(leg)::value>(p, work, of_leg,
+                                                                                 shared);
+        });
+      }
     };
     if constexpr (layout == Layout::single) scan(integral_constant<Operand, Operand::split>());
     else if (p.scan.u.storage == Storage::bfloat16)

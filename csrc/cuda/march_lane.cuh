@@ -199,17 +199,19 @@ struct MarchStride {
   static constexpr int entries = Shape::entries_of_C;
   float dt[kStride], drive[kStride], b[states][kStride], c[entries];
 
-  // `entry`: the places of its C in a tile.
-  template <Operand operand, class Inputs>
+  // `entry`: the places of its C in a tile. `Driven`: with what drives it, and B.
+  template <Operand operand, bool Driven = true, class Inputs>
   __device__ __forceinline__ void load(const Inputs& in, const MarchLane<Shape>& lane,
                                        const int (&entry)[entries], int step) {
     const int of_row = lane.row + in.dt.place(step);
     load_stride<Shape::straight>(in.dt, in.dt.values[0] + of_row, dt);
-    load_stride<Shape::straight>(in.drive, in.drive.values[0] + of_row, drive);
+    if constexpr (Driven) {
+      load_stride<Shape::straight>(in.drive, in.drive.values[0] + of_row, drive);
 #pragma unroll
-    for (int m = 0; m < states; ++m)
-      read_stride<operand>(in.matrix[0], lane.state_row + 4 * m * kPitch + in.matrix[0].place(step),
-                           b[m]);
+      for (int m = 0; m < states; ++m)
+        read_stride<operand>(in.matrix[0],
+                             lane.state_row + 4 * m * kPitch + in.matrix[0].place(step), b[m]);
+    }
 #pragma unroll
     for (int i = 0; i < entries; ++i)
       c[i] = read_entry<operand>(in.matrix[1], entry[i] + in.matrix[1].place(step));

@@ -9,19 +9,18 @@ namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
 // How a block goes over windows, turn by turn: turn and window have one number, or of a method that is not
-// causal all windows come from the last one back, in the turns from 0 on, and then forth.
+// causal all windows come from the last one back, in the turns from 0 on, and then forth (march_twice.cuh).
 enum class Leg { only, back, forth };
 
 template <Leg leg>
-__device__ __forceinline__ int window_of(const Span& span, int turn) {
-  if constexpr (leg == Leg::back) return span.end - 1 - turn;
-  else return leg == Leg::only ? turn : turn - span.begin;
+__device__ __forceinline__ int window_of(const Work& work, int turn) {
+  if constexpr (leg == Leg::back) return int(work.windows) - 1 - turn;
+  else return leg == Leg::only ? turn : turn - int(work.windows);
 }
-// The i-th of so many in the order of a leg.
-template <Leg leg>
-__device__ constexpr int in_order(int i, int of) {
-  return leg == Leg::back ? of - 1 - i : i;
-}
+
+// Of a block from which another one goes on with the way back, the warps that leave something in memory.
+template <class Shape>
+constexpr int kWarpsThatStop = (Shape::row_threads + Shape::scan_threads) / 32;
 
 // What the way back leaves for the way forth, in memory: a thread's quads of window after window.
 template <class Shape, class Places>
@@ -59,25 +58,27 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
   constexpr float weight =
       output_weight<Method, float>() * (layout == Layout::half && Format::bfloat ? kCutBack : 1.0f);
   const ScanArguments& scan = p.scan;
-  using Rows = MarchRows<Shape, layout, Format, Aligned, 2>;
+  // On the way forth step sizes and C are all that lanes want.
+  constexpr int unread = leg == Leg::forth ? 1 : 0;
+  const View* const matrices[] = {&scan.B, &scan.C};
+  using Rows = MarchRows<Shape, layout, Format, Aligned, 2 - unread, unread != 0>;
   constexpr int count = Rows::count, width = Rows::width, groups = Shape::groups;
   const int first = span.begin + Shape::group();
   if (first >= span.end) return shared.handover.meet();
-  const View* const matrices[] = {&scan.B, &scan.C};
-  Rows rows(scan, work, scan.u, matrices, false);
+  Rows rows(scan, work, scan.u, matrices + unread, false);
   typename Rows::Raw raw;
   wait_for_previous();
-  rows.load(window_of<leg>(span, first), raw);
+  rows.load(window_of<leg>(work, first), raw);
   rows.load_bias();
   // Now that what it takes longest to get is on its way. On the way forth all first sums are there.
   shared.handover.meet();
   const auto fill = [&](int turn, bool whole) VIM_MM_INLINED {
     rows.fill(
-        shared.inputs[shared.handover.stage_of(turn)], window_of<leg>(span, turn), raw,
+        shared.inputs[shared.handover.stage_of(turn)], window_of<leg>(work, turn), raw,
         [](float dt, float u, float) { return MarchRecurrence<Method, layout>::drive(dt, u); },
         whole);
     shared.handover.signal_filled(turn);
-    rows.load(window_of<leg>(span, turn + groups), raw, whole);
+    rows.load(window_of<leg>(work, turn + groups), raw, whole);
   };
   // What it takes to finish a window: u once more, which to keep would take registers.
   typename Rows::RowStream out;
@@ -93,7 +94,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
     D[k] = channel_value(scan.D, scan, work.g, work.first_channel + rows.slots.row(k));
   const auto load = [&](int turn, bool whole) VIM_MM_INLINED {
     if (!whole && turn >= span.end) return;
-    const int window = window_of<leg>(span, turn);
+    const int window = window_of<leg>(work, turn);
     if constexpr (leg == Leg::forth) {
 #pragma unroll
       for (int k = 0; k < Sums::count; ++k) load_quad(first_sums.at(window, k), sums[k]);
@@ -109,7 +110,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
     });
   };
   const auto finish = [&](int turn, float (&y)[count][width], bool whole) VIM_MM_INLINED {
-    const int window = window_of<leg>(span, turn);
+    const int window = window_of<leg>(work, turn);
 #pragma unroll
     for (int k = 0; k < count; ++k) {
       if constexpr (leg == Leg::forth) {
@@ -162,7 +163,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
   for (int turn = first; turn < span.begin + Shape::stages && turn < span.end; turn += groups)
     fill(turn, false);
   if (leg == Leg::forth) {
-    if (span.stopped) wait_for_warps(span.stopped, Shape::row_threads / 32);
+    if (span.stopped) wait_for_warps(span.stopped, kWarpsThatStop<Shape>);
     load(first, false);
   }
   int turn = first;
@@ -172,7 +173,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
     int ahead = rows.whole - groups;
     if (leg == Leg::forth) ahead += span.begin;
     if (leg == Leg::back && rows.whole > 0) {
-      if (window_of<leg>(span, turn) >= rows.whole) turn_over(turn, false), turn += groups;
+      if (window_of<leg>(work, turn) >= rows.whole) turn_over(turn, false), turn += groups;
       ahead = span.end - groups;
     }
     const int end = ahead < span.end ? ahead : span.end;
@@ -181,7 +182,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
   }
 #pragma unroll 1
   for (; turn < span.end; turn += groups) turn_over(turn, false);
-  if (leg == Leg::back && span.stopped) signal_by_warp(span.stopped);
+  if (leg == Leg::back && span.end < work.windows) signal_by_warp(span.stopped);
 }
 
 }  // namespace VIM_MM_ISA

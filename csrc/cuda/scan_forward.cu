@@ -14,9 +14,9 @@ namespace {
 constexpr int64_t kFewestChunks = 32;
 
 // With one to one and a half blocks per multiprocessor, those that share one take half as long again
-// as those that are alone. So the last blocks, one of each pair, stop half way (poly when it has gone back), and as many extra
-// blocks go on from there on multiprocessors that have room. Blocks start in the order of their
-// index: who waits has started after the one it waits for, and cannot keep it from starting.
+// as those that are alone. So the last blocks, one of each pair, stop half way (of poly, half way back),
+// and as many extra blocks go on from there on multiprocessors that have room. Blocks start in the order
+// of their index: who waits has started after the one it waits for, and cannot keep it from starting.
 template <class Shape>
 void plan_relief(ForwardArguments& p, int64_t blocks, size_t shared_bytes, void* stream) {
   constexpr int64_t unit = 2 * Shape::stages;  // that many windows leave barriers as they were
@@ -52,12 +52,13 @@ void choose_kernel(const ForwardArguments& p, const F& f) {
 
 }  // namespace
 
-int64_t count_first_sums(const ForwardArguments& p) {
-  int64_t count = 0;
+BetweenWays count_between_ways(const ForwardArguments& p) {
+  BetweenWays count{};
   choose_kernel(p, [&](auto method, auto, auto shape, auto) {
     using Block = decltype(shape);
-    if (Block::marches && !decltype(method)::causal)
-      count = blocks_of<Block>(p.scan) * p.chunks * (Block::channels * kChunk);
+    if constexpr (Block::marches && !decltype(method)::causal)
+      count = {blocks_of<Block>(p.scan) * p.chunks * (Block::channels * kChunk),
+               rows_of(p.scan) * p.chunks * kPieces * p.scan.states};
   });
   return count;
 }

@@ -116,10 +116,11 @@ void scan_into(ScanArguments scan, const View& out, void* edges, void* last_stat
   p.edges = edges;
   p.other_edges = static_cast<float*>(edges) + count_states(scan);
   p.relief.counts = static_cast<uint32_t*>(zeros);
-  std::optional<Tensor> first_sums;
-  if (const int64_t count = count_first_sums(p)) {
-    first_sums = new_tensor(like, {count}, ScalarType::Float);
-    p.first_sums = static_cast<float*>(first_sums->data_ptr());
+  std::optional<Tensor> between_ways;
+  if (const BetweenWays count = count_between_ways(p); count.first_sums > 0) {
+    between_ways = new_tensor(like, {count.first_sums + count.across}, ScalarType::Float);
+    p.first_sums = static_cast<float*>(between_ways->data_ptr());
+    p.across = p.first_sums + count.first_sums;
   }
   scan_forward(p, stream);
 }

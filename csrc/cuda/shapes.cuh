@@ -83,8 +83,9 @@ void choose_forward(const ScanArguments& scan, const F& f) {
   constexpr bool straight = !Method::psi, roomy = layout == Layout::single;
   if constexpr (layout == Layout::any) {
     f(Shape<8, 8, 4>());
-  } else if (has_most_rows(scan)) {
-    choose_slots<MarchShape<2, 2, 2, 1, 4, roomy ? 2 : 3, 2>, layout>(scan, f);
+  } else if (Method::causal && has_most_rows(scan)) {
+    if constexpr (Method::causal)
+      choose_slots<MarchShape<2, 2, 2, 1, 4, roomy ? 2 : 3, 2>, layout>(scan, f);
   } else if (rows_of(scan) >= kFewRows) {
     choose_slots<MarchShape<1, 1, 2, 1, 4, 3, straight ? 1 : 2, straight>, layout>(scan, f);
   } else if (!choose_six<SixShape<std::is_same<Method, Rk4>::value ? 2 : 1>, layout>(scan, f)) {
