@@ -420,7 +420,7 @@ class BackwardBlock {
   // The gradients of B and C over the chunk, by the block that has its last channels, from its own
   // and the other blocks' parts, which are in global memory, or, in a pair, in the other one's shared memory.
   // These blocks have started before it did, and a count says when their parts are there; with the cluster's
-  // barrier in its place ptxas makes slower code of the loop over channels (docs/kernels.md). A pair meets in
+  // barrier in its place ptxas makes slower code of the loop over channels (docs/kernels_log.md). A pair meets in
   // the end, so that no shared memory goes while it is read.
   __device__ __forceinline__ void write_matrices() {
     const bool last = slab_ + 1 == slabs_;

@@ -428,7 +428,7 @@ class TestOnCuda:
         assert_replays_eager_bits(run, x)
 
     def test_graph_of_the_documentation(self):
-        """docs/kernels.md to the letter: nothing that the graph reads is freed behind it."""
+        """docs/block.md to the letter: nothing that the graph reads is freed behind it."""
         model, image = small_backbone().cuda().eval(), images(40, 24).cuda()
 
         def autocast():
