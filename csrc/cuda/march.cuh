@@ -14,12 +14,12 @@
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
-constexpr int kStride = 8;  // steps that a lane has in registers at once
+constexpr int kStride = 8;  // steps that are loaded, and summed over states, together
 
 // `States`: of a lane, 1 or 2. `Warps`: those with different channels, eight each. `Stages`: windows in
 // shared memory. `Groups`, of `RowWarps` warps each, load and store rows, one window in turn each:
 // the more there are, the longer may a window take them. `MinBlocks`: per multiprocessor, a bound on
-// registers. `Strides`: of how many a lane of the forward scan has the inputs at once. `Straight`: whole
+// registers. `Strides`: of how many a lane of the causal forward scan has the inputs at once. `Straight`: whole
 // windows are one piece of code, whose parts overlap, and blocks may be relieved. That is for so few
 // rows that a scheduler has few warps, or one; it takes registers. `Octets`: eight neighbours of 16 bits
 // can be moved at once, and are where a thread has so many.

@@ -18,7 +18,8 @@ __device__ __forceinline__ int window_of(const Work& work, int turn) {
   else return leg == Leg::only ? turn : turn - int(work.windows);
 }
 
-// Of a block from which another one goes on with the way back, the warps that leave something in memory.
+// Of a block from which another one goes on with the way back, the warps that leave something in memory; of a
+// causal one only those that scan do.
 template <class Shape>
 constexpr int kWarpsThatStop = (Shape::row_threads + Shape::scan_threads) / 32;
 
@@ -70,7 +71,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
   wait_for_previous();
   rows.load(window_of<leg>(work, first), raw);
   rows.load_bias();
-  // Now that what it takes longest to get is on its way. On the way forth all first sums are there.
+  // Now that what it takes longest to get is on its way. On the way forth all first sums of this block are there.
   shared.handover.meet();
   const auto fill = [&](int turn, bool whole) VIM_MM_INLINED {
     rows.fill(
@@ -163,6 +164,7 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
   for (int turn = first; turn < span.begin + Shape::stages && turn < span.end; turn += groups)
     fill(turn, false);
   if (leg == Leg::forth) {
+    // Lanes that scan have waited before they met these warps: this makes that of the other block's sums explicit.
     if (span.stopped) wait_for_warps(span.stopped, kWarpsThatStop<Shape>);
     load(first, false);
   }

@@ -184,7 +184,7 @@ __device__ __forceinline__ void forward_states_twice(const ForwardArguments& p, 
       const int first = turn;
       Piece piece[2];
       float2 sums[Piece::strides] = {};
-      float* y = y_of(turn);  // zeros, which the first sums overwrite
+      float* y = y_of(turn);  // zeros, which sums overwrite
       shared.handover.wait_filled(turn);
       load(piece[0], turn, place_of(0, kPieces));
 #pragma unroll 1

@@ -77,7 +77,8 @@ inline bool has_most_rows(const ScanArguments& scan) {
 
 // Few rows want lanes that do not wait for themselves, nor for those that load. Both halves of
 // float32 need registers; psi functions need so many that little is left for parts to overlap, and
-// nothing where rows are not the fewest. With six channels, one or two strides by what ptxas makes of them.
+// nothing where rows are not the fewest. With six channels, one or two strides by what ptxas makes of them. A
+// method that is not causal takes pieces of one state, which leave no registers for a second.
 template <class Method, Layout layout, class F>
 void choose_forward(const ScanArguments& scan, const F& f) {
   constexpr bool straight = !Method::psi, roomy = layout == Layout::single;

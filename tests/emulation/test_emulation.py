@@ -63,7 +63,7 @@ FLAGS = [
     '-fsanitize=alignment',
     '-fsanitize-undefined-trap-on-error',
 ]
-# Variables that nobody wrote are huge; compilers know this from GCC 12 and Clang 8 on.
+# Variables that nobody wrote are huge, or NaN; compilers know this from GCC 12 and Clang 8 on.
 UNWRITTEN = '-ftrivial-auto-var-init=pattern'
 
 pytestmark = [
