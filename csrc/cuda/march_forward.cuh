@@ -46,15 +46,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
 #pragma unroll
   for (int m = 0; m < Shape::states; ++m) recurrence[m] = Steps(of.a[m]);
   using Y = SlotTile<Shape::channels, Shape, layout>;
-  using Sums = OutputSums<operand, Shape>;
-  int entry[Shape::entries_of_C];
-#pragma unroll
-  for (int i = 0; i < Shape::entries_of_C; ++i) {
-    entry[i] = Sums::template place_of_C<MatrixTile<Shape, layout>>(lane, i);
-    if constexpr (Shape::straight) settle(entry[i]);
-  }
-  int y_place = lane.part * Shape::channels * kPitch + lane.row + Y::place(Sums::step(lane));
-  if constexpr (Shape::straight) settle(y_place);
+  const LanePlaces<Shape, layout, operand> places(lane);
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   shared.handover.meet();
   float* edges = static_cast<float*>(p.edges) + (row * p.chunks + span.begin) * states;
@@ -70,7 +62,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
     float2 sum[ahead];
 #pragma unroll
     for (int j = 0; j < ahead; ++j)
-      inputs[j].template load<operand>(in, lane, entry, step + j * kStride);
+      inputs[j].template load<operand>(in, lane, places.c, step + j * kStride);
 #pragma unroll
     for (int j = 0; j < ahead; ++j) {
       const MarchStride<Shape>& at = inputs[j];
@@ -83,14 +75,14 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
           x[m][i] = of.x[m];
         }
       }
-      sum[j] = Sums::of(x, at.c);
+      sum[j] = OutputSums<operand, Shape>::of(x, at.c);
     }
 #pragma unroll
     for (int j = 0; j < ahead; ++j)
       *reinterpret_cast<float2*>(y + Y::place(step + j * kStride)) = sum[j];
   };
   const auto y_of = [&](int turn) VIM_MM_INLINED {
-    return shared.y[shared.handover.stage_of(turn)][0].values[0] + y_place;
+    return shared.y[shared.handover.stage_of(turn)][0].values[0] + places.y;
   };
   const auto begin_window = [&] {
     of.store(edges);
@@ -120,7 +112,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
       const auto load = [&](MarchStride<Shape>& to, int stride) VIM_MM_INLINED {
         const int from = stride < strides || turn + 1 == end ? turn : turn + 1;
         if (stride % strides == 0) shared.handover.wait_filled(from);
-        to.template load<operand>(shared.inputs[shared.handover.stage_of(from)], lane, entry,
+        to.template load<operand>(shared.inputs[shared.handover.stage_of(from)], lane, places.c,
                                   stride % strides * kStride);
       };
       MarchStride<Shape> loaded[ahead];

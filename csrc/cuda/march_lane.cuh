@@ -218,5 +218,23 @@ struct MarchStride {
   }
 };
 
+// Where a lane's entries of C are in their tile, and the sums that it gets in theirs.
+template <class Shape, Layout layout, Operand operand>
+struct LanePlaces {
+  int c[Shape::entries_of_C], y;
+
+  explicit __device__ __forceinline__ LanePlaces(const MarchLane<Shape>& lane) {
+    using Sums = OutputSums<operand, Shape>;
+#pragma unroll
+    for (int i = 0; i < Shape::entries_of_C; ++i) {
+      c[i] = Sums::template place_of_C<MatrixTile<Shape, layout>>(lane, i);
+      if constexpr (Shape::straight) settle(c[i]);
+    }
+    y = lane.part * Shape::channels * kPitch + lane.row +
+        SlotTile<Shape::channels, Shape, layout>::place(Sums::step(lane));
+    if constexpr (Shape::straight) settle(y);
+  }
+};
+
 }  // namespace VIM_MM_ISA
 }  // namespace vim_mm

@@ -91,15 +91,7 @@ __device__ __forceinline__ void forward_states_twice(const ForwardArguments& p, 
   float& state = of.x[0];
   const MarchRecurrence<Method, layout> recurrence(of.a[0]);
   using Y = SlotTile<Shape::channels, Shape, layout>;
-  using Sums = OutputSums<operand, Shape>;
-  int entry[Shape::entries_of_C];
-#pragma unroll
-  for (int i = 0; i < Shape::entries_of_C; ++i) {
-    entry[i] = Sums::template place_of_C<MatrixTile<Shape, layout>>(lane, i);
-    if constexpr (Shape::straight) settle(entry[i]);
-  }
-  int y_place = lane.part * Shape::channels * kPitch + lane.row + Y::place(Sums::step(lane));
-  if constexpr (Shape::straight) settle(y_place);
+  const LanePlaces<Shape, layout, operand> places(lane);
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   const bool inside = lane.channel < work.channels && lane.state(0) < states;
   shared.handover.meet();
@@ -116,11 +108,12 @@ __device__ __forceinline__ void forward_states_twice(const ForwardArguments& p, 
 #pragma unroll
     for (int j = 0; j < Piece::strides; ++j)
       inputs[j].template load<operand, leg == Leg::back>(
-          shared.inputs[shared.handover.stage_of(turn)], lane, entry, place * kPiece + j * kStride);
+          shared.inputs[shared.handover.stage_of(turn)], lane, places.c,
+          place * kPiece + j * kStride);
     piece.prepare(recurrence, of.a[0], inputs);
   };
   const auto y_of = [&](int turn) VIM_MM_INLINED {
-    return shared.y[shared.handover.stage_of(turn)][0].values[0] + y_place;
+    return shared.y[shared.handover.stage_of(turn)][0].values[0] + places.y;
   };
   const auto store = [&](float* y, const float2(&sums)[Piece::strides]) VIM_MM_INLINED {
 #pragma unroll
