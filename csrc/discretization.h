@@ -168,85 +168,44 @@ struct HalfRecurrence {
   }
 };
 
-// What Psi needs near 0, with Accuracy::half, in bits, z = bits ln(2): e^z comes from them, so they are
-// there already. The polynomials are minimax where |bits| <= near; from there on psi_k comes from e^z,
-// upwards. Where the two meet, both are as good as the rounding of e^z lets the latter be: few terms do.
+// What psi functions need near 0, with Accuracy::half, in bits, z = bits ln(2): e^z comes from them, so they
+// are there already. The polynomials of phi_K are minimax where |bits| <= near; from there on psi_K comes from
+// e^z. Where the two meet, both are as good as the rounding of e^z lets the latter be: few terms do.
 template <int K>
-struct HalfPsiNear;
+struct HalfPhi;
 // psi_2 as a square, because the root of phi_2 takes a term less than phi_2.
 template <>
-struct HalfPsiNear<2> {
-  static constexpr float near = 0.29f, near_by_a = 0.85f;
+struct HalfPhi<2> {
+  static constexpr float near = 0.29f;
   static VIM_MM_INLINE float psi(float dt, float bits) {
     constexpr float root_of_phi[] = {0.707106848f, 0.0817431967f, 0.00943937094f};
     const float root = dt * polynomial(root_of_phi, bits);
     return root * root;
   }
-  // phi_2' / phi_2, to near_by_a.
-  static VIM_MM_INLINE float slope(float bits) {
-    constexpr float c[] = {0.333334427f, 0.0385078162f, 0.00176727815f, -0.000102164294f};
-    return polynomial(c, bits);
+};
+template <>
+struct HalfPhi<3> {
+  static constexpr float near = 0.7f;
+  float phi[4] = {0.166665295f, 0.0288813718f, 0.00402625265f, 0.000463505674f};
+
+  static VIM_MM_INLINE float twice(float bits) {
+    constexpr float twice_phi[] = {0.33333059f, 0.0577627436f, 0.0080525053f, 0.000927011348f};
+    return polynomial(twice_phi, bits);
   }
 };
 template <>
-struct HalfPsiNear<3> {
-  static constexpr float near = 0.7f, near_by_a = 1.3f;
-  float phi[4] = {0.166665295f, 0.0288813718f, 0.00402625265f, 0.000463505674f};
-
-  static VIM_MM_INLINE float psi(float dt, float bits) {
-    constexpr HalfPsiNear of;
-    return dt * dt * (dt * polynomial(of.phi, bits));
-  }
-  static VIM_MM_INLINE float slope(float bits) {
-    constexpr float c[] = {0.250004059f, 0.0260005215f, 0.00148775745f};
-    return polynomial(c, bits);
+struct HalfPhi<4> {
+  static constexpr float near = 1.2f;
+  static VIM_MM_INLINE float six_times(float bits) {
+    constexpr float six_phi[] = {0.249999963f, 0.0346556408f, 0.0040038476f, 0.000401240221f,
+                                 3.45484859e-05f};
+    return polynomial(six_phi, bits);
   }
 };
 
-// The same as Psi, with Accuracy::half.
-template <int K>
-struct HalfPsi {
-  using Near = HalfPsiNear<K>;
-  float dt, a, inverse, bits;
-  float psi[K + 1];
-
-  VIM_MM_INLINE HalfPsi(float dt_, float a_, float e)
-      : dt(dt_), a(a_), inverse(reciprocal(a)), bits(dt * (a * kLog2E)) {
-    const float power[] = {1.0f, dt, 0.5f * (dt * dt)};
-    const bool far = magnitude(bits) > Near::near;
-    psi[0] = e;
-    psi[K] = Near::psi(dt, bits);
-    for (int k = K - 1; k >= 1; --k) psi[k] = fma(a, psi[k + 1], power[k]);
-    float high = fma(inverse, e, -inverse);
-    for (int k = 1; k <= K; ++k) {
-      if (k > 1) high = inverse * (high - power[k - 1]);
-      psi[k] = select(far, high, psi[k]);
-    }
-  }
-  VIM_MM_INLINE float sum(const float (&weight)[K + 1]) const {
-    WeightedSum<float> sum;
-    VIM_MM_UNROLL
-    for (int k = K; k >= 1; --k) sum.add(weight[k], psi[k]);
-    return sum.value;
-  }
-  // Near 0 the derivatives of psi_k = a psi_(k+1) + dt^k / k!, else of a^k psi_k, a function of z.
-  VIM_MM_INLINE float sum_by_a(const float (&weight)[K + 1]) const {
-    WeightedSum<float> low, by_dt, own;
-    float by_a = dt * psi[K] * Near::slope(bits);
-    low.add(weight[K], by_a);
-    VIM_MM_UNROLL
-    for (int k = K - 1; k >= 1; --k) {
-      by_a = fma(a, by_a, psi[k + 1]);
-      low.add(weight[k], by_a);
-    }
-    VIM_MM_UNROLL
-    for (int k = K; k >= 1; --k) {
-      by_dt.add(weight[k], psi[k - 1]);
-      own.add(k * weight[k], psi[k]);
-    }
-    const float high = fma(dt, by_dt.value, -own.value);
-    return select(magnitude(bits) > Near::near_by_a, inverse * high, low.value);
-  }
+// What HalfPsiStep has of a step: beta / of_u and chi / of_chi.
+struct HalfParts {
+  float beta, chi;
 };
 
 // `psi`: beta is made of psi functions. `causal`: scanned in one direction. `exponential`: a_bar =
@@ -268,10 +227,10 @@ struct Zoh {
   using Half = FullRecurrence<Zoh, float>;
 };
 
-// Methods whose beta is a sum of psi functions up to psi_K. They have that sum, `beta`, and `slopes`,
-// its derivatives, both of a Psi or a HalfPsi, and HalfBeta: by a polynomial near 0, else from e^z and
-// i = 1/a. It has all that follows from a alone and takes the fewest instructions where nothing but
-// beta is wanted; what is not used of it may be infinite, so that it is assigned, not multiplied.
+// Methods whose beta is a sum of psi functions up to psi_K. They have that sum, `beta`, and `slopes`, its
+// derivatives, both of a Psi; HalfBeta: by a polynomial near 0, else from e^z and i = 1/a, with all that follows
+// from a alone, in the fewest instructions where nothing but beta is wanted, of which what is not used may be
+// infinite, so that it is assigned, not multiplied; and HalfGradients (see HalfPsiStep).
 template <class Method, int K>
 struct PsiMethod {
   static constexpr bool psi = true, causal = true, exponential = true, beta_is_step = false,
@@ -306,10 +265,29 @@ struct Foh : PsiMethod<Foh, 2> {
     HalfBeta() = default;
     explicit VIM_MM_INLINE HalfBeta(float a) : i(reciprocal(a)), i2(i * i) {}
     VIM_MM_INLINE float operator()(float dt, float bits, float e) const {
-      float beta = HalfPsiNear<2>::psi(dt, bits);
-      if (magnitude(bits) > HalfPsiNear<2>::near) beta = fma(i2, e, -fma(i, dt, i2));
+      float beta = HalfPhi<2>::psi(dt, bits);
+      if (magnitude(bits) > HalfPhi<2>::near) beta = fma(i2, e, -fma(i, dt, i2));
       return beta;
     }
+  };
+  // beta = psi_2, chi = 2 psi_3, P = dt.
+  struct HalfGradients {
+    static constexpr float of_u = 0.5f, of_chi = 2.0f, of_dt = 2.0f;
+    float a, i, two_i, two_i2;
+
+    explicit VIM_MM_INLINE HalfGradients(float a_)
+        : a(a_), i(reciprocal(a)), two_i(2.0f * i), two_i2(two_i * i) {}
+    VIM_MM_INLINE HalfParts operator()(float dt, float bits, float e) const {
+      const bool far = magnitude(bits) > HalfPhi<3>::near;
+      const float square = dt * dt;
+      HalfParts parts;
+      parts.chi = dt * square * HalfPhi<3>::twice(bits);
+      parts.beta = fma(a, parts.chi, square);
+      parts.beta = select(far, fma(two_i2, e, -fma(two_i, dt, two_i2)), parts.beta);
+      parts.chi = select(far, i * (parts.beta - square), parts.chi);
+      return parts;
+    }
+    static VIM_MM_INLINE float by_dt(float dt, float driven) { return dt * driven; }
   };
 };
 
@@ -381,9 +359,28 @@ struct Poly : PsiMethod<Poly, 2> {
     }
     VIM_MM_INLINE float operator()(float dt, float bits, float e) const {
       float beta = dt * fma(dt, polynomial(near, dt), 1.0f);
-      if (magnitude(bits) > kNear) beta = fma(k, e, -fma(half_i, dt, k));
+      if (magnitude(bits) > kNear) beta = far(dt, e);
       return beta;
     }
+    VIM_MM_INLINE float far(float dt, float e) const { return fma(k, e, -fma(half_i, dt, k)); }
+  };
+  // beta = dt + (a + 1/2) psi_2, chi = psi_2 + psi_3, P = 1 + dt/2.
+  struct HalfGradients {
+    static constexpr float of_u = 1.0f, of_chi = 0.5f, of_dt = 0.5f;
+    HalfBeta of_far;
+    float a, weight, i, linear, c;
+
+    explicit VIM_MM_INLINE HalfGradients(float a_)
+        : of_far(a_), a(a_), weight(fma(0.5f, a, 0.25f)), i(reciprocal(a)),
+          linear(2.0f * fma(i, i, i)), c(i * linear) {}
+    VIM_MM_INLINE HalfParts operator()(float dt, float bits, float e) const {
+      const bool far = magnitude(bits) > HalfPhi<3>::near;
+      const float square = dt * dt, twice_psi_3 = dt * square * HalfPhi<3>::twice(bits);
+      const float twice_psi_2 = fma(a, twice_psi_3, square);
+      return {select(far, of_far.far(dt, e), fma(weight, twice_psi_2, dt)),
+              select(far, fma(c, e, -fma(dt, fma(dt, i, linear), c)), twice_psi_2 + twice_psi_3)};
+    }
+    static VIM_MM_INLINE float by_dt(float dt, float driven) { return (dt + 2.0f) * driven; }
   };
 };
 
@@ -403,7 +400,7 @@ struct HighOrder : PsiMethod<HighOrder, 3> {
 
     HalfBeta() = default;
     explicit VIM_MM_INLINE HalfBeta(float a) : half_sum(fma(0.5f, a, 0.5f)) {
-      constexpr HalfPsiNear<3> of;
+      constexpr HalfPhi<3> of;
       for (int j = 0; j < 4; ++j) near[j] = fma(a, a + 1.0f, 0.5f) * of.phi[j];
       const float i = reciprocal(a);
       quarter_i = 0.25f * i;
@@ -412,9 +409,37 @@ struct HighOrder : PsiMethod<HighOrder, 3> {
     }
     VIM_MM_INLINE float operator()(float dt, float bits, float e) const {
       float beta = dt * fma(dt, fma(dt, polynomial(near, bits), half_sum), 1.0f);
-      if (magnitude(bits) > HalfPsiNear<3>::near)
+      if (magnitude(bits) > HalfPhi<3>::near)
         beta = fma(k, e, -fma(dt, fma(dt, quarter_i, linear), k));
       return beta;
+    }
+  };
+  // beta = psi_1 + psi_2 + psi_3 / 2, chi = psi_2 + 2 psi_3 + 3/2 psi_4, P = (1 + dt/2)^2.
+  struct HalfGradients {
+    static constexpr float of_u = 1.0f, of_chi = 0.25f, of_dt = 0.25f;
+    float a, third, half, i, two_i, two_i2, three_i;
+
+    explicit VIM_MM_INLINE HalfGradients(float a_)
+        : a(a_), third(a * (1.0f / 3)), half(0.5f * a), i(reciprocal(a)), two_i(2.0f * i),
+          two_i2(two_i * i), three_i(3.0f * i) {}
+    VIM_MM_INLINE HalfParts operator()(float dt, float bits, float e) const {
+      const bool far = magnitude(bits) > HalfPhi<4>::near;
+      const float square = dt * dt, cube = dt * square;
+      float six_psi_4 = dt * cube * HalfPhi<4>::six_times(bits);
+      float six_psi_3 = fma(a, six_psi_4, cube);
+      float twice_psi_2 = fma(third, six_psi_3, square);
+      float psi_1 = fma(half, twice_psi_2, dt);
+      // From 0 the later ones first, elsewhere the earlier ones.
+      psi_1 = select(far, fma(i, e, -i), psi_1);
+      twice_psi_2 = select(far, fma(two_i2, e, -fma(two_i, dt, two_i2)), twice_psi_2);
+      six_psi_3 = select(far, three_i * (twice_psi_2 - square), six_psi_3);
+      six_psi_4 = select(far, i * (six_psi_3 - cube), six_psi_4);
+      return {fma(six_psi_3, 1.0f / 12, fma(0.5f, twice_psi_2, psi_1)),
+              fma(2.0f, twice_psi_2, fma(six_psi_3, 4.0f / 3, six_psi_4))};
+    }
+    static VIM_MM_INLINE float by_dt(float dt, float driven) {
+      const float twice_root = dt + 2.0f;
+      return twice_root * (twice_root * driven);
     }
   };
 };
@@ -469,65 +494,6 @@ struct Rk4 {
 template <class Method, Accuracy accuracy, class V>
 using Recurrence = typename std::conditional<accuracy == Accuracy::half, typename Method::Half,
                                              FullRecurrence<Method, V>>::type;
-
-// beta and derivatives of a step, given its A_bar. Methods that are not made of psi functions have
-// nothing to gain from less accuracy here.
-template <class V>
-struct Linearized {
-  V beta;
-  Derivatives<V> derivatives;
-};
-template <class Method, Accuracy accuracy, class V>
-VIM_MM_INLINE Linearized<V> linearize(RealOf<V> dt, V a, V a_bar) {
-  if constexpr (Method::psi && accuracy == Accuracy::half) {
-    const HalfPsi<Method::order> psi(dt, a, a_bar);
-    return {Method::beta(psi), Method::slopes(psi, a_bar)};
-  } else {
-    const Coefficients<V> k{a_bar, Method::coefficients(dt, a).beta};
-    return {k.beta, Method::derivatives(dt, a, k)};
-  }
-}
-
-// What backward keeps of a step of one state, which takes x to a_bar x + input. `drive`, which all states share, is u, but with Method::scaled dt u
-// times drive_weight. `pulls_back`: it has gradients of its own.
-template <class Method, Accuracy accuracy, class E>
-struct Step {
-  static constexpr bool pulls_back = false;
-  static constexpr float drive_weight = 1.0f, a_weight = 1.0f;
-  E a_bar, input;
-
-  Step() = default;
-  VIM_MM_INLINE Step(float dt, E a, float drive, E b)
-      : a_bar(Method::coefficients(dt, a).a_bar), input(drive * b) {
-    if constexpr (!Method::scaled) input = input * linearize<Method, accuracy>(dt, a, a_bar).beta;
-    else if constexpr (!Method::beta_is_step) input = input * Method::scale(dt, a).value;
-  }
-};
-
-// As Bilinear::Half does it, s (x + b drive) - x with the derivative s^2 / 4 of s by z: fewer
-// instructions than by A_bar and beta, each with its own derivative.
-template <>
-struct Step<Bilinear, Accuracy::half, float> {
-  static constexpr bool pulls_back = true;
-  static constexpr float drive_weight = 0.5f, a_weight = 0.25f;
-  float s, a_bar, input;
-
-  Step() = default;
-  VIM_MM_INLINE Step(float dt, float a, float drive, float b)
-      : s(Bilinear::Half(a).s(dt)), a_bar(s - 1.0f), input(s * drive * b) {}
-
-  // From the gradient of the state after the step and the sum of the states before and after, which is
-  // s (x + b drive); where |z| is large they cancel, and 1.5e-8 |z| of it is lost. Adds to the gradients
-  // of drive, of dt (but for what drive has of it) and of b, returns what times a_weight is that of a.
-  VIM_MM_INLINE float pull_back(float gradient, float states, float dt, float a, float drive,
-                                float b, float& to_drive, float& to_dt, float& to_b) const {
-    const float driven = s * gradient, grad_z = driven * states;
-    to_drive += driven * b;
-    to_dt += grad_z * (a_weight * a);
-    to_b += drive * driven;
-    return dt * grad_z;
-  }
-};
 
 // Every method with its number, which is that of the Python table.
 #define VIM_MM_FOR_EACH_METHOD(call) \

@@ -23,7 +23,8 @@ struct alignas(16) BackwardEntry {
   float u, grad_y, gate_slope, dt_slope;
 };
 
-template <class E, class Shape>
+// Own: what a thread keeps here to save registers.
+template <class E, class Shape, class Own>
 struct BackwardShared {
   RowTile<Shape> dt, drive, grad_y;
   StateTile<E, Shape> B, C;
@@ -34,8 +35,8 @@ struct BackwardShared {
   Edges<E> edges[Shape::channels][kStateTile + 1];
   // Of each segment: those of a channel are neighbours.
   alignas(16) E grad_a[kStateTile][Shape::channels * Shape::segments + kQuad];
-  // Each thread's own, here to save registers.
-  BackwardEntry entries[Shape::channels * Shape::window];
+  BackwardEntry entries[Shape::channels * Shape::window];  // each thread's own, too
+  Own own;
   float bias[Shape::channels], D[Shape::channels];  // of the channels that come next
   // Of each thread that loads one of these: where the next one is, and how far from that the one after.
   struct {
@@ -51,17 +52,35 @@ class BackwardBlock {
   static constexpr int steps = Shape::steps, segments = Shape::segments;
   static constexpr int states_of_warp = kStateTile / Shape::warps;
   static constexpr bool fast = layout != Layout::any;
-  using Shared = BackwardShared<E, Shape>;
   using Steps = Step<Method, accuracy_of(layout), E>;
   using Places = Slots<Shape::channels, Shape, layout>;
+  using Rows = Stream<float, Shape::channels, Shape, layout, !Aligned>;
   static constexpr int count = Places::count, width = Places::width;
   static constexpr int channels_apart = Shape::threads / kStateTile;
   static constexpr int edges_of_thread =
       Shape::channels > channels_apart ? Shape::channels / channels_apart : 1;
   static_assert(kChunk % Shape::window == 0, "a block has the first window of a chunk");
   static constexpr bool is_tail = Shape::window < kChunk;  // blocks have the last chunk
+  // Psi functions leave few registers. Where rows wait in them for their turn, the compiler spills some, and
+  // waits for what it spills. So they wait in shared memory, and but for `foh`, which has a few registers more,
+  // so do the addresses of gradients.
+  static constexpr bool copies = Method::psi && layout == Layout::half;
+  static constexpr bool keeps_places = copies && !std::is_same<Method, Foh>::value;
+  struct Copied {
+    typename Rows::Held u[Shape::threads], delta[Shape::threads], z[Shape::threads],
+        grad_out[Shape::threads];
+  };
+  struct KeptPlaces {
+    char *grad_u[Shape::threads], *grad_delta[Shape::threads], *grad_z[Shape::threads];
+  };
+  template <int>
+  struct Nothing {};
+  struct Own : std::conditional<copies, Copied, Nothing<0>>::type,
+               std::conditional<keeps_places, KeptPlaces, Nothing<1>>::type {};
 
  public:
+  using Shared = BackwardShared<E, Shape, Own>;
+
   __device__ __forceinline__ BackwardBlock(const BackwardArguments& p, Shared& shared)
       : p_(p), scan_(p.scan), shared_(shared), slabs_(int(p.share.slabs)),
         slab_(blockIdx.x % uint32_t(slabs_)),
@@ -142,10 +161,25 @@ class BackwardBlock {
     begin(u_, scan_.u), begin(delta_, scan_.delta), begin(z_, scan_.z);
     begin(grad_out_, p_.grad_out), begin(grad_u_, p_.grad_u), begin(grad_delta_, p_.grad_delta);
     begin(grad_z_, p_.grad_z);
+    put_places();
     if (threadIdx.x < 2 * Shape::channels) begin_parameters();
     const int c = threadIdx.x / kStateTile, n = threadIdx.x % kStateTile;
     edge_ = edge_at(work_.first_channel + c, n);
     A_ = work_.at(scan_.A) + c * scan_.A.row + n * scan_.A.last;
+  }
+  __device__ __forceinline__ void put_places() {
+    if constexpr (keeps_places) {
+      Own& own = shared_.own;
+      own.grad_u[threadIdx.x] = grad_u_.place(), own.grad_delta[threadIdx.x] = grad_delta_.place();
+      own.grad_z[threadIdx.x] = grad_z_.place();
+    }
+  }
+  __device__ __forceinline__ void take_places() {
+    if constexpr (keeps_places) {
+      const Own& own = shared_.own;
+      grad_u_.place() = own.grad_u[threadIdx.x], grad_delta_.place() = own.grad_delta[threadIdx.x];
+      grad_z_.place() = own.grad_z[threadIdx.x];
+    }
   }
   __device__ __forceinline__ bool is_whole(int channels) const {
     return left_ == Shape::window && channels == Shape::channels;
@@ -153,15 +187,27 @@ class BackwardBlock {
   // Starts the loads of so many channels, which are next in the streams.
   __device__ __forceinline__ void load_rows(int channels) {
     const auto each = [&](auto how) {
-      const auto load = [&](auto& stream, const View& v) {
-        stream.template load<decltype(how)::value>(v, slots_, channels, left_);
-      };
-      load(u_, scan_.u), load(delta_, scan_.delta);
-      if (scan_.gated) load(z_, scan_.z);
-      load(grad_out_, p_.grad_out);
+      constexpr Loads loads = decltype(how)::value;
+      if constexpr (copies) {
+        Own& own = shared_.own;
+        const auto copy = [&](const auto& stream, const View& v, auto& to) {
+          stream.template copy<loads>(v, slots_, channels, left_, to[threadIdx.x]);
+        };
+        copy(u_, scan_.u, own.u), copy(delta_, scan_.delta, own.delta);
+        if (scan_.gated) copy(z_, scan_.z, own.z);
+        copy(grad_out_, p_.grad_out, own.grad_out);
+      } else {
+        const auto load = [&](auto& stream, const View& v) {
+          stream.template load<loads>(v, slots_, channels, left_);
+        };
+        load(u_, scan_.u), load(delta_, scan_.delta);
+        if (scan_.gated) load(z_, scan_.z);
+        load(grad_out_, p_.grad_out);
+      }
     };
     using std::integral_constant;
-    if (fast && is_whole(channels))
+    if constexpr (Aligned && copies) each(integral_constant<Loads, Loads::aligned>());
+    else if (fast && is_whole(channels))
       each(integral_constant<Loads, Aligned ? Loads::whole : Loads::shifted>());
     else each(integral_constant<Loads, Loads::apart>());
     u_.next(p_.next.u), delta_.next(p_.next.delta), z_.next(p_.next.z);
@@ -264,13 +310,24 @@ class BackwardBlock {
   __device__ __forceinline__ void commit_rows() {
     constexpr float weight = output_weight<Method, E>();
     const bool gated = scan_.gated;
+    if constexpr (copies) wait_for_copies();
 #pragma unroll
     for (int k = 0; k < count; ++k) {
       float u[width], dt[width], z[width], grad_y[width], drive[width], weighted[width];
-      u_.template values<Format>(scan_.u, k, u);
-      delta_.template values<Format>(scan_.delta, k, dt);
-      z_.template values<Format>(scan_.z, k, z);
-      grad_out_.template values<Format>(p_.grad_out, k, grad_y);
+      if constexpr (copies) {
+        const Own& own = shared_.own;
+        const auto get = [&](const auto& stream, const View& v, const auto& from,
+                             float (&to)[width]) {
+          stream.template values<Format>(v, k, stream.arrived(from[threadIdx.x]), to);
+        };
+        get(u_, scan_.u, own.u, u), get(delta_, scan_.delta, own.delta, dt);
+        get(z_, scan_.z, own.z, z), get(grad_out_, p_.grad_out, own.grad_out, grad_y);
+      } else {
+        u_.template values<Format>(scan_.u, k, u);
+        delta_.template values<Format>(scan_.delta, k, dt);
+        z_.template values<Format>(scan_.z, k, z);
+        grad_out_.template values<Format>(p_.grad_out, k, grad_y);
+      }
       const float bias = shared_.bias[slots_.row(k)];
       D_[k] = shared_.D[slots_.row(k)];
 #pragma unroll
@@ -283,7 +340,7 @@ class BackwardBlock {
         if (slots_.step(k) + (Aligned ? 0 : i) >= left_) dt[i] = dt_slope = 0.0f;
         grad_y[i] *= gated ? zs : 1.0f;
         weighted[i] = weight * grad_y[i];
-        drive[i] = Method::scaled ? Steps::drive_weight * dt[i] * u[i] : u[i];
+        drive[i] = Steps::of_u * (Method::scaled ? dt[i] * u[i] : u[i]);
         entry(k, i) = {u[i], grad_y[i], gate_slope, dt_slope};
       }
       put(shared_.dt, slots_, k, dt);
@@ -523,8 +580,9 @@ class BackwardBlock {
 #pragma unroll
       for (int i = 0; i < width; ++i) {
         const BackwardEntry at = entry(k, i);
+        grad.u[i] *= Steps::of_u;
+        grad.delta[i] *= Steps::of_dt;
         if (Method::scaled) {
-          grad.u[i] *= Steps::drive_weight;
           grad.delta[i] += at.u * grad.u[i];
           grad.u[i] *= dt[i];
         }
@@ -539,6 +597,7 @@ class BackwardBlock {
   }
   template <class Format>
   __device__ __forceinline__ void store_rows(const Gradients (&gradients)[count]) {
+    take_places();
     const auto store_all = [&](auto whole) {
 #pragma unroll
       for (int k = 0; k < count; ++k) {
@@ -562,6 +621,7 @@ class BackwardBlock {
     else store_all(std::false_type());
     grad_u_.next(p_.next.grad_u), grad_delta_.next(p_.next.grad_delta);
     grad_z_.next(p_.next.grad_z);
+    put_places();
   }
 
   // The gradients of D and of delta_bias over the chunk, from those of threads that share a row: the first of
@@ -608,8 +668,7 @@ class BackwardBlock {
   const Places slots_;
   const int warp_, segment_, left_;
   StateMatrix<E, Shape, layout> B_, C_;
-  Stream<float, Shape::channels, Shape, layout, !Aligned> u_, delta_, z_, grad_out_, grad_u_,
-      grad_delta_, grad_z_;
+  Rows u_, delta_, z_, grad_out_, grad_u_, grad_delta_, grad_z_;
   float parameter_ = 0.0f, D_[count];
   const int64_t first_row_ = (work_.b * scan_.groups + work_.g) * scan_.channels;
   // A thread's first channel and state, in the first tile of states.
@@ -625,9 +684,9 @@ template <class Method, class E, class Shape, Layout layout, bool Aligned>
 __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     backward_kernel(const __grid_constant__ BackwardArguments p) {
   extern __shared__ float4 memory[];
-  auto& shared = *reinterpret_cast<BackwardShared<E, Shape>*>(memory);
+  using Block = BackwardBlock<Method, E, Shape, layout, Aligned>;
   let_next_begin();
-  BackwardBlock<Method, E, Shape, layout, Aligned>(p, shared).run();
+  Block(p, *reinterpret_cast<typename Block::Shared*>(memory)).run();
 }
 
 }  // namespace VIM_MM_ISA

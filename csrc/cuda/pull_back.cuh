@@ -4,6 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "../steps.h"
 #include "stream.cuh"
 
 namespace vim_mm {
@@ -169,7 +170,7 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
     grad_c[i] = grad_c[i] + lane.grad_y[i] * conj(both);
   }
 
-  E grad_a = E(0.0f);
+  typename Steps::OfA grad_a;
   E own_gradient;
 #pragma unroll
   for (int i = steps - 1; i >= 0; --i) {
@@ -179,10 +180,15 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
                                   : conj(s.step[i + 1].a_bar) * own_gradient + s.from_y[i];
     if constexpr (Steps::pulls_back) {
       const E after = i + 1 < steps ? before[(i + 1) % steps] : x;
-      grad_a += s.step[i].pull_back(own_gradient, before[i] + after, dt, s.a, drive, s.b[i],
-                                    lane.grad_input[i], lane.grad_dt[i], grad_b[i]);
+      E gradient = own_gradient, states = Steps::of_states(own_gradient, before[i], after);
+      if constexpr (!Method::causal) {
+        states += Steps::of_states(other_gradient[i], other_x[i + 1], other_x[i]);
+        gradient += other_gradient[i];
+      }
+      s.step[i].pull_back(gradient, states, dt, s.a, drive, s.b[i], lane.grad_input[i],
+                          lane.grad_dt[i], grad_b[i], grad_a);
     } else {
-      const Linearized<E> at = linearize<Method, accuracy>(dt, s.a, s.step[i].a_bar);
+      const Linearized<E> at = linearize<Method>(dt, s.a, s.step[i].a_bar);
       const E beta = at.beta;
       const Derivatives<E>& d = at.derivatives;
       // The gradient times the derivative of that state by z, which has two parts where beta is dt times
@@ -203,19 +209,19 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
         lane.grad_input[i] += real(scaled * conj(s.b[i]));
         lane.grad_dt[i] += real(grad_z * conj(s.a));
         grad_b[i] = grad_b[i] + drive * scaled;
-        grad_a = grad_a + dt * grad_z;
+        grad_a.sum = grad_a.sum + dt * grad_z;
       } else {
         const E driven = gradient * conj(s.b[i]), grad_beta = drive * driven;
         lane.grad_input[i] += real(driven * conj(beta));
         lane.grad_dt[i] += real(grad_z * conj(s.a) + grad_beta * conj(d.beta_dt));
         grad_b[i] = grad_b[i] + gradient * conj(drive * beta);
         // Two FMAs, and in this order: in the other one the compiler spills more.
-        grad_a = grad_a + grad_beta * conj(d.beta_a);
-        grad_a = grad_a + dt * grad_z;
+        grad_a.sum = grad_a.sum + grad_beta * conj(d.beta_a);
+        grad_a.sum = grad_a.sum + dt * grad_z;
       }
     }
   }
-  return Steps::a_weight * grad_a;
+  return grad_a.total();
 }
 
 }  // namespace VIM_MM_ISA

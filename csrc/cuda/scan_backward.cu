@@ -45,8 +45,10 @@ void choose_kernel(const BackwardArguments& p, const ChunkShare& share, bool is_
       const auto run = [&](auto shape, auto aligned) {
         using Block = decltype(shape);
         const auto kernel = backward_kernel<Method, E, Block, layout(), aligned()>;
+        constexpr size_t bytes =
+            sizeof(typename BackwardBlock<Method, E, Block, layout(), aligned()>::Shared);
         const bool paired = layout() != Layout::any && share.slabs == 2 && is_for_90(kernel);
-        f(kernel, shape, sizeof(BackwardShared<E, Block>), paired ? 2u : 1u);
+        f(kernel, shape, bytes, paired ? 2u : 1u);
       };
       if constexpr (layout() == Layout::any) run(BackwardAny(), std::false_type());
       else if (is_tail) run(BackwardTail(), std::false_type());

@@ -8,12 +8,16 @@ from vim_mm.analysis.exact import truth
 # What the coefficients of 16 bits may be off by: csrc/elementary.h, Accuracy.
 BOUND = 2e-5
 GRADIENT_BOUND = 5e-5
+PARTS_BOUND = 3e-7  # of a derivative's parts, where they cancel
 
 
 def points(method, dtype):
     """Steps in `dtype` and rates in float32, (points,) each: z in [-1e3, 80], dt in [1e-6, 10]."""
     tails = np.logspace(-6, 3, 37)
-    ends = np.linspace(0.14, 0.21, 71)  # where polynomials around 0 end
+    # Where polynomials around 0 end.
+    ends = np.concatenate(
+        [np.linspace(a, b, 36) for a, b in ((0.14, 0.21), (0.47, 0.5), (0.8, 0.86))]
+    )
     z = np.concatenate([np.linspace(-1.5, 1.5, 121), -tails, tails[tails < 80], -ends, ends, [0]])
     if method == 'bilinear':  # has a pole at 2
         z = z[z <= 1]
@@ -46,12 +50,19 @@ def check_coefficients(scan, method, dtype, device):
         out, last = scan(**inputs, return_last_state=True, discretization_method=method)
         return last.flatten(), inputs, out
 
-    if method == 'bilinear':
-        # The derivative by dt is made of two parts, that through s and that through drive, which
-        # cancel where |z| is large: either is as large as beta / dt, and off by three roundings and
-        # a reciprocal's.
-        parts = np.abs(expected[:, 1]) / steps.double().numpy()
-        scale[:, 4] = np.maximum(scale[:, 4], 3e-7 / GRADIENT_BOUND * parts)
+    # Derivatives that are made of two parts, which cancel where |z| is large: either is off by a
+    # few roundings, and of `bilinear` a reciprocal's. By dt that of `bilinear` through s and that
+    # through drive, a beta and P of psi functions; by a dt beta and chi (csrc/steps.h).
+    dt, beta = steps.double().numpy(), np.abs(expected[:, 1])
+    parts_by_dt = {
+        'foh': dt,
+        'bilinear': beta / dt,
+        'poly': 1 + dt / 2,
+        'highorder': (1 + dt / 2) ** 2,
+    }
+    parts_by_a = dt * beta if method in ('foh', 'poly', 'highorder') else 0
+    for i, parts in (4, parts_by_dt.get(method, 0)), (5, parts_by_a):
+        scale[:, i] = np.maximum(scale[:, i], PARTS_BOUND / GRADIENT_BOUND * parts)
     for length in (1, 20):  # in backward, blocks of few steps, and others
         u = torch.eye(length)[-1:]  # nothing and then 1
         beta, inputs, out = last_state(u, steps[:, None] * u)
