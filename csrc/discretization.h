@@ -14,7 +14,7 @@
 //
 // phi functions: Hochbruck & Ostermann, Exponential integrators, Acta Numerica (2010).
 //
-// To add a method: its struct, and its number in VIM_MM_FOR_EACH_METHOD. Its `Half` may be its
+// To add a method: its struct, and its number in VIM_MM_FOR_EACH_METHOD. Its `Short` may be its
 // FullRecurrence; without psi functions it has to be as exact, but for a last bit or two.
 //
 // SPDX-License-Identifier: Apache-2.0
@@ -145,14 +145,14 @@ struct FullRecurrence {
   }
 };
 
-// The same with Accuracy::half, for a PsiMethod: HalfBeta(a)(dt, bits, e) is beta, 2^bits = e = e^z.
-template <class Method>
-struct HalfRecurrence {
+// The same for a PsiMethod in float: Beta<accuracy>(a)(dt, bits, e) is beta, 2^bits = e = e^z.
+template <class Method, Accuracy accuracy>
+struct PsiRecurrence {
   float a_bits;
-  typename Method::HalfBeta beta;
+  typename Method::template Beta<accuracy> beta;
 
-  HalfRecurrence() = default;
-  explicit VIM_MM_INLINE HalfRecurrence(float a) : a_bits(a * kLog2E), beta(a) {}
+  PsiRecurrence() = default;
+  explicit VIM_MM_INLINE PsiRecurrence(float a) : a_bits(a * kLog2E), beta(a) {}
 
   VIM_MM_INLINE Coefficients<float> coefficients(float dt) const {
     const float bits = dt * a_bits, e = power_of_two(bits);
@@ -168,38 +168,107 @@ struct HalfRecurrence {
   }
 };
 
-// What psi functions need near 0, with Accuracy::half, in bits, z = bits ln(2): e^z comes from them, so they
-// are there already. The polynomials of phi_K are minimax where |bits| <= near; from there on psi_K comes from
-// e^z. Where the two meet, both are as good as the rounding of e^z lets the latter be: few terms do.
-template <int K>
-struct HalfPhi;
+// What psi functions in float need near 0, in bits, z = bits ln(2): e^z comes from them, so they are there
+// already. phi(bits) is (K-1)! phi_K, minimax where |bits| <= near; from there on psi_K comes from e^z. Where
+// the two meet, both are as good as the rounding of e^z lets the latter be, with Accuracy::half 2^-16: few terms do.
+template <int K, Accuracy accuracy>
+struct NearZero;
 // psi_2 as a square, because the root of phi_2 takes a term less than phi_2.
-template <>
-struct HalfPhi<2> {
-  static constexpr float near = 0.29f;
+template <Accuracy accuracy>
+struct NearZero<2, accuracy> {
+  static constexpr bool half = accuracy == Accuracy::half;
+  static constexpr float near = half ? 0.29f : 1.4f;
   static VIM_MM_INLINE float psi(float dt, float bits) {
-    constexpr float root_of_phi[] = {0.707106848f, 0.0817431967f, 0.00943937094f};
-    const float root = dt * polynomial(root_of_phi, bits);
+    const float root = dt * root_of_phi(bits);
     return root * root;
   }
-};
-template <>
-struct HalfPhi<3> {
-  static constexpr float near = 0.7f;
-  float phi[4] = {0.166665295f, 0.0288813718f, 0.00402625265f, 0.000463505674f};
 
-  static VIM_MM_INLINE float twice(float bits) {
-    constexpr float twice_phi[] = {0.33333059f, 0.0577627436f, 0.0080525053f, 0.000927011348f};
-    return polynomial(twice_phi, bits);
+ private:
+  static VIM_MM_INLINE float root_of_phi(float bits) {
+    if constexpr (half) {
+      constexpr float c[] = {0.707106848f, 0.0817431967f, 0.00943937094f};
+      return polynomial(c, bits);
+    } else {
+      constexpr float c[] = {0.707106829f,    0.0816881657f,   0.00943664648f,
+                             0.000872176664f, 6.34396783e-05f, 3.54165354e-06f};
+      return polynomial(c, bits);
+    }
   }
 };
 template <>
-struct HalfPhi<4> {
+struct NearZero<3, Accuracy::half> {
+  static constexpr float near = 0.7f;
+  float phi[4] = {0.33333059f, 0.0577627436f, 0.0080525053f, 0.000927011348f};
+};
+template <>
+struct NearZero<3, Accuracy::full> {
+  static constexpr float near = 1.8f;
+  float phi[7] = {0.333333343f,    0.0577624217f,   0.00800751522f, 0.000924677879f,
+                  9.16139688e-05f, 8.17893215e-06f, 6.18787851e-07f};
+};
+template <>
+struct NearZero<4, Accuracy::half> {
   static constexpr float near = 1.2f;
-  static VIM_MM_INLINE float six_times(float bits) {
-    constexpr float six_phi[] = {0.249999963f, 0.0346556408f, 0.0040038476f, 0.000401240221f,
-                                 3.45484859e-05f};
-    return polynomial(six_phi, bits);
+  float phi[5] = {0.249999963f, 0.0346556408f, 0.0040038476f, 0.000401240221f, 3.45484859e-05f};
+};
+template <>
+struct NearZero<4, Accuracy::full> {
+  static constexpr float near = 2.0f;
+  float phi[7] = {0.25f,           0.0346574411f,   0.00400376273f, 0.00039629481f,
+                  3.43524916e-05f, 2.72730358e-06f, 1.86177942e-07f};
+};
+template <int K, Accuracy accuracy>
+VIM_MM_INLINE float phi_near_zero(float bits) {
+  constexpr NearZero<K, accuracy> of;
+  return polynomial(of.phi, bits);
+}
+
+// Psi in float, in fewer instructions: each psi_k is chosen before sums are made of it. Near 0 from psi_(K+1)
+// and psi_k = a psi_(k+1) + dt^k / k! downwards.
+template <int K>
+struct FloatPsi {
+  bool far;
+  float dt, inverse;
+  float psi[K + 2];  // times (k-1)!; psi_(K+1) is there near 0 alone
+
+  VIM_MM_INLINE FloatPsi(float dt_, float a, float e) : dt(dt_), inverse(reciprocal(a)) {
+    const float bits = dt * (a * kLog2E);
+    far = magnitude(bits) > NearZero<K + 1, Accuracy::full>::near;
+    float power[K + 1];
+    power[1] = dt;
+    for (int k = 2; k <= K; ++k) power[k] = power[k - 1] * dt;
+    psi[K + 1] = power[K] * dt * phi_near_zero<K + 1, Accuracy::full>(bits);
+    for (int k = K; k >= 1; --k) psi[k] = fma(a * (1.0f / k), psi[k + 1], power[k] * (1.0f / k));
+    psi[0] = e;
+    psi[1] = select(far, fma(e, inverse, -inverse), psi[1]);
+    for (int k = 2; k <= K; ++k) {
+      const float step = (k - 1) * inverse;
+      psi[k] = select(far, fma(psi[k - 1], step, -(inverse * power[k - 1])), psi[k]);
+    }
+  }
+
+  VIM_MM_INLINE float sum(const float (&weight)[K + 1]) const {
+    WeightedSum<float> sum;
+    for (int k = K; k >= 1; --k) sum.add(weight[k] * of(k), psi[k]);
+    return sum.value;
+  }
+  // The sum of weight[k] d psi_k / da, which is dt psi_k - k psi_(k+1), away from 0 as Psi has it.
+  VIM_MM_INLINE float sum_by_a(const float (&weight)[K + 1]) const {
+    WeightedSum<float> earlier, same, later;
+    for (int k = K; k >= 1; --k) {
+      earlier.add(weight[k] * of(k - 1), psi[k - 1]);
+      same.add(weight[k] * k * of(k), psi[k]);
+      later.add(weight[k] * k * of(k + 1), psi[k + 1]);
+    }
+    return select(far, inverse * fma(dt, earlier.value, -same.value),
+                  fma(dt, sum(weight), -later.value));
+  }
+
+ private:
+  // psi_k is that times psi[k].
+  static VIM_MM_INLINE float of(int k) {
+    constexpr float inverse_factorial[] = {1.0f, 1.0f, 1.0f, 0.5f, 1.0f / 6};
+    return inverse_factorial[k];
   }
 };
 
@@ -211,8 +280,8 @@ struct HalfParts {
 // `psi`: beta is made of psi functions. `causal`: scanned in one direction. `exponential`: a_bar =
 // e^z, so that several steps together have that of the sum of their dt. `beta_is_step`: beta = dt,
 // the same for all states. `scaled`: beta = dt times a function of z, which is in `scale`.
-// `derivatives` takes what `coefficients` gave. `Half`: the recurrence with Accuracy::half; without psi
-// functions nothing is less exact, only shorter, and scans that march take it in float32, too.
+// `derivatives` takes what `coefficients` gave. `Short`: the recurrence in float in the fewest instructions;
+// without psi functions it is the same with either accuracy, as exact but for a last bit or two.
 struct Zoh {
   static constexpr bool psi = false, causal = true, exponential = true, beta_is_step = true,
                         scaled = true;
@@ -224,19 +293,21 @@ struct Zoh {
   static VIM_MM_INLINE Derivatives<V> derivatives(RealOf<V> dt, V a, const Coefficients<V>& k) {
     return {k.a_bar, V(ScalarOf<V>(1)), V(ScalarOf<V>(0))};
   }
-  using Half = FullRecurrence<Zoh, float>;
+  template <Accuracy>
+  using Short = FullRecurrence<Zoh, float>;
 };
 
 // Methods whose beta is a sum of psi functions up to psi_K. They have that sum, `beta`, and `slopes`, its
-// derivatives, both of a Psi; HalfBeta: by a polynomial near 0, else from e^z and i = 1/a, with all that follows
-// from a alone, in the fewest instructions where nothing but beta is wanted, of which what is not used may be
-// infinite, so that it is assigned, not multiplied; and HalfGradients (see HalfPsiStep).
+// derivatives, both of a Psi; Beta: in float by a polynomial near 0, else from e^z and i = 1/a, with all that
+// follows from a alone, in the fewest instructions where nothing but beta is wanted, of which what is not used
+// may be infinite, so that it is assigned, not multiplied; and HalfGradients (see HalfPsiStep).
 template <class Method, int K>
 struct PsiMethod {
   static constexpr bool psi = true, causal = true, exponential = true, beta_is_step = false,
                         scaled = false;
   static constexpr int order = K;
-  using Half = HalfRecurrence<Method>;
+  template <Accuracy accuracy>
+  using Short = PsiRecurrence<Method, accuracy>;
 
   template <class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
@@ -259,14 +330,16 @@ struct Foh : PsiMethod<Foh, 2> {
     return {e, psi.sum({0, 1, 0}), psi.sum_by_a({0, 0, 1})};
   }
   // psi_2, or i^2 (e - 1) - i dt.
-  struct HalfBeta {
+  template <Accuracy accuracy>
+  struct Beta {
+    using Near = NearZero<2, accuracy>;
     float i, i2;
 
-    HalfBeta() = default;
-    explicit VIM_MM_INLINE HalfBeta(float a) : i(reciprocal(a)), i2(i * i) {}
+    Beta() = default;
+    explicit VIM_MM_INLINE Beta(float a) : i(reciprocal(a)), i2(i * i) {}
     VIM_MM_INLINE float operator()(float dt, float bits, float e) const {
-      float beta = HalfPhi<2>::psi(dt, bits);
-      if (magnitude(bits) > HalfPhi<2>::near) beta = fma(i2, e, -fma(i, dt, i2));
+      float beta = Near::psi(dt, bits);
+      if (magnitude(bits) > Near::near) beta = fma(i2, e, -fma(i, dt, i2));
       return beta;
     }
   };
@@ -278,10 +351,10 @@ struct Foh : PsiMethod<Foh, 2> {
     explicit VIM_MM_INLINE HalfGradients(float a_)
         : a(a_), i(reciprocal(a)), two_i(2.0f * i), two_i2(two_i * i) {}
     VIM_MM_INLINE HalfParts operator()(float dt, float bits, float e) const {
-      const bool far = magnitude(bits) > HalfPhi<3>::near;
+      const bool far = magnitude(bits) > NearZero<3, Accuracy::half>::near;
       const float square = dt * dt;
       HalfParts parts;
-      parts.chi = dt * square * HalfPhi<3>::twice(bits);
+      parts.chi = dt * square * phi_near_zero<3, Accuracy::half>(bits);
       parts.beta = fma(a, parts.chi, square);
       parts.beta = select(far, fma(two_i2, e, -fma(two_i, dt, two_i2)), parts.beta);
       parts.chi = select(far, i * (parts.beta - square), parts.chi);
@@ -315,11 +388,11 @@ struct Bilinear {
     return {q2, q2, V(S(0.5)) * (dt * (dt * q2))};
   }
   // With s = 2 / (1 - z/2): A_bar = s - 1, beta = s dt/2, and the step s (x + b u dt/2) - x.
-  struct Half {
+  struct ByS {
     float quarter;  // -a/4
 
-    Half() = default;
-    explicit VIM_MM_INLINE Half(float a) : quarter(-0.25f * a) {}
+    ByS() = default;
+    explicit VIM_MM_INLINE ByS(float a) : quarter(-0.25f * a) {}
     VIM_MM_INLINE float s(float dt) const { return reciprocal(fma(dt, quarter, 0.5f)); }
     VIM_MM_INLINE Coefficients<float> coefficients(float dt) const {
       return {s(dt) - 1.0f, 0.5f * dt * s(dt)};
@@ -331,6 +404,8 @@ struct Bilinear {
     };
     VIM_MM_INLINE Move move(float dt, float drive, float b) const { return {s(dt), drive, b}; }
   };
+  template <Accuracy>
+  using Short = ByS;
 };
 
 struct Poly : PsiMethod<Poly, 2> {
@@ -344,40 +419,62 @@ struct Poly : PsiMethod<Poly, 2> {
   static VIM_MM_INLINE Derivatives<V> slopes(const P& psi, V e) {
     return {e, e + psi.sum({0, 0.5, 0}), psi.sum_by_a({0, 1, 0.5})};
   }
-  // dt + (a + 1/2) psi_2 in powers of dt, phi_2 being minimax in z where |bits| <= kNear, or with
-  // k = i + i^2/2: k (e - 1) - i/2 dt.
-  struct HalfBeta {
+  // dt + (a + 1/2) psi_2, or with k = i + i^2/2: k (e - 1) - i/2 dt.
+  struct FarBeta {
+    float half_i, k;
+
+    FarBeta() = default;
+    explicit VIM_MM_INLINE FarBeta(float a) : half_i(0.5f * reciprocal(a)) {
+      k = fma(2.0f * half_i, half_i, 2.0f * half_i);
+    }
+    VIM_MM_INLINE float far(float dt, float e) const { return fma(k, e, -fma(half_i, dt, k)); }
+  };
+  struct FullBeta : FarBeta {
+    using Near = NearZero<2, Accuracy::full>;
+    float weight;
+
+    FullBeta() = default;
+    explicit VIM_MM_INLINE FullBeta(float a) : FarBeta(a), weight(a + 0.5f) {}
+    VIM_MM_INLINE float operator()(float dt, float bits, float e) const {
+      float beta = fma(weight, Near::psi(dt, bits), dt);
+      if (magnitude(bits) > Near::near) beta = far(dt, e);
+      return beta;
+    }
+  };
+  // Near 0 in powers of dt, phi_2 being minimax in z where |bits| <= kNear.
+  struct HalfBeta : FarBeta {
     static constexpr float kNear = 0.255f;
-    float near[3], half_i, k;
+    float near[3];
 
     HalfBeta() = default;
-    explicit VIM_MM_INLINE HalfBeta(float a) : half_i(0.5f * reciprocal(a)) {
+    explicit VIM_MM_INLINE HalfBeta(float a) : FarBeta(a) {
       constexpr float phi[] = {0.500000339f, 0.16686196f, 0.04167751f};
       const float weight = a + 0.5f;
       near[0] = weight * phi[0], near[1] = weight * phi[1] * a, near[2] = weight * phi[2] * a * a;
-      k = fma(2.0f * half_i, half_i, 2.0f * half_i);
     }
     VIM_MM_INLINE float operator()(float dt, float bits, float e) const {
       float beta = dt * fma(dt, polynomial(near, dt), 1.0f);
       if (magnitude(bits) > kNear) beta = far(dt, e);
       return beta;
     }
-    VIM_MM_INLINE float far(float dt, float e) const { return fma(k, e, -fma(half_i, dt, k)); }
   };
+  template <Accuracy accuracy>
+  using Beta = typename std::conditional<accuracy == Accuracy::half, HalfBeta, FullBeta>::type;
   // beta = dt + (a + 1/2) psi_2, chi = psi_2 + psi_3, P = 1 + dt/2.
   struct HalfGradients {
     static constexpr float of_u = 1.0f, of_chi = 0.5f, of_dt = 0.5f;
-    HalfBeta of_far;
+    FarBeta of;
     float a, weight, i, linear, c;
 
     explicit VIM_MM_INLINE HalfGradients(float a_)
-        : of_far(a_), a(a_), weight(fma(0.5f, a, 0.25f)), i(reciprocal(a)),
-          linear(2.0f * fma(i, i, i)), c(i * linear) {}
+        : of(a_), a(a_), weight(fma(0.5f, a, 0.25f)), i(reciprocal(a)), linear(2.0f * fma(i, i, i)),
+          c(i * linear) {}
     VIM_MM_INLINE HalfParts operator()(float dt, float bits, float e) const {
-      const bool far = magnitude(bits) > HalfPhi<3>::near;
-      const float square = dt * dt, twice_psi_3 = dt * square * HalfPhi<3>::twice(bits);
+      const bool far = magnitude(bits) > NearZero<3, Accuracy::half>::near;
+      const float square = dt * dt,
+                  twice_psi_3 = dt * square * phi_near_zero<3, Accuracy::half>(bits);
       const float twice_psi_2 = fma(a, twice_psi_3, square);
-      return {select(far, of_far.far(dt, e), fma(weight, twice_psi_2, dt)),
+      return {select(far, of.far(dt, e), fma(weight, twice_psi_2, dt)),
               select(far, fma(c, e, -fma(dt, fma(dt, i, linear), c)), twice_psi_2 + twice_psi_3)};
     }
     static VIM_MM_INLINE float by_dt(float dt, float driven) { return (dt + 2.0f) * driven; }
@@ -395,23 +492,32 @@ struct HighOrder : PsiMethod<HighOrder, 3> {
   }
   // dt + (1 + a)/2 dt^2 + (a^2 + a + 1/2) psi_3, or with k = i + i^2 + i^3/2:
   // k (e - 1) - dt (i + i^2/2 + i/4 dt).
-  struct HalfBeta {
-    float near[4], half_sum, k, linear, quarter_i;
+  template <Accuracy accuracy>
+  struct Beta {
+    using Near = NearZero<3, accuracy>;
+    float weight, half_sum, k, linear, quarter_i;
 
-    HalfBeta() = default;
-    explicit VIM_MM_INLINE HalfBeta(float a) : half_sum(fma(0.5f, a, 0.5f)) {
-      constexpr HalfPhi<3> of;
-      for (int j = 0; j < 4; ++j) near[j] = fma(a, a + 1.0f, 0.5f) * of.phi[j];
+    Beta() = default;
+    explicit VIM_MM_INLINE Beta(float a)
+        : weight(0.5f * fma(a, a + 1.0f, 0.5f)), half_sum(fma(0.5f, a, 0.5f)) {
       const float i = reciprocal(a);
       quarter_i = 0.25f * i;
       linear = fma(0.5f * i, i, i);
       k = fma(i, linear, i);
     }
     VIM_MM_INLINE float operator()(float dt, float bits, float e) const {
-      float beta = dt * fma(dt, fma(dt, polynomial(near, bits), half_sum), 1.0f);
-      if (magnitude(bits) > HalfPhi<3>::near)
-        beta = fma(k, e, -fma(dt, fma(dt, quarter_i, linear), k));
+      float beta = dt * fma(dt, fma(dt, weighted_phi(bits), half_sum), 1.0f);
+      if (magnitude(bits) > Near::near) beta = fma(k, e, -fma(dt, fma(dt, quarter_i, linear), k));
       return beta;
+    }
+
+   private:
+    // With the weight in the coefficients where they are few.
+    VIM_MM_INLINE float weighted_phi(float bits) const {
+      Near of;
+      if constexpr (accuracy == Accuracy::full) return weight * polynomial(of.phi, bits);
+      for (float& c : of.phi) c *= weight;
+      return polynomial(of.phi, bits);
     }
   };
   // beta = psi_1 + psi_2 + psi_3 / 2, chi = psi_2 + 2 psi_3 + 3/2 psi_4, P = (1 + dt/2)^2.
@@ -423,9 +529,9 @@ struct HighOrder : PsiMethod<HighOrder, 3> {
         : a(a_), third(a * (1.0f / 3)), half(0.5f * a), i(reciprocal(a)), two_i(2.0f * i),
           two_i2(two_i * i), three_i(3.0f * i) {}
     VIM_MM_INLINE HalfParts operator()(float dt, float bits, float e) const {
-      const bool far = magnitude(bits) > HalfPhi<4>::near;
+      const bool far = magnitude(bits) > NearZero<4, Accuracy::half>::near;
       const float square = dt * dt, cube = dt * square;
-      float six_psi_4 = dt * cube * HalfPhi<4>::six_times(bits);
+      float six_psi_4 = dt * cube * phi_near_zero<4, Accuracy::half>(bits);
       float six_psi_3 = fma(a, six_psi_4, cube);
       float twice_psi_2 = fma(third, six_psi_3, square);
       float psi_1 = fma(half, twice_psi_2, dt);
@@ -467,11 +573,11 @@ struct Rk4 {
     return {k.a_bar, beta_dt, dt * (dt * scale(dt, a).slope)};
   }
   // The same polynomial, in bits = z log2(e). What all states share is dt u.
-  struct Half {
+  struct InBits {
     float a_bits;
 
-    Half() = default;
-    explicit VIM_MM_INLINE Half(float a) : a_bits(a * kLog2E) {}
+    InBits() = default;
+    explicit VIM_MM_INLINE InBits(float a) : a_bits(a * kLog2E) {}
     VIM_MM_INLINE Coefficients<float> coefficients(float dt) const {
       const float bits = dt * a_bits;
       return {power_of_two(bits), dt * scale_of(bits)};
@@ -489,11 +595,14 @@ struct Rk4 {
       return polynomial(p, bits);
     }
   };
+  template <Accuracy>
+  using Short = InBits;
 };
 
 template <class Method, Accuracy accuracy, class V>
-using Recurrence = typename std::conditional<accuracy == Accuracy::half, typename Method::Half,
-                                             FullRecurrence<Method, V>>::type;
+using Recurrence = typename std::conditional<
+    std::is_same<V, float>::value && (Method::psi || accuracy == Accuracy::half),
+    typename Method::template Short<accuracy>, FullRecurrence<Method, V>>::type;
 
 // Every method with its number, which is that of the Python table.
 #define VIM_MM_FOR_EACH_METHOD(call) \

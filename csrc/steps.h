@@ -17,8 +17,13 @@ struct Linearized {
 };
 template <class Method, class V>
 VIM_MM_INLINE Linearized<V> linearize(RealOf<V> dt, V a, V a_bar) {
-  const Coefficients<V> k{a_bar, Method::coefficients(dt, a).beta};
-  return {k.beta, Method::derivatives(dt, a, k)};
+  if constexpr (Method::psi && std::is_same<V, float>::value) {
+    const FloatPsi<Method::order> psi(dt, a, a_bar);
+    return {Method::beta(psi), Method::slopes(psi, a_bar)};
+  } else {
+    const Coefficients<V> k{a_bar, Method::coefficients(dt, a).beta};
+    return {k.beta, Method::derivatives(dt, a, k)};
+  }
 }
 
 // What backward keeps of a step of one state, which takes x to a_bar x + input. `drive`, which all states share,
@@ -42,7 +47,7 @@ struct FullStep {
   }
 };
 
-// As Bilinear::Half does it, s (x + b drive) - x with the derivative s^2 / 4 of s by z: fewer
+// As Bilinear::ByS does it, s (x + b drive) - x with the derivative s^2 / 4 of s by z: fewer
 // instructions than by A_bar and beta, each with its own derivative.
 struct HalfBilinearStep {
   static constexpr bool pulls_back = true;
@@ -55,7 +60,7 @@ struct HalfBilinearStep {
 
   HalfBilinearStep() = default;
   VIM_MM_INLINE HalfBilinearStep(float dt, float a, float drive, float b)
-      : s(Bilinear::Half(a).s(dt)), a_bar(s - 1.0f), input(s * drive * b) {}
+      : s(Bilinear::ByS(a).s(dt)), a_bar(s - 1.0f), input(s * drive * b) {}
 
   // What the gradients need of the states before and after the step, whose sum is s (x + b drive).
   static VIM_MM_INLINE float of_states(float, float before, float after) { return before + after; }

@@ -62,10 +62,11 @@ class BackwardBlock {
   static_assert(kChunk % Shape::window == 0, "a block has the first window of a chunk");
   static constexpr bool is_tail = Shape::window < kChunk;  // blocks have the last chunk
   // Psi functions leave few registers. Where rows wait in them for their turn, the compiler spills some, and
-  // waits for what it spills. So they wait in shared memory, and but for `foh`, which has a few registers more,
-  // so do the addresses of gradients.
-  static constexpr bool copies = Method::psi && layout == Layout::half;
-  static constexpr bool keeps_places = copies && !std::is_same<Method, Foh>::value;
+  // waits for what it spills. So they wait in shared memory, and in 16 bits, but for `foh`, which has a few
+  // registers more, so do the addresses of gradients.
+  static constexpr bool copies = Method::psi && fast;
+  static constexpr bool keeps_places =
+      copies && layout == Layout::half && !std::is_same<Method, Foh>::value;
   struct Copied {
     typename Rows::Held u[Shape::threads], delta[Shape::threads], z[Shape::threads],
         grad_out[Shape::threads];

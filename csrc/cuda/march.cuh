@@ -168,9 +168,7 @@ struct Span {
 };
 
 template <class Method, Layout layout>
-using MarchRecurrence =
-    typename std::conditional<Method::psi, Recurrence<Method, accuracy_of(layout), float>,
-                              typename Method::Half>::type;
+using MarchRecurrence = typename Method::template Short<accuracy_of(layout)>;
 
 // Calls f with the kind of a window's loads, as a constant.
 template <bool Aligned, class F>

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
+from tests.ops.coefficients import check_coefficients, check_step_sizes, check_stiff_step
 from tests.ops.inputs import (
     grouped_inputs,
     inputs_in,
@@ -25,7 +26,6 @@ from tests.ops.inputs import (
     results_and_gradients,
     strided_copies,
 )
-from tests.ops.sixteen_bits import check_coefficients, check_step_sizes, check_stiff_step
 from tests.ops.test_selective_scan_cuda import assert_close
 from vim_mm.ops import selective_scan_fn, selective_scan_grouped_fn, selective_scan_ref
 from vim_mm.ops.discretization import METHODS
@@ -171,8 +171,8 @@ half_precision = pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16
 
 
 @each_method
-@half_precision
-def test_coefficients_of_16_bits(method, dtype):
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16])
+def test_coefficients_of_a_scan(method, dtype):
     check_coefficients(selective_scan_fn, method, dtype, 'cpu')
 
 

@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.graphs import assert_replays_eager_bits
 from tests.ops import golden
+from tests.ops.coefficients import check_coefficients, check_step_sizes, check_stiff_step
 from tests.ops.inputs import (
     grouped_inputs,
     inputs_in,
@@ -18,7 +19,6 @@ from tests.ops.inputs import (
     strided_copies,
     worst_error,
 )
-from tests.ops.sixteen_bits import check_coefficients, check_step_sizes, check_stiff_step
 from vim_mm.ops import selective_scan_fn, selective_scan_grouped_fn, selective_scan_ref
 from vim_mm.ops.discretization import METHODS, method_id
 
@@ -108,8 +108,8 @@ def test_discretize(method, is_complex):
 
 
 @each_method
-@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
-def test_coefficients_of_16_bits(method, dtype):
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16])
+def test_coefficients_of_a_scan(method, dtype):
     check_coefficients(cuda_scan, method, dtype, 'cuda')
 
 

@@ -1,13 +1,16 @@
-"""How exact a scan of 16 bits is inside: its last state and some gradients are float32."""
+"""How exact a scan is inside: whatever its dtype, its last state and some gradients are float32."""
 
 import numpy as np
 import torch
 
 from vim_mm.analysis.exact import truth
 
-# What the coefficients of 16 bits may be off by: csrc/elementary.h, Accuracy.
-BOUND = 2e-5
-GRADIENT_BOUND = 5e-5
+# What beta and A_bar may be off by, and derivatives: csrc/elementary.h, Accuracy.
+BOUNDS = {
+    torch.float32: (1.5e-6, 1.5e-6),
+    torch.float16: (2e-5, 5e-5),
+    torch.bfloat16: (2e-5, 5e-5),
+}
 PARTS_BOUND = 3e-7  # of a derivative's parts, where they cancel
 
 
@@ -33,6 +36,7 @@ def assert_off_by_at_most(bound, name, result, expected, scale):
 
 def check_coefficients(scan, method, dtype, device):
     """beta, its derivatives and A_bar by the last states of one step and of two."""
+    bound, gradient_bound = BOUNDS[dtype]
     steps, rates = points(method, dtype)
     expected, scale = truth(method, steps, rates)
     expected = expected.real
@@ -50,32 +54,36 @@ def check_coefficients(scan, method, dtype, device):
         out, last = scan(**inputs, return_last_state=True, discretization_method=method)
         return last.flatten(), inputs, out
 
+    dt, beta = steps.double().numpy(), np.abs(expected[:, 1])
     # Derivatives that are made of two parts, which cancel where |z| is large: either is off by a
     # few roundings, and of `bilinear` a reciprocal's. By dt that of `bilinear` through s and that
-    # through drive, a beta and P of psi functions; by a dt beta and chi (csrc/steps.h).
-    dt, beta = steps.double().numpy(), np.abs(expected[:, 1])
-    parts_by_dt = {
-        'foh': dt,
-        'bilinear': beta / dt,
-        'poly': 1 + dt / 2,
-        'highorder': (1 + dt / 2) ** 2,
-    }
-    parts_by_a = dt * beta if method in ('foh', 'poly', 'highorder') else 0
-    for i, parts in (4, parts_by_dt.get(method, 0)), (5, parts_by_a):
-        scale[:, i] = np.maximum(scale[:, i], PARTS_BOUND / GRADIENT_BOUND * parts)
+    # through drive; in 16 bits of psi functions by dt a beta and P, by a dt beta and chi
+    # (csrc/steps.h).
+    parts_by_dt = {'bilinear': beta / dt}
+    parts_by_a = {}
+    if dtype == torch.float32:  # e^z is off by as many roundings as z is large
+        z = dt * rates.double().numpy()
+        scale[:, 0] *= 1 + np.abs(z)
+        scale[:, 1:] *= 1 + np.maximum(z, 0)[:, None]
+    else:
+        parts_by_dt |= {'foh': dt, 'poly': 1 + dt / 2, 'highorder': (1 + dt / 2) ** 2}
+        parts_by_a = dict.fromkeys(('foh', 'poly', 'highorder'), dt * beta)
+    for i, parts in (4, parts_by_dt), (5, parts_by_a):
+        least = PARTS_BOUND / gradient_bound * parts.get(method, np.zeros_like(dt))
+        scale[:, i] = np.maximum(scale[:, i], least)
     for length in (1, 20):  # in backward, blocks of few steps, and others
         u = torch.eye(length)[-1:]  # nothing and then 1
         beta, inputs, out = last_state(u, steps[:, None] * u)
         # With a gradient of `out`, if only of zeros: without one no kernel for 16 bits is chosen.
         torch.autograd.backward([beta, out], [torch.ones_like(beta), torch.zeros_like(out)])
-        assert_off_by_at_most(BOUND, 'beta', beta, expected[:, 1], scale[:, 1])
+        assert_off_by_at_most(bound, 'beta', beta, expected[:, 1], scale[:, 1])
         for name, value, i in (('dbeta/ddt', 'delta_bias', 4), ('dbeta/da', 'A', 5)):
             gradient = inputs[value].grad.flatten()
-            assert_off_by_at_most(GRADIENT_BOUND, name, gradient, expected[:, i], scale[:, i])
+            assert_off_by_at_most(gradient_bound, name, gradient, expected[:, i], scale[:, i])
     product = expected[:, 0] * expected[:, 1]
     there = np.abs(product) < 1e38
     assert_off_by_at_most(
-        2 * BOUND,
+        2 * bound,
         'A_bar beta',
         last_state(torch.eye(1, 2), steps[:, None].expand(-1, 2))[0][
             torch.tensor(there, device=device)
@@ -113,7 +121,7 @@ def check_stiff_step(scan, dtype, device):
     result = delta.grad[0, :, 1].double()
     scale = np.abs(through_s) + through_drive
     assert_off_by_at_most(
-        torch.finfo(dtype).eps / 2 + GRADIENT_BOUND,
+        torch.finfo(dtype).eps / 2 + BOUNDS[dtype][1],
         'dstate/ddt',
         result,
         through_s + through_drive,
@@ -135,4 +143,4 @@ def check_step_sizes(scan, dtype, device):
         return_last_state=True,
     )
     expected = np.logaddexp(0, x.double().numpy())
-    assert_off_by_at_most(BOUND, 'dt', last.flatten(), expected, expected)
+    assert_off_by_at_most(BOUNDS[dtype][0], 'dt', last.flatten(), expected, expected)
