@@ -343,18 +343,22 @@ struct Foh : PsiMethod<Foh, 2> {
       return beta;
     }
   };
-  // beta = psi_2, chi = 2 psi_3, P = dt.
+  // beta = psi_2, chi = 2 psi_3, P = dt. The derivative by a, dt psi_2 - 2 psi_3, is near 0 a third of the one and
+  // half of the other: chi is the cube of a polynomial, which for one product more is five times as exact.
   struct HalfGradients {
     static constexpr float of_u = 0.5f, of_chi = 2.0f, of_dt = 2.0f;
+    static constexpr float near = 0.9f;
     float a, i, two_i, two_i2;
 
     explicit VIM_MM_INLINE HalfGradients(float a_)
         : a(a_), i(reciprocal(a)), two_i(2.0f * i), two_i2(two_i * i) {}
     VIM_MM_INLINE HalfParts operator()(float dt, float bits, float e) const {
-      const bool far = magnitude(bits) > NearZero<3, Accuracy::half>::near;
-      const float square = dt * dt;
+      constexpr float root_of_phi[] = {0.693360329f, 0.0400501415f, 0.00324833859f,
+                                       0.000222963135f};
+      const bool far = magnitude(bits) > near;
+      const float square = dt * dt, root = dt * polynomial(root_of_phi, bits);
       HalfParts parts;
-      parts.chi = dt * square * phi_near_zero<3, Accuracy::half>(bits);
+      parts.chi = root * root * root;
       parts.beta = fma(a, parts.chi, square);
       parts.beta = select(far, fma(two_i2, e, -fma(two_i, dt, two_i2)), parts.beta);
       parts.chi = select(far, i * (parts.beta - square), parts.chi);

@@ -101,7 +101,8 @@ struct HalfPsiStep {
   VIM_MM_INLINE HalfPsiStep(float dt, float a, float drive, float b)
       : a_bar(exp_of_product(dt, a)) {
     const HalfParts parts = Gradients(a)(dt, dt * (a * kLog2E), a_bar);
-    beta = parts.beta, chi = parts.chi, input = drive * b * beta;
+    // In this order: drive beta is wanted again.
+    beta = parts.beta, chi = parts.chi, input = drive * beta * b;
   }
 
   // Of each direction.
