@@ -224,7 +224,8 @@ VIM_MM_INLINE float phi_near_zero(float bits) {
 }
 
 // Psi in float, in fewer instructions: each psi_k is chosen before sums are made of it. Near 0 from psi_(K+1)
-// and psi_k = a psi_(k+1) + dt^k / k! downwards.
+// and psi_k = a psi_(k+1) + dt^k / k! downwards. So dt^(K+1) has to be in float's range, as for HalfGradients: with
+// |a| above 1e9 steps of |z| about 1 are too short.
 template <int K>
 struct FloatPsi {
   bool far;
@@ -272,7 +273,7 @@ struct FloatPsi {
   }
 };
 
-// What HalfPsiStep has of a step: beta / of_u and chi / of_chi.
+// What HalfPsiStep has of a step: beta and chi, each by a constant.
 struct HalfParts {
   float beta, chi;
 };
@@ -298,9 +299,9 @@ struct Zoh {
 };
 
 // Methods whose beta is a sum of psi functions up to psi_K. They have that sum, `beta`, and `slopes`, its
-// derivatives, both of a Psi; Beta: in float by a polynomial near 0, else from e^z and i = 1/a, with all that
-// follows from a alone, in the fewest instructions where nothing but beta is wanted, of which what is not used
-// may be infinite, so that it is assigned, not multiplied; and HalfGradients (see HalfPsiStep).
+// derivatives, both of a Psi or a FloatPsi; Beta: in float by a polynomial near 0, else from e^z and i = 1/a, with
+// all that follows from a alone, in the fewest instructions where nothing but beta is wanted, of which what is not
+// used may be infinite, so that it is assigned, not multiplied; and HalfGradients (see HalfPsiStep).
 template <class Method, int K>
 struct PsiMethod {
   static constexpr bool psi = true, causal = true, exponential = true, beta_is_step = false,

@@ -84,8 +84,9 @@ struct HalfBilinearStep {
 //   by dt   a x' + P d    P = the sum of w_k dt^(k-1)/(k-1)!
 //   by a    dt x' - chi d    chi = the sum of w_k k psi_(k+1)
 //
-// and no other is needed. Where |z| is large the parts cancel, and 6e-8 of either is lost. Method::HalfGradients
-// has beta / of_u, chi / of_chi and P driven / of_dt.
+// and no other is needed. Where |z| is large, of `poly` and `highorder` |a|, the parts cancel, and up to 3e-7 of
+// either is lost. As drive is of_u u, Method::HalfGradients has beta / of_u, chi / (of_u of_chi) and, times what
+// is driven, P / (of_u of_dt).
 template <class Method>
 struct HalfPsiStep {
   using Gradients = typename Method::HalfGradients;

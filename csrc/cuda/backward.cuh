@@ -195,7 +195,7 @@ class BackwardBlock {
           stream.template copy<loads>(v, slots_, channels, left_, to[threadIdx.x]);
         };
         copy(u_, scan_.u, own.u), copy(delta_, scan_.delta, own.delta);
-        if (scan_.gated) copy(z_, scan_.z, own.z);
+        copy(z_, scan_.z, own.z);  // zeros where there is no gate
         copy(grad_out_, p_.grad_out, own.grad_out);
       } else {
         const auto load = [&](auto& stream, const View& v) {
@@ -311,7 +311,7 @@ class BackwardBlock {
   __device__ __forceinline__ void commit_rows() {
     constexpr float weight = output_weight<Method, E>();
     const bool gated = scan_.gated;
-    if constexpr (copies) wait_for_copies();
+    if constexpr (copies) wait_for_all_copies();
 #pragma unroll
     for (int k = 0; k < count; ++k) {
       float u[width], dt[width], z[width], grad_y[width], drive[width], weighted[width];

@@ -4,6 +4,7 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "block.h"
+#include "copies.cuh"
 #include "gate.cuh"
 #include "launch.cuh"
 #include "tensor_core.cuh"
@@ -61,10 +62,13 @@ class GatedPacks {
     const uint4* const z = static_cast<const uint4*>(p_.gate.z);
     if (stage * kTerms < p_.channels) {
       for_each(stage, [&](int i, int64_t at, bool inside) {
-        copy_ahead(&tile_.y[slot][0][i], y + at, inside);
-        copy_ahead(&tile_.y[slot][1][i], y + p_.channels * row_packs_ + at,
-                   inside && p_.gate.directions > 1);
-        copy_ahead(&tile_.z[slot][i], z + at, inside);
+        const auto copy = [](uint4* to, const uint4* from, bool inside) {
+          start_copy<sizeof(uint4)>(to, from, inside ? sizeof(uint4) : 0);
+        };
+        copy(&tile_.y[slot][0][i], y + at, inside);
+        copy(&tile_.y[slot][1][i], y + p_.channels * row_packs_ + at,
+             inside && p_.gate.directions > 1);
+        copy(&tile_.z[slot][i], z + at, inside);
       });
     }
     end_group_of_copies();

@@ -6,7 +6,7 @@
 
 #include <type_traits>
 
-#include "tile.cuh"
+#include "copies.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
@@ -87,25 +87,6 @@ struct Slots {
   }
 };
 
-// Starts to copy so many of `bytes` to shared memory and to write zeros in the place of the others.
-template <int bytes>
-__device__ __forceinline__ void start_copy(void* to, const void* from, int inside = bytes) {
-#if defined(__CUDA_ARCH__)
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from),
-               "n"(bytes), "r"(inside)
-               : "memory");
-#else
-  memset(to, 0, bytes);
-  memcpy(to, from, inside);
-#endif
-}
-// Till all that this thread copies is there.
-__device__ __forceinline__ void wait_for_copies() {
-#if defined(__CUDA_ARCH__)
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
 // A thread's entries of one tensor, [.., rows, L], tile by tile. Loads stay unconverted until
 // `values`, or the conversion would wait for them. What follows from the view is not kept: kernel
 // parameters are as near as registers, and there are fewer of those. `Shifted`: slots of 16 bits may
@@ -184,7 +165,7 @@ class Stream {
     }
   }
   // Starts to copy that tile to shared memory, where `to` is the thread's own; `arrived` has it after
-  // wait_for_copies. What begins anywhere and is not whole it waits for.
+  // wait_for_all_copies. What begins anywhere and is not whole it waits for.
   template <Loads loads>
   __device__ __forceinline__ void copy(const View& v, const Places& slots, int rows, int steps,
                                        Held& to) const {
@@ -198,20 +179,24 @@ class Stream {
       to = held;
       return;
     }
+    static_assert(loads != Loads::whole,
+                  "what is aligned is not copied otherwise where it is whole");
 #pragma unroll
     for (int k = 0; k < count; ++k) {
       const char* const p = at(v, slots, k);
       uint32_t* const raw = to.raw + k * words_held;
       if constexpr (shifted) {
-        // Whole words, of which the first one and the last one are not all the slot's, but in the tensor's
-        // memory: of the last one no more than the slot's half is read.
+        // Whole words, of which the first one and the last one are not all the slot's: the first one's
+        // other half is there because memory begins with a word, of the last one's nothing is read.
         const bool odd = is_in_mid_word(p);
         start_copy<4>(raw, odd ? p - 2 : p, v.data && odd ? 4 : 0);
         start_copy<4>(raw + 1, odd ? p + 2 : p, v.data ? 4 : 0);
         start_copy<4>(raw + 2, odd ? p + 6 : p + 4, !v.data ? 0 : odd ? 2 : 4);
+      } else if constexpr (loads == Loads::shifted) {
+#pragma unroll
+        for (int w = 0; w < words; ++w) start_copy<4>(raw + w, p + 4 * w, v.data ? 4 : 0);
       } else {
-        const bool inside =
-            v.data && (loads == Loads::whole || (slots.row(k) < rows && slots.step(k) < steps));
+        const bool inside = v.data && slots.row(k) < rows && slots.step(k) < steps;
         start_copy<4 * words>(raw, p, inside ? 4 * words : 0);
       }
     }

@@ -75,25 +75,5 @@ __device__ __forceinline__ void load_columns(uint32_t (&a)[4], const uint4* rows
 #endif
 }
 
-// Copies from global to shared memory that nobody waits for until it is said so, of zeros where what
-// is asked for is not `inside`. The thread that asked sees what has come; it waits for all groups but
-// the last `Pending`.
-#if defined(__CUDACC__)
-__device__ __forceinline__ void copy_ahead(uint4* to, const uint4* from, bool inside) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-               "r"(inside ? 16 : 0)
-               : "memory");
-}
-__device__ __forceinline__ void end_group_of_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int Pending>
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
-}
-#else  // tests/emulation
-using emulation::copy_ahead, emulation::end_group_of_copies, emulation::wait_for_copies;
-#endif
-
 }  // namespace VIM_MM_ISA
 }  // namespace vim_mm

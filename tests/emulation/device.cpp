@@ -47,8 +47,9 @@ struct SharedBarrier {
 SharedBarrier& as_barrier(uint64_t* barrier) { return *reinterpret_cast<SharedBarrier*>(barrier); }
 
 struct Copy {
-  uint4* to;
-  const uint4* from;  // null: zeros
+  void* to;
+  const void* from;
+  int bytes, inside;  // zeros in the place of those that are not
 };
 
 struct Fiber {
@@ -161,15 +162,26 @@ void barrier_wait(uint64_t* barrier, int odd) {
   }
 }
 
-void copy_ahead(uint4* to, const uint4* from, bool inside) {
-  fibers[thread.x].groups.back().push_back({to, inside ? from : nullptr});
+void start_copy(void* to, const void* from, int bytes, int inside) {
+  const auto is_aligned = [&](const void* p) {
+    return reinterpret_cast<uintptr_t>(p) % bytes == 0;
+  };
+  if (!is_aligned(to) || (inside && !is_aligned(from)))
+    throw std::logic_error("a copy's address is not aligned");
+  fibers[thread.x].groups.back().push_back({to, from, bytes, inside});
 }
 void end_group_of_copies() { fibers[thread.x].groups.emplace_back(); }
 void wait_for_copies(size_t pending) {
   auto& groups = fibers[thread.x].groups;
   for (; groups.size() > pending + 1; groups.erase(groups.begin()))
-    for (const Copy& copy : groups.front())
-      *copy.to = copy.from ? *copy.from : make_uint4(0, 0, 0, 0);
+    for (const Copy& copy : groups.front()) {
+      memset(copy.to, 0, copy.bytes);
+      if (copy.inside) memcpy(copy.to, copy.from, copy.inside);
+    }
+}
+void wait_for_all_copies() {
+  end_group_of_copies();
+  wait_for_copies(0);
 }
 
 float exchange(float value, int lane) {

@@ -40,14 +40,20 @@ void wait_for_warp();
 void barrier_begin(uint64_t* barrier, int arrivals);
 void barrier_arrive(uint64_t* barrier);
 void barrier_wait(uint64_t* barrier, int odd);
-// Copies of 16 bytes, or of zeros, that come when the thread waits for all but its last groups.
-void copy_ahead(uint4* to, const uint4* from, bool inside);
+// Copies of so many bytes, and zeros behind those that are `inside`, that come when the thread waits for all
+// but its last groups.
+void start_copy(void* to, const void* from, int bytes, int inside);
+template <int bytes>
+void start_copy(void* to, const void* from, int inside) {
+  start_copy(to, from, bytes, inside);
+}
 void end_group_of_copies();
 void wait_for_copies(size_t pending);
 template <int Pending>
 void wait_for_copies() {
   wait_for_copies(size_t(Pending));
 }
+void wait_for_all_copies();
 // What that lane of the warp passes; all of its lanes take part.
 float exchange(float value, int lane);
 // Runs the blocks one after the other.

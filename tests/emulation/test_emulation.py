@@ -17,7 +17,12 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from tests.ops.coefficients import check_coefficients, check_step_sizes, check_stiff_step
+from tests.ops.coefficients import (
+    PSI_METHODS,
+    check_coefficients,
+    check_step_sizes,
+    check_stiff_step,
+)
 from tests.ops.inputs import (
     grouped_inputs,
     inputs_in,
@@ -181,9 +186,10 @@ def test_step_sizes_of_16_bits(dtype):
     check_step_sizes(selective_scan_fn, dtype, 'cpu')
 
 
+@pytest.mark.parametrize('method', ['bilinear', *PSI_METHODS])
 @half_precision
-def test_stiff_step_of_16_bits(dtype):
-    check_stiff_step(selective_scan_fn, dtype, 'cpu')
+def test_stiff_step_of_16_bits(method, dtype):
+    check_stiff_step(selective_scan_fn, method, dtype, 'cpu')
 
 
 # As many rows as choose each of the block shapes: see csrc/cuda/shapes.cuh.
