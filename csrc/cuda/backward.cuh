@@ -163,6 +163,8 @@ class BackwardBlock {
     begin(grad_out_, p_.grad_out), begin(grad_u_, p_.grad_u), begin(grad_delta_, p_.grad_delta);
     begin(grad_z_, p_.grad_z);
     put_places();
+    // What is read, if for nothing, where there is no gate.
+    if constexpr (copies) shared_.own.z[threadIdx.x] = {};
     if (threadIdx.x < 2 * Shape::channels) begin_parameters();
     const int c = threadIdx.x / kStateTile, n = threadIdx.x % kStateTile;
     edge_ = edge_at(work_.first_channel + c, n);
@@ -195,7 +197,7 @@ class BackwardBlock {
           stream.template copy<loads>(v, slots_, channels, left_, to[threadIdx.x]);
         };
         copy(u_, scan_.u, own.u), copy(delta_, scan_.delta, own.delta);
-        copy(z_, scan_.z, own.z);  // zeros where there is no gate
+        if (scan_.gated) copy(z_, scan_.z, own.z);
         copy(grad_out_, p_.grad_out, own.grad_out);
       } else {
         const auto load = [&](auto& stream, const View& v) {

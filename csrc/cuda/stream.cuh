@@ -169,6 +169,8 @@ class Stream {
   template <Loads loads>
   __device__ __forceinline__ void copy(const View& v, const Places& slots, int rows, int steps,
                                        Held& to) const {
+    static_assert(loads != Loads::whole,
+                  "what is aligned is not copied otherwise where it is whole");
     if constexpr (loads == Loads::apart) {
       Held held;
       load<loads>(v, slots, rows, steps, 0, held);
@@ -177,27 +179,25 @@ class Stream {
         for (int k = 0; k < count; ++k) held.raw[k * words_held] <<= 16;
       }
       to = held;
-      return;
-    }
-    static_assert(loads != Loads::whole,
-                  "what is aligned is not copied otherwise where it is whole");
+    } else {
 #pragma unroll
-    for (int k = 0; k < count; ++k) {
-      const char* const p = at(v, slots, k);
-      uint32_t* const raw = to.raw + k * words_held;
-      if constexpr (shifted) {
-        // Whole words, of which the first one and the last one are not all the slot's: the first one's
-        // other half is there because memory begins with a word, of the last one's nothing is read.
-        const bool odd = is_in_mid_word(p);
-        start_copy<4>(raw, odd ? p - 2 : p, v.data && odd ? 4 : 0);
-        start_copy<4>(raw + 1, odd ? p + 2 : p, v.data ? 4 : 0);
-        start_copy<4>(raw + 2, odd ? p + 6 : p + 4, !v.data ? 0 : odd ? 2 : 4);
-      } else if constexpr (loads == Loads::shifted) {
+      for (int k = 0; k < count; ++k) {
+        const char* const p = at(v, slots, k);
+        uint32_t* const raw = to.raw + k * words_held;
+        if constexpr (shifted) {
+          // Whole words, of which the first one and the last one are not all the slot's: the first one's
+          // other half is there because memory begins with a word, of the last one's nothing is read.
+          const bool odd = is_in_mid_word(p);
+          start_copy<4>(raw, odd ? p - 2 : p, odd ? 4 : 0);
+          start_copy<4>(raw + 1, odd ? p + 2 : p, 4);
+          start_copy<4>(raw + 2, odd ? p + 6 : p + 4, odd ? 2 : 4);
+        } else if constexpr (loads == Loads::shifted) {
 #pragma unroll
-        for (int w = 0; w < words; ++w) start_copy<4>(raw + w, p + 4 * w, v.data ? 4 : 0);
-      } else {
-        const bool inside = v.data && slots.row(k) < rows && slots.step(k) < steps;
-        start_copy<4 * words>(raw, p, inside ? 4 * words : 0);
+          for (int w = 0; w < words; ++w) start_copy<4>(raw + w, p + 4 * w, 4);
+        } else {
+          const bool inside = slots.row(k) < rows && slots.step(k) < steps;
+          start_copy<4 * words>(raw, p, inside ? 4 * words : 0);
+        }
       }
     }
   }

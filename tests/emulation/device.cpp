@@ -135,6 +135,9 @@ void run_block(int threads) {
   }
   if (setjmp(host) == 0) resume_any();
   if (running) throw std::logic_error("some threads wait for others that never come");
+  for (int i = 0; i < threads; ++i)
+    for (const auto& group : fibers[i].groups)
+      if (!group.empty()) throw std::logic_error("nobody waited for a copy");
 }
 
 }  // namespace
@@ -163,11 +166,10 @@ void barrier_wait(uint64_t* barrier, int odd) {
 }
 
 void start_copy(void* to, const void* from, int bytes, int inside) {
-  const auto is_aligned = [&](const void* p) {
-    return reinterpret_cast<uintptr_t>(p) % bytes == 0;
-  };
-  if (!is_aligned(to) || (inside && !is_aligned(from)))
-    throw std::logic_error("a copy's address is not aligned");
+  for (const void* p : {const_cast<const void*>(to), from})
+    if (reinterpret_cast<uintptr_t>(p) % bytes) throw std::logic_error("a copy is not aligned");
+  if (inside < 0 || inside > bytes) throw std::logic_error("a copy of more than its bytes");
+  memset(to, 0xff, bytes);  // what was there is gone, and what comes is not there yet
   fibers[thread.x].groups.back().push_back({to, from, bytes, inside});
 }
 void end_group_of_copies() { fibers[thread.x].groups.emplace_back(); }
