@@ -520,9 +520,12 @@ struct HighOrder : PsiMethod<HighOrder, 3> {
     // With the weight in the coefficients where they are few.
     VIM_MM_INLINE float weighted_phi(float bits) const {
       Near of;
-      if constexpr (accuracy == Accuracy::full) return weight * polynomial(of.phi, bits);
-      for (float& c : of.phi) c *= weight;
-      return polynomial(of.phi, bits);
+      if constexpr (accuracy == Accuracy::full) {
+        return weight * polynomial(of.phi, bits);
+      } else {
+        for (float& c : of.phi) c *= weight;
+        return polynomial(of.phi, bits);
+      }
     }
   };
   // beta = psi_1 + psi_2 + psi_3 / 2, chi = psi_2 + 2 psi_3 + 3/2 psi_4, P = (1 + dt/2)^2.
