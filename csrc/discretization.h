@@ -169,8 +169,9 @@ struct PsiRecurrence {
 };
 
 // What psi functions in float need near 0, in bits, z = bits ln(2): e^z comes from them, so they are there
-// already. phi(bits) is (K-1)! phi_K, minimax where |bits| <= near; from there on psi_K comes from e^z. Where
-// the two meet, both are as good as the rounding of e^z lets the latter be, with Accuracy::half 2^-16: few terms do.
+// already. phi: the polynomial of (K-1)! phi_K, minimax where |bits| <= near; from there on psi_K comes from e^z.
+// Where the two meet, both are as good as the rounding of e^z lets the latter be, with Accuracy::half 2^-16: few
+// terms do.
 template <int K, Accuracy accuracy>
 struct NearZero;
 // psi_2 as a square, because the root of phi_2 takes a term less than phi_2.

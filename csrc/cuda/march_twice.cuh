@@ -127,16 +127,18 @@ __device__ __forceinline__ void forward_states_twice(const ForwardArguments& p, 
   const auto begin_window = [&](int turn) VIM_MM_INLINED {
     of.store(edges);
     edges += leg == Leg::back ? -states : states;
-    if (leg == Leg::back) return;
+    if constexpr (leg == Leg::forth) {
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) across[i] = ahead[i];
-    across_at += states * kPieces;
-    if (inside && turn + 1 < span.end) load_quad(across_at, ahead);
+      for (int i = 0; i < kPieces; ++i) across[i] = ahead[i];
+      across_at += states * kPieces;
+      if (inside && turn + 1 < span.end) load_quad(across_at, ahead);
+    }
   };
   const auto end_window = [&] {
-    if (leg == Leg::forth) return;
-    if (inside) store_segment(across_at, across);
-    across_at -= states * kPieces;
+    if constexpr (leg == Leg::back) {
+      if (inside) store_segment(across_at, across);
+      across_at -= states * kPieces;
+    }
   };
   // Past the last step there is nothing, which leaves states as they are.
   const auto scan_window = [&](int turn) VIM_MM_INLINED {

@@ -355,10 +355,10 @@ class Stream {
       raw[0] = v[0];
       raw[1] = odd ? v[1] | v[2] << 16 : v[0] | v[1] << 16;
       raw[2] = odd ? v[3] : v[2] | v[3] << 16;
-      return;
-    }
+    } else {
 #pragma unroll
-    for (int w = 0; w < words; ++w) raw[w] = item == 4 ? v[w] : v[2 * w] | v[2 * w + 1] << 16;
+      for (int w = 0; w < words; ++w) raw[w] = item == 4 ? v[w] : v[2 * w] | v[2 * w + 1] << 16;
+    }
   }
   static __device__ __forceinline__ void store_apart(char* p, int inside, bool reverse,
                                                      const uint32_t* raw) {

@@ -67,14 +67,14 @@ def check_coefficients(scan, method, dtype, device):
         return last.flatten(), inputs, out
 
     dt, beta = steps.double().numpy(), np.abs(expected[:, 1])
-    # Derivatives that are made of two parts, which cancel where |z| is large: either is off by a
-    # few roundings, and of `bilinear` a reciprocal's. By dt that of `bilinear` through s and that
-    # through drive; in 16 bits of psi functions by dt a beta and P, by a dt beta and chi
-    # (csrc/steps.h).
     if dtype == torch.float32:  # e^z is off by as many roundings as z is large
         z = dt * rates.double().numpy()
         scale[:, 0] *= 1 + np.abs(z)
         scale[:, 1:] *= 1 + np.maximum(z, 0)[:, None]
+    # Derivatives that are made of two parts, which cancel where |z| is large: either is off by a
+    # few roundings, and of `bilinear` a reciprocal's. By dt that of `bilinear` through s and that
+    # through drive; in 16 bits of psi functions by dt a beta and P, by a dt beta and chi
+    # (csrc/steps.h).
     if method == 'bilinear' or dtype != torch.float32:
         least = PARTS_BOUND / gradient_bound
         scale[:, 4] = np.maximum(scale[:, 4], least * parts_by_dt(method, dt, beta))
