@@ -1,0 +1,93 @@
+"""Runs every kernel of the CUDA scan once, forward and backward, for a tool that watches kernels.
+
+    compute-sanitizer --tool memcheck python tools/dev/every_kernel.py
+    compute-sanitizer --tool racecheck python tools/dev/every_kernel.py --rows six
+
+A case is a method, a layout of its tensors and as many rows as choose one of the block shapes;
+every other one is scanned in reverse. Results are not looked at: that is what tests do.
+"""
+
+import argparse
+from itertools import product
+
+import torch
+
+from vim_mm.ops import METHODS, selective_scan_fn
+
+# By what chooses kernels (csrc/cuda/shapes.cuh): batch and channels.
+ROWS = {
+    'six': (2, 60),
+    'eight': (2, 64),
+    'six_march_edges': (2, 300),
+    'eight_march_edges': (2, 304),
+    'relieved': (8, 165),
+    'few': (16, 130),
+    'most': (32, 130),
+    'tails': (128, 72),
+}
+# dtype, and the length: rows are aligned as it says.
+ALIGNED = {
+    'bf16_16_bytes': (torch.bfloat16, 200),
+    'bf16_8_bytes': (torch.bfloat16, 196),
+    'bf16_odd': (torch.bfloat16, 197),
+    'fp16_16_bytes': (torch.float16, 136),
+    'fp32_16_bytes': (torch.float32, 200),
+    'fp32_odd': (torch.float32, 197),
+}
+# For the general kernels, with the fewest rows only.
+GENERAL = ('strided', 'complex', 'constant')
+LAYOUTS = (*ALIGNED, *GENERAL)
+STATES = 16
+
+
+def make_inputs(layout: str, rows: str) -> dict[str, torch.Tensor]:
+    """Arguments of ``selective_scan_fn`` on the GPU, requiring grad."""
+    batch, channels = ROWS[rows]
+    dtype, length = ALIGNED.get(layout, (torch.float32, 100))
+    states = torch.complex64 if layout == 'complex' else torch.float32
+    of_B = (channels, STATES) if layout == 'constant' else (batch, STATES, length)
+    inputs = {name: torch.randn(batch, channels, length).to(dtype) for name in ('u', 'delta', 'z')}
+    inputs['A'] = -torch.rand(channels, STATES, dtype=states)
+    for name in ('B', 'C'):
+        inputs[name] = torch.randn(of_B, dtype=states).to(dtype if layout in ALIGNED else states)
+    for name in ('D', 'delta_bias'):
+        inputs[name] = torch.randn(channels)
+    if layout == 'strided':
+        for name in ('u', 'delta', 'z', 'B', 'C'):
+            inputs[name] = inputs[name].transpose(1, 2).contiguous().transpose(1, 2)
+    return {name: x.cuda().requires_grad_() for name, x in inputs.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--methods', nargs='+', choices=METHODS, default=METHODS)
+    parser.add_argument('--layouts', nargs='+', choices=LAYOUTS, default=LAYOUTS)
+    parser.add_argument('--rows', nargs='+', choices=ROWS, default=tuple(ROWS))
+    args = parser.parse_args()
+
+    cases = [
+        case
+        for case in product(args.rows, args.layouts, args.methods)
+        if case[1] in ALIGNED or case[0] == args.rows[0]
+    ]
+    for i, (rows, layout, method) in enumerate(cases):
+        inputs = make_inputs(layout, rows)
+        out, last_state = selective_scan_fn(
+            **inputs,
+            delta_softplus=True,
+            return_last_state=True,
+            reverse=i % 2 == 1,
+            discretization_method=method,
+            use_cuda_kernel=True,
+        )
+        torch.autograd.backward(
+            (out, last_state), (torch.ones_like(out), torch.ones_like(last_state))
+        )
+        torch.cuda.synchronize()
+        print(f'{i + 1} of {len(cases)}: {method} {layout} {rows}', flush=True)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,112 @@
+"""How exact the CUDA scan is: worst errors by method and dtype, over lengths and forms of B and C.
+
+    python tools/dev/scan_accuracy.py
+
+Errors of outputs, the last state among them, and of every gradient, relative to the largest entry
+of what the scan in fp64 on the CPU gives for the same rounded inputs. All steps in both directions,
+with D, gate, bias and softplus, a = -1 .. -16, dt about 0.13; outputs are written to memory full of
+NaN. A table in Markdown, and exit code 1 where an error is above ``BOUNDS``.
+"""
+
+import argparse
+import math
+import sys
+from itertools import product
+
+import torch
+
+from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL, Path
+from vim_mm.analysis.tables import markdown_table
+from vim_mm.analysis.timing import ScanShape, make_inputs
+from vim_mm.ops import METHODS
+
+BATCH, CHANNELS, STATES = 2, 36, 16
+LENGTHS = (1, 2, 63, 64, 197, 1000, 1024, 1025, 4097, 6084)
+BOUNDS = {'fp32': 2e-5, 'fp16': 2e-3, 'bf16': 1e-2}
+FORMS = ('shared', 'grouped', 'constant', 'mixed')  # mixed: constant B, grouped C
+
+
+def inputs_of(form: str, length: int, dtype: str) -> dict[str, torch.Tensor]:
+    """Arguments of ``selective_scan_fn`` on the CPU."""
+    inputs = make_inputs(ScanShape(BATCH, CHANNELS, length, STATES, dtype), 'cpu', dt_bias=-2.0)
+    inputs = {name: x.detach() for name, x in inputs.items()}
+    rows = inputs['u'].dtype
+    shapes = {
+        'shared': (BATCH, STATES, length),
+        'grouped': (BATCH, 2, STATES, length),
+        'constant': (CHANNELS, STATES),
+    }
+    of_B, of_C = ('constant', 'grouped') if form == 'mixed' else (form, form)
+    for name, form_of_it in (('B', of_B), ('C', of_C)):
+        x = torch.randn(shapes[form_of_it])
+        inputs[name] = x if form_of_it == 'constant' else x.to(rows)
+    return inputs
+
+
+def results(
+    path: Path,
+    inputs: dict[str, torch.Tensor],
+    weights: list[torch.Tensor],
+    method: str,
+    reverse: bool,
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """Output and last state, and every gradient of the sum of both times ``weights``."""
+    inputs = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+    options = {'delta_softplus': True, 'return_last_state': True, 'reverse': reverse}
+    outputs = path.scan(inputs, method, **options)
+    weights = [weight.to(x) for weight, x in zip(weights, outputs, strict=True)]
+    return outputs, torch.autograd.grad(outputs, list(inputs.values()), weights)
+
+
+def worst_error(values: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> float:
+    """Of the worst pair, relative to the largest entry expected; absolute where that is 0."""
+    worst = 0.0
+    for value, truth in zip(values, expected, strict=True):
+        error = (value.detach().cpu().double() - truth).abs().max().item()
+        error /= truth.detach().abs().max().item() or 1.0
+        worst = max(worst, math.inf if math.isnan(error) else error)
+    return worst
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--methods', nargs='+', choices=METHODS, default=METHODS)
+    parser.add_argument('--lengths', nargs='+', type=int, default=LENGTHS)
+    args = parser.parse_args()
+    # New tensors hold NaN until something is written to them.
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.manual_seed(0)
+
+    cases = 0
+    worst = {key: [0.0, 0.0] for key in product(args.methods, BOUNDS)}
+    for dtype, form, length in product(BOUNDS, FORMS, args.lengths):
+        inputs = inputs_of(form, length, dtype)
+        # Numbers that every dtype holds.
+        weights = [
+            torch.randn(s).bfloat16() for s in (inputs['u'].shape, (BATCH, CHANNELS, STATES))
+        ]
+        wide = {name: x.double() for name, x in inputs.items()}
+        there = {name: x.cuda() for name, x in inputs.items()}
+        for method, reverse in product(args.methods, (False, True)):
+            given = results(CUDA_KERNEL, there, weights, method, reverse)
+            expected = results(CPU_KERNEL, wide, weights, method, reverse)
+            errors = worst[method, dtype]
+            for i in range(2):
+                errors[i] = max(errors[i], worst_error(given[i], expected[i]))
+            cases += 1
+
+    rows = [
+        {'outputs / gradients': method}
+        | {dtype: '{:.1e} / {:.1e}'.format(*worst[method, dtype]) for dtype in BOUNDS}
+        for method in args.methods
+    ]
+    print(markdown_table(rows))
+    print(f'{torch.cuda.get_device_name()}: {cases} cases')
+    return int(any(max(errors) > BOUNDS[dtype] for (_, dtype), errors in worst.items()))
+
+
+if __name__ == '__main__':
+    sys.exit(main())
