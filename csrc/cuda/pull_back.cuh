@@ -197,10 +197,11 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
       if constexpr (Method::scaled && !Method::beta_is_step)
         grad_z = own_gradient * conj(d.a_bar_z) * conj(before[i]) +
                  own_gradient * conj(drive * s.b[i] * Method::scale(dt, s.a).slope);
-      else grad_z = own_gradient * conj(d.a_bar_z * before[i]);
-      if constexpr (!Method::causal) {
+      else if constexpr (Method::causal) grad_z = own_gradient * conj(d.a_bar_z * before[i]);
+      else {
         static_assert(!Method::scaled, "or the other direction's share is missing");
-        grad_z = grad_z + other_gradient[i] * conj(d.a_bar_z * other_x[i + 1]);
+        grad_z = conj(d.a_bar_z) *
+                 (own_gradient * conj(before[i]) + other_gradient[i] * conj(other_x[i + 1]));
         gradient = gradient + other_gradient[i];
       }
       if constexpr (Method::scaled) {
@@ -211,10 +212,11 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
         grad_b[i] = grad_b[i] + drive * scaled;
         grad_a.sum = grad_a.sum + dt * grad_z;
       } else {
-        const E driven = gradient * conj(s.b[i]), grad_beta = drive * driven;
-        lane.grad_input[i] += real(driven * conj(beta));
+        // drive b and gradient beta are wanted twice each.
+        const E scaled = gradient * conj(beta), grad_beta = gradient * conj(drive * s.b[i]);
+        lane.grad_input[i] += real(scaled * conj(s.b[i]));
         lane.grad_dt[i] += real(grad_z * conj(s.a) + grad_beta * conj(d.beta_dt));
-        grad_b[i] = grad_b[i] + gradient * conj(drive * beta);
+        grad_b[i] = grad_b[i] + drive * scaled;
         // Two FMAs, and in this order: in the other one the compiler spills more.
         grad_a.sum = grad_a.sum + grad_beta * conj(d.beta_a);
         grad_a.sum = grad_a.sum + dt * grad_z;

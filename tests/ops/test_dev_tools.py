@@ -1,0 +1,56 @@
+"""What developers run on a GPU: tools/dev."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from vim_mm.ops import METHODS, selective_scan
+
+DEV = Path(__file__).parents[2] / 'tools' / 'dev'
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device'),
+]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Calls the tool's main function with these arguments: what it returns, and what it printed."""
+
+    def run(tool, *arguments):
+        monkeypatch.setattr(sys, 'argv', [tool, *arguments])
+        result = runpy.run_path(str(DEV / tool))['main']()
+        return result, capsys.readouterr().out
+
+    return run
+
+
+def test_every_kernel(run):
+    _, printed = run('every_kernel.py', '--rows', 'eight', 'six', '--methods', 'poly')
+    cases = printed.splitlines()
+    assert len(cases) == 9 + 6, 'the general kernels once'
+    assert cases[-1] == '15 of 15: poly fp32_odd six'
+
+
+def test_scan_accuracy(run):
+    result, printed = run('scan_accuracy.py', '--lengths', '1', '70')
+    assert result == 0
+    assert f'{6 * 3 * 4 * 2 * 2} cases' in printed
+    for method in METHODS:
+        assert f'| {method} ' in printed
+
+
+def test_scan_accuracy_finds_another_method(run, monkeypatch):
+    """The scan on the GPU runs zoh under the name foh."""
+    scan = selective_scan.selective_scan_fn
+
+    def wrong(u, *arguments, discretization_method, **options):
+        method = 'zoh' if u.is_cuda else discretization_method
+        return scan(u, *arguments, discretization_method=method, **options)
+
+    monkeypatch.setattr('vim_mm.analysis.paths.selective_scan_fn', wrong)
+    result, _ = run('scan_accuracy.py', '--lengths', '70', '--methods', 'foh')
+    assert result == 1
