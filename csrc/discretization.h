@@ -278,6 +278,9 @@ struct FloatPsi {
 struct HalfParts {
   float beta, chi;
 };
+// The product of a step's input that one of its gradients wants again. To keep it takes a register, and which one
+// spills least depends on what else a method has there.
+enum class Reused { none, drive_b, drive_beta };
 
 // `psi`: beta is made of psi functions. `causal`: scanned in one direction. `exponential`: a_bar =
 // e^z, so that several steps together have that of the sum of their dt. `beta_is_step`: beta = dt,
@@ -349,6 +352,7 @@ struct Foh : PsiMethod<Foh, 2> {
   // half of the other: chi is the cube of a polynomial, which for one product more is five times as exact.
   struct HalfGradients {
     static constexpr float of_u = 0.5f, of_chi = 2.0f, of_dt = 2.0f;
+    static constexpr Reused reused = Reused::drive_b;
     static constexpr float near = 0.9f;
     float a, i, two_i, two_i2;
 
@@ -469,6 +473,7 @@ struct Poly : PsiMethod<Poly, 2> {
   // beta = dt + (a + 1/2) psi_2, chi = psi_2 + psi_3, P = 1 + dt/2.
   struct HalfGradients {
     static constexpr float of_u = 1.0f, of_chi = 0.5f, of_dt = 0.5f;
+    static constexpr Reused reused = Reused::drive_beta;
     FarBeta of;
     float a, weight, i, linear, c;
 
@@ -532,6 +537,7 @@ struct HighOrder : PsiMethod<HighOrder, 3> {
   // beta = psi_1 + psi_2 + psi_3 / 2, chi = psi_2 + 2 psi_3 + 3/2 psi_4, P = (1 + dt/2)^2.
   struct HalfGradients {
     static constexpr float of_u = 1.0f, of_chi = 0.25f, of_dt = 0.25f;
+    static constexpr Reused reused = Reused::none;
     float a, third, half, i, two_i, two_i2, three_i;
 
     explicit VIM_MM_INLINE HalfGradients(float a_)

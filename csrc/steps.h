@@ -92,6 +92,7 @@ struct HalfPsiStep {
   using Gradients = typename Method::HalfGradients;
   static constexpr bool pulls_back = true;
   static constexpr float of_u = Gradients::of_u, of_dt = Gradients::of_dt;
+  static constexpr Reused reused = Gradients::reused;
   float a_bar, input, beta, chi;
   struct OfA {
     float by_state = 0.0f, by_input = 0.0f;
@@ -102,8 +103,8 @@ struct HalfPsiStep {
   VIM_MM_INLINE HalfPsiStep(float dt, float a, float drive, float b)
       : a_bar(exp_of_product(dt, a)) {
     const HalfParts parts = Gradients(a)(dt, dt * (a * kLog2E), a_bar);
-    // In this order: drive beta is wanted again.
-    beta = parts.beta, chi = parts.chi, input = drive * beta * b;
+    beta = parts.beta, chi = parts.chi;
+    input = reused == Reused::drive_beta ? drive * beta * b : drive * b * beta;
   }
 
   // Of each direction.
@@ -114,11 +115,20 @@ struct HalfPsiStep {
   VIM_MM_INLINE void pull_back(float gradient, float states, float dt, float a, float drive,
                                float b, float& to_drive, float& to_dt, float& to_b,
                                OfA& to_a) const {
-    const float to_input = gradient * b, driven = drive * to_input;
-    to_drive += beta * to_input;
+    float driven;
+    if constexpr (reused == Reused::drive_b) {
+      const float scaled = gradient * beta;
+      driven = gradient * (drive * b);
+      to_drive += scaled * b;
+      to_b += drive * scaled;
+    } else {
+      const float to_input = gradient * b;
+      driven = drive * to_input;
+      to_drive += beta * to_input;
+      to_b += gradient * (drive * beta);
+    }
     to_dt += (a / of_dt) * states;
     to_dt += Gradients::by_dt(dt, driven);
-    to_b += gradient * (drive * beta);
     to_a.by_input += chi * driven;
     to_a.by_state += dt * states;
   }

@@ -350,19 +350,21 @@ struct MarchStates {
     for (int m = 0; m < count; ++m)
       a[m] = entry(scan.A, lane.state(m)), x[m] = entry(begin, lane.state(m));
   }
-  // Reads the states from a row of [.., N].
-  __device__ __forceinline__ void load(const float* row) {
+  // Reads the states, or others of the same kind, from a row of [.., N].
+  __device__ __forceinline__ void load(const float* row) { load(row, x); }
+  __device__ __forceinline__ void load(const float* row, float (&values)[count]) const {
     if (lane.channel >= channels) return;
 #pragma unroll
     for (int m = 0; m < count; ++m)
-      if (lane.state(m) < states) x[m] = row[lane.state(m)];
+      if (lane.state(m) < states) values[m] = row[lane.state(m)];
   }
   // Writes them there.
-  __device__ __forceinline__ void store(float* row) const {
+  __device__ __forceinline__ void store(float* row) const { store(row, x); }
+  __device__ __forceinline__ void store(float* row, const float (&values)[count]) const {
     if (lane.channel >= channels) return;
 #pragma unroll
     for (int m = 0; m < count; ++m)
-      if (lane.state(m) < states) row[lane.state(m)] = x[m];
+      if (lane.state(m) < states) row[lane.state(m)] = values[m];
   }
 };
 

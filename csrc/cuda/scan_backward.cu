@@ -109,14 +109,15 @@ void plan_backward(BackwardArguments& p) {
 
 void scan_backward(const BackwardArguments& p, void* stream) {
   const ScanArguments& scan = p.scan;
-  scan_edges({scan, true, false, p.grad_out, p.grad_last_state, p.grad_edges, p.chunks, p.counts},
-             stream);
+  EdgesArguments edges{scan,         true,    p.grad_out, p.grad_last_state,
+                       p.grad_edges, nullptr, p.chunks,   p.counts};
   if (!is_causal(scan.method)) {
     const int64_t floats = scan.batch * scan.groups * scan.channels * p.chunks * scan.states *
                            (scan.is_complex ? 2 : 1);
-    float* const others = static_cast<float*>(p.grad_edges) + floats;
-    scan_edges({scan, true, true, p.grad_out, {}, others, p.chunks}, stream);
+    edges.other_edges = static_cast<float*>(p.grad_edges) + floats;
+    edges.step_sums = p.grad_bias;  // nothing is there yet
   }
+  scan_edges(edges, stream);
   scan_share(p, p.body, false, stream);
   scan_share(p, p.tail, true, stream);
 }

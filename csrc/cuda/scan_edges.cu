@@ -10,24 +10,31 @@ namespace vim_mm {
 namespace {
 
 // Without the adjoint always the general kernel: forward asks for that where it does not march itself.
-template <class Method, bool Adjoint, bool Ascending>
+template <class Method, bool Adjoint>
 void launch_edges(const EdgesArguments& p, void* stream) {
   const ScanArguments& scan = p.scan;
   const auto run = [&](auto e, auto layout) {
     using E = std::decay_t<decltype(e)>;  // else nvcc hands the host compiler a reference
-    choose_edges<layout()>(scan, [&](auto shape) {
+    choose_edges<Method, layout()>(scan, [&](auto shape) {
       using Block = decltype(shape);
       const unsigned grid = grid_of(blocks_of<Block>(scan));
-      if constexpr (Block::marches)
-        launch(edges_march_kernel<Method, Block, layout(), Ascending>,
+      if constexpr (Block::marches) {
+        launch(edges_march_kernel<Method, Block, layout()>,
                {grid, Block::all_threads, sizeof(EdgesMarchShared<Block, layout()>)}, Begin::early,
                stream, p);
-      else
-        launch(
-            edges_kernel<Method, E, Block, layout(), Adjoint, Ascending>,
-            {grid, Block::threads,
-             sizeof(EdgesShared<E, Block>) + CarriedStates<E, Block, layout()>::bytes(scan.states)},
-            Begin::early, stream, p);
+      } else {
+        const LaunchSize size{
+            grid, Block::threads,
+            sizeof(EdgesShared<E, Block>) + CarriedStates<E, Block, layout()>::bytes(scan.states)};
+        launch(edges_kernel<Method, E, Block, layout(), Adjoint, false>, size, Begin::early, stream,
+               p);
+        if constexpr (Adjoint && !Method::causal) {
+          EdgesArguments other = p;
+          other.edges = p.other_edges, other.grad_last_state = {}, other.counts = nullptr;
+          launch(edges_kernel<Method, E, Block, layout(), true, true>, size, Begin::early, stream,
+                 other);
+        }
+      }
     });
   };
   using std::integral_constant;
@@ -41,11 +48,8 @@ void launch_edges(const EdgesArguments& p, void* stream) {
 void scan_edges(const EdgesArguments& p, void* stream) {
   dispatch_method(p.scan.method, [&](auto method) {
     using Method = decltype(method);
-    if constexpr (!Method::causal) {
-      if (!p.adjoint) return launch_edges<Method, false, false>(p, stream);
-      if (p.ascending) return launch_edges<Method, true, true>(p, stream);
-    }
-    launch_edges<Method, true, false>(p, stream);
+    if (p.adjoint) launch_edges<Method, true>(p, stream);
+    else if constexpr (!Method::causal) launch_edges<Method, false>(p, stream);
   });
 }
 

@@ -80,7 +80,7 @@ void scan_forward(const ForwardArguments& p, void* stream) {
              arguments.relief.blocks > 0 ? Begin::in_turn : Begin::early, stream, arguments);
     } else {
       if (!Method::causal && scan.steps > 0)
-        scan_edges({scan, false, false, {}, {}, p.other_edges, p.chunks}, stream);
+        scan_edges({scan, false, {}, {}, p.other_edges, nullptr, p.chunks}, stream);
       launch(
           forward_kernel<Method, E, Block>,
           {grid_of(blocks), Block::threads,

@@ -96,23 +96,21 @@ void choose_forward(const ScanArguments& scan, const F& f) {
 
 // A sweep for edges alone is short enough for segments to win where rows are few: many side by side, so
 // that all multiprocessors have work. Of 16 bits a march wins again where each of its blocks has a
-// multiprocessor and few are left.
-template <Layout layout, class F>
+// multiprocessor and few are left. A method that is not causal has both directions of one march.
+template <class Method, Layout layout, class F>
 void choose_edges(const ScanArguments& scan, const F& f) {
-  using Few = MarchShape<1, 1, 4, 2, 2, 3, 1>;
-  const int64_t rows = rows_of(scan);
   if constexpr (layout == Layout::any) {
     f(Shape<8, 8, 4>());
-  } else if (has_most_rows(scan)) {
-    choose_slots<MarchShape<2, 2, 2, 1, 4, 3, 2>, layout>(scan, f);
-  } else if (rows >= kFewRows) {
-    choose_slots<Few, layout>(scan, f);
-  } else if (rows >= kFewRows / 2) {
-    f(Shape<8, 16, 4, 3>());
-  } else if (rows < kFewRows / 4 || layout == Layout::single) {
-    f(Shape<16, 16, 4, 3>());
-  } else if (!choose_six<SixShape<1>, layout>(scan, f)) {
-    choose_slots<Few, layout>(scan, f);
+  } else {
+    const int64_t rows = rows_of(scan);
+    if (has_most_rows(scan)) return choose_slots<MarchShape<2, 2, 2, 1, 4, 3, 2>, layout>(scan, f);
+    if constexpr (Method::causal) {
+      if (rows < kFewRows && rows >= kFewRows / 2) return f(Shape<8, 16, 4, 3>());
+      if (rows < kFewRows / 4 || (rows < kFewRows && layout == Layout::single))
+        return f(Shape<16, 16, 4, 3>());
+    }
+    if (rows >= kFewRows || !choose_six<SixShape<1>, layout>(scan, f))
+      choose_slots<MarchShape<1, 1, 4, 2, 2, 3, 1>, layout>(scan, f);
   }
 }
 
