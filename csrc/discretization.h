@@ -305,12 +305,14 @@ struct Zoh {
 // Methods whose beta is a sum of psi functions up to psi_K. They have that sum, `beta`, and `slopes`, its
 // derivatives, both of a Psi or a FloatPsi; Beta: in float by a polynomial near 0, else from e^z and i = 1/a, with
 // all that follows from a alone, in the fewest instructions where nothing but beta is wanted, of which what is not
-// used may be infinite, so that it is assigned, not multiplied; and HalfGradients (see HalfPsiStep).
+// used may be infinite, so that it is assigned, not multiplied; HalfGradients (see HalfPsiStep); and `reused`.
 template <class Method, int K>
 struct PsiMethod {
   static constexpr bool psi = true, causal = true, exponential = true, beta_is_step = false,
                         scaled = false;
   static constexpr int order = K;
+  template <Accuracy>
+  static constexpr Reused reused = Reused::none;
   template <Accuracy accuracy>
   using Short = PsiRecurrence<Method, accuracy>;
 
@@ -326,6 +328,9 @@ struct PsiMethod {
 };
 
 struct Foh : PsiMethod<Foh, 2> {
+  template <Accuracy>
+  static constexpr Reused reused = Reused::drive_b;
+
   template <class P>
   static VIM_MM_INLINE auto beta(const P& psi) {
     return psi.sum({0, 0, 1});
@@ -352,7 +357,6 @@ struct Foh : PsiMethod<Foh, 2> {
   // half of the other: chi is the cube of a polynomial, which for one product more is five times as exact.
   struct HalfGradients {
     static constexpr float of_u = 0.5f, of_chi = 2.0f, of_dt = 2.0f;
-    static constexpr Reused reused = Reused::drive_b;
     static constexpr float near = 0.9f;
     float a, i, two_i, two_i2;
 
@@ -420,6 +424,8 @@ struct Bilinear {
 
 struct Poly : PsiMethod<Poly, 2> {
   static constexpr bool causal = false;
+  template <Accuracy accuracy>
+  static constexpr Reused reused = accuracy == Accuracy::half ? Reused::drive_beta : Reused::none;
 
   template <class P>
   static VIM_MM_INLINE auto beta(const P& psi) {
@@ -473,7 +479,6 @@ struct Poly : PsiMethod<Poly, 2> {
   // beta = dt + (a + 1/2) psi_2, chi = psi_2 + psi_3, P = 1 + dt/2.
   struct HalfGradients {
     static constexpr float of_u = 1.0f, of_chi = 0.5f, of_dt = 0.5f;
-    static constexpr Reused reused = Reused::drive_beta;
     FarBeta of;
     float a, weight, i, linear, c;
 
@@ -537,7 +542,6 @@ struct HighOrder : PsiMethod<HighOrder, 3> {
   // beta = psi_1 + psi_2 + psi_3 / 2, chi = psi_2 + 2 psi_3 + 3/2 psi_4, P = (1 + dt/2)^2.
   struct HalfGradients {
     static constexpr float of_u = 1.0f, of_chi = 0.25f, of_dt = 0.25f;
-    static constexpr Reused reused = Reused::none;
     float a, third, half, i, two_i, two_i2, three_i;
 
     explicit VIM_MM_INLINE HalfGradients(float a_)

@@ -92,7 +92,7 @@ struct HalfPsiStep {
   using Gradients = typename Method::HalfGradients;
   static constexpr bool pulls_back = true;
   static constexpr float of_u = Gradients::of_u, of_dt = Gradients::of_dt;
-  static constexpr Reused reused = Gradients::reused;
+  static constexpr Reused reused = Method::template reused<Accuracy::half>;
   float a_bar, input, beta, chi;
   struct OfA {
     float by_state = 0.0f, by_input = 0.0f;

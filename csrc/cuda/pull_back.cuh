@@ -212,8 +212,11 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
         grad_b[i] = grad_b[i] + drive * scaled;
         grad_a.sum = grad_a.sum + dt * grad_z;
       } else {
-        // drive b and gradient beta are wanted twice each.
-        const E scaled = gradient * conj(beta), grad_beta = gradient * conj(drive * s.b[i]);
+        const E scaled = gradient * conj(beta);
+        E grad_beta;
+        if constexpr (Method::template reused<accuracy> == Reused::drive_b)
+          grad_beta = gradient * conj(drive * s.b[i]);
+        else grad_beta = drive * (gradient * conj(s.b[i]));
         lane.grad_input[i] += real(scaled * conj(s.b[i]));
         lane.grad_dt[i] += real(grad_z * conj(s.a) + grad_beta * conj(d.beta_dt));
         grad_b[i] = grad_b[i] + drive * scaled;

@@ -112,8 +112,7 @@ void scan_backward(const BackwardArguments& p, void* stream) {
   EdgesArguments edges{scan,         true,    p.grad_out, p.grad_last_state,
                        p.grad_edges, nullptr, p.chunks,   p.counts};
   if (!is_causal(scan.method)) {
-    const int64_t floats = scan.batch * scan.groups * scan.channels * p.chunks * scan.states *
-                           (scan.is_complex ? 2 : 1);
+    const int64_t floats = rows_of(scan) * p.chunks * scan.states * (scan.is_complex ? 2 : 1);
     edges.other_edges = static_cast<float*>(p.grad_edges) + floats;
     edges.step_sums = p.grad_bias;  // nothing is there yet
   }

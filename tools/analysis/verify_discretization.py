@@ -18,7 +18,6 @@ fails. mpmath, which computes the exact values, comes with PyTorch.
 """
 
 import argparse
-import math
 import sys
 from collections.abc import Iterator
 from itertools import combinations
@@ -28,6 +27,7 @@ import torch
 from torch import Tensor
 
 from vim_mm.analysis.coefficients import by_kernel, by_python, points
+from vim_mm.analysis.errors import errors_of, largest, outputs_and_gradients, random_weights
 from vim_mm.analysis.exact import DIGITS, QUANTITIES, exact_scan, truth
 from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
 from vim_mm.analysis.tables import markdown_table
@@ -65,9 +65,8 @@ class Report:
         print(f'{"pass" if passed else "FAIL"}  {text}', flush=True)
 
     def error(self, subject: str, errors: dict[str, float], bound: float) -> None:
-        """The largest of several errors, where a NaN is the largest of all."""
-        name = max(errors, key=lambda key: math.inf if math.isnan(errors[key]) else errors[key])
-        worst = errors[name]
+        """The largest of several errors."""
+        name, worst = largest(errors)
         self.line(worst <= bound, f'{subject:44} {worst:8.1e} of {bound:.0e}  ({name})')
 
 
@@ -108,15 +107,13 @@ def small_inputs(stiff: bool = False, is_complex: bool = False) -> dict[str, Ten
     return inputs
 
 
-def random_weights(u: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
-    """Of out and last_state in the loss whose gradients are compared, exact in every dtype."""
-    generator = torch.Generator().manual_seed(2)
-    shapes = (u.shape, (u.shape[0], *A.shape))
-    return tuple(torch.randn(s, generator=generator).bfloat16().double() for s in shapes)
-
-
 def run(
-    path: Path, inputs: dict[str, Tensor], dtype: str, method: str, weights: tuple, **options
+    path: Path,
+    inputs: dict[str, Tensor],
+    dtype: str,
+    method: str,
+    weights: tuple[Tensor, Tensor],
+    reverse: bool = False,
 ) -> dict[str, Tensor]:
     """out, last_state and every gradient, by name, of inputs that are first cast to a dtype."""
     given = {}
@@ -124,24 +121,8 @@ def run(
         real = DTYPES[dtype]
         if name in ('A', 'D', 'delta_bias'):
             real = torch.promote_types(real, torch.float32)
-        target = real.to_complex() if x.is_complex() else real
-        given[name] = x.detach().to(path.device, target).requires_grad_()
-    results = path.scan(given, method, delta_softplus=True, return_last_state=True, **options)
-    loss = sum(
-        (torch.real(x) * w.to(path.device)).sum() for x, w in zip(results, weights, strict=True)
-    )
-    grads = torch.autograd.grad(loss, list(given.values()))
-    named = dict(zip(('out', 'last_state'), results, strict=True))
-    named |= {f'grad_{name}': grad for name, grad in zip(given, grads, strict=True)}
-    return {name: x.detach().cpu() for name, x in named.items()}
-
-
-def errors_of(results: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
-    """By name, the largest error relative to the largest entry (absolute if that is 0)."""
-    return {
-        name: (results[name] - exact).abs().max().item() / (exact.abs().max().item() or 1.0)
-        for name, exact in expected.items()
-    }
+        given[name] = x.to(path.device, real.to_complex() if x.is_complex() else real)
+    return outputs_and_gradients(path, given, method, weights, reverse)
 
 
 def verify_small_scans(report: Report, paths: list[Path], methods: list[str]) -> None:
