@@ -213,6 +213,7 @@ __device__ __forceinline__ E pull_back(Segment<Shape>& lane,
         grad_a.sum = grad_a.sum + dt * grad_z;
       } else {
         const E scaled = gradient * conj(beta);
+        // The same but for rounding; of the products that might be kept, drive b alone is.
         E grad_beta;
         if constexpr (Method::template reused<accuracy> == Reused::drive_b)
           grad_beta = gradient * conj(drive * s.b[i]);

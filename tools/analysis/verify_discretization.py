@@ -18,6 +18,7 @@ fails. mpmath, which computes the exact values, comes with PyTorch.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator
 from itertools import combinations
@@ -168,9 +169,9 @@ def verify_scans(report: Report, paths: list[Path], methods: list[str], shape: S
 def differences(outputs: dict[str, Tensor]) -> Iterator[tuple[str, str, float, float]]:
     """Of every pair: the largest difference, and the same relative to the larger output."""
     for one, other in combinations(outputs, 2):
-        largest = (outputs[one] - outputs[other]).abs().max().item()
+        difference = (outputs[one] - outputs[other]).abs().max().item()
         scale = max(outputs[name].abs().max().item() for name in (one, other))
-        yield one, other, largest, largest / scale
+        yield one, other, difference, difference / scale
 
 
 def verify_pairs(report: Report, paths: list[Path], methods: list[str]) -> None:
@@ -186,7 +187,8 @@ def verify_pairs(report: Report, paths: list[Path], methods: list[str]) -> None:
                 cells[one][other], cells[other][one] = f'{absolute:.1e}', f'{relative:.1e}'
             print(markdown_table([*cells.values()]))
             print('above the diagonal max |difference|, below it relative to the larger output\n')
-        one, other, _, least = min(pairs, key=lambda pair: pair[3])
+        # A NaN is the least of all.
+        one, other, _, least = min(pairs, key=lambda pair: (not math.isnan(pair[3]), pair[3]))
         text = (
             f'{path.name + ": every pair differs":44} {least:8.1e} of {APART:.0e}  ({one}, {other})'
         )

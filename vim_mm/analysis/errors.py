@@ -9,7 +9,7 @@ from vim_mm.analysis.paths import Path
 
 
 def random_weights(u: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
-    """Of out and last_state in the loss whose gradients are compared: fp64, exact in every dtype.
+    """Of out and last_state in the loss whose gradients are compared: fp64, of bfloat16's values.
 
     Args:
         u: (B, D, L).
