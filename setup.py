@@ -21,6 +21,7 @@ CPP_SOURCES = [
     'csrc/cpu/selective_scan.cpp',
 ]
 CUDA_SOURCES = [
+    *sorted(map(str, Path('csrc/cuda/methods').glob('*.cu'))),
     'csrc/cuda/add_rms_norm.cu',
     'csrc/cuda/causal_conv1d.cu',
     'csrc/cuda/gate.cu',
@@ -29,9 +30,7 @@ CUDA_SOURCES = [
     'csrc/cuda/norm.cpp',
     'csrc/cuda/output_projection.cu',
     'csrc/cuda/parameters.cu',
-    'csrc/cuda/scan_backward.cu',
-    'csrc/cuda/scan_edges.cu',
-    'csrc/cuda/scan_forward.cu',
+    'csrc/cuda/scan.cu',
     'csrc/cuda/selective_scan.cpp',
     'csrc/cuda/step_projection.cu',
 ]

@@ -14,7 +14,7 @@
 //
 // phi functions: Hochbruck & Ostermann, Exponential integrators, Acta Numerica (2010).
 //
-// To add a method: its struct, and its number in VIM_MM_FOR_EACH_METHOD. Its `Short` may be its
+// To add a method: its struct, its number in VIM_MM_FOR_EACH_METHOD, its file in cuda/methods. Its `Short` may be its
 // FullRecurrence; without psi functions it has to be as exact, but for a last bit or two.
 //
 // SPDX-License-Identifier: Apache-2.0

@@ -130,7 +130,6 @@ void plan_backward(BackwardArguments&);
 
 // These enqueue work on the stream and throw std::runtime_error where CUDA reports an error.
 void scan_forward(const ForwardArguments&, void* stream);
-void scan_edges(const EdgesArguments&, void* stream);
 void scan_backward(const BackwardArguments&, void* stream);
 void sum_in_order(const Sums&, void* stream);
 void discretize(int64_t n, int method, bool is_complex, const float* dt, const void* a, void* out,

@@ -47,9 +47,8 @@ PLACES = [
 NEEDED = ['include/cuda_runtime.h', 'include/crt/host_defines.h', 'include/nv/target']
 HEADERS = [place / 'include' for place in PLACES if all((place / name).exists() for name in NEEDED)]
 SOURCES = [
-    'csrc/cuda/scan_edges.cu',  # the longest first
-    'csrc/cuda/scan_backward.cu',
-    'csrc/cuda/scan_forward.cu',
+    *(f'csrc/cuda/methods/{name}.cu' for name in METHODS),
+    'csrc/cuda/scan.cu',
     'csrc/cuda/selective_scan.cpp',
     'csrc/cuda/kernels.cu',
     'csrc/cuda/output_projection.cu',

@@ -1,13 +1,15 @@
 // Launches the scans that keep only what crosses the edges of chunks.
 //
 // SPDX-License-Identifier: Apache-2.0
+#pragma once
+
 #include "edges.cuh"
 #include "launch.cuh"
 #include "march_edges.cuh"
+#include "scan_of_method.cuh"
 #include "shapes.cuh"
 
 namespace vim_mm {
-namespace {
 
 // Without the adjoint always the general kernel: forward asks for that where it does not march itself.
 template <class Method, bool Adjoint>
@@ -43,14 +45,10 @@ void launch_edges(const EdgesArguments& p, void* stream) {
   else run(float(), integral_constant<Layout, Layout::any>());
 }
 
-}  // namespace
-
-void scan_edges(const EdgesArguments& p, void* stream) {
-  dispatch_method(p.scan.method, [&](auto method) {
-    using Method = decltype(method);
-    if (p.adjoint) launch_edges<Method, true>(p, stream);
-    else if constexpr (!Method::causal) launch_edges<Method, false>(p, stream);
-  });
+template <class Method>
+void ScanOf<Method>::edges(const EdgesArguments& p, void* stream) {
+  if (p.adjoint) launch_edges<Method, true>(p, stream);
+  else if constexpr (!Method::causal) launch_edges<Method, false>(p, stream);
 }
 
 }  // namespace vim_mm

@@ -1,13 +1,15 @@
 // Launches the forward scan.
 //
 // SPDX-License-Identifier: Apache-2.0
+#pragma once
+
 #include "forward.cuh"
 #include "launch.cuh"
 #include "march_forward.cuh"
+#include "scan_of_method.cuh"
 #include "shapes.cuh"
 
 namespace vim_mm {
-namespace {
 
 // So long that all warps of a block that wait have read its counter, which may become a state, before the
 // first of any is done.
@@ -39,34 +41,30 @@ void plan_relief(ForwardArguments& p, int64_t blocks, size_t shared_bytes, void*
                         static_cast<cudaStream_t>(stream)));
 }
 
-// Calls f with an object of the method, of the type of a state and of the block, and the layout.
-template <class F>
+// Calls f with an object of the type of a state and of the block, and the layout.
+template <class Method, class F>
 void choose_kernel(const ForwardArguments& p, const F& f) {
-  dispatch_method(p.scan.method, [&](auto method) {
-    dispatch_layout(p.scan, layout_of(p.scan, {p.out}), [&](auto e, auto layout) {
-      choose_forward<decltype(method), layout()>(p.scan,
-                                                 [&](auto shape) { f(method, e, shape, layout); });
-    });
+  dispatch_layout(p.scan, layout_of(p.scan, {p.out}), [&](auto e, auto layout) {
+    choose_forward<Method, layout()>(p.scan, [&](auto shape) { f(e, shape, layout); });
   });
 }
 
-}  // namespace
-
-BetweenWays count_between_ways(const ForwardArguments& p) {
+template <class Method>
+BetweenWays ScanOf<Method>::count_between_ways(const ForwardArguments& p) {
   BetweenWays count{};
-  choose_kernel(p, [&](auto method, auto, auto shape, auto) {
+  choose_kernel<Method>(p, [&](auto, auto shape, auto) {
     using Block = decltype(shape);
-    if constexpr (Block::marches && !decltype(method)::causal)
+    if constexpr (Block::marches && !Method::causal)
       count = {blocks_of<Block>(p.scan) * p.chunks * (Block::channels * kChunk),
                rows_of(p.scan) * p.chunks * kPieces * p.scan.states};
   });
   return count;
 }
 
-void scan_forward(const ForwardArguments& p, void* stream) {
+template <class Method>
+void ScanOf<Method>::forward(const ForwardArguments& p, void* stream) {
   const ScanArguments& scan = p.scan;
-  choose_kernel(p, [&](auto method, auto e, auto shape, auto layout) {
-    using Method = decltype(method);
+  choose_kernel<Method>(p, [&](auto e, auto shape, auto layout) {
     using E = std::decay_t<decltype(e)>;  // else nvcc hands the host compiler a reference
     using Block = decltype(shape);
     const int64_t blocks = blocks_of<Block>(scan);
@@ -80,7 +78,7 @@ void scan_forward(const ForwardArguments& p, void* stream) {
              arguments.relief.blocks > 0 ? Begin::in_turn : Begin::early, stream, arguments);
     } else {
       if (!Method::causal && scan.steps > 0)
-        scan_edges({scan, false, {}, {}, p.other_edges, nullptr, p.chunks}, stream);
+        edges({scan, false, {}, {}, p.other_edges, nullptr, p.chunks}, stream);
       launch(
           forward_kernel<Method, E, Block>,
           {grid_of(blocks), Block::threads,

@@ -1,0 +1,21 @@
+// The scan of one method. Each method has a file of its own in methods/, or all their kernels, which take minutes
+// to compile, would have to wait for one another.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels.h"
+
+namespace vim_mm {
+
+// What kernels.h says of functions of these names.
+template <class Method>
+struct ScanOf {
+  static BetweenWays count_between_ways(const ForwardArguments&);
+  static void forward(const ForwardArguments&, void* stream);
+  static void edges(const EdgesArguments&, void* stream);
+  static void plan_backward(BackwardArguments&);
+  static void backward(const BackwardArguments&, void* stream);
+};
+
+}  // namespace vim_mm
