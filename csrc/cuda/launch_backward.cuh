@@ -5,6 +5,7 @@
 
 #include "backward.cuh"
 #include "launch.cuh"
+#include "launch_edges.cuh"
 #include "scan_of_method.cuh"
 #include "shapes.cuh"
 
@@ -114,16 +115,16 @@ void ScanOf<Method>::plan_backward(BackwardArguments& p) {
 }
 
 template <class Method>
-void ScanOf<Method>::backward(const BackwardArguments& p, void* stream) {
+void ScanOf<Method>::scan_backward(const BackwardArguments& p, void* stream) {
   const ScanArguments& scan = p.scan;
-  EdgesArguments of_edges{scan,         true,    p.grad_out, p.grad_last_state,
-                          p.grad_edges, nullptr, p.chunks,   p.counts};
-  if (!Method::causal) {
+  EdgesArguments edges{scan,         true,    p.grad_out, p.grad_last_state,
+                       p.grad_edges, nullptr, p.chunks,   p.counts};
+  if constexpr (!Method::causal) {
     const int64_t floats = rows_of(scan) * p.chunks * scan.states * (scan.is_complex ? 2 : 1);
-    of_edges.other_edges = static_cast<float*>(p.grad_edges) + floats;
-    of_edges.step_sums = p.grad_bias;  // nothing is there yet
+    edges.other_edges = static_cast<float*>(p.grad_edges) + floats;
+    edges.step_sums = p.grad_bias;  // nothing is there yet
   }
-  edges(of_edges, stream);
+  scan_edges<Method>(edges, stream);
   scan_share<Method>(p, p.body, false, stream);
   scan_share<Method>(p, p.tail, true, stream);
 }

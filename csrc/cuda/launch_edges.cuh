@@ -6,7 +6,6 @@
 #include "edges.cuh"
 #include "launch.cuh"
 #include "march_edges.cuh"
-#include "scan_of_method.cuh"
 #include "shapes.cuh"
 
 namespace vim_mm {
@@ -46,7 +45,7 @@ void launch_edges(const EdgesArguments& p, void* stream) {
 }
 
 template <class Method>
-void ScanOf<Method>::edges(const EdgesArguments& p, void* stream) {
+void scan_edges(const EdgesArguments& p, void* stream) {
   if (p.adjoint) launch_edges<Method, true>(p, stream);
   else if constexpr (!Method::causal) launch_edges<Method, false>(p, stream);
 }

@@ -5,6 +5,7 @@
 
 #include "forward.cuh"
 #include "launch.cuh"
+#include "launch_edges.cuh"
 #include "march_forward.cuh"
 #include "scan_of_method.cuh"
 #include "shapes.cuh"
@@ -62,7 +63,7 @@ BetweenWays ScanOf<Method>::count_between_ways(const ForwardArguments& p) {
 }
 
 template <class Method>
-void ScanOf<Method>::forward(const ForwardArguments& p, void* stream) {
+void ScanOf<Method>::scan_forward(const ForwardArguments& p, void* stream) {
   const ScanArguments& scan = p.scan;
   choose_kernel<Method>(p, [&](auto e, auto shape, auto layout) {
     using E = std::decay_t<decltype(e)>;  // else nvcc hands the host compiler a reference
@@ -77,8 +78,10 @@ void ScanOf<Method>::forward(const ForwardArguments& p, void* stream) {
              {grid_of(blocks + arguments.relief.blocks), Block::all_threads, bytes},
              arguments.relief.blocks > 0 ? Begin::in_turn : Begin::early, stream, arguments);
     } else {
-      if (!Method::causal && scan.steps > 0)
-        edges({scan, false, {}, {}, p.other_edges, nullptr, p.chunks}, stream);
+      if constexpr (!Method::causal) {
+        if (scan.steps > 0)
+          scan_edges<Method>({scan, false, {}, {}, p.other_edges, nullptr, p.chunks}, stream);
+      }
       launch(
           forward_kernel<Method, E, Block>,
           {grid_of(blocks), Block::threads,

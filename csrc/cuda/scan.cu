@@ -13,13 +13,13 @@ BetweenWays count_between_ways(const ForwardArguments& p) {
   return count;
 }
 void scan_forward(const ForwardArguments& p, void* stream) {
-  dispatch_method(p.scan.method, [&](auto m) { ScanOf<decltype(m)>::forward(p, stream); });
+  dispatch_method(p.scan.method, [&](auto m) { ScanOf<decltype(m)>::scan_forward(p, stream); });
 }
 void plan_backward(BackwardArguments& p) {
   dispatch_method(p.scan.method, [&](auto m) { ScanOf<decltype(m)>::plan_backward(p); });
 }
 void scan_backward(const BackwardArguments& p, void* stream) {
-  dispatch_method(p.scan.method, [&](auto m) { ScanOf<decltype(m)>::backward(p, stream); });
+  dispatch_method(p.scan.method, [&](auto m) { ScanOf<decltype(m)>::scan_backward(p, stream); });
 }
 
 }  // namespace vim_mm

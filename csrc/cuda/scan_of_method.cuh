@@ -8,14 +8,13 @@
 
 namespace vim_mm {
 
-// What kernels.h says of functions of these names.
+// The functions of kernels.h that have these names.
 template <class Method>
 struct ScanOf {
   static BetweenWays count_between_ways(const ForwardArguments&);
-  static void forward(const ForwardArguments&, void* stream);
-  static void edges(const EdgesArguments&, void* stream);
+  static void scan_forward(const ForwardArguments&, void* stream);
   static void plan_backward(BackwardArguments&);
-  static void backward(const BackwardArguments&, void* stream);
+  static void scan_backward(const BackwardArguments&, void* stream);
 };
 
 }  // namespace vim_mm
