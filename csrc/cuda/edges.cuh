@@ -8,6 +8,19 @@
 #include "handover.cuh"
 
 namespace vim_mm {
+
+// What enters each chunk, [B, G, H, chunks, N]: the adjoint against the scan order, or, for a forward by segments
+// of a method that is not causal, the states of its other direction. Of the adjoint of such a method `other_edges`
+// gets what enters in scan order.
+struct EdgesArguments {
+  ScanArguments scan;
+  View grad_out, grad_last_state;  // either may be missing
+  void *edges, *other_edges;
+  int64_t chunks;
+  uint32_t* counts;  // [B, G, chunks], set to zero on the way; or null
+  float* step_sums;  // room for [B, G, H, chunks], where there are other edges
+};
+
 inline namespace VIM_MM_ISA {
 
 template <class E, class Shape>

@@ -117,14 +117,14 @@ void ScanOf<Method>::plan_backward(BackwardArguments& p) {
 template <class Method>
 void ScanOf<Method>::scan_backward(const BackwardArguments& p, void* stream) {
   const ScanArguments& scan = p.scan;
-  EdgesArguments edges{scan,         true,    p.grad_out, p.grad_last_state,
-                       p.grad_edges, nullptr, p.chunks,   p.counts};
+  EdgesArguments edges{scan,    p.grad_out, p.grad_last_state, p.grad_edges,
+                       nullptr, p.chunks,   p.counts};
   if constexpr (!Method::causal) {
     const int64_t floats = rows_of(scan) * p.chunks * scan.states * (scan.is_complex ? 2 : 1);
     edges.other_edges = static_cast<float*>(p.grad_edges) + floats;
     edges.step_sums = p.grad_bias;  // nothing is there yet
   }
-  scan_edges<Method>(edges, stream);
+  launch_edges<Method, true>(edges, stream);
   scan_share<Method>(p, p.body, false, stream);
   scan_share<Method>(p, p.tail, true, stream);
 }

@@ -44,10 +44,4 @@ void launch_edges(const EdgesArguments& p, void* stream) {
   else run(float(), integral_constant<Layout, Layout::any>());
 }
 
-template <class Method>
-void scan_edges(const EdgesArguments& p, void* stream) {
-  if (p.adjoint) launch_edges<Method, true>(p, stream);
-  else if constexpr (!Method::causal) launch_edges<Method, false>(p, stream);
-}
-
 }  // namespace vim_mm

@@ -80,7 +80,7 @@ void ScanOf<Method>::scan_forward(const ForwardArguments& p, void* stream) {
     } else {
       if constexpr (!Method::causal) {
         if (scan.steps > 0)
-          scan_edges<Method>({scan, false, {}, {}, p.other_edges, nullptr, p.chunks}, stream);
+          launch_edges<Method, false>({scan, {}, {}, p.other_edges, nullptr, p.chunks}, stream);
       }
       launch(
           forward_kernel<Method, E, Block>,

@@ -7,6 +7,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "edges.cuh"
 #include "march.cuh"
 
 namespace vim_mm {
