@@ -47,6 +47,8 @@ CXX_FLAGS = [
     # No result depends on errno or on floating point traps, and selects vectorize without them.
     '-fno-math-errno',
     '-fno-trapping-math',
+    # Many a Python hands its own -g down: that would be more than half of the library.
+    '-g0',
 ]
 # torch's stable C interface to CUDA streams is hidden without it.
 CUDA_DEFINITIONS = ['-DUSE_CUDA']
