@@ -52,7 +52,8 @@ CXX_FLAGS = [
 ]
 # torch's stable C interface to CUDA streams is hidden without it.
 CUDA_DEFINITIONS = ['-DUSE_CUDA']
-NVCC_FLAGS = ['-std=c++17', '-O3', '-Xfatbin', '-compress-all']
+# Of several architectures three at once: else the longest file keeps many cores waiting for one.
+NVCC_FLAGS = ['-std=c++17', '-O3', '-Xfatbin', '-compress-all', '--threads=3']
 
 
 def build_cuda() -> bool:
