@@ -78,6 +78,9 @@ def extension():
         sources=CPP_SOURCES + (CUDA_SOURCES if cuda else []),
         depends=[str(path) for path in sorted(Path('csrc').rglob('*.*h'))],
         extra_compile_args={'cxx': definitions + CXX_FLAGS, 'nvcc': definitions + NVCC_FLAGS},
+        # Where a compiler links the C++ library statically, that copy must not get between torch's
+        # own and us: what an operator throws would be cut off, or end the process.
+        extra_link_args=['-Wl,--exclude-libs,ALL'],
         py_limited_api=True,
     )
 

@@ -236,3 +236,12 @@ def test_a_failing_kernel_fails(backends, monkeypatch, method):
     with pytest.raises(RuntimeError, match='the kernel failed'):
         selective_scan_fn(**make_inputs(), discretization_method=method)
     assert backends == []
+
+
+@pytest.mark.skipif(library.MISSING is not None, reason=str(library.MISSING))
+def test_what_an_operator_throws_comes_whole():
+    """The number of the line is missing where two copies of the C++ library get mixed."""
+    x, A, B = zeros(1, 1, D, L), zeros(1, D, N), zeros(1, 1, N, L)
+    scan = torch.ops.vim_mm.selective_scan_fwd
+    with pytest.raises(RuntimeError, match=r'arguments\.h:\d+, vim_mm: wrong shape of delta$'):
+        scan(x, x[..., 1:], A, B, B, None, None, None, True, 0, [0])
