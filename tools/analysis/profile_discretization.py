@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vim_mm.analysis.errors import errors_of, largest, relative_error
 from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
 from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import (
@@ -163,10 +164,6 @@ def refusal(make: Callable[[ScanShape], Callable], shape: ScanShape, device: str
     return f'needs about {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} GiB are free'
 
 
-def relative_error(value: Tensor, exact: Tensor) -> float:
-    return ((value - exact).abs().max() / exact.abs().max()).item()
-
-
 def part_for_errors(shape: ScanShape) -> ScanShape:
     return replace(shape, batch=1, dim=min(shape.dim, 64))
 
@@ -187,8 +184,9 @@ def scan_errors(subject: Subject, shape: ScanShape) -> dict[str, float]:
         (y, *torch.autograd.grad(y, list(given.values()), grad_out.to(y.dtype)))
         for y, given in ((subject.scan(inputs), inputs), (reference.scan(wide), wide))
     )
-    errors = [relative_error(g, e) for g, e in zip(grads, exact_grads, strict=True)]
-    return {'out_error': relative_error(out, exact), 'gradient_error': max(errors)}
+    named, exact_named = (dict(zip(inputs, g, strict=True)) for g in (grads, exact_grads))
+    _, worst = largest(errors_of(named, exact_named))
+    return {'out_error': relative_error(out, exact), 'gradient_error': worst}
 
 
 @torch.no_grad()

@@ -47,12 +47,14 @@ def outputs_and_gradients(
     return {name: x.detach().cpu() for name, x in named.items()}
 
 
+def relative_error(value: Tensor, exact: Tensor) -> float:
+    """The largest error relative to the largest entry (absolute if that is 0)."""
+    return (value - exact).abs().max().item() / (exact.abs().max().item() or 1.0)
+
+
 def errors_of(results: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
-    """By name, the largest error relative to the largest entry (absolute if that is 0)."""
-    return {
-        name: (results[name] - exact).abs().max().item() / (exact.abs().max().item() or 1.0)
-        for name, exact in expected.items()
-    }
+    """By name, the relative error."""
+    return {name: relative_error(results[name], exact) for name, exact in expected.items()}
 
 
 def largest(errors: dict) -> tuple:
