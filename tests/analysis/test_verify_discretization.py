@@ -48,7 +48,7 @@ def test_a_truncated_coefficient_fails(monkeypatch, capsys):
     assert not any(line.startswith('zoh') for line in lines)
     # Part 3 compares with the wrong reference; the exact values of parts 1 and 2 acquit the kernel.
     exact = [line for line in lines if re.search('real|complex|wards|stiff', line)]
-    assert exact and not any('CPU kernel' in line for line in exact)
+    assert exact and not any(' kernel' in line for line in exact)
 
 
 def test_a_method_that_falls_back_to_another_fails(monkeypatch, capsys):
@@ -57,7 +57,7 @@ def test_a_method_that_falls_back_to_another_fails(monkeypatch, capsys):
     code, lines = verify(monkeypatch, capsys)
     assert code == 1
     assert any(line.startswith('CPU kernel: every pair differs') for line in lines)
-    assert all('CPU kernel' in line for line in lines)
+    assert all(' kernel' in line for line in lines)
     assert any(re.match('foh +forwards', line) for line in lines)
 
 
