@@ -69,10 +69,11 @@ def test_amp_computes_in_bfloat16_and_keeps_float32(tmp_path):
     optim_wrapper = dict(type='BFloat16OptimWrapper', optimizer=dict(type='AdamW', lr=0.1))
     make_runner(tmp_path, model, optim_wrapper=optim_wrapper).train()
     assert seen[:2] == [torch.bfloat16] * 2
-    with torch.autocast('cpu', torch.bfloat16):
-        handed_over = model.head(torch.ones(1, 8, 2, 2))
-    assert handed_over.dtype == model.head.weight.dtype == torch.float32
-    assert not torch.equal(model.head.weight, before)
+    after = model.head.weight  # where the runner has put it
+    with torch.autocast(after.device.type, torch.bfloat16):
+        handed_over = model.head(torch.ones(1, 8, 2, 2, device=after.device))
+    assert handed_over.dtype == after.dtype == torch.float32
+    assert not torch.equal(after.cpu(), before)
 
 
 def test_interrupted_saving_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch):
