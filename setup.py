@@ -47,7 +47,7 @@ CXX_FLAGS = [
     # No result depends on errno or on floating point traps, and selects vectorize without them.
     '-fno-math-errno',
     '-fno-trapping-math',
-    # Many a Python hands its own -g down: that would be more than half of the library.
+    # Many a Python hands its own -g down: 10 MB, half of a library for one architecture.
     '-g0',
 ]
 # torch's stable C interface to CUDA streams is hidden without it.

@@ -41,7 +41,7 @@ void dispatch_layout(const ScanArguments& scan, Layout layout, const F& f) {
 // The thresholds below were measured on the shapes of docs/benchmarks.md. A block has channels of one
 // group only.
 
-#ifdef VIM_MM_FEW_ROWS  // tests/emulation, for which this would be too many
+#ifdef VIM_MM_FEW_ROWS  // tests/emulation, where 2048 take too long
 constexpr int64_t kFewRows = VIM_MM_FEW_ROWS;
 #else
 constexpr int64_t kFewRows = 2048;

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.tools.conftest import TOOLS
+from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL
 from vim_mm.ops import METHODS, selective_scan
 from vim_mm.ops.discretization import psi
 
@@ -56,7 +57,9 @@ def test_a_method_that_falls_back_to_another_fails(monkeypatch, capsys):
     monkeypatch.setattr(selective_scan, 'method_id', lambda name: METHODS['zoh'].id)
     code, lines = verify(monkeypatch, capsys)
     assert code == 1
-    assert any(line.startswith('CPU kernel: every pair differs') for line in lines)
+    for path in (CPU_KERNEL, CUDA_KERNEL):
+        differ = any(line.startswith(f'{path.name}: every pair differs') for line in lines)
+        assert differ == (path.missing() is None)
     assert all(' kernel' in line for line in lines)
     assert any(re.match('foh +forwards', line) for line in lines)
 
