@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vim_mm.analysis.errors import errors_of, largest, relative_error
+from vim_mm.analysis.errors import largest, relative_error
 from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
 from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import (
@@ -184,8 +184,8 @@ def scan_errors(subject: Subject, shape: ScanShape) -> dict[str, float]:
         (y, *torch.autograd.grad(y, list(given.values()), grad_out.to(y.dtype)))
         for y, given in ((subject.scan(inputs), inputs), (reference.scan(wide), wide))
     )
-    named, exact_named = (dict(zip(inputs, g, strict=True)) for g in (grads, exact_grads))
-    _, worst = largest(errors_of(named, exact_named))
+    pairs = zip(inputs, grads, exact_grads, strict=True)
+    _, worst = largest({name: relative_error(g, e) for name, g, e in pairs})
     return {'out_error': relative_error(out, exact), 'gradient_error': worst}
 
 
