@@ -157,7 +157,7 @@ class VisionMamba(nn.Module):
         bimamba_type (str): 'none', 'v1' or 'v2', see :class:`Mamba`.
         if_divide_out (bool): See :class:`Mamba`.
         discretization_method (str): Of all layers, a name in ``vim_mm.ops.METHODS``.
-        ssm_cfg (dict, optional): Further arguments of :class:`Mamba`.
+        ssm_cfg (dict, optional): Further arguments of :class:`Mamba`, such as ``fused=False``.
         if_abs_pos_embed (bool): Whether to add a learned position embedding.
         if_rope (bool): Whether to rotate the input of every layer by its position.
         rope_grid (int): Positions that any grid spans under ``if_rope``: the side in patches of the
