@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange, repeat
 from torch import Tensor
 
 from vim_mm.ops.discretization import discretize, get_method
@@ -23,10 +24,10 @@ def _per_channel(M: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
     M = M.to(dtype)
     batch, channels, length = like.shape
     if M.dim() == 2:
-        return M[None, :, None].expand(batch, -1, length, -1)
+        return repeat(M, 'd n -> b d l n', b=batch, l=length)
     if M.dim() == 3:
-        M = M.unsqueeze(1)
-    return M.repeat_interleave(channels // M.shape[1], dim=1).transpose(2, 3)
+        M = rearrange(M, 'b n l -> b 1 n l')
+    return repeat(M, 'b g n l -> b (g d) l n', d=channels // M.shape[1])
 
 
 def _scan(A_bar: Tensor, drive: Tensor, C: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
