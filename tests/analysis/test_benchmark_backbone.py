@@ -61,7 +61,9 @@ def test_recomputed_layers_take_less_memory():
 
 @pytest.fixture(scope='module')
 def tool():
-    return runpy.run_path(str(TOOLS / 'analysis/benchmark_backbone.py'))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(TOOLS / 'analysis')  # as `python FILE` has it
+        return runpy.run_path(str(TOOLS / 'analysis/benchmark_backbone.py'))
 
 
 @pytest.mark.parametrize(
