@@ -64,7 +64,9 @@ def test_a_variable_that_would_change_the_path_is_an_error(tmp_path):
 
 @pytest.fixture(scope='module')
 def tool():
-    return runpy.run_path(str(TOOLS / 'analysis/benchmark_scan.py'))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(TOOLS / 'analysis')  # as `python FILE` has it
+        return runpy.run_path(str(TOOLS / 'analysis/benchmark_scan.py'))
 
 
 def test_ratios_and_floors_by_hand(tool):

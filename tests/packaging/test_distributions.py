@@ -81,7 +81,10 @@ def test_wheel_holds_the_package_and_its_configs_only(wheel):
         names = {name for name in file.namelist() if '.dist-info/' not in name}
     modules = {path.relative_to(ROOT).as_posix() for path in ROOT.glob('vim_mm/**/*.py')}
     modules = {name for name in modules if '/.mim/' not in name}
-    assert names == modules | {f'vim_mm/.mim/{name}' for name in CONFIGS} | {'vim_mm/_C.abi3.so'}
+    assert names == modules | {f'vim_mm/.mim/{name}' for name in CONFIGS} | {
+        'vim_mm/_C.abi3.so',
+        'vim_mm/py.typed',
+    }
 
 
 def test_wheel_serves_every_supported_python(wheel):
@@ -133,7 +136,7 @@ def test_op_works_without_mmengine(in_fresh_process):
 
 def test_configs_resolve_from_elsewhere(in_fresh_process):
     code = (
-        'from mmengine.config import Config; from pathlib import Path\n'
+        'from mmengine.config import Config; from pathlib import Path; vim_mm.activate()\n'
         'Path("mine.py").write_text("_base_ = \'vim_mm::seg/upernet_vim_t_bilinear.py\'")\n'
         'print(Config.fromfile("mine.py").model.backbone.discretization_method)'
     )

@@ -1,4 +1,4 @@
-"""The selective scan and its discretizations: plain PyTorch, no OpenMMLab library."""
+"""The selective scan and its discretizations: PyTorch and einops, no OpenMMLab library."""
 
 from vim_mm.ops.causal_conv1d import causal_conv1d
 from vim_mm.ops.discretization import METHODS, discretize

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange, repeat
 from torch import Tensor
 
 from vim_mm.ops.discretization import discretize, get_method
@@ -23,10 +24,10 @@ def _per_channel(M: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
     M = M.to(dtype)
     batch, channels, length = like.shape
     if M.dim() == 2:
-        return M[None, :, None].expand(batch, -1, length, -1)
+        return repeat(M, 'd n -> b d l n', b=batch, l=length)
     if M.dim() == 3:
-        M = M.unsqueeze(1)
-    return M.repeat_interleave(channels // M.shape[1], dim=1).transpose(2, 3)
+        M = rearrange(M, 'b n l -> b 1 n l')
+    return repeat(M, 'b g n l -> b (g d) l n', d=channels // M.shape[1])
 
 
 def _scan(A_bar: Tensor, drive: Tensor, C: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
@@ -34,12 +35,14 @@ def _scan(A_bar: Tensor, drive: Tensor, C: Tensor, reverse: bool) -> tuple[Tenso
     # Sums of nothing: zeros of the right shape and dtype, differentiable even when L = 0.
     nothing = A_bar[:, :, :0] * drive[:, :, :0] * C[:, :, :0]
     x = nothing.sum(2)
-    y = [None] * drive.shape[2]
-    A_bar, drive, C = A_bar.unbind(2), drive.unbind(2), C.unbind(2)
-    for t in reversed(range(len(y))) if reverse else range(len(y)):
-        x = A_bar[t] * x + drive[t]
-        y[t] = (C[t] * x).sum(-1)
-    return torch.stack(y, dim=-1) if y else nothing.sum(-1), x
+    y = []
+    steps = [*zip(A_bar.unbind(2), drive.unbind(2), C.unbind(2))]
+    for A_bar_t, drive_t, C_t in reversed(steps) if reverse else steps:
+        x = A_bar_t * x + drive_t
+        y.append((C_t * x).sum(-1))
+    if not y:
+        return nothing.sum(-1), x
+    return torch.stack(y[::-1] if reverse else y, dim=-1), x
 
 
 def selective_scan_ref(
