@@ -20,6 +20,7 @@ print(type(backbone).__module__, type(neck).__module__)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('scope', ['mmengine', 'mmseg', 'mmdet'])
 def test_built_from_the_scope_of_another_library(scope, tmp_path):
     if importlib.util.find_spec(scope) is None:

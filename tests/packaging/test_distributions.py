@@ -12,6 +12,9 @@ from mmengine.config import Config
 
 import vim_mm
 
+# Builds the sdist and the wheel, with its kernels.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 NOT_SOURCES = (
     *('.*cache', '.git', '.venv', '__pycache__', '*.egg-info', '*.so'),

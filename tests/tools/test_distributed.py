@@ -11,6 +11,10 @@ from tests.tools.conftest import command, environment, run_tool
 from tests.tools.test_tools import iterations, metrics
 
 
+# Trainings in processes of their own.
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture
 def options(configs, data_root):
     """Arguments after the config for two iterations in ``run``."""

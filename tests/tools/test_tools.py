@@ -16,6 +16,9 @@ from tests.tools.conftest import command, environment, run_tool
 from vim_mm.engine.checkpoint import last_checkpoint
 from vim_mm.engine.cli import import_task_library
 
+# Trainings in processes of their own.
+pytestmark = pytest.mark.slow
+
 FIRST_METRIC = {'seg': 'mIoU', 'det': 'coco/bbox_mAP'}
 
 

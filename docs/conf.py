@@ -1,0 +1,58 @@
+"""Settings of the documentation site, which `make docs` builds from the whole repository.
+
+The source directory is the root of the repository, so that README.md and the pages of docs/ link to
+each other on the site as they do in a checkout. A new file docs/*.md appears without an entry here.
+"""
+
+import sys
+from pathlib import Path
+
+from docutils import nodes
+from docutils.utils.math import latex2mathml
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import vim_mm
+
+project = 'vim_mm'
+author = 'the vim_mm authors'
+release = version = vim_mm.__version__
+
+root_doc = 'docs/index'
+include_patterns = ['*.md', 'docs/**', 'seg/*.md', 'det/*.md', 'requirements/*.md']
+exclude_patterns = ['docs/site', '.*', 'data', 'work_dirs', 'build']
+extensions = ['myst_parser', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon']
+
+# As on GitHub, page.md#a-heading leads to the heading.
+myst_heading_anchors = 4
+myst_enable_extensions = ['dollarmath']
+
+autodoc_member_order = 'bysource'
+autodoc_typehints = 'none'  # the docstrings give types, and shapes with them
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+
+# A reference to a name of this package must have a target on the page of the API. Other names have
+# none: the build needs no network, and Napoleon takes the words of an `Args:` line for names.
+nitpicky = True
+nitpick_ignore_regex = [(r'py:.*', r'(?!vim_mm\.).*')]
+
+html_theme = 'furo'
+html_title = f'vim_mm {release}'
+html_extra_path = ['site']  # the front page of the site, which leads to docs/index.html
+html_show_copyright = False
+
+
+def _as_mathml(visitor, node):
+    block = isinstance(node, nodes.math_block)
+    mathml = latex2mathml.tex2mathml(node.astext(), as_block=block)
+    visitor.body.append(f'<div class="math">{mathml}</div>' if block else mathml)
+    raise nodes.SkipNode
+
+
+def setup(app):
+    """Formulas as MathML, which browsers draw by themselves: no script from a network."""
+    app.add_html_math_renderer('mathml', (_as_mathml, None), (_as_mathml, None))
+
+
+html_math_renderer = 'mathml'
