@@ -10,7 +10,6 @@ import torch
 from tests.tools.conftest import command, environment, run_tool
 from tests.tools.test_tools import iterations, metrics
 
-
 # Trainings in processes of their own.
 pytestmark = pytest.mark.slow
 
