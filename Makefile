@@ -20,6 +20,8 @@ ifeq ($(GPU_ARCHITECTURES),)
 export VIM_MM_BUILD_CUDA ?= 0
 else
 export TORCH_CUDA_ARCH_LIST ?= $(GPU_ARCHITECTURES)
+# Tests that measure time and memory of a GPU want it for themselves: one process.
+WORKERS ?= 0
 endif
 
 NATIVE_SOURCES := setup.py $(shell find csrc -type f)
@@ -50,7 +52,7 @@ $(IN_VENV) python tools/demo_report.py work_dirs/$(basename $(notdir $(1)))
 endef
 
 # Most tests use one core. Workers take whole files, so that the tests of a file share its fixtures.
-WORKERS ?= $(shell nproc)
+WORKERS ?= 2
 PYTEST = $(IN_VENV) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test: install-det $(STAMPS)/tests ## Run the suite, or a part of it (PYTEST_ARGS="-k scan")
