@@ -1,19 +1,39 @@
 """Vision Mamba for MMDetection and MMSegmentation: importing this registers everything.
 
-The operators need PyTorch alone. Where MMEngine is installed, its registries learn the backbone and
-the neck, its configs the bases ``vim_mm::...``, and every checkpoint is from then on read by
-:mod:`vim_mm.engine.checkpoint`, which never runs code from a file.
+The models and operators need PyTorch, timm and einops. Where MMEngine is installed, its registries
+learn the backbone, the neck and what trains them; nothing else in it changes before
+:func:`activate` is called.
 """
 
-from importlib.util import find_spec
-
-from vim_mm import ops
+from vim_mm import models, ops
+from vim_mm.models import Mamba, VisionMamba, vim_base, vim_small, vim_tiny
 
 __version__ = '0.1.0'
-__all__ = ['ops']
+__all__ = ['Mamba', 'VisionMamba', 'models', 'ops', 'vim_base', 'vim_small', 'vim_tiny']
 
-if find_spec('mmengine') is not None:
-    from vim_mm import datasets, engine, models
+_OF_MMENGINE = ('activate', 'config_names', 'config_path', 'datasets', 'engine', 'registered')
+
+try:
+    import mmengine as _  # noqa: F401
+except ModuleNotFoundError as _error:
+    if _error.name != 'mmengine':  # it is there, and lacks something itself
+        raise
+else:
+    from vim_mm import datasets, engine, registered
     from vim_mm.config import config_names, config_path
+    from vim_mm.engine.activation import activate
 
-    __all__ += ['config_names', 'config_path', 'datasets', 'engine', 'models']
+    __all__ += [
+        'activate',
+        'config_names',
+        'config_path',
+        'datasets',
+        'engine',
+        'registered',
+    ]
+
+
+def __getattr__(name: str):
+    """Say why a name is missing where MMEngine is."""
+    reason = ': it needs MMEngine, which is not installed' if name in _OF_MMENGINE else ''
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}{reason}')

@@ -1,7 +1,4 @@
-"""Between the command line and MMEngine's Runner: finds shipped configs, merges options into them.
-
-Importing this makes ``_base_ = 'vim_mm::seg/upernet_vim_t_bilinear.py'`` resolve in any config.
-"""
+"""From the command line to MMEngine's Runner: finds shipped configs, merges options into them."""
 
 import difflib
 import inspect
@@ -96,8 +93,8 @@ def _moved(value, old: str, new: str):
     return value
 
 
-def _resolve_shipped_bases() -> None:
-    """Teach MMEngine's Config the scheme ``vim_mm::``.
+def resolve_shipped_bases() -> None:
+    """Teach MMEngine's Config the scheme ``vim_mm::``; :func:`vim_mm.activate` calls this.
 
     Its own way for packages would mark what it finds with the scope ``vim_mm``, in which MMEngine
     then looks for EncoderDecoder and MaskRCNN. Shipped configs name their scope themselves.
@@ -110,6 +107,3 @@ def _resolve_shipped_bases() -> None:
         return resolve(cfg_path, filename)
 
     Config._get_cfg_path = staticmethod(get_cfg_path)
-
-
-_resolve_shipped_bases()

@@ -10,6 +10,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
 from vim_mm.config import config_names, config_path, merge_options
+from vim_mm.engine import activate
 from vim_mm.models import VisionMamba
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +51,7 @@ def test_shipped_bases_resolve_in_a_fresh_process_elsewhere(name, tmp_path):
         f"_base_ = 'vim_mm::{name}'\nmodel = dict(backbone=dict(with_cp=True))\n"
     )
     script = (
-        'import vim_mm\n'
+        'import vim_mm; vim_mm.activate()\n'
         'from mmengine.config import Config\n'
         'from mmengine.registry import MODELS, init_default_scope\n'
         "cfg = Config.fromfile('mine.py')\n"
@@ -72,14 +73,17 @@ def test_shipped_bases_resolve_in_a_fresh_process_elsewhere(name, tmp_path):
 
 
 def test_unknown_shipped_base(tmp_path):
+    activate()
     (tmp_path / 'mine.py').write_text("_base_ = 'vim_mm::seg/upernet_vim_t_bilineer.py'\n")
     with pytest.raises(FileNotFoundError, match=SEG):
         Config.fromfile(tmp_path / 'mine.py')
 
 
-def test_bases_of_other_packages_still_resolve(tmp_path):
-    (tmp_path / 'mine.py').write_text("_base_ = 'mmdet::_base_/default_runtime.py'\n")
-    assert Config.fromfile(tmp_path / 'mine.py').default_scope == 'mmdet'
+@pytest.mark.parametrize('scope', ['mmdet', 'mmseg'])
+def test_bases_of_other_packages_resolve(scope, tmp_path):
+    activate()
+    (tmp_path / 'mine.py').write_text(f"_base_ = '{scope}::_base_/default_runtime.py'\n")
+    assert Config.fromfile(tmp_path / 'mine.py').default_scope == scope
 
 
 def strings(value):

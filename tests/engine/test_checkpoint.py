@@ -14,7 +14,9 @@ from mmengine.logging import HistoryBuffer
 from mmengine.runner.checkpoint import CheckpointLoader
 
 from tests.engine.toy import ToyModel, make_backbone, make_runner
-from vim_mm.engine import UnsafeCheckpointError
+from vim_mm.engine import UnsafeCheckpointError, activate
+
+activate()
 
 
 class Call:

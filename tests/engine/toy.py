@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from vim_mm.engine import VimRunner
-from vim_mm.models import VisionMamba
+from vim_mm.registered import VisionMamba
 
 
 def make_backbone(**kwargs) -> VisionMamba:

@@ -19,10 +19,10 @@ def small_mixer(**kwargs):
     return scramble(Mamba(**dict(d_model=8, d_state=4) | kwargs))
 
 
-def small_backbone(**kwargs):
+def small_backbone(cls=VisionMamba, **kwargs):
     arch = dict(embed_dims=16, num_layers=DEPTH)
     config = dict(arch=arch, img_size=32, patch_size=8, ssm_cfg=dict(d_state=4))
-    return scramble(VisionMamba(**config | kwargs))
+    return scramble(cls(**config | kwargs))
 
 
 def images(height=32, width=32, batch=2):

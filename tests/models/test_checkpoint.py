@@ -8,11 +8,13 @@ from mmengine.model import BaseModel
 from mmengine.runner import load_checkpoint, save_checkpoint
 
 from tests.models.small import small_backbone
+from vim_mm import registered
 from vim_mm.models.tokens import resize_pos_embed
 
 
 def pretrained(path, **kwargs):
-    model = small_backbone(**kwargs, init_cfg=dict(type='Pretrained', checkpoint=str(path)))
+    init_cfg = dict(type='Pretrained', checkpoint=str(path))
+    model = small_backbone(registered.VisionMamba, **kwargs, init_cfg=init_cfg)
     model.init_weights()
     return model
 
@@ -58,7 +60,7 @@ def test_pretrained_from_a_part_of_a_whole_model(tmp_path):
     init_cfg = dict(
         type='Pretrained', checkpoint=str(tmp_path / 'segmentor.pth'), prefix='backbone.'
     )
-    loaded = small_backbone(init_cfg=init_cfg)
+    loaded = small_backbone(registered.VisionMamba, init_cfg=init_cfg)
     loaded.init_weights()
     assert_same_weights(loaded, model.backbone)
 

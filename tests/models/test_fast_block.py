@@ -2,6 +2,7 @@
 place of the compiled ones, what Python does around them."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from tests.graphs import assert_replays_eager_bits
 from tests.models.plain_operators import fast_block_on_cpu
 from tests.models.small import compute_gradients, images, scramble, small_backbone, small_mixer
 from tests.ops.inputs import rows_of_relieved_blocks
-from vim_mm.models import Mamba
+from vim_mm.models import Mamba, mamba
 from vim_mm.ops import METHODS, block
 
 needs_cuda = [
@@ -226,8 +227,42 @@ def test_the_plain_block_is_taken_where_the_fast_one_cannot_be():
     assert Mamba(8).fused_dtype(on_cpu.to('meta')) is None
 
 
+def test_choice_of_block_and_choice_of_scan_are_two_switches(monkeypatch):
+    """On CUDA, told by a stand-in: without the fast block the compiled scan is still taken."""
+    asked = []
+    on_cuda = SimpleNamespace(is_cuda=True)
+    monkeypatch.setattr(mamba, 'use_compiled', lambda wish, *_: asked.append(wish) or wish is None)
+    assert Mamba(8).fused_dtype(on_cuda) == torch.float32
+    assert Mamba(8, use_cuda_kernel=False).fused_dtype(on_cuda) is None
+    assert asked == [None, False]
+    assert Mamba(8, fused=False).fused_dtype(on_cuda) is None
+    assert asked == [None, False]
+
+    layers = small_backbone(ssm_cfg=dict(d_state=4, fused=False)).layers
+    assert [layer.mixer.fused_dtype(on_cuda) for layer in layers] == [None, None]
+    seen = []
+    scan = mamba.selective_scan_grouped_fn
+    monkeypatch.setattr(
+        mamba,
+        'selective_scan_grouped_fn',
+        lambda *args, **kw: seen.append(kw['use_cuda_kernel']) or scan(*args, **kw),
+    )
+    Mamba(8, fused=False)(torch.randn(1, 4, 8))
+    assert seen == [None]
+
+
 class TestOnCuda:
     pytestmark = needs_cuda
+
+    def test_without_the_fast_block_the_compiled_scan_runs(self):
+        module = mixer(fused=False)
+        x = torch.randn(2, 36, 24, device='cuda')
+        with profile(activities=[ProfilerActivity.CPU]) as run:
+            out = module(x)
+        called = {event.name for event in run.events()}
+        assert 'vim_mm::selective_scan_fwd' in called
+        assert not any('mixer_fwd' in name for name in called)
+        assert_exact({'out': out}, {'out': plain_in_fp64(module)(x.cpu().double()).detach()})
 
     def test_choice(self, monkeypatch):
         x = torch.empty(1, 4, 8, device='cuda')
@@ -239,6 +274,7 @@ class TestOnCuda:
         assert Mamba(8, d_conv=8).fused_dtype(x) == torch.float32
         assert Mamba(8, d_conv=9).fused_dtype(x) is None
         assert Mamba(8, use_cuda_kernel=False).fused_dtype(x) is None
+        assert Mamba(8, fused=False).fused_dtype(x) is None
         monkeypatch.setenv('VIM_USE_CUDA_KERNEL', '0')
         assert Mamba(8).fused_dtype(x) is None
         assert Mamba(8, use_cuda_kernel=True).fused_dtype(x) == torch.float32

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.models.small import DEPTH, compute_gradients, images, small_backbone, total
-from vim_mm.models import VisionMamba
+from vim_mm import registered
 from vim_mm.models.vision_mamba import OUT_FEATURES, OUT_TYPES
 
 
@@ -108,7 +108,8 @@ def test_stochastic_depth_drops_whole_samples_in_training_only():
 
 
 def test_init_weights_gives_the_same_distribution_as_the_constructor():
-    model = VisionMamba(arch=dict(embed_dims=64, num_layers=4), cls_token='middle')
+    arch = dict(embed_dims=64, num_layers=4)
+    model = registered.VisionMamba(arch=arch, cls_token='middle')
     for stage in ('constructor', 'init_weights'):
         assert model.pos_embed.std().item() == pytest.approx(0.02, rel=0.1), stage
         assert model.cls_token.std().item() == pytest.approx(0.02, rel=0.3), stage
@@ -129,7 +130,7 @@ def test_init_weights_gives_the_same_distribution_as_the_constructor():
 
 def test_init_cfg_has_the_last_word():
     init_cfg = dict(type='Constant', val=0.5, bias=0.25, layer='Conv2d')
-    model = small_backbone(init_cfg=init_cfg)
+    model = small_backbone(registered.VisionMamba, init_cfg=init_cfg)
     model.init_weights()
     assert (model.patch_embed.proj.weight == 0.5).all()
     assert (model.patch_embed.proj.bias == 0.25).all()

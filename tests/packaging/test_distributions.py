@@ -136,7 +136,7 @@ def test_op_works_without_mmengine(in_fresh_process):
 
 def test_configs_resolve_from_elsewhere(in_fresh_process):
     code = (
-        'from mmengine.config import Config; from pathlib import Path\n'
+        'from mmengine.config import Config; from pathlib import Path; vim_mm.activate()\n'
         'Path("mine.py").write_text("_base_ = \'vim_mm::seg/upernet_vim_t_bilinear.py\'")\n'
         'print(Config.fromfile("mine.py").model.backbone.discretization_method)'
     )

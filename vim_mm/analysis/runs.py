@@ -13,6 +13,7 @@ from mmengine.registry import DATASETS, MODELS, init_default_scope
 from mmengine.runner import load_checkpoint
 
 from vim_mm.analysis.plots import Region, Sample
+from vim_mm.engine.activation import activate
 from vim_mm.engine.checkpoint import last_checkpoint
 
 # Metrics by their name in the log: how to call them, and what makes them percent.
@@ -89,6 +90,7 @@ def predict_samples(
     Returns:
         tuple: The samples, and names and RGB colours of the classes.
     """
+    activate()
     init_default_scope(cfg.default_scope)
     model = MODELS.build(cfg.model)
     load_checkpoint(model, str(checkpoint), map_location='cpu', strict=True)

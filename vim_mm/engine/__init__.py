@@ -1,5 +1,6 @@
-"""Training: the runner, its optimizers and the checkpoint loader; importing this registers them."""
+"""Training: the runner, its optimizers and the checkpoint reader; importing this registers them."""
 
+from vim_mm.engine.activation import activate
 from vim_mm.engine.checkpoint import UnsafeCheckpointError
 from vim_mm.engine.layer_decay import LayerDecayOptimWrapperConstructor
 from vim_mm.engine.mixed_precision import BFloat16OptimWrapper
@@ -11,6 +12,7 @@ __all__ = [
     'LayerDecayOptimWrapperConstructor',
     'UnsafeCheckpointError',
     'VimRunner',
+    'activate',
     'build_runner',
     'wrap_vim_blocks',
 ]

@@ -1,7 +1,8 @@
 """The one way in for checkpoint files: load_from, resume and Pretrained read them here, as data.
 
-MMEngine asks :class:`CheckpointLoader` for a reader by the scheme of the path; the readers of this
-module replace all of its own, which repeat a refused load without protection. A file is read with
+MMEngine asks :class:`CheckpointLoader` for a reader by the scheme of the path. Once
+:func:`vim_mm.activate` was called, the readers of this module replace all of its own, which repeat
+a refused load without protection. A file is read with
 ``torch.load(weights_only=True)`` and the plain data types that MMEngine's runner writes; nothing in
 it is ever called, imported or evaluated.
 """
@@ -94,7 +95,6 @@ def _read(name: str, load: Callable[[], dict]) -> dict:
     return checkpoint
 
 
-@CheckpointLoader.register_scheme(prefixes='', force=True)
 def load_from_local(filename: str, map_location: str | None = None) -> dict:
     """Read a checkpoint file.
 
@@ -115,7 +115,6 @@ def load_from_local(filename: str, map_location: str | None = None) -> dict:
     return _read(str(path), lambda: torch.load(path, map_location=map_location, weights_only=True))
 
 
-@CheckpointLoader.register_scheme(prefixes=('http://', 'https://'), force=True)
 def load_from_http(filename: str, map_location: str | None = None) -> dict:
     """As :func:`load_from_local`, for a URL; downloads are kept in torch.hub's directory."""
     progress = get_dist_info()[0] == 0
@@ -127,9 +126,6 @@ def load_from_http(filename: str, map_location: str | None = None) -> dict:
     )
 
 
-@CheckpointLoader.register_scheme(
-    prefixes=('torchvision://', 'modelzoo://', 'open-mmlab://', 'openmmlab://'), force=True
-)
 def load_from_zoo(filename: str, map_location: str | None = None) -> dict:
     """As :func:`load_from_http`, for a name in the lists of weights that MMEngine ships."""
     scheme, _, name = filename.partition('://')
@@ -139,9 +135,20 @@ def load_from_zoo(filename: str, map_location: str | None = None) -> dict:
     return load_from_http(urls[name], map_location)
 
 
-@CheckpointLoader.register_scheme(
-    prefixes=('mmcls://', 'pavi://', r'(\S+\:)?s3://', r'(\S+\:)?petrel://'), force=True
-)
 def load_from_unsupported(filename: str, map_location: str | None = None) -> dict:
     """Refuse the schemes whose readers in MMEngine unpickle without protection."""
     raise ValueError(f'Cannot load {filename}: download the file and give its path or URL.')
+
+
+_READERS = {
+    load_from_local: ('',),
+    load_from_http: ('http://', 'https://'),
+    load_from_zoo: ('torchvision://', 'modelzoo://', 'open-mmlab://', 'openmmlab://'),
+    load_from_unsupported: ('mmcls://', 'pavi://', r'(\S+\:)?s3://', r'(\S+\:)?petrel://'),
+}
+
+
+def read_checkpoints_as_data() -> None:
+    """Replace MMEngine's readers in this process; :func:`vim_mm.activate` calls this."""
+    for reader, prefixes in _READERS.items():
+        CheckpointLoader.register_scheme(prefixes, reader, force=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from mmengine.config import Config, DictAction
 
 from vim_mm.config import merge_options
+from vim_mm.engine.activation import activate
 
 TASK_LIBRARIES = {'mmseg': 'onedl-mmsegmentation', 'mmdet': 'onedl-mmdetection'}
 
@@ -43,6 +44,7 @@ def read_config(args: Namespace) -> Config:
     Raises:
         SystemExit: The config is of neither task, or the task's library is missing.
     """
+    activate()
     try:
         cfg = Config.fromfile(args.config)
     except ModuleNotFoundError as error:

@@ -19,6 +19,8 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from torch import distributed, nn
 
+from vim_mm.engine.activation import activate
+
 
 def init_process_group(launcher: str, backend: str = 'nccl', timeout: float | None = None) -> None:
     """Join the processes of a run, on GPUs by ``backend`` and without any by gloo.
@@ -87,8 +89,9 @@ class SameBuffersHook(Hook):
 
 @RUNNERS.register_module()
 class VimRunner(Runner):
-    """MMEngine's Runner, with five differences.
+    """MMEngine's Runner, with six differences.
 
+    - To make one calls :func:`vim_mm.activate`: it reads checkpoints as data.
     - Distributed runs work without CUDA, see :func:`init_process_group`. There, batch statistics
       are those of each process: SyncBN needs CUDA, and is replaced by BN.
     - Distributed validation sees the model that a checkpoint would hold, see
@@ -101,6 +104,10 @@ class VimRunner(Runner):
     """
 
     _testing = False
+
+    def __init__(self, *args, **kwargs):
+        activate()
+        super().__init__(*args, **kwargs)
 
     def setup_env(self, env_cfg: dict) -> None:
         """Join the process group before MMEngine, which would ask for CUDA, gets to it."""

@@ -11,6 +11,7 @@ from mmengine.registry import FUNCTIONS, RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 from torch import nn
 
+from vim_mm.engine.activation import activate
 from vim_mm.engine.runner import VimRunner, init_process_group
 from vim_mm.models.vision_mamba import Block
 
@@ -33,6 +34,7 @@ def build_runner(cfg: Config) -> Runner | FlexibleRunner:
             part of a gradient that each process has, and clip differently in each. Or it asks a
             strategy to resume: MMEngine would go on without weights that the checkpoint lacks.
     """
+    activate()
     if cfg.get('runner_type') is None:
         return VimRunner.from_cfg(cfg)
     sharded = 'FSDP' in cfg.get('strategy', {}).get('type', '')

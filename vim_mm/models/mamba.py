@@ -59,6 +59,8 @@ class Mamba(nn.Module):
         use_cuda_kernel (bool, optional): As in ``selective_scan_fn``.
         dt_init_b (str): 'both' gives the step-size initialization to both directions of v2; 'vim'
             to the forward one only, as Vim's code does (the other keeps PyTorch's weight, bias 0).
+        fused (bool): Whether CUDA may take the fast block. False keeps PyTorch's norm, convolution
+            and projections around the scan that ``use_cuda_kernel`` chooses.
 
     Raises:
         ValueError: An unknown word in ``dt_init``, ``bimamba_type``, ``discretization_method`` or
@@ -84,6 +86,8 @@ class Mamba(nn.Module):
         discretization_method: str = 'zoh',
         use_cuda_kernel: bool | None = None,
         dt_init_b: str = 'both',
+        *,
+        fused: bool = True,
     ):
         super().__init__()
         check_choice('dt_init', dt_init, ('random', 'constant'))
@@ -103,6 +107,7 @@ class Mamba(nn.Module):
         self.average = if_divide_out and bimamba_type == 'v2'
         self.discretization_method = discretization_method
         self.use_cuda_kernel = use_cuda_kernel
+        self.may_fuse = fused
         self.d_conv = d_conv
 
         self.reverse = (False,) if bimamba_type == 'none' else (False, True)
@@ -170,9 +175,10 @@ class Mamba(nn.Module):
         """The dtype in which the fast block computes, None where the plain one is taken.
 
         The one place of that choice: the fast block is taken on CUDA where the compiled scan is,
-        for ``d_conv`` up to 8. Both have the same dtypes: autocast's, else the parameters'.
+        for ``d_conv`` up to 8, unless ``fused`` is False. Both have the same dtypes:
+        autocast's, else the parameters'.
         """
-        if not hidden_states.is_cuda or self.d_conv > MAX_TAPS:
+        if not self.may_fuse or not hidden_states.is_cuda or self.d_conv > MAX_TAPS:
             return None
         autocast = torch.is_autocast_enabled('cuda')
         dtype = torch.get_autocast_dtype('cuda') if autocast else self.in_proj.weight.dtype

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 
 import torch.nn.functional as F
-from mmengine.model import BaseModule
-from mmengine.registry import MODELS
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
@@ -18,8 +16,7 @@ def _lateral(in_channels: int, out_channels: int) -> nn.Sequential:
     )
 
 
-@MODELS.register_module()
-class SimpleFPN(BaseModule):
+class SimpleFPN(nn.Module):
     """The simple feature pyramid of ViTDet (Li et al., arXiv 2203.16527).
 
     One map of stride 16 becomes maps of strides 4, 8, 16 and 32, by transposed convolutions and
@@ -29,21 +26,14 @@ class SimpleFPN(BaseModule):
         in_channels (int): Channels of the map.
         out_channels (int): Channels of every level.
         num_outs (int): Number of levels, at least 4.
-        init_cfg (dict, optional): MMEngine's initialization config.
 
     Raises:
         ValueError: ``num_outs`` is below 4, ``in_channels`` not divisible by 4, or forward gets
             more than one map.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int = 256,
-        num_outs: int = 5,
-        init_cfg: dict | list[dict] | None = None,
-    ):
-        super().__init__(init_cfg)
+    def __init__(self, in_channels: int, out_channels: int = 256, num_outs: int = 5):
+        super().__init__()
         if num_outs < 4:
             raise ValueError(f'num_outs must be at least 4, got {num_outs}')
         if in_channels % 4:

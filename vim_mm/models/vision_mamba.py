@@ -5,8 +5,6 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from mmengine.model import BaseModule
-from mmengine.registry import MODELS
 from timm.layers import DropPath, lecun_normal_, to_2tuple, trunc_normal_
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
@@ -132,8 +130,7 @@ def _is_bare(mixer: nn.Module) -> bool:
     return not (replaced or any(hooks) or _has_any_global_hook())
 
 
-@MODELS.register_module()
-class VisionMamba(BaseModule):
+class VisionMamba(nn.Module):
     """Vision Mamba (Vim, arXiv 2401.09417) as a backbone for images of any size.
 
     Parameters of the v2 model at 224x224 with the class token in the middle and ``out_feature``
@@ -160,7 +157,7 @@ class VisionMamba(BaseModule):
         bimamba_type (str): 'none', 'v1' or 'v2', see :class:`Mamba`.
         if_divide_out (bool): See :class:`Mamba`.
         discretization_method (str): Of all layers, a name in ``vim_mm.ops.METHODS``.
-        ssm_cfg (dict, optional): Further arguments of :class:`Mamba`.
+        ssm_cfg (dict, optional): Further arguments of :class:`Mamba`, such as ``fused=False``.
         if_abs_pos_embed (bool): Whether to add a learned position embedding.
         if_rope (bool): Whether to rotate the input of every layer by its position.
         rope_grid (int): Positions that any grid spans under ``if_rope``: the side in patches of the
@@ -169,7 +166,6 @@ class VisionMamba(BaseModule):
         drop_path_rate (float): Stochastic depth of the last layer, growing linearly from 0.
         frozen_stages (int): -1 freezes nothing, 0 the embeddings, n also the first n layers.
         with_cp (bool): Recompute layers in backward to save memory.
-        init_cfg (dict, optional): MMEngine's initialization config.
 
     Raises:
         ValueError: An argument is not as above.
@@ -197,9 +193,8 @@ class VisionMamba(BaseModule):
         drop_path_rate: float = 0.0,
         frozen_stages: int = -1,
         with_cp: bool = False,
-        init_cfg: dict | list[dict] | None = None,
     ):
-        super().__init__(init_cfg)
+        super().__init__()
         check_choice('out_type', out_type, OUT_TYPES)
         check_choice('out_feature', out_feature, OUT_FEATURES)
         check_choice('cls_token', cls_token, CLS_TOKENS)
@@ -306,12 +301,6 @@ class VisionMamba(BaseModule):
             layer.mixer.out_proj.weight /= math.sqrt(len(self.layers))
         for name in self.norm_names.values():
             getattr(self, name).reset_parameters()
-
-    def init_weights(self) -> None:
-        """Initialize as :meth:`reset_parameters`, then as ``init_cfg`` says."""
-        if not self.is_init:
-            self.reset_parameters()
-        super().init_weights()
 
     def _freeze(self) -> None:
         if self.frozen_stages < 0:

@@ -1,0 +1,63 @@
+"""The drop-ins of docs/snippets for somebody's own config build, and train as they should."""
+
+import re
+from pathlib import Path
+
+import pytest
+from mmengine.config import Config
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import MODELS, init_default_scope
+
+from vim_mm import registered
+from vim_mm.engine import activate
+
+ROOT = Path(__file__).parents[2]
+SNIPPETS = ROOT / 'docs' / 'snippets'
+# What Mamba and Vim leave without decay, besides tensors of one dimension.
+MARKED = re.compile(r'backbone\.(pos_embed|layers\.\d+\.mixer\.(A_log|A_b_log))')
+
+
+def groups_of(model, optim_wrapper_cfg):
+    """By parameter, its learning rate and weight decay."""
+    names = {param: name for name, param in model.named_parameters()}
+    optimizer = build_optim_wrapper(model, optim_wrapper_cfg).optimizer
+    return {
+        names[param]: (group['lr'], group['weight_decay'])
+        for group in optimizer.param_groups
+        for param in group['params']
+    }
+
+
+@pytest.mark.parametrize(
+    ('library', 'lr', 'decay'),
+    [pytest.param('mmdet', 1e-4, 0.1, id='mmdet'), pytest.param('mmseg', 6e-5, 0.01, id='mmseg')],
+)
+def test_parameter_groups(library, lr, decay):
+    if library == 'mmdet':
+        pytest.importorskip('mmcv.ops', reason='needs mmcv with compiled operators')
+    activate()
+    cfg = Config.fromfile(SNIPPETS / f'{library}.py')
+    init_default_scope(library)
+    model = MODELS.build(cfg.model)
+    assert type(model.backbone) is registered.VisionMamba
+
+    found = groups_of(model, cfg.optim_wrapper)
+    weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert found.keys() == weights.keys()
+    for setting in sorted({*found.values()}):
+        members = [name for name in found if found[name] == setting]
+        print(f'lr {setting[0]}, weight decay {setting[1]}: {len(members)}, such as {members[:4]}')
+    marked = {name for name in found if MARKED.fullmatch(name)}
+    assert len(marked) == 1 + 24 * 2
+    for name, setting in found.items():
+        free = name in marked or weights[name].dim() == 1
+        assert setting == (lr, 0.0 if free else decay), name
+
+    # MMEngine's own constructor, which the snippet had before, decays all of it.
+    default = {k: v for k, v in cfg.optim_wrapper.items() if k != 'constructor'}
+    assert {groups_of(model, default)[name] for name in marked} == {(lr, decay)}
+
+
+def test_readme_shows_the_snippet():
+    shown = re.findall(r'```python\n(_base_ = .*?)```', (ROOT / 'README.md').read_text(), re.S)
+    assert (SNIPPETS / 'mmdet.py').read_text() in shown

@@ -1,0 +1,104 @@
+"""`vim_mm.activate()` in the hands of other people's tools; each test in fresh processes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.registered.fresh import ROOT, run_fresh
+
+TRAIN = """
+import sys
+from pathlib import Path
+assert Path(sys.path[0]) == Path(__file__).parent
+from mmengine.config import Config
+for name in sys.argv[1:]:
+    cfg = Config.fromfile(name)
+    print(cfg.model.type, cfg.get('default_scope'))
+"""
+ACTIVATED = 'import vim_mm\nvim_mm.activate()\n'
+BASES = {
+    'ours.py': 'vim_mm::seg/upernet_vim_t_zoh.py',
+    'theirs.py': 'mmseg::fcn/fcn_r18-d8_4xb2-80k_cityscapes-512x1024.py',
+}
+
+
+def run_script(tmp_path, script, *prefix):
+    """`python [prefix] tools/train.py CONFIG ...` with a script and configs of somebody else."""
+    tools, work = tmp_path / 'tools', tmp_path / 'work'
+    tools.mkdir()
+    work.mkdir()
+    (tools / 'train.py').write_text(script)
+    for name, base in BASES.items():
+        (work / name).write_text(f"_base_ = '{base}'\ncustom_imports = dict(imports=['vim_mm'])\n")
+    return subprocess.run(
+        [sys.executable, *prefix, str(tools / 'train.py'), *BASES],
+        cwd=work,
+        env={**os.environ, 'PYTHONPATH': str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ('script', 'prefix'),
+    [
+        pytest.param(ACTIVATED + TRAIN, (), id='call'),
+        pytest.param(TRAIN, ('-m', 'vim_mm.activated'), id='module'),
+    ],
+)
+def test_bases_resolve_in_the_script_of_somebody_else(script, prefix, tmp_path):
+    done = run_script(tmp_path, script, *prefix)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ['EncoderDecoder mmseg'] * 2
+
+
+def test_without_it_mmengine_resolves_no_bases_of_ours(tmp_path):
+    """What docs/activation.md quotes; if this fails, MMEngine has learned something."""
+    done = run_script(tmp_path, TRAIN)
+    assert 'AssertionError: mmengine does not support to load vim_mm config.' in done.stderr
+
+
+EVIL = """
+import os, torch
+class Call:
+    def __reduce__(self):
+        return os.mkdir, ('victim',)
+torch.save(dict(state_dict=dict(x=Call())), 'evil.pth')
+"""
+LOAD = """
+from mmengine.config import Config
+from mmengine.registry import MODELS
+model = MODELS.build(Config.fromfile('mine.py').model)
+model.init_weights()
+"""
+CONFIG = """
+custom_imports = dict(imports={imports})
+model = dict(
+    type='VisionMamba', arch=dict(embed_dims=16, num_layers=2), img_size=32, patch_size=8,
+    ssm_cfg=dict(d_state=4), init_cfg=dict(type='Pretrained', checkpoint='{checkpoint}'))
+"""
+
+
+def load(tmp_path, imports, checkpoint):
+    (tmp_path / 'mine.py').write_text(CONFIG.format(imports=imports, checkpoint=checkpoint))
+    return subprocess.run(
+        [sys.executable, '-c', LOAD],
+        cwd=tmp_path,
+        env={**os.environ, 'PYTHONPATH': str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize('imports', [['vim_mm'], ['vim_mm', 'vim_mm.activated']])
+def test_checkpoints_are_data_once_a_custom_import_has_activated(imports, tmp_path):
+    run_fresh(EVIL, tmp_path)
+    done = load(tmp_path, imports, 'evil.pth')
+    safe = 'vim_mm.activated' in imports
+    assert done.returncode != 0
+    assert (tmp_path / 'victim').exists() != safe
+    assert ('UnsafeCheckpointError: evil.pth was not loaded' in done.stderr) == safe
+    warned = 'Call vim_mm.activate(), or import vim_mm.activated' in done.stdout + done.stderr
+    assert warned != safe

@@ -1,0 +1,46 @@
+"""The one place where this package changes how MMEngine reads files: only where it is asked to."""
+
+from functools import cache
+from importlib.util import find_spec
+
+from mmengine.config.utils import MODULE2PACKAGE
+from mmengine.utils import is_installed
+
+from vim_mm.config import resolve_shipped_bases
+from vim_mm.engine.checkpoint import read_checkpoints_as_data
+
+
+@cache
+def activate() -> None:
+    """Change, for this process, how MMEngine reads checkpoints and the bases of configs.
+
+    ``import vim_mm`` registers classes and leaves MMEngine alone. After this call
+
+    - checkpoints are read as data on every path, see :mod:`vim_mm.engine.checkpoint`;
+    - ``_base_ = 'vim_mm::seg/upernet_vim_t_bilinear.py'`` finds a config of this package;
+    - ``_base_ = 'mmseg::...'`` finds one of MMSegmentation, whichever distribution holds it.
+
+    The runner and the tools of this package call it. Other tools need the call before they read
+    their config, or ``python -m vim_mm.activated`` in front of them; for checkpoints alone
+    ``custom_imports = dict(imports=['vim_mm.activated'])`` is enough, because MMEngine resolves
+    bases before it imports. Further calls change nothing.
+    """
+    read_checkpoints_as_data()
+    resolve_shipped_bases()
+    _resolve_bases_of_other_distributions()
+
+
+def is_active() -> bool:
+    """Whether :func:`activate` was called in this process."""
+    return activate.cache_info().currsize > 0
+
+
+def _resolve_bases_of_other_distributions() -> None:
+    """Look for the configs of a library by its module where its usual distribution is missing.
+
+    MMEngine takes ``mmseg::`` to the distribution mmsegmentation. The maintained one has another
+    name, onedl-mmsegmentation, and the same module.
+    """
+    for module, distribution in MODULE2PACKAGE.items():
+        if not is_installed(distribution) and find_spec(module) is not None:
+            MODULE2PACKAGE[module] = module
