@@ -11,11 +11,19 @@
 //   poly       e^z                    psi_1 + psi_2 / 2              (averaged over both directions)
 //   highorder  e^z                    psi_1 + psi_2 + psi_3 / 2
 //   rk4        e^z                    dt (1 + z/2 + z^2/6 + z^3/24)
+//   zoh_exact  e^z                    psi_1                          (the control, see the Python home)
 //
 // phi functions: Hochbruck & Ostermann, Exponential integrators, Acta Numerica (2010).
 //
-// To add a method: its struct, its number in VIM_MM_FOR_EACH_METHOD, its file in cuda/methods. Its `Short` may be its
-// FullRecurrence; without psi functions it has to be as exact, but for a last bit or two.
+// What uses a method's struct (CONTRIBUTING.md says how to add one):
+//
+//   coefficients, derivatives        the CPU, and CUDA where nothing below takes their place
+//   scale                            CUDA, of `scaled` methods
+//   Short                            CUDA, real a: forward
+//   order, beta and slopes           CUDA, real a: backward in float32, of psi methods (by FloatPsi)
+//   Beta, HalfGradients, reused      CUDA, real a: forward, and backward in 16 bits, of psi methods
+//
+// So the CPU and its tests show nothing of the last four. nvcc does, and without a GPU tests/emulation.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -183,8 +191,6 @@ struct NearZero<2, accuracy> {
     const float root = dt * root_of_phi(bits);
     return root * root;
   }
-
- private:
   static VIM_MM_INLINE float root_of_phi(float bits) {
     if constexpr (half) {
       constexpr float c[] = {0.707106848f, 0.0817431967f, 0.00943937094f};
@@ -218,10 +224,16 @@ struct NearZero<4, Accuracy::full> {
   float phi[7] = {0.25f,           0.0346574411f,   0.00400376273f, 0.00039629481f,
                   3.43524916e-05f, 2.72730358e-06f, 1.86177942e-07f};
 };
+// (K-1)! phi_K.
 template <int K, Accuracy accuracy>
 VIM_MM_INLINE float phi_near_zero(float bits) {
-  constexpr NearZero<K, accuracy> of;
-  return polynomial(of.phi, bits);
+  if constexpr (K == 2) {
+    const float root = NearZero<2, accuracy>::root_of_phi(bits);
+    return root * root;
+  } else {
+    constexpr NearZero<K, accuracy> of;
+    return polynomial(of.phi, bits);
+  }
 }
 
 // Psi in float, in fewer instructions: each psi_k is chosen before sums are made of it. Near 0 from psi_(K+1)
@@ -285,8 +297,9 @@ enum class Reused { none, drive_b, drive_beta };
 // `psi`: beta is made of psi functions. `causal`: scanned in one direction. `exponential`: a_bar =
 // e^z, so that several steps together have that of the sum of their dt. `beta_is_step`: beta = dt,
 // the same for all states. `scaled`: beta = dt times a function of z, which is in `scale`.
-// `derivatives` takes what `coefficients` gave. `Short`: the recurrence in float in the fewest instructions;
-// without psi functions it is the same with either accuracy, as exact but for a last bit or two.
+// `derivatives` takes what `coefficients` gave. `Short`: the recurrence in float in the fewest instructions.
+// Without psi functions it may be FullRecurrence, and else is the same with either accuracy, as exact but for a last
+// bit or two; a PsiMethod has one already, of its Beta.
 struct Zoh {
   static constexpr bool psi = false, causal = true, exponential = true, beta_is_step = true,
                         scaled = true;
@@ -302,10 +315,17 @@ struct Zoh {
   using Short = FullRecurrence<Zoh, float>;
 };
 
-// Methods whose beta is a sum of psi functions up to psi_K. They have that sum, `beta`, and `slopes`, its
-// derivatives, both of a Psi or a FloatPsi; Beta: in float by a polynomial near 0, else from e^z and i = 1/a, with
-// all that follows from a alone, in the fewest instructions where nothing but beta is wanted, of which what is not
-// used may be infinite, so that it is assigned, not multiplied; HalfGradients (see HalfPsiStep); and `reused`.
+// Methods whose beta is a sum of psi functions up to psi_K, sum of w_k psi_k. All of them have
+//
+//   beta, slopes     that sum, and all derivatives, of a Psi or a FloatPsi
+//   Beta             beta in float by a polynomial near 0, else from e^z and i = 1/a, with all that follows from a
+//                    alone, in the fewest instructions where nothing but beta is wanted. What is not used may be
+//                    infinite, so it is assigned, not multiplied
+//   HalfGradients    beta, chi = the sum of w_k k psi_(k+1), and by_dt, the product with P = the sum of
+//                    w_k dt^(k-1)/(k-1)!. Each may leave a factor to of_u, of_chi and of_dt: HalfPsiStep in steps.h
+//                    says what becomes of them
+//
+// and may have `reused`.
 template <class Method, int K>
 struct PsiMethod {
   static constexpr bool psi = true, causal = true, exponential = true, beta_is_step = false,
@@ -618,14 +638,58 @@ struct Rk4 {
   using Short = InBits;
 };
 
+// The control: of a psi method the smallest, and so the one to read first.
+struct ZohExact : PsiMethod<ZohExact, 1> {
+  template <class P>
+  static VIM_MM_INLINE auto beta(const P& psi) {
+    return psi.sum({0, 1});
+  }
+  template <class P, class V>
+  static VIM_MM_INLINE Derivatives<V> slopes(const P& psi, V e) {
+    return {e, e, psi.sum_by_a({0, 1})};
+  }
+  // dt + a psi_2, or i (e - 1).
+  template <Accuracy accuracy>
+  struct Beta {
+    using Near = NearZero<2, accuracy>;
+    float a, i;
+
+    Beta() = default;
+    explicit VIM_MM_INLINE Beta(float a_) : a(a_), i(reciprocal(a)) {}
+    VIM_MM_INLINE float operator()(float dt, float bits, float e) const {
+      float beta = fma(a, Near::psi(dt, bits), dt);
+      if (magnitude(bits) > Near::near) beta = fma(i, e, -i);
+      return beta;
+    }
+  };
+  // beta = psi_1, chi = psi_2, P = 1.
+  struct HalfGradients {
+    using Near = NearZero<2, Accuracy::half>;
+    static constexpr float of_u = 1.0f, of_chi = 1.0f, of_dt = 1.0f;
+    float a, i;
+
+    explicit VIM_MM_INLINE HalfGradients(float a_) : a(a_), i(reciprocal(a)) {}
+    VIM_MM_INLINE HalfParts operator()(float dt, float bits, float e) const {
+      const bool far = magnitude(bits) > Near::near;
+      HalfParts parts;
+      parts.chi = Near::psi(dt, bits);
+      parts.beta = select(far, fma(i, e, -i), fma(a, parts.chi, dt));
+      parts.chi = select(far, i * (parts.beta - dt), parts.chi);
+      return parts;
+    }
+    static VIM_MM_INLINE float by_dt(float, float driven) { return driven; }
+  };
+};
+
 template <class Method, Accuracy accuracy, class V>
 using Recurrence = typename std::conditional<
     std::is_same<V, float>::value && (Method::psi || accuracy == Accuracy::half),
     typename Method::template Short<accuracy>, FullRecurrence<Method, V>>::type;
 
 // Every method with its number, which is that of the Python table.
-#define VIM_MM_FOR_EACH_METHOD(call) \
-  call(0, Zoh) call(1, Foh) call(2, Bilinear) call(3, Poly) call(4, HighOrder) call(5, Rk4)
+#define VIM_MM_FOR_EACH_METHOD(call)                                                        \
+  call(0, Zoh) call(1, Foh) call(2, Bilinear) call(3, Poly) call(4, HighOrder) call(5, Rk4) \
+      call(6, ZohExact)
 
 #define VIM_MM_COUNT(number, Method) +1
 constexpr int kMethods = 0 VIM_MM_FOR_EACH_METHOD(VIM_MM_COUNT);

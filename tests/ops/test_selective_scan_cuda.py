@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.graphs import assert_replays_eager_bits
 from tests.ops import golden
 from tests.ops.coefficients import (
-    PSI_METHODS,
+    HALF_METHODS,
     check_coefficients,
     check_step_sizes,
     check_stiff_step,
@@ -124,7 +124,7 @@ def test_step_sizes_of_16_bits(dtype):
     check_step_sizes(cuda_scan, dtype, 'cuda')
 
 
-@pytest.mark.parametrize('method', ['bilinear', *PSI_METHODS])
+@pytest.mark.parametrize('method', HALF_METHODS)
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_stiff_step_of_16_bits(method, dtype):
     check_stiff_step(cuda_scan, method, dtype, 'cuda')
