@@ -32,10 +32,15 @@ autodoc_typehints = 'none'  # the docstrings give types, and shapes with them
 napoleon_use_rtype = False
 napoleon_use_ivar = True
 
-# A reference to a name of this package must have a target on the page of the API. Other names have
-# none: the build needs no network, and Napoleon takes the words of an `Args:` line for names.
+# A reference to a public name, vim_mm.name or vim_mm.room.name, must have a target on the page of
+# the API. Others have none: modules below the rooms are not on it, the build has no network for
+# other libraries, and Napoleon takes the words of an `Args:` line for names.
 nitpicky = True
-nitpick_ignore_regex = [(r'py:.*', r'(?!vim_mm\.).*')]
+nitpick_ignore_regex = [
+    ('py:mod', '.*'),
+    ('py:.*', r'(?!vim_mm(\.\w+){1,2}$).*'),
+    ('py:class', r'vim_mm\.(Vision)?Mamba'),  # they stand under vim_mm.models
+]
 
 html_theme = 'furo'
 html_title = f'vim_mm {release}'

@@ -25,8 +25,7 @@ def metafiles() -> list[str]:
 
 
 def test_files_are_what_the_tool_writes(tool):
-    if hasattr(vim_mm, 'activate'):
-        vim_mm.activate()
+    vim_mm.activate()
     for name, content in tool['files']().items():
         assert read(name) == content, f'{name}: run python tools/dev/write_metafiles.py'
 

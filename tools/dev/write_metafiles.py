@@ -1,4 +1,4 @@
-"""Writes model-index.yml and configs/*/metafile.yml, in which OpenMMLab's tools find the configs."""
+"""Writes model-index.yml and configs/*/metafile.yml: the configs, for OpenMMLab's tools."""
 
 import argparse
 from pathlib import Path
@@ -28,7 +28,7 @@ def recipes(task: str) -> list[Path]:
 
 
 def model(path: Path, collection: str, data: str) -> dict:
-    """The entry of a config. Results come with weights that were trained, and there are none yet."""
+    """The entry of a config. It has no results before weights are published."""
     cfg = Config.fromfile(ROOT / path)
     return {
         'Name': path.stem,
@@ -71,7 +71,7 @@ def files() -> dict[str, dict]:
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     # For the bases mmdet:: and mmseg::, which MMEngine alone does not find in every distribution.
-    getattr(vim_mm, 'activate', lambda: None)()
+    vim_mm.activate()
     for name, content in files().items():
         (ROOT / name).write_text(yaml.safe_dump(content, sort_keys=False, width=100))
 
