@@ -20,7 +20,15 @@ release = version = vim_mm.__version__
 
 root_doc = 'docs/index'
 include_patterns = ['*.md', 'docs/**', 'seg/*.md', 'det/*.md', 'requirements/*.md']
-exclude_patterns = ['docs/site', '.*', 'data', 'work_dirs', 'build']
+exclude_patterns = [
+    'docs/site',
+    'docs/snippets',
+    'docs/_static',
+    '.*',
+    'data',
+    'work_dirs',
+    'build',
+]
 extensions = ['myst_parser', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon']
 
 # As on GitHub, page.md#a-heading leads to the heading.
@@ -44,6 +52,8 @@ nitpick_ignore_regex = [
 
 html_theme = 'furo'
 html_title = f'vim_mm {release}'
+html_static_path = ['_static']
+html_css_files = ['site.css']
 html_extra_path = ['site']  # the front page of the site, which leads to docs/index.html
 html_show_copyright = False
 
