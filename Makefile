@@ -61,9 +61,10 @@ test: install-det $(STAMPS)/tests ## Run the suite, or a part of it (PYTEST_ARGS
 test-fast: install-det $(STAMPS)/tests ## Run the tests of seconds, which touch every module
 	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
-lint: $(STAMPS)/dev ## Check style, Python and native
+lint: $(STAMPS)/dev $(STAMPS)/runtime ## Check style, Python and native, and the types of the public API
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	git ls-files 'csrc/*' 'tests/emulation/*.cpp' 'tests/emulation/*.h' | xargs $(BIN)/clang-format --dry-run --Werror
 
 format: $(STAMPS)/dev ## Repair style, Python and native
@@ -80,7 +81,7 @@ lock: $(STAMPS)/dev ## Choose the versions in requirements/lock.txt anew
 	    $(REQUIREMENTS:%=%.txt) --output-file lock.txt
 
 clean: ## Remove what was built, but not .venv, data and runs
-	rm -rf build dist ./*.egg-info vim_mm/_C*.so $(STAMPS)/extension .pytest_cache .ruff_cache
+	rm -rf build dist ./*.egg-info vim_mm/_C*.so $(STAMPS)/extension .mypy_cache .pytest_cache .ruff_cache
 
 distclean: clean ## Remove .venv as well
 	rm -rf $(VENV)

@@ -5,6 +5,8 @@ learn the backbone, the neck and what trains them; nothing else in it changes be
 :func:`activate` is called.
 """
 
+from typing import NoReturn
+
 from vim_mm import models, ops
 from vim_mm.models import Mamba, VisionMamba, vim_base, vim_small, vim_tiny
 
@@ -33,7 +35,7 @@ else:
     ]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> NoReturn:
     """Say why a name is missing where MMEngine is."""
     reason = ': it needs MMEngine, which is not installed' if name in _OF_MMENGINE else ''
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}{reason}')

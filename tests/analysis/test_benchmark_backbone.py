@@ -12,7 +12,7 @@ import torch
 from tests.analysis.test_benchmark_scan import table_under
 from tests.models.small import small_backbone
 from tests.tools.conftest import TOOLS, run_tool
-from vim_mm.analysis.backbones import Workload, hold_to, measure
+from tools.analysis.peers.backbones import Workload, hold_to, measure
 
 TINY = ('--n_trials', 1, '--seconds', 0, '--methods', 'zoh')
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from tests.models.small import compute_gradients, images, small_backbone
-from vim_mm.analysis import published_vim
-from vim_mm.analysis.published_vim import PublishedVim
+from tools.analysis.peers import published_vim
+from tools.analysis.peers.published_vim import PublishedVim
 from vim_mm.ops import causal_conv1d, selective_scan_fn
 
 

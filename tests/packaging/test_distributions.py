@@ -88,7 +88,10 @@ def test_wheel_holds_the_package_and_its_configs_only(wheel):
         names = {name for name in file.namelist() if '.dist-info/' not in name}
     modules = {path.relative_to(ROOT).as_posix() for path in ROOT.glob('vim_mm/**/*.py')}
     modules = {name for name in modules if '/.mim/' not in name}
-    assert names == modules | {f'vim_mm/.mim/{name}' for name in CONFIGS} | {'vim_mm/_C.abi3.so'}
+    assert names == modules | {f'vim_mm/.mim/{name}' for name in CONFIGS} | {
+        'vim_mm/_C.abi3.so',
+        'vim_mm/py.typed',
+    }
 
 
 def test_wheel_serves_every_supported_python(wheel):

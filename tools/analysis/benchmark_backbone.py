@@ -9,7 +9,7 @@ and whose crossover points, the sides from which ours are cheaper than DeiT, are
 
 Backbones are built for the size of the image, run under autocast and return all tokens after the
 last norm; DeiT is timm's, on PyTorch's fused attention. Public Vim is written anew over the kernels
-of mamba_ssm and causal_conv1d (``vim_mm.analysis.published_vim``), with the class token of its
+of mamba_ssm and causal_conv1d (``peers/published_vim.py``), with the class token of its
 release in the middle and without; its output in float32 is held to that of our ``zoh`` first. What
 cannot run here is left out, and said.
 
@@ -31,9 +31,7 @@ from itertools import product
 from typing import Any
 
 import torch
-
-from vim_mm.analysis.arguments import add_run_arguments
-from vim_mm.analysis.backbones import (
+from peers.backbones import (
     MODES,
     PEERS,
     PUBLIC_VIM,
@@ -45,7 +43,9 @@ from vim_mm.analysis.backbones import (
     measure,
     vim,
 )
-from vim_mm.analysis.peers import peer_version
+from peers.scans import peer_version
+
+from vim_mm.analysis.arguments import add_run_arguments
 from vim_mm.analysis.plots import Line, plot_lines
 from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import DTYPES, environment

@@ -26,11 +26,11 @@ from statistics import geometric_mean
 from typing import Any
 
 import torch
+from peers.scans import Peer, installed_peers, peer_version
 
 from vim_mm.analysis.arguments import add_run_arguments
 from vim_mm.analysis.floors import Card
 from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
-from vim_mm.analysis.peers import Peer, installed_peers, peer_version
 from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import (
     DTYPES,

@@ -34,12 +34,14 @@ def _scan(A_bar: Tensor, drive: Tensor, C: Tensor, reverse: bool) -> tuple[Tenso
     # Sums of nothing: zeros of the right shape and dtype, differentiable even when L = 0.
     nothing = A_bar[:, :, :0] * drive[:, :, :0] * C[:, :, :0]
     x = nothing.sum(2)
-    y = [None] * drive.shape[2]
-    A_bar, drive, C = A_bar.unbind(2), drive.unbind(2), C.unbind(2)
-    for t in reversed(range(len(y))) if reverse else range(len(y)):
-        x = A_bar[t] * x + drive[t]
-        y[t] = (C[t] * x).sum(-1)
-    return torch.stack(y, dim=-1) if y else nothing.sum(-1), x
+    y = []
+    steps = [*zip(A_bar.unbind(2), drive.unbind(2), C.unbind(2))]
+    for A_bar_t, drive_t, C_t in reversed(steps) if reverse else steps:
+        x = A_bar_t * x + drive_t
+        y.append((C_t * x).sum(-1))
+    if not y:
+        return nothing.sum(-1), x
+    return torch.stack(y[::-1] if reverse else y, dim=-1), x
 
 
 def selective_scan_ref(

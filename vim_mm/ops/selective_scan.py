@@ -72,50 +72,33 @@ def selective_scan_fn(
 
     Source: S6 of Gu & Dao, Mamba, arXiv 2312.00752; discretizations in vim_mm.ops.discretization.
     """
-    tensors = dict(u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias)
-    _check_tensors(tensors)
-    _check_rank('u', u, 3, '(B, D, L)')
-    _check_rank('A', A, 2, '(D, N)')
-    batch, channels, length = u.shape
-    _check_shape('delta', delta, (batch, channels, length), '(B, D, L)')
-    _check_shape('A', A, (channels, A.shape[1]), '(D, N)')
-    _check_shape('z', z, (batch, channels, length), '(B, D, L)')
-    _check_shape('D', D, (channels,), '(D,)')
-    _check_shape('delta_bias', delta_bias, (channels,), '(D,)')
-    _check_states(A)
+    channels = _check_shapes(u, delta, A, B, C, D, z, delta_bias, 'D')
     B, C = (_deinterleave(name, M, u, A) for name, M in (('B', B), ('C', C)))
     groups = _check_state_matrices(B, C, u, A)
     _check_bool('reverse', reverse)
-    _check_bool('delta_softplus', delta_softplus)
-    _check_bool('return_last_state', return_last_state)
-    method = method_id(discretization_method)
 
-    if not use_compiled(use_cuda_kernel, u.device.type, u.dtype):
-        return selective_scan_ref(
-            u, delta, A, B, C, D, z, delta_bias, delta_softplus, return_last_state,
-            discretization_method, reverse,
-        )  # fmt: skip
-
-    def split(x: Tensor | None, dim: int) -> Tensor | None:
-        return None if x is None else x.unflatten(dim, (groups, channels // groups))
+    def split(x: Tensor, dim: int) -> Tensor:
+        return x.unflatten(dim, (groups, channels[0] // groups))
 
     def split_state_matrix(M: Tensor) -> Tensor:
         if M.dim() == 2:
             return split(M, 0)
         return (M if M.dim() == 4 else M.unsqueeze(1)).expand(-1, groups, -1, -1)
 
-    out, last_state, _ = torch.ops.vim_mm.selective_scan_fwd(
+    out, last_state = _scan(
         split(u, 1),
         split(delta, 1),
         split(A, 0),
         split_state_matrix(B),
         split_state_matrix(C),
-        split(D, 0),
-        split(z, 1),
-        split(delta_bias, 0),
-        delta_softplus,
-        method,
-        [int(reverse)] * groups,
+        None if D is None else split(D, 0),
+        None if z is None else split(z, 1),
+        None if delta_bias is None else split(delta_bias, 0),
+        delta_softplus=delta_softplus,
+        return_last_state=return_last_state,
+        method=discretization_method,
+        use_cuda_kernel=use_cuda_kernel,
+        reverse=[reverse] * groups,
     )
     out = out.flatten(1, 2)
     return (out, last_state.flatten(1, 2)) if return_last_state else out
@@ -154,18 +137,8 @@ def selective_scan_grouped_fn(
     Returns:
         out (B, K, D, L); with ``return_last_state`` also the state (B, K, D, N).
     """
-    tensors = dict(u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias)
-    _check_tensors(tensors)
-    _check_rank('u', u, 4, '(B, K, D, L)')
-    _check_rank('A', A, 3, '(K, D, N)')
-    batch, groups, channels, length = u.shape
-    states = A.shape[2]
-    _check_shape('delta', delta, tuple(u.shape), '(B, K, D, L)')
-    _check_shape('A', A, (groups, channels, states), '(K, D, N)')
-    _check_shape('z', z, tuple(u.shape), '(B, K, D, L)')
-    _check_shape('D', D, (groups, channels), '(K, D)')
-    _check_shape('delta_bias', delta_bias, (groups, channels), '(K, D)')
-    _check_states(A)
+    groups, channels = _check_shapes(u, delta, A, B, C, D, z, delta_bias, 'K, D')
+    batch, length, states = u.shape[0], u.shape[3], A.shape[2]
     for name, M in (('B', B), ('C', C)):
         _check_state_dtype(name, M, u, A)
         if M.dim() == 3:
@@ -176,53 +149,102 @@ def selective_scan_grouped_fn(
         raise ValueError(f'reverse: expected {groups} flags, one per group, got {len(reverse)}')
     for flag in reverse:
         _check_bool('reverse', flag)
-    _check_bool('delta_softplus', delta_softplus)
-    _check_bool('return_last_state', return_last_state)
-    method = method_id(discretization_method)
-
-    if use_compiled(use_cuda_kernel, u.device.type, u.dtype):
-        out, last_state, _ = torch.ops.vim_mm.selective_scan_fwd(
-            u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, [*map(int, reverse)]
-        )
-    else:
-
-        def group(x: Tensor | None, k: int, dim: int) -> Tensor | None:
-            return None if x is None else x.select(dim, k)
-
-        results = [
-            selective_scan_ref(
-                group(u, k, 1),
-                group(delta, k, 1),
-                A[k],
-                group(B, k, B.dim() - 3),
-                group(C, k, C.dim() - 3),
-                group(D, k, 0),
-                group(z, k, 1),
-                group(delta_bias, k, 0),
-                delta_softplus,
-                True,
-                discretization_method,
-                flag,
-            )
-            for k, flag in enumerate(reverse)
-        ]
-        out, last_state = (torch.stack(x, dim=1) for x in zip(*results, strict=True))
+    out, last_state = _scan(
+        u, delta, A, B, C, D, z, delta_bias,
+        delta_softplus=delta_softplus,
+        return_last_state=return_last_state,
+        method=discretization_method,
+        use_cuda_kernel=use_cuda_kernel,
+        reverse=reverse,
+    )  # fmt: skip
     return (out, last_state) if return_last_state else out
 
 
-def _check_tensors(tensors: dict[str, Tensor | None]) -> None:
-    """Types, dtypes and device of everything but the state matrices B and C."""
+def _scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    delta_bias: Tensor | None,
+    *,
+    delta_softplus: bool,
+    return_last_state: bool,
+    method: str,
+    use_cuda_kernel: bool | None,
+    reverse: Sequence[bool],
+) -> tuple[Tensor, Tensor]:
+    """Both public forms, once their shapes are checked and are those of the grouped one."""
+    _check_bool('delta_softplus', delta_softplus)
+    _check_bool('return_last_state', return_last_state)
+    number = method_id(method)
+    if use_compiled(use_cuda_kernel, u.device.type, u.dtype):
+        out, last_state, _ = torch.ops.vim_mm.selective_scan_fwd(
+            u, delta, A, B, C, D, z, delta_bias, delta_softplus, number, [*map(int, reverse)]
+        )
+        return out, last_state
+    results = [
+        selective_scan_ref(
+            u[:, k],
+            delta[:, k],
+            A[k],
+            B.select(B.dim() - 3, k),
+            C.select(C.dim() - 3, k),
+            None if D is None else D[k],
+            None if z is None else z[:, k],
+            None if delta_bias is None else delta_bias[k],
+            delta_softplus,
+            True,
+            method,
+            flag,
+        )
+        for k, flag in enumerate(reverse)
+    ]
+    out, last_state = (torch.stack(x, dim=1) for x in zip(*results, strict=True))
+    return out, last_state
+
+
+def _check_shapes(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    delta_bias: Tensor | None,
+    letters: str,
+) -> tuple[int, ...]:
+    """Check all but the shapes of B and C; the sizes that ``letters``, 'D' or 'K, D', stand for."""
+    required = dict(u=u, delta=delta, A=A, B=B, C=C)
+    optional = dict(D=D, z=z, delta_bias=delta_bias)
+    _check_tensors(required, {name: x for name, x in optional.items() if x is not None})
+    rank = len(letters.split(','))
+    sequence, per_channel = f'(B, {letters}, L)', f'({letters},)' if rank == 1 else f'({letters})'
+    _check_rank('u', u, rank + 2, sequence)
+    _check_rank('A', A, rank + 1, f'({letters}, N)')
+    channels = tuple(u.shape[1:-1])
+    _check_shape('delta', delta, tuple(u.shape), sequence)
+    _check_shape('A', A, (*channels, A.shape[-1]), f'({letters}, N)')
+    _check_shape('z', z, tuple(u.shape), sequence)
+    _check_shape('D', D, channels, per_channel)
+    _check_shape('delta_bias', delta_bias, channels, per_channel)
+    _check_states(A)
+    return channels
+
+
+def _check_tensors(required: dict[str, Tensor], optional: dict[str, Tensor]) -> None:
+    """Types, dtypes and device; the dtypes of B and C depend on more than that."""
+    tensors = required | optional
     for name, x in tensors.items():
-        if x is None and name in ('D', 'z', 'delta_bias'):
-            continue
         if not isinstance(x, Tensor):
             raise TypeError(f'{name}: expected a tensor, got {type(x).__name__}')
     u = tensors['u']
     if u.dtype not in _ANY_FLOAT:
         raise TypeError(f'u: expected float32, float16, bfloat16 or float64, got {u.dtype}')
     for name, x in tensors.items():
-        if x is None:
-            continue
         if x.device != u.device:
             raise ValueError(f'{name}: expected on {u.device}, where u is, got {x.device}')
         if name in ('delta', 'z'):

@@ -1,6 +1,7 @@
 """The neck as configs build it."""
 
 import copy
+from typing import Any
 
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
@@ -16,6 +17,6 @@ class SimpleFPN(models.SimpleFPN, BaseModule):
         init_cfg (dict | list[dict], optional): MMEngine's initialization config.
     """
 
-    def __init__(self, *args, init_cfg: dict | list[dict] | None = None, **kwargs):
+    def __init__(self, *args: Any, init_cfg: dict | list[dict] | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)  # BaseModule's part runs without an init_cfg
         self.init_cfg = copy.deepcopy(init_cfg)

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from typing import Any
 
 from mmengine.logging import print_log
 from mmengine.model import BaseModule
@@ -21,7 +22,7 @@ class VisionMamba(models.VisionMamba, BaseModule):
         init_cfg (dict | list[dict], optional): MMEngine's initialization config.
     """
 
-    def __init__(self, *args, init_cfg: dict | list[dict] | None = None, **kwargs):
+    def __init__(self, *args: Any, init_cfg: dict | list[dict] | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)  # BaseModule's part runs without an init_cfg
         self.init_cfg = copy.deepcopy(init_cfg)
 

@@ -10,8 +10,6 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from vim_mm.analysis import published_vim
-from vim_mm.analysis.published_vim import PublishedVim
 from vim_mm.analysis.timing import (
     DTYPES,
     count_launches,
@@ -22,6 +20,9 @@ from vim_mm.analysis.timing import (
 )
 from vim_mm.models import VisionMamba
 from vim_mm.models.vision_mamba import ARCHS
+
+from . import published_vim
+from .published_vim import PublishedVim
 
 PATCH = 16
 DEIT_LAYERS = 12
