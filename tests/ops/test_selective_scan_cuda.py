@@ -160,7 +160,7 @@ def test_many_windows(method, length, states, channels):
 
 
 # As many rows as choose each of the block shapes; lengths that end within a window and with one.
-@pytest.mark.parametrize('method', ['zoh', 'bilinear', 'rk4', 'foh', 'poly'])
+@each_method
 @pytest.mark.parametrize(
     ('batch', 'channels'), [(2, 300), (4, 70), (10, 150), (10, 300), (16, 450)]
 )
@@ -339,7 +339,7 @@ def test_any_strides():
 
 @pytest.mark.parametrize('reverse', [False, True], ids=['forwards', 'backwards'])
 @pytest.mark.parametrize('row', [256, 257], ids=['even', 'odd'])
-@pytest.mark.parametrize('method', ['zoh', 'bilinear', 'poly'])
+@each_method
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_misaligned_rows(dtype, method, row, reverse):
     """Contiguous in time, but rows begin at odd entries: all of them, or every other one.
