@@ -10,7 +10,7 @@ STAMPS := $(VENV)/stamps
 IN_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
 PIP := $(IN_VENV) $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --quiet --constraint requirements/lock.txt
-REQUIREMENTS := build runtime mm tests dev
+REQUIREMENTS := build runtime mm tests dev docs
 PYTEST_ARGS ?=
 
 # A toolkit without a GPU must not cost a demo an hour: no CUDA build where no GPU is visible, and
@@ -20,12 +20,14 @@ ifeq ($(GPU_ARCHITECTURES),)
 export VIM_MM_BUILD_CUDA ?= 0
 else
 export TORCH_CUDA_ARCH_LIST ?= $(GPU_ARCHITECTURES)
+# Tests that measure time and memory of a GPU want it for themselves: one process.
+WORKERS ?= 0
 endif
 
 NATIVE_SOURCES := setup.py $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-det demo demo-det test lint format lock clean distclean
+.PHONY: help install install-det demo demo-det test test-fast lint format docs lock clean distclean
 .DELETE_ON_ERROR:
 # pip must not run twice at once in one environment.
 .NOTPARALLEL:
@@ -49,8 +51,15 @@ $(IN_VENV) python tools/train.py $(1) --resume
 $(IN_VENV) python tools/demo_report.py work_dirs/$(basename $(notdir $(1)))
 endef
 
+# Most tests use one core. Workers take whole files, so that the tests of a file share its fixtures.
+WORKERS ?= 2
+PYTEST = $(IN_VENV) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
 test: install-det $(STAMPS)/tests ## Run the suite, or a part of it (PYTEST_ARGS="-k scan")
-	$(IN_VENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
+
+test-fast: install-det $(STAMPS)/tests ## Run the tests of seconds, which touch every module
+	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
 lint: $(STAMPS)/dev $(STAMPS)/runtime ## Check style, Python and native, and the types of the public API
 	$(BIN)/ruff check .
@@ -62,6 +71,9 @@ format: $(STAMPS)/dev ## Repair style, Python and native
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	git ls-files 'csrc/*' 'tests/emulation/*.cpp' 'tests/emulation/*.h' | xargs $(BIN)/clang-format -i
+
+docs: install $(STAMPS)/docs ## Build the documentation site in build/docs; a warning is an error
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs -d build/doctrees . build/docs
 
 lock: $(STAMPS)/dev ## Choose the versions in requirements/lock.txt anew
 	cd requirements && ../$(BIN)/uv pip compile --quiet --universal --python-version 3.10 \
@@ -98,6 +110,6 @@ $(STAMPS)/extension: $(NATIVE_SOURCES) $(STAMPS)/runtime
 	$(PIP) install --quiet --no-build-isolation --no-deps --editable .
 	touch $@
 
-$(STAMPS)/tests $(STAMPS)/dev: $(STAMPS)/%: requirements/%.txt requirements/lock.txt | $(STAMPS)/venv
+$(STAMPS)/tests $(STAMPS)/dev $(STAMPS)/docs: $(STAMPS)/%: requirements/%.txt requirements/lock.txt | $(STAMPS)/venv
 	$(PIP_INSTALL) -r $<
 	touch $@

@@ -17,6 +17,7 @@ from tools.analysis.peers.backbones import Workload, hold_to, measure
 TINY = ('--n_trials', 1, '--seconds', 0, '--methods', 'zoh')
 
 
+@pytest.mark.slow
 def test_tables_hold_what_the_file_holds(tmp_path):
     printed = run_tool(
         'analysis/benchmark_backbone.py', *TINY, '--images', '16x2', '48x1', '--modes', 'infer',
@@ -143,6 +144,7 @@ def test_an_interrupted_run_keeps_what_it_has(tool, tmp_path, monkeypatch, capsy
     assert picture.exists() and '32 x 32, batch 1' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_unknown_sizes_are_errors(tmp_path):
     printed = run_tool(
         'analysis/benchmark_backbone.py', '--images', '224', cwd=tmp_path, fails=True

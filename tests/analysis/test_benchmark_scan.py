@@ -20,6 +20,7 @@ def table_under(title, text):
     return dict(zip(cells[0], zip(*cells[2:], strict=True), strict=True))
 
 
+@pytest.mark.slow
 def test_tables_hold_what_the_file_holds(tmp_path):
     printed = run_tool(
         'analysis/benchmark_scan.py', *TINY, '--backends', 'kernel', 'reference',
@@ -46,6 +47,7 @@ def test_tables_hold_what_the_file_holds(tmp_path):
     assert memory['zoh reference'] > memory['zoh'] > 0
 
 
+@pytest.mark.slow
 def test_named_shapes_and_cost_over_the_length(tmp_path):
     printed = run_tool(
         'analysis/benchmark_scan.py', '--shapes', 'L1024', 't1024', '--dstate', 1, '--methods',
@@ -55,6 +57,7 @@ def test_named_shapes_and_cost_over_the_length(tmp_path):
     assert table_under('Forward, nanoseconds per step', printed)['shape'] == ('L1024',)
 
 
+@pytest.mark.slow
 def test_a_variable_that_would_change_the_path_is_an_error(tmp_path):
     printed = run_tool(
         'analysis/benchmark_scan.py', *TINY, cwd=tmp_path, fails=True, VIM_USE_CUDA_KERNEL='0'

@@ -19,6 +19,7 @@ def tool():
     return runpy.run_path(str(TOOLS / TOOL))
 
 
+@pytest.mark.slow
 def test_every_method_by_every_path(tmp_path):
     printed = run_tool(TOOL, *TINY, '--out', 'figures.json', cwd=tmp_path)
     result = json.loads((tmp_path / 'figures.json').read_text())
@@ -36,6 +37,7 @@ def test_every_method_by_every_path(tmp_path):
     assert peak['dense inverse'] > peak['Python'] > peak['CPU kernel']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('flag', 'part'), [('ops', 'operations'), ('scan', 'scans')])
 def test_one_part_alone(tmp_path, flag, part):
     run_tool(TOOL, *TINY, f'--profile_{flag}', '--methods', 'rk4', '--out', 'f.json', cwd=tmp_path)

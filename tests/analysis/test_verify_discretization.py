@@ -34,6 +34,7 @@ def test_what_is_right_passes(monkeypatch, capsys):
     assert verify(monkeypatch, capsys) == (0, [])
 
 
+@pytest.mark.slow
 def test_a_truncated_coefficient_fails(monkeypatch, capsys):
     """foh's beta as a polynomial in z, as the prior art had it."""
 
@@ -52,6 +53,7 @@ def test_a_truncated_coefficient_fails(monkeypatch, capsys):
     assert exact and not any(' kernel' in line for line in exact)
 
 
+@pytest.mark.slow
 def test_a_method_that_falls_back_to_another_fails(monkeypatch, capsys):
     """The kernel runs zoh under the name foh."""
     monkeypatch.setattr(selective_scan, 'method_id', lambda name: METHODS['zoh'].id)

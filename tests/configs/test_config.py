@@ -44,6 +44,7 @@ def test_config_path_without_similar_configs():
         config_path('xyz')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', [SEG, DET])
 def test_shipped_bases_resolve_in_a_fresh_process_elsewhere(name, tmp_path):
     (tmp_path / 'mine.py').write_text(

@@ -128,6 +128,7 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_prints_the_last_metric_of_each_method(folder):
     table = [
         [cell.strip() for cell in line.strip('|').split('|')]
@@ -140,6 +141,7 @@ def test_prints_the_last_metric_of_each_method(folder):
         assert row == [f'small_{method}', str(step), f'{loss:.3g}', f'{mean_iou:.2f}']
 
 
+@pytest.mark.slow
 def test_runs_differ_in_the_method_only(folder):
     configs = [
         Config.fromfile(folder / 'work_dirs' / f'small_{method}' / 'small.py').to_dict()
@@ -155,6 +157,7 @@ def test_runs_differ_in_the_method_only(folder):
     assert first[0] != first[1]
 
 
+@pytest.mark.slow
 def test_skips_the_finished_and_resumes_the_interrupted(folder):
     zoh, rk4 = (folder / 'work_dirs' / f'small_{method}' for method in ('zoh', 'rk4'))
     assert [step for step, _ in logged(zoh, 'mIoU')] == [4]
@@ -172,6 +175,7 @@ def test_skips_the_finished_and_resumes_the_interrupted(folder):
     assert (zoh / 'finished').exists()
 
 
+@pytest.mark.slow
 def test_refuses_to_mix_runs_of_other_arguments(folder):
     done = run_all_methods(folder, 'optim_wrapper.optimizer.lr=1')
     assert done.returncode == 1

@@ -27,6 +27,7 @@ def learning_rates(schedule: str) -> list[float]:
     return factors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'schedule, max_iters, warmup',
     [
@@ -44,6 +45,7 @@ def test_linear_warmup_and_linear_decay(schedule, max_iters, warmup):
         assert factors[i] == pytest.approx(expected, rel=1e-2, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_steps_of_the_released_detection():
     factors = learning_rates('coco_released_184k')
     assert len(factors) == 184375

@@ -80,7 +80,16 @@ def build_cheap(cfg: Config) -> tuple[BaseModel, OptimWrapper]:
     return model, build_optim_wrapper(model, cfg.optim_wrapper)
 
 
-@pytest.mark.parametrize('name', config_names())
+# Configs of one model differ in the method only, as the first test shows: in a hurry one of each
+# task speaks for all.
+IN_A_HURRY = ('seg/upernet_vim_t_bilinear.py', 'det/mask_rcnn_vim_t_bilinear.py')
+EACH_CONFIG = [
+    pytest.param(name, marks=() if name in IN_A_HURRY else pytest.mark.slow)
+    for name in config_names()
+]
+
+
+@pytest.mark.parametrize('name', EACH_CONFIG)
 def test_builds_trains_a_step_and_predicts(name):
     cfg = load(name)
     model, optim_wrapper = build_cheap(cfg)
@@ -111,6 +120,7 @@ def test_builds_trains_a_step_and_predicts(name):
         assert instances.masks.shape[1:] == SIZE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['mask_rcnn_vim_shapes.py', 'cascade_mask_rcnn_vim_t_zoh.py'])
 def test_detection_heads_hand_over_float32_in_mixed_precision(name):
     from mmdet.models import BBoxHead, FCNMaskHead

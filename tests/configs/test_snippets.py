@@ -58,6 +58,6 @@ def test_parameter_groups(library, lr, decay):
     assert {groups_of(model, default)[name] for name in marked} == {(lr, decay)}
 
 
-def test_readme_shows_the_snippet():
+def test_readme_shows_the_snippets():
     shown = re.findall(r'```python\n(_base_ = .*?)```', (ROOT / 'README.md').read_text(), re.S)
-    assert (SNIPPETS / 'mmdet.py').read_text() in shown
+    assert sorted(shown) == sorted(path.read_text() for path in SNIPPETS.glob('*.py'))

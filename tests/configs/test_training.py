@@ -133,6 +133,7 @@ def train(config: str, work_dir: Path, options: dict) -> dict:
     return records[-1]
 
 
+@pytest.mark.slow
 def test_train_on_ade20k(ade20k, tmp_path):
     options = {
         'data_root': ade20k,
@@ -149,6 +150,7 @@ def test_train_on_ade20k(ade20k, tmp_path):
     assert metrics['step'] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('config', DET)
 def test_train_on_coco(config, coco, tmp_path):
     options = {

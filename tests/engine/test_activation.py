@@ -41,6 +41,7 @@ def run_script(tmp_path, script, *prefix):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('script', 'prefix'),
     [
@@ -54,6 +55,7 @@ def test_bases_resolve_in_the_script_of_somebody_else(script, prefix, tmp_path):
     assert done.stdout.splitlines()[-2:] == ['EncoderDecoder mmseg'] * 2
 
 
+@pytest.mark.slow
 def test_without_it_mmengine_resolves_no_bases_of_ours(tmp_path):
     """What docs/activation.md quotes; if this fails, MMEngine has learned something."""
     done = run_script(tmp_path, TRAIN)
@@ -92,6 +94,7 @@ def load(tmp_path, imports, checkpoint):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('imports', [['vim_mm'], ['vim_mm', 'vim_mm.activated']])
 def test_checkpoints_are_data_once_a_custom_import_has_activated(imports, tmp_path):
     run_fresh(EVIL, tmp_path)

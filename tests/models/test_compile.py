@@ -34,6 +34,7 @@ def test_static_size(bimamba_type):
     assert graphs_and_outputs(model, [(40, 24)], dynamic=False) == 1
 
 
+@pytest.mark.slow
 def test_dynamic_sizes_share_a_graph():
     """One for images that patches cover, one for those to be padded."""
     model = small_backbone(arch=dict(embed_dims=16, num_layers=1), out_feature='norm')

@@ -1,5 +1,6 @@
 """DistributedDataParallel on gloo: it fails on any parameter without a gradient."""
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -41,5 +42,6 @@ def worker(rank, store):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_gradients_of_the_whole_batch(tmp_path):
     mp.spawn(worker, args=(tmp_path / 'store',), nprocs=2)

@@ -143,6 +143,7 @@ class TestOnCpu:
         model = small_backbone(bimamba_type=bimamba_type, with_cp=with_cp, if_rope=True)
         assert_compiled(model, [images(40, 24)], dynamic=False)
 
+    @pytest.mark.slow
     def test_compile_sizes_that_share_a_graph(self):
         sizes = [(40, 24), (56, 48), (72, 88)]
         inputs = [images(*size) for size in sizes]
@@ -444,6 +445,7 @@ class TestOnCuda:
         model = small_backbone(bimamba_type=bimamba_type, with_cp=with_cp, if_rope=True).cuda()
         assert_compiled(model, [images(40, 24).cuda()], dynamic=False)
 
+    @pytest.mark.slow
     def test_compile_sizes_that_share_a_graph(self):
         inputs = [images(*size).cuda() for size in [(40, 24), (56, 48), (72, 88)]]
         assert_compiled(small_backbone(out_feature='norm').cuda(), inputs, dynamic=True)

@@ -257,6 +257,7 @@ def test_double_backward_raises():
         grad.sum().backward()
 
 
+@pytest.mark.slow
 def test_memory_is_linear_in_the_length():
     """Nothing of size (B, D, L, N): at N = 256 that would be 512 MiB here."""
     code = (
@@ -277,6 +278,7 @@ def test_memory_is_linear_in_the_length():
     assert int(result.stdout) < 160 * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('capability', ['portable', 'avx2', 'avx512'])
 def test_every_instruction_set(capability):
     """Golden vectors and 60-digit mathematics once more, on each set that this processor has."""
@@ -312,6 +314,7 @@ def test_overflow_does_not_depend_on_the_number_of_states(method, step):
     assert torch.equal(outs[0], outs[1])
 
 
+@pytest.mark.slow
 def test_unknown_instruction_set():
     environment = os.environ | {'VIM_MM_CPU_CAPABILITY': 'sse9'}
     code = 'import torch, vim_mm.ops; torch.ops.vim_mm.cpu_capability()'

@@ -84,6 +84,7 @@ def run(scan, inputs):
     return (out, last_state, *grads)
 
 
+@pytest.mark.slow
 def test_compile_with_inductor():
     """The default backend once, with code around the op that it fuses."""
     torch._dynamo.reset()
@@ -147,6 +148,7 @@ def _ddp_worker(rank, folder, batch):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_distributed_data_parallel(tmp_path):
     """Two gloo processes with half of the batch each have the gradients of one with all of it."""
     inputs = make_inputs(dtype=torch.float32)

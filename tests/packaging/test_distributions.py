@@ -12,12 +12,19 @@ from mmengine.config import Config
 
 import vim_mm
 
+# Builds the sdist and the wheel, with its kernels.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 NOT_SOURCES = (
     *('.*cache', '.git', '.venv', '__pycache__', '*.egg-info', '*.so'),
     *('build', 'dist', 'data', 'work_dirs'),
 )
-CONFIGS = {path.relative_to(ROOT).as_posix() for path in ROOT.glob('configs/**/*.py')}
+CONFIGS = {
+    path.relative_to(ROOT).as_posix()
+    for pattern in ('configs/**/*.py', 'configs/*/metafile.yml', 'model-index.yml')
+    for path in ROOT.glob(pattern)
+}
 
 
 def run(*command: str, cwd: Path, **environment: str) -> str:

@@ -1,34 +1,82 @@
-"""What the documents show works as it stands there."""
+"""What the documents show works as it stands there, and what they claim about the code holds."""
 
+import ast
 import re
+import sys
 from pathlib import Path
 
 import pytest
-from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
+
+from vim_mm.ops import METHODS
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [*ROOT.glob('*.md'), *ROOT.glob('*/README.md')]
+DOCUMENTS = [*ROOT.glob('*.md'), *ROOT.glob('*/README.md'), *ROOT.glob('docs/*.md')]
+each_document = pytest.mark.parametrize(
+    'document', [pytest.param(path, id=path.relative_to(ROOT).as_posix()) for path in DOCUMENTS]
+)
 
 
-def test_config_in_readme_builds_its_detector():
-    pytest.importorskip('mmcv.ops', reason='needs mmcv with compiled operators')
-    (block,) = re.findall(r'```python\n(_base_ = .*?)```', (ROOT / 'README.md').read_text(), re.S)
-    cfg = Config.fromstring(block, '.py')
-    init_default_scope(cfg.default_scope)
-    model = MODELS.build(cfg.model)
-    assert type(model.backbone).__name__ == 'VisionMamba'
-    assert type(model.neck).__name__ == 'SimpleFPN'
+def test_plain_pytorch_in_readme_runs():
+    (code,) = re.findall(
+        r'```python\n(import torch\n.*?)```', (ROOT / 'README.md').read_text(), re.S
+    )
+    names = {}
+    exec(code, names)
+    assert [tuple(m.shape) for m in names['maps']] == [(2, 192, 14, 20)] * 4
+    assert tuple(names['features'].shape) == (2, 384)
+    assert not any(p.grad is None for p in names['model'].parameters())
 
 
-@pytest.mark.parametrize('document', [pytest.param(path, id=path.name) for path in DOCUMENTS])
+def test_the_page_of_the_methods_has_their_names_and_numbers():
+    rows = re.findall(r'^\| (\d) \| `(\w+)` \|', (ROOT / 'docs/methods.md').read_text(), re.M)
+    assert {name: int(number) for number, name in rows} == {
+        name: method.id for name, method in METHODS.items()
+    }
+
+
+@each_document
 def test_links_lead_somewhere(document):
     for target in re.findall(r'\]\(([^)#]+)', document.read_text()):
         assert '://' in target or (document.parent / target).exists(), target
 
 
-@pytest.mark.parametrize('document', [pytest.param(path, id=path.name) for path in DOCUMENTS])
+@each_document
 def test_configs_and_tools_that_are_named_exist(document):
     names = re.findall(r'(?<![\w/])(?:configs|tools)/[\w/]+\.(?:py|sh)', document.read_text())
     for name in names:
         assert (ROOT / name).exists(), name
+
+
+def rooms() -> dict[str, set[str]]:
+    """What each room of the package may import, by the table of docs/architecture.md."""
+    text = (ROOT / 'docs/architecture.md').read_text()
+    rows = re.findall(r'^\| `vim_mm/([\w.]+)/?` \|.*\| (.*) \|$', text, re.M)
+    return {room: set(re.findall(r'\w+', cell)) for room, cell in rows if 'everything' not in cell}
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Dotted names of all modules that a file imports; ``from vim_mm import x`` counts as one."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            of_package = node.module == 'vim_mm'
+            names |= {f'vim_mm.{a.name}' for a in node.names} if of_package else {node.module}
+    return names
+
+
+@pytest.mark.parametrize('room', rooms())
+def test_a_room_imports_what_the_architecture_allows(room):
+    place = ROOT / 'vim_mm' / room
+    allowed = rooms()[room] | {place.stem} | set(sys.stdlib_module_names)
+    for path in place.rglob('*.py') if place.is_dir() else [place]:
+        for module in imported_modules(path):
+            top, _, rest = module.partition('.')
+            assert (rest.split('.')[0] if top == 'vim_mm' else top) in allowed, f'{path}: {module}'
+
+
+def test_the_page_of_the_api_has_every_public_room():
+    modules = set(re.findall(r'automodule:: (\S+)', (ROOT / 'docs/api.md').read_text()))
+    public = ('models', 'registered', 'ops', 'engine')
+    assert modules >= {'vim_mm', *(f'vim_mm.{room}' for room in public)}

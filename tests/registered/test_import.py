@@ -1,5 +1,7 @@
 """What `import vim_mm` does to a process, with MMEngine and without; each in a fresh one."""
 
+import pytest
+
 from tests.registered.fresh import run_fresh
 
 # All classes and modules of MMEngine that vim_mm imports, attribute by attribute, but for what
@@ -49,6 +51,7 @@ def test_import_changes_nothing_in_mmengine(tmp_path):
     assert changes('import vim_mm, vim_mm.engine.cli, vim_mm.analysis.runs', tmp_path) == '[]'
 
 
+@pytest.mark.slow
 def test_activate_changes_the_readers_and_the_bases(tmp_path):
     changed = changes('import vim_mm; vim_mm.activate()', tmp_path)
     for name in ('CheckpointLoader', 'Config', 'MODULE2PACKAGE'):
@@ -89,6 +92,7 @@ print([name for name in sys.modules if name.startswith(('mmengine', 'mmcv', 'mmd
 """
 
 
+@pytest.mark.slow
 def test_plain_core_works_without_mmengine(tmp_path):
     *_, message, loaded = run_fresh(BLOCK_OPENMMLAB + PLAIN, tmp_path).splitlines()
     assert message == (

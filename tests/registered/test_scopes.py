@@ -21,6 +21,7 @@ print(type(backbone).__module__, type(neck).__module__)
 REGISTERED = 'vim_mm.registered.vision_mamba vim_mm.registered.simple_fpn'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('scope', ['mmengine', 'mmseg', 'mmdet', 'mmpretrain'])
 def test_built_from_the_scope_of_another_library(scope, tmp_path):
     if importlib.util.find_spec(scope) is None:
@@ -41,6 +42,7 @@ sys.modules['{scope}'], sys.modules['{scope}.registry'] = ModuleType('{scope}'),
 """
 
 
+@pytest.mark.slow
 def test_built_from_a_scope_under_the_root_registry(tmp_path):
     """What mmpretrain's registry is, whether or not mmpretrain is installed."""
     program = (CHILD_REGISTRY + PROGRAM).format(scope='mmpretrain')

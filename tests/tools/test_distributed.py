@@ -10,6 +10,9 @@ import torch
 from tests.tools.conftest import command, environment, run_tool
 from tests.tools.test_tools import iterations, metrics
 
+# Trainings in processes of their own.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def options(configs, data_root):

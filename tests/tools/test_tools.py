@@ -9,12 +9,13 @@ import time
 
 import numpy as np
 import pytest
-from mmengine.config import Config
 from PIL import Image
 
 from tests.tools.conftest import command, environment, run_tool
 from vim_mm.engine.checkpoint import last_checkpoint
-from vim_mm.engine.cli import import_task_library
+
+# Trainings in processes of their own.
+pytestmark = pytest.mark.slow
 
 FIRST_METRIC = {'seg': 'mIoU', 'det': 'coco/bbox_mAP'}
 
@@ -158,8 +159,3 @@ def test_a_missing_library_is_named_in_one_sentence(task, message, configs, tmp_
     log = run_tool('train.py', configs[task], cwd=tmp_path, fails=True, PYTHONPATH=path)
     assert message in log.splitlines()[-1]
     assert 'Traceback' not in log
-
-
-def test_a_config_of_neither_task_is_refused():
-    with pytest.raises(SystemExit, match=r"must be one of \['mmseg', 'mmdet'\], got 'mmpose'"):
-        import_task_library(Config({'default_scope': 'mmpose'}))

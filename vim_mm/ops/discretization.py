@@ -217,7 +217,7 @@ def discretize(delta: Tensor, A: Tensor, method: str) -> tuple[Tensor, Tensor]:
 
     Any real step and any A are legal, zero included. The computation runs in double precision
     whatever the inputs and is rounded once at the end: rounding z = delta A to float32 would
-    already cost |z| ulps of e^z. Differentiable any number of times.
+    already cost ``|z|`` ulps of e^z. Differentiable any number of times.
 
     Args:
         delta: Real floating point, the step lengths.

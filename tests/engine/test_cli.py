@@ -1,0 +1,32 @@
+"""What the command lines of tools/ share, and the command that activates for other people's."""
+
+import runpy
+import sys
+
+import pytest
+from mmengine.config import Config
+
+import vim_mm
+from vim_mm.engine.cli import import_task_library
+
+
+def test_a_config_of_neither_task_is_refused():
+    with pytest.raises(SystemExit, match=r"must be one of \['mmseg', 'mmdet'\], got 'mmpose'"):
+        import_task_library(Config({'default_scope': 'mmpose'}))
+
+
+def test_activated_activates_before_the_script_of_somebody_else(tmp_path, monkeypatch, capsys):
+    events = []
+    monkeypatch.setattr(vim_mm, 'activate', lambda: events.append('activate'))
+    (tmp_path / 'helper.py').write_text('name = "helper"')
+    script = tmp_path / 'train.py'
+    script.write_text('import sys, helper; print(__name__, helper.name, sys.argv[1:])')
+    monkeypatch.setattr(sys, 'argv', ['vim_mm/activated.py', str(script), 'config.py'])
+    monkeypatch.setattr(sys, 'path', ['where python -m was called', *sys.path])
+    runpy.run_module('vim_mm.activated', run_name='__main__')
+    assert events == ['activate']
+    assert capsys.readouterr().out.strip() == "__main__ helper ['config.py']"
+
+    monkeypatch.setattr(sys, 'argv', ['vim_mm/activated.py'])
+    with pytest.raises(SystemExit, match=r'usage: python -m vim_mm\.activated SCRIPT'):
+        runpy.run_module('vim_mm.activated', run_name='__main__')

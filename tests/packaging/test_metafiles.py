@@ -1,0 +1,60 @@
+"""model-index.yml and the metafiles list every recipe, in the form that OpenMMLab's tools read."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+import yaml
+
+import vim_mm
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope='module')
+def tool():
+    return runpy.run_path(str(ROOT / 'tools/dev/write_metafiles.py'))
+
+
+def read(name: str) -> dict:
+    return yaml.safe_load((ROOT / name).read_text())
+
+
+def metafiles() -> list[str]:
+    return read('model-index.yml')['Import']
+
+
+def test_files_are_what_the_tool_writes(tool):
+    vim_mm.activate()
+    for name, content in tool['files']().items():
+        assert read(name) == content, f'{name}: run python tools/dev/write_metafiles.py'
+
+
+def test_every_recipe_is_listed_once():
+    listed = [model['Config'] for name in metafiles() for model in read(name)['Models']]
+    recipes = [
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.glob('configs/[!_]*/*.py')
+        if not path.stem.endswith('_shapes')
+    ]
+    assert sorted(listed) == sorted(recipes)
+
+
+@pytest.mark.parametrize('name', metafiles())
+def test_keys_are_those_of_the_schema(name):
+    content = read(name)
+    assert content.keys() == {'Collections', 'Models'}
+    collections = {collection['Name']: collection for collection in content['Collections']}
+    for collection in collections.values():
+        assert collection.keys() == {'Name', 'Metadata', 'Paper', 'README', 'Code'}
+        assert collection['Paper'].keys() == {'URL', 'Title'}
+        assert (ROOT / collection['README']).is_file()
+        assert isinstance(collection['Metadata']['Training Data'], list)
+    names = [model['Name'] for model in content['Models']]
+    assert len(set(names)) == len(names) > 0
+    for model in content['Models']:
+        # Results and Weights join them with the first published checkpoint.
+        assert {'Name', 'In Collection', 'Config', 'Metadata'} <= model.keys()
+        assert model.keys() <= {'Name', 'In Collection', 'Config', 'Metadata', 'Results', 'Weights'}
+        assert model['In Collection'] in collections
+        assert Path(model['Config']).stem == model['Name']
