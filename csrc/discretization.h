@@ -11,6 +11,7 @@
 //   poly       e^z                    psi_1 + psi_2 / 2              (averaged over both directions)
 //   highorder  e^z                    psi_1 + psi_2 + psi_3 / 2
 //   rk4        e^z                    dt (1 + z/2 + z^2/6 + z^3/24)
+//   zoh_exact  e^z                    psi_1                          (the control, see the Python home)
 //
 // phi functions: Hochbruck & Ostermann, Exponential integrators, Acta Numerica (2010).
 //
@@ -183,8 +184,6 @@ struct NearZero<2, accuracy> {
     const float root = dt * root_of_phi(bits);
     return root * root;
   }
-
- private:
   static VIM_MM_INLINE float root_of_phi(float bits) {
     if constexpr (half) {
       constexpr float c[] = {0.707106848f, 0.0817431967f, 0.00943937094f};
@@ -218,10 +217,16 @@ struct NearZero<4, Accuracy::full> {
   float phi[7] = {0.25f,           0.0346574411f,   0.00400376273f, 0.00039629481f,
                   3.43524916e-05f, 2.72730358e-06f, 1.86177942e-07f};
 };
+// (K-1)! phi_K.
 template <int K, Accuracy accuracy>
 VIM_MM_INLINE float phi_near_zero(float bits) {
-  constexpr NearZero<K, accuracy> of;
-  return polynomial(of.phi, bits);
+  if constexpr (K == 2) {
+    const float root = NearZero<2, accuracy>::root_of_phi(bits);
+    return root * root;
+  } else {
+    constexpr NearZero<K, accuracy> of;
+    return polynomial(of.phi, bits);
+  }
 }
 
 // Psi in float, in fewer instructions: each psi_k is chosen before sums are made of it. Near 0 from psi_(K+1)
@@ -618,14 +623,58 @@ struct Rk4 {
   using Short = InBits;
 };
 
+// The control: of a psi method the smallest, and so the one to read first.
+struct ZohExact : PsiMethod<ZohExact, 1> {
+  template <class P>
+  static VIM_MM_INLINE auto beta(const P& psi) {
+    return psi.sum({0, 1});
+  }
+  template <class P, class V>
+  static VIM_MM_INLINE Derivatives<V> slopes(const P& psi, V e) {
+    return {e, e, psi.sum_by_a({0, 1})};
+  }
+  // dt + a psi_2, or i (e - 1).
+  template <Accuracy accuracy>
+  struct Beta {
+    using Near = NearZero<2, accuracy>;
+    float a, i;
+
+    Beta() = default;
+    explicit VIM_MM_INLINE Beta(float a_) : a(a_), i(reciprocal(a)) {}
+    VIM_MM_INLINE float operator()(float dt, float bits, float e) const {
+      float beta = fma(a, Near::psi(dt, bits), dt);
+      if (magnitude(bits) > Near::near) beta = fma(i, e, -i);
+      return beta;
+    }
+  };
+  // beta = psi_1, chi = psi_2, P = 1.
+  struct HalfGradients {
+    using Near = NearZero<2, Accuracy::half>;
+    static constexpr float of_u = 1.0f, of_chi = 1.0f, of_dt = 1.0f;
+    float a, i;
+
+    explicit VIM_MM_INLINE HalfGradients(float a_) : a(a_), i(reciprocal(a)) {}
+    VIM_MM_INLINE HalfParts operator()(float dt, float bits, float e) const {
+      const bool far = magnitude(bits) > Near::near;
+      HalfParts parts;
+      parts.chi = Near::psi(dt, bits);
+      parts.beta = select(far, fma(i, e, -i), fma(a, parts.chi, dt));
+      parts.chi = select(far, i * (parts.beta - dt), parts.chi);
+      return parts;
+    }
+    static VIM_MM_INLINE float by_dt(float, float driven) { return driven; }
+  };
+};
+
 template <class Method, Accuracy accuracy, class V>
 using Recurrence = typename std::conditional<
     std::is_same<V, float>::value && (Method::psi || accuracy == Accuracy::half),
     typename Method::template Short<accuracy>, FullRecurrence<Method, V>>::type;
 
 // Every method with its number, which is that of the Python table.
-#define VIM_MM_FOR_EACH_METHOD(call) \
-  call(0, Zoh) call(1, Foh) call(2, Bilinear) call(3, Poly) call(4, HighOrder) call(5, Rk4)
+#define VIM_MM_FOR_EACH_METHOD(call)                                                          \
+  call(0, Zoh) call(1, Foh) call(2, Bilinear) call(3, Poly) call(4, HighOrder) call(5, Rk4) \
+  call(6, ZohExact)
 
 #define VIM_MM_COUNT(number, Method) +1
 constexpr int kMethods = 0 VIM_MM_FOR_EACH_METHOD(VIM_MM_COUNT);

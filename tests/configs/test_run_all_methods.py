@@ -11,7 +11,7 @@ import pytest
 from mmengine.config import Config
 
 from tests.configs.data_on_disk import write_ade20k
-from tests.ops.golden import METHODS
+from vim_mm.ops import METHODS
 
 ROOT = Path(__file__).parents[2]
 SMALL = """

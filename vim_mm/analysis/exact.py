@@ -91,6 +91,7 @@ EXACT = {
         exact_psi(dt, a, 1) + exact_psi(dt, a, 2) + exact_psi(dt, a, 3) / 2,
     ),
     'rk4': lambda dt, a: (exact_psi(dt, a, 0), exact_rk4_beta(dt, a)),
+    'zoh_exact': lambda dt, a: (exact_psi(dt, a, 0), exact_psi(dt, a, 1)),
 }
 
 

@@ -11,6 +11,7 @@ A step ``dt`` and a diagonal entry ``a`` become, with ``z = dt a``, a pair ``(A_
     poly        e^z                 psi_1 + psi_2 / 2                       both ways, averaged
     highorder   e^z                 psi_1 + psi_2 + psi_3 / 2               causal
     rk4         e^z                 dt (1 + z/2 + z^2/6 + z^3/24)           causal
+    zoh_exact   e^z                 psi_1                                   causal (the control)
 
     psi_k = dt^k phi_k(z)           phi_k(z) = sum over j >= 0 of z^j / (j + k)!
 
@@ -18,6 +19,10 @@ phi functions as in Hochbruck & Ostermann, Exponential integrators, Acta Numeric
 is truncated: where ``|z|`` is small phi_k is its series, elsewhere its closed form, and every
 derivative of either is exact as well, so that autograd through this module, to any order, is as
 accurate as the values.
+
+Six methods are compared with one another; ``zoh_exact`` is the control. It is the true zero-order
+hold, which Mamba's ``zoh`` simplifies to beta = dt. A method that beats ``zoh`` may do so because
+its input is integrated exactly, whatever it assumes of the input; the control tells the two apart.
 """
 
 from collections.abc import Callable
@@ -157,6 +162,10 @@ def _rk4(dt, a):
     return psi(dt, a, 0), dt * (1 + z / 2 * (1 + z / 3 * (1 + z / 4)))
 
 
+def _zoh_exact(dt, a):
+    return psi(dt, a, 0), psi(dt, a, 1)
+
+
 @dataclass(frozen=True)
 class Method:
     """One discretization.
@@ -166,12 +175,15 @@ class Method:
         id: The number the native operators take.
         coefficients: (dt, a) of one shape in double precision -> (A_bar, beta).
         causal: False if the output is the average of the scans in both directions.
+        control: True if it is there for the others to be compared with, not to be compared itself.
+            ``run_all_methods.sh`` leaves it out unless told otherwise.
     """
 
     name: str
     id: int
     coefficients: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     causal: bool = True
+    control: bool = False
 
 
 METHODS = {
@@ -183,6 +195,7 @@ METHODS = {
         Method('poly', 3, _poly, causal=False),
         Method('highorder', 4, _highorder),
         Method('rk4', 5, _rk4),
+        Method('zoh_exact', 6, _zoh_exact, control=True),
     )
 }
 

@@ -51,9 +51,9 @@ def selective_scan_fn(
         D, delta_bias: (D,), any float.
         delta_softplus: Apply softplus to ``delta + delta_bias``.
         return_last_state: Also return the state after the last step in scan order.
-        discretization_method: 'zoh', 'foh', 'bilinear', 'poly', 'highorder' or 'rk4'. 'poly'
-            averages the scans in both directions; its last state is that of the direction asked
-            for.
+        discretization_method: 'zoh', 'foh', 'bilinear', 'poly', 'highorder', 'rk4' or 'zoh_exact',
+            the control. 'poly' averages the scans in both directions; its last state is that of the
+            direction asked for.
         use_cuda_kernel: True for the compiled CUDA kernel or an error, False for the PyTorch
             reference. None leaves it to the environment variable VIM_USE_CUDA_KERNEL (1, 0 or
             empty), and without that to the tensors' device: its compiled kernel where there is
