@@ -1,10 +1,8 @@
-"""Scenes on disk, in the layouts of ADE20K and COCO under one root, complete or not at all::
+"""Scenes on disk, in the layouts of ADE20K and COCO under one root, complete or not at all.
 
-    images/{training,validation}/*.jpg          ADE20K
-    annotations/{training,validation}/*.png
-    {train,val}2017/*.jpg                       COCO
-    annotations/instances_{train,val}2017.json
-    manifest.json                               the parameters; written last
+ADE20K: images/{training,validation}/*.jpg and annotations/{training,validation}/*.png; COCO:
+{train,val}2017/*.jpg and annotations/instances_{train,val}2017.json. manifest.json holds the
+parameters and is written last.
 """
 
 import json
