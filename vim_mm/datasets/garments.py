@@ -8,6 +8,7 @@ so the published MD5 sums of the archives do not hold for its package.
 
 import gzip
 import hashlib
+import math
 import shutil
 import subprocess
 import tempfile
@@ -52,8 +53,8 @@ def read_idx(content: bytes) -> np.ndarray:
     if len(content) < 4 or content[:2] != b'\0\0' or content[2] != _UNSIGNED_BYTES:
         raise ValueError('this is no IDX file of unsigned bytes')
     begin = 4 + 4 * content[3]
-    shape = np.frombuffer(content[4:begin], '>u4').astype(int)
-    if len(content) - begin != shape.prod():
+    shape = np.frombuffer(content[4:begin], '>u4').astype(int).tolist()
+    if len(content) - begin != math.prod(shape):
         raise ValueError(f'an IDX file of shape {(*shape,)} ends after {len(content)} bytes')
     return np.frombuffer(content, np.uint8, offset=begin).reshape(shape)
 
