@@ -10,7 +10,7 @@ import pytest
 from mmengine.config import Config
 
 from vim_mm.config import config_path
-from vim_mm.datasets import layouts
+from vim_mm.datasets import layouts, shapes
 from vim_mm.datasets.shapes import SEG_CLASSES, SHAPES, ShapesConfig, draw_scene, write_dataset
 
 CONFIG = ShapesConfig(train=60, val=12, size=96, seed=5)
