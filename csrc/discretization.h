@@ -15,8 +15,15 @@
 //
 // phi functions: Hochbruck & Ostermann, Exponential integrators, Acta Numerica (2010).
 //
-// To add a method: its struct, its number in VIM_MM_FOR_EACH_METHOD, its file in cuda/methods. Its `Short` may be its
-// FullRecurrence; without psi functions it has to be as exact, but for a last bit or two.
+// What uses a method's struct (CONTRIBUTING.md says how to add one):
+//
+//   coefficients, derivatives        the CPU, and CUDA where nothing below takes their place
+//   scale                            CUDA, of `scaled` methods
+//   Short                            CUDA, real a: forward
+//   order, beta and slopes           CUDA, real a: backward in float32, of psi methods (by FloatPsi)
+//   Beta, HalfGradients, reused      CUDA, real a: forward, and backward in 16 bits, of psi methods
+//
+// So the CPU and its tests show nothing of the last four. nvcc does, and without a GPU tests/emulation.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -290,8 +297,9 @@ enum class Reused { none, drive_b, drive_beta };
 // `psi`: beta is made of psi functions. `causal`: scanned in one direction. `exponential`: a_bar =
 // e^z, so that several steps together have that of the sum of their dt. `beta_is_step`: beta = dt,
 // the same for all states. `scaled`: beta = dt times a function of z, which is in `scale`.
-// `derivatives` takes what `coefficients` gave. `Short`: the recurrence in float in the fewest instructions;
-// without psi functions it is the same with either accuracy, as exact but for a last bit or two.
+// `derivatives` takes what `coefficients` gave. `Short`: the recurrence in float in the fewest instructions.
+// Without psi functions it may be FullRecurrence, and else is the same with either accuracy, as exact but for a last
+// bit or two; a PsiMethod has one already, of its Beta.
 struct Zoh {
   static constexpr bool psi = false, causal = true, exponential = true, beta_is_step = true,
                         scaled = true;
@@ -307,10 +315,17 @@ struct Zoh {
   using Short = FullRecurrence<Zoh, float>;
 };
 
-// Methods whose beta is a sum of psi functions up to psi_K. They have that sum, `beta`, and `slopes`, its
-// derivatives, both of a Psi or a FloatPsi; Beta: in float by a polynomial near 0, else from e^z and i = 1/a, with
-// all that follows from a alone, in the fewest instructions where nothing but beta is wanted, of which what is not
-// used may be infinite, so that it is assigned, not multiplied; HalfGradients (see HalfPsiStep); and `reused`.
+// Methods whose beta is a sum of psi functions up to psi_K, sum of w_k psi_k. All of them have
+//
+//   beta, slopes     that sum, and all derivatives, of a Psi or a FloatPsi
+//   Beta             beta in float by a polynomial near 0, else from e^z and i = 1/a, with all that follows from a
+//                    alone, in the fewest instructions where nothing but beta is wanted. What is not used may be
+//                    infinite, so it is assigned, not multiplied
+//   HalfGradients    beta, chi = the sum of w_k k psi_(k+1), and by_dt, the product with P = the sum of
+//                    w_k dt^(k-1)/(k-1)!. Each may leave a factor to of_u, of_chi and of_dt: HalfPsiStep in steps.h
+//                    says what becomes of them
+//
+// and may have `reused`.
 template <class Method, int K>
 struct PsiMethod {
   static constexpr bool psi = true, causal = true, exponential = true, beta_is_step = false,
@@ -672,9 +687,9 @@ using Recurrence = typename std::conditional<
     typename Method::template Short<accuracy>, FullRecurrence<Method, V>>::type;
 
 // Every method with its number, which is that of the Python table.
-#define VIM_MM_FOR_EACH_METHOD(call)                                                          \
+#define VIM_MM_FOR_EACH_METHOD(call)                                                        \
   call(0, Zoh) call(1, Foh) call(2, Bilinear) call(3, Poly) call(4, HighOrder) call(5, Rk4) \
-  call(6, ZohExact)
+      call(6, ZohExact)
 
 #define VIM_MM_COUNT(number, Method) +1
 constexpr int kMethods = 0 VIM_MM_FOR_EACH_METHOD(VIM_MM_COUNT);

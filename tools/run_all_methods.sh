@@ -5,7 +5,7 @@
 #     CONFIG=configs/seg/upernet_vim_t_{method}.py tools/run_all_methods.sh [arguments of train.py]
 #
 # CONFIG    the config; {method} in it stands for the name of the method, which is set either way
-# METHODS   the methods (default: all)
+# METHODS   the methods (default: the six that are compared; the control, zoh_exact, has to be named)
 # GPUS      train by dist_train.sh in this many processes (default: one process, without it)
 # WORK_DIR  gets a directory for each run (default: work_dirs)
 # PYTHON    the interpreter
@@ -16,12 +16,22 @@ set -euo pipefail
 tools=$(dirname "$0")
 export PYTHON=${PYTHON:-python}
 WORK_DIR=${WORK_DIR:-work_dirs}
-METHODS=${METHODS:-$("$PYTHON" -c 'from vim_mm.ops import METHODS; print(*METHODS)')}
+compared='from vim_mm.ops import METHODS; print(*(m for m in METHODS if not METHODS[m].control))'
+METHODS=${METHODS:-$("$PYTHON" -c "$compared")}
 
-runs=()
+# All of them before any is trained, which may take days.
 for method in $METHODS; do
     config=${CONFIG:?the config to train}
     config=${config//"{method}"/$method}
+    if [[ ! -e $config ]]; then
+        echo "no config $config for the method $method" >&2
+        exit 1
+    fi
+done
+
+runs=()
+for method in $METHODS; do
+    config=${CONFIG//"{method}"/$method}
     run=$(basename "$config" .py)
     [[ $run == *_"$method" ]] || run+=_$method
     run=$WORK_DIR/$run

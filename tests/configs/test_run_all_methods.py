@@ -57,33 +57,56 @@ def run_all_methods(cwd: Path, *options: str) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.parametrize('gpus', [None, '2'])
-@pytest.mark.parametrize('task', ['seg', 'det'])
-def test_trains_the_shipped_config_of_each_method(task, gpus, tmp_path):
-    echo = tmp_path / 'echo.sh'
-    echo.write_text('#!/bin/sh\necho "$@"\n')
+COMPARED = [name for name, method in METHODS.items() if not method.control]
+VIM_T = {'seg': 'upernet_vim_t_{}', 'det': 'cascade_mask_rcnn_vim_t_{}'}
+
+
+def dry_run(task: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess:
+    """The script with a Python that runs ``-c`` and prints the arguments of anything else."""
+    echo = cwd / 'echo.sh'
+    echo.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} "$@"\necho "$@"\n')
     echo.chmod(0o755)
-    done = subprocess.run(
+    env = {name: value for name, value in os.environ.items() if name not in ('METHODS', 'CONFIG')}
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    return subprocess.run(
         ['bash', ROOT / task / 'run_all_methods.sh', '--amp'],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            'METHODS': ' '.join(METHODS),
-            'PYTHON': str(echo),
-            **({'GPUS': gpus} if gpus else {}),
-        },
+        cwd=cwd,
+        env={**env, 'PYTHON': str(echo), 'PYTHONPATH': path, **variables},
         capture_output=True,
         text=True,
     )
+
+
+@pytest.mark.parametrize(
+    ('variables', 'methods'),
+    [
+        pytest.param({}, COMPARED, id='default'),
+        pytest.param({'METHODS': ' '.join(METHODS), 'GPUS': '2'}, [*METHODS], id='all'),
+    ],
+)
+@pytest.mark.parametrize('task', ['seg', 'det'])
+def test_trains_the_shipped_config_of_each_method(task, variables, methods, tmp_path):
+    done = dry_run(task, tmp_path, **variables)
     assert done.returncode == 0, done.stderr
     *commands, compare = done.stdout.splitlines()
-    for command, method in zip(commands, METHODS, strict=True):
+    for command, method in zip(commands, methods, strict=True):
         config = re.search(r'train\.py (\S+)', command)[1]
+        assert Path(config).stem == VIM_T[task].format(method)
         assert Config.fromfile(config).model.backbone.discretization_method == method
         assert f'--amp --resume --work-dir work_dirs/{Path(config).stem} ' in command
         assert f'backbone.discretization_method={method}' in command
-        assert ('--nproc-per-node 2' in command) == (gpus is not None)
+        assert ('--nproc-per-node 2' in command) == ('GPUS' in variables)
         assert f'work_dirs/{Path(config).stem}' in compare.split()
+
+
+def test_a_missing_config_is_found_before_anything_is_trained(tmp_path):
+    for method in COMPARED[:-1]:
+        (tmp_path / f'{method}.py').touch()
+    done = dry_run('seg', tmp_path, CONFIG='{method}.py')
+    assert done.returncode == 1
+    assert done.stderr == f'no config {COMPARED[-1]}.py for the method {COMPARED[-1]}\n'
+    assert done.stdout == ''
+    assert not (tmp_path / 'work_dirs').exists()
 
 
 def logged(work_dir: Path, key: str) -> list:

@@ -32,9 +32,8 @@ def load(name: str) -> Config:
 
 
 def methods_of(stem: str) -> list[str]:
-    """The methods whose configs are shipped: of the control those of two models alone."""
-    with_control = stem in ('seg/upernet_vim_t', 'det/mask_rcnn_vim_t')
-    return [name for name, method in METHODS.items() if with_control or not method.control]
+    """The methods whose configs are shipped: of the control those of Vim-T alone."""
+    return [name for name, method in METHODS.items() if stem[-1] == 't' or not method.control]
 
 
 @pytest.mark.parametrize('stem', PER_METHOD)

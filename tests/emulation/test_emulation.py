@@ -18,7 +18,7 @@ import torch
 from torch.utils import cpp_extension
 
 from tests.ops.coefficients import (
-    PSI_METHODS,
+    HALF_METHODS,
     check_coefficients,
     check_step_sizes,
     check_stiff_step,
@@ -199,7 +199,7 @@ def test_step_sizes_of_16_bits(dtype):
     check_step_sizes(scan_in_parts, dtype, 'cpu')
 
 
-@pytest.mark.parametrize('method', ['bilinear', *PSI_METHODS])
+@pytest.mark.parametrize('method', HALF_METHODS)
 @half_precision
 def test_stiff_step_of_16_bits(method, dtype):
     check_stiff_step(selective_scan_fn, method, dtype, 'cpu')
@@ -219,6 +219,9 @@ def test_stiff_step_of_16_bits(method, dtype):
         ('poly', 1050, torch.float32),
         ('zoh', 1050, torch.bfloat16),
         ('foh', 1050, torch.float16),
+        ('zoh_exact', 525, torch.float16),
+        ('zoh_exact', 1050, torch.bfloat16),
+        ('zoh_exact', 1050, torch.float32),
     ],
 )
 def test_rows(method, rows, dtype):

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from vim_mm.analysis.exact import truth
+from vim_mm.ops.discretization import METHODS
 
 # What beta and A_bar may be off by, and derivatives: csrc/elementary.h, Accuracy. In float32 most
 # of it is `ex2`, by 2^-22, where a form in e^z takes over from a polynomial.
@@ -13,7 +14,25 @@ BOUNDS = {
     torch.bfloat16: (2e-5, 5e-5),
 }
 PARTS_BOUND = 3e-7  # of a derivative's parts, where they cancel
-PSI_METHODS = ('foh', 'poly', 'highorder')
+
+
+def driven_by_dt(method, dt):
+    """The derivative of beta by dt where a is 0: the part P of it that drives (csrc/steps.h)."""
+    few, inverse = dt.unique(return_inverse=True)
+    return truth(method, few, torch.zeros_like(few))[0].real[inverse.numpy(), 4]
+
+
+def is_psi_method(method):
+    """Whether beta is a sum of psi functions, which alone have dbeta/ddt = a beta + P(dt)."""
+    dt, a = torch.tensor([0.5, 2.0]).double(), torch.tensor([-1.5, -0.75]).double()
+    values = truth(method, dt, a)[0].real
+    expected = a.numpy() * values[:, 1] + driven_by_dt(method, dt)
+    return np.allclose(values[:, 4], expected, rtol=1e-12)
+
+
+PSI_METHODS = tuple(method for method in METHODS if is_psi_method(method))
+# Those that have gradients of their own in 16 bits, as csrc/steps.h chooses them.
+HALF_METHODS = ('bilinear', *PSI_METHODS)
 
 
 def points(method, dtype):
@@ -37,13 +56,9 @@ def assert_off_by_at_most(bound, name, result, expected, scale):
 
 def parts_by_dt(method, dt, beta):
     """Either of the parts that the derivative of beta by dt is made of, where it is."""
-    parts = {
-        'bilinear': beta / dt,
-        'foh': dt,
-        'poly': 1 + dt / 2,
-        'highorder': (1 + dt / 2) ** 2,
-    }
-    return parts.get(method, 0 * dt)
+    if method in PSI_METHODS:
+        return driven_by_dt(method, torch.from_numpy(dt))
+    return beta / dt if method == 'bilinear' else 0 * dt
 
 
 def check_coefficients(scan, method, dtype, device):

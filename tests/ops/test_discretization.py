@@ -1,5 +1,8 @@
 """Every implementation of the method table against mpmath, values and derivatives."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +10,7 @@ from mpmath import mp
 
 from vim_mm.analysis.coefficients import by_kernel, by_python, points
 from vim_mm.analysis.exact import AVERAGED, DIGITS, EXACT, QUANTITIES, kummer, truth
+from vim_mm.ops import discretization, selective_scan_fn
 from vim_mm.ops.discretization import METHODS, discretize, method_id, phi
 
 each_method = pytest.mark.parametrize('method', METHODS)
@@ -135,6 +139,14 @@ def test_names_and_numbers_are_fixed():
 def test_every_method_has_its_truth():
     assert EXACT.keys() == METHODS.keys()
     assert {name for name in METHODS if not METHODS[name].causal} == {*AVERAGED}
+
+
+@each_method
+def test_every_method_is_named_where_users_and_developers_read(method):
+    header = Path(__file__).parents[2] / 'csrc' / 'discretization.h'
+    assert re.search(rf'^    {method}  +\S', discretization.__doc__, re.M)
+    assert re.search(rf'^//   {method}  +\S', header.read_text(), re.M)
+    assert f"'{method}'" in selective_scan_fn.__doc__
 
 
 @pytest.mark.parametrize('name', ['ZOH', 'tustin', '', None, 2])

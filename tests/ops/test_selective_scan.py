@@ -296,7 +296,9 @@ def test_every_instruction_set(capability):
     assert result.stdout.startswith(capability)
 
 
-@pytest.mark.parametrize(('method', 'step'), [('highorder', 1e14), ('foh', 1e20), ('poly', 1e14)])
+@pytest.mark.parametrize(
+    ('method', 'step'), [('highorder', 1e14), ('foh', 1e20), ('poly', 1e14), ('zoh_exact', 1e30)]
+)
 def test_overflow_does_not_depend_on_the_number_of_states(method, step):
     """States are padded to a multiple of the vector length; the padding must stay out of it."""
     u = delta = torch.ones(1, 1, 2)

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.graphs import assert_replays_eager_bits
 from tests.ops import golden
 from tests.ops.coefficients import (
-    PSI_METHODS,
+    HALF_METHODS,
     check_coefficients,
     check_step_sizes,
     check_stiff_step,
@@ -124,7 +124,7 @@ def test_step_sizes_of_16_bits(dtype):
     check_step_sizes(cuda_scan, dtype, 'cuda')
 
 
-@pytest.mark.parametrize('method', ['bilinear', *PSI_METHODS])
+@pytest.mark.parametrize('method', HALF_METHODS)
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_stiff_step_of_16_bits(method, dtype):
     check_stiff_step(cuda_scan, method, dtype, 'cuda')
@@ -160,7 +160,7 @@ def test_many_windows(method, length, states, channels):
 
 
 # As many rows as choose each of the block shapes; lengths that end within a window and with one.
-@pytest.mark.parametrize('method', ['zoh', 'bilinear', 'rk4', 'foh', 'poly'])
+@each_method
 @pytest.mark.parametrize(
     ('batch', 'channels'), [(2, 300), (4, 70), (10, 150), (10, 300), (16, 450)]
 )
@@ -339,7 +339,7 @@ def test_any_strides():
 
 @pytest.mark.parametrize('reverse', [False, True], ids=['forwards', 'backwards'])
 @pytest.mark.parametrize('row', [256, 257], ids=['even', 'odd'])
-@pytest.mark.parametrize('method', ['zoh', 'bilinear', 'poly'])
+@each_method
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_misaligned_rows(dtype, method, row, reverse):
     """Contiguous in time, but rows begin at odd entries: all of them, or every other one.

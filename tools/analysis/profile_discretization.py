@@ -1,4 +1,4 @@
-"""Times, memory and errors of the six methods by every path: single operations, then whole scans.
+"""Times, memory and errors of every method by every path: single operations, then whole scans.
 
     python tools/analysis/profile_discretization.py
     python tools/analysis/profile_discretization.py --batch 1 --profile_scan --methods bilinear

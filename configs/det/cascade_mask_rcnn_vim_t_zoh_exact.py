@@ -1,0 +1,3 @@
+_base_ = './cascade_mask_rcnn_vim_t_zoh.py'
+
+model = dict(backbone=dict(discretization_method='zoh_exact'))
