@@ -10,7 +10,7 @@ import pytest
 from mmengine.config import Config
 
 from vim_mm.config import config_path
-from vim_mm.datasets import shapes
+from vim_mm.datasets import layouts, shapes
 from vim_mm.datasets.shapes import SEG_CLASSES, SHAPES, ShapesConfig, draw_scene, write_dataset
 
 CONFIG = ShapesConfig(train=60, val=12, size=96, seed=5)
@@ -88,7 +88,7 @@ def test_interrupted_run_leaves_no_data_set(tmp_path, monkeypatch):
 
     config = ShapesConfig(train=2, val=1, size=32)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(shapes, '_coco_annotation', fail)
+        patch.setattr(layouts, '_coco_annotation', fail)
         write_dataset(tmp_path / 'set', config)
     assert not (tmp_path / 'set').exists()
     assert write_dataset(tmp_path / 'set', config)

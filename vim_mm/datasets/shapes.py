@@ -2,32 +2,25 @@
 
 One scene holds up to three bright shapes on a dark, textured background. Every shape has a random
 size, tilt, colour and texture, so only its outline tells its class, and shapes hide parts of each
-other. The same images are written in two layouts under one root::
-
-    images/{training,validation}/*.jpg          ADE20K
-    annotations/{training,validation}/*.png
-    {train,val}2017/*.jpg                       COCO
-    annotations/instances_{train,val}2017.json
-    manifest.json                               the parameters; written last
+other. The same images are written in the layouts of ADE20K and COCO, see ``layouts.py``.
 
 Usage: ``python -m vim_mm.datasets.shapes --out data/shapes``
 """
 
 import argparse
-import json
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import cv2
 import numpy as np
 
+from vim_mm.datasets.layouts import COCO_SPLITS, Scene, write_once, write_split
+
 SHAPES = ('circle', 'square', 'triangle', 'star', 'ring', 'cross')
 SEG_CLASSES = ('background', *SHAPES)
 
 # Raise when the pictures or the files change, so that older data sets are made anew.
 _VERSION = 1
-_SPLITS = {'training': 'train2017', 'validation': 'val2017'}
 _MAX_SHAPES = 3
 _RADIUS = (0.2, 0.36)  # of the circle around a shape, by the longer side of the image
 _MAX_TILT = 10.0  # degrees
@@ -62,30 +55,6 @@ class ShapesConfig:
             value = getattr(self, name)
             if value < least:
                 raise ValueError(f'{name} must be at least {least}, got {value}')
-
-
-@dataclass
-class Scene:
-    """One drawn image and what is on it.
-
-    Attributes:
-        image (np.ndarray): (H, W, 3) uint8, BGR.
-        masks (np.ndarray): (N, H, W) bool, the visible pixels of each shape, from back to front.
-            No two of them overlap and none is empty.
-        labels (np.ndarray): (N,) int64, indices into ``SHAPES``.
-    """
-
-    image: np.ndarray
-    masks: np.ndarray
-    labels: np.ndarray
-
-    @property
-    def seg_map(self) -> np.ndarray:
-        """(H, W) uint8: 0 is unlabelled as in ADE20K (no pixel is), 1 + index in SEG_CLASSES."""
-        seg_map = np.ones(self.image.shape[:2], np.uint8)
-        for mask, label in zip(self.masks, self.labels, strict=True):
-            seg_map[mask] = label + 2
-        return seg_map
 
 
 def draw_scene(rng: np.random.Generator, size: int) -> Scene:
@@ -132,38 +101,18 @@ def write_dataset(out: str | Path, config: ShapesConfig) -> bool:
     Raises:
         FileExistsError: ``out`` holds something else than a shapes data set.
     """
-    out = Path(out)
+
+    def write(root: Path) -> None:
+        for index, split in enumerate(COCO_SPLITS):
+            count = config.train if split == 'training' else config.val
+            scenes = (
+                draw_scene(np.random.default_rng([config.seed, index, i]), config.size)
+                for i in range(count)
+            )
+            write_split(root, split, scenes, SHAPES)
+
     manifest = {'version': _VERSION, **asdict(config)}
-    if out.exists():
-        present = _read_manifest(out)
-        if present.keys() != manifest.keys():
-            raise FileExistsError(f'{out} exists and holds no shapes data set: name another place')
-        if present == manifest:
-            return False
-    partial = out.with_name(f'{out.name}.partial')
-    if partial.exists():
-        shutil.rmtree(partial)
-    for index, split in enumerate(_SPLITS):
-        count = config.train if split == 'training' else config.val
-        scenes = (
-            draw_scene(np.random.default_rng([config.seed, index, i]), config.size)
-            for i in range(count)
-        )
-        _write_split(partial, split, scenes)
-    (partial / 'manifest.json').write_text(json.dumps(manifest))
-    if out.exists():
-        shutil.rmtree(out)
-    partial.rename(out)
-    return True
-
-
-def _read_manifest(root):
-    """What the manifest of a data set says; empty where there is none of this module's."""
-    try:
-        manifest = json.loads((root / 'manifest.json').read_text())
-    except (OSError, ValueError):
-        return {}
-    return manifest if isinstance(manifest, dict) else {}
+    return write_once(Path(out), manifest, write, 'shapes data set')
 
 
 def _random_shape(rng, size):
@@ -236,62 +185,6 @@ def _texture(rng, height, width, colour, strength):
     phase = (columns * np.cos(angle) + rows * np.sin(angle)) * (2 * np.pi / period)
     stripes = rng.uniform(0, 0.6) * np.sin(phase + rng.uniform(0, 2 * np.pi))
     return (colour + strength * (blotches + stripes[..., None])).astype(np.float32)
-
-
-def _write_split(root, split, scenes):
-    """Write scenes in both layouts under ``root``."""
-    coco_split = _SPLITS[split]
-    folders = [root / 'images' / split, root / 'annotations' / split, root / coco_split]
-    for folder in folders:
-        folder.mkdir(parents=True)
-    image_folder, seg_folder, coco_folder = folders
-    images, annotations = [], []
-    for image_id, scene in enumerate(scenes, 1):
-        stem = f'{image_id:06d}'
-        jpeg = _encode('.jpg', scene.image, [cv2.IMWRITE_JPEG_QUALITY, 95])
-        (image_folder / f'{stem}.jpg').write_bytes(jpeg)
-        (coco_folder / f'{stem}.jpg').write_bytes(jpeg)
-        (seg_folder / f'{stem}.png').write_bytes(_encode('.png', scene.seg_map))
-        height, width = scene.image.shape[:2]
-        images.append(
-            {'id': image_id, 'file_name': f'{stem}.jpg', 'height': height, 'width': width}
-        )
-        for mask, label in zip(scene.masks, scene.labels, strict=True):
-            annotation_id = len(annotations) + 1
-            annotations.append(_coco_annotation(annotation_id, image_id, mask, int(label)))
-    categories = [{'id': index, 'name': name} for index, name in enumerate(SHAPES, 1)]
-    coco = {'images': images, 'annotations': annotations, 'categories': categories}
-    (root / 'annotations' / f'instances_{coco_split}.json').write_text(json.dumps(coco))
-
-
-def _encode(extension, image, options=()):
-    encoded, buffer = cv2.imencode(extension, image, list(options))
-    if not encoded:
-        raise RuntimeError(f'OpenCV could not encode a {extension} image')
-    return buffer.tobytes()
-
-
-def _coco_annotation(annotation_id, image_id, mask, label):
-    """COCO's entry for one shape. Its mask is run-length encoded: polygons cannot say holes."""
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    top, left = int(rows[0]), int(columns[0])
-    return {
-        'id': annotation_id,
-        'image_id': image_id,
-        'category_id': label + 1,
-        'bbox': [left, top, int(columns[-1]) + 1 - left, int(rows[-1]) + 1 - top],
-        'area': int(mask.sum()),
-        'iscrowd': 0,
-        'segmentation': {'size': list(mask.shape), 'counts': _run_lengths(mask)},
-    }
-
-
-def _run_lengths(mask):
-    """COCO's uncompressed run lengths of a mask: column by column, starting with zeros."""
-    pixels = np.concatenate([[False], mask.ravel(order='F'), [False]])
-    changes = np.flatnonzero(pixels[1:] != pixels[:-1])
-    lengths = np.diff(np.concatenate([[0], changes, [mask.size]]))
-    return lengths.tolist()
 
 
 def main(argv: list[str] | None = None) -> None:

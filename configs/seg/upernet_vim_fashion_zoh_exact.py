@@ -1,0 +1,3 @@
+_base_ = './upernet_vim_fashion_zoh.py'
+
+model = dict(backbone=dict(discretization_method='zoh_exact'))

@@ -1,0 +1,88 @@
+"""tools/analysis/compare_methods.py on results whose differences are planted."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from vim_mm.analysis.comparison import ARMS, family, read_results, secondary_rows, verdicts
+
+ROOT = Path(__file__).parents[2]
+TOOL = ROOT / 'tools/analysis/compare_methods.py'
+RESULTS = ROOT / 'docs/study/results'
+PAGE = ROOT / 'docs/methods_compared.md'
+PLANTED = {'foh': -3.0, 'poly': 0.8}  # points from the control
+
+
+@pytest.fixture(scope='module')
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('results')
+    rng = np.random.default_rng(0)
+    (folder / 'scenes').mkdir()
+    seeds = rng.normal(40, 2, 12)
+    for arm in ARMS:
+        for seed, level in enumerate(seeds):
+            metric = level + PLANTED.get(arm, 0) + rng.normal(0, 0.2)
+            run = {
+                'task': 'scenes', 'arm': arm, 'seed': seed, 'metric': metric,
+                'curve': [[50, metric - 5, 1.0], [100, metric, 0.5]],
+                'diverged': (arm, seed) == ('rk4', 3), 'settings': {'steps': 100},
+                'resolutions': {'1': metric, '2': metric - 9, '2/dt': metric - 4},
+                'card': 'a card', 'commit': 'abc', 'date': '2026-01-01',
+            }  # fmt: skip
+            (folder / f'scenes/{arm}_{seed}.json').write_text(json.dumps(run))
+        cost = {'task': 'scenes', 'arm': arm, 'milliseconds': 2.0, 'mebibytes': 100.0}
+        (folder / f'scenes/{arm}_cost.json').write_text(json.dumps(cost))
+    return folder
+
+
+def _run(*arguments):
+    command = [sys.executable, TOOL, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+
+def test_planted_differences_are_found(results):
+    (task,) = read_results(results)
+    found = family(task)
+    significant = {arm for arm, (_, p) in found.items() if p < 0.05}
+    assert significant == {*PLANTED}
+    for arm, points in PLANTED.items():
+        assert found[arm][0].low < points < found[arm][0].high
+    assert len(verdicts(task)) == 6 and len(secondary_rows(task)) == 4
+
+
+def test_only_seeds_that_all_have_enter(results, tmp_path):
+    for file in results.glob('scenes/*'):
+        if file.name not in ('zoh_5.json', 'rk4_11.json'):
+            (tmp_path / 'scenes').mkdir(exist_ok=True)
+            (tmp_path / 'scenes' / file.name).write_text(file.read_text())
+    (task,) = read_results(tmp_path)
+    assert task.seeds == [s for s in range(12) if s not in (5, 11)]
+    assert 'interim' in _run(tmp_path)
+
+
+def test_page_latex_and_pictures(results, tmp_path):
+    printed = _run(results, '--page', tmp_path / 'page.md', '--latex', tmp_path / 'tables.tex')
+    page = (tmp_path / 'page.md').read_text()
+    assert 'zoh_exact, averaged' in page and 'rk4, seed 3' in page and '-3.' in page
+    assert printed.strip().splitlines()[-1] in page
+    picture = cv2.imread(str(tmp_path / 'images/study_scenes.png'))
+    assert picture is not None and picture.std() > 10
+    latex = (tmp_path / 'tables.tex').read_text()
+    assert latex.count(r'\begin{tabular}') == latex.count(r'\end{tabular}') >= 4
+    assert r'zoh\_exact' in latex
+
+
+def test_no_results(tmp_path):
+    with pytest.raises(FileNotFoundError, match='holds no results of runs'):
+        read_results(tmp_path)
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason='the page is made when there are results')
+def test_the_page_is_made_from_the_results(tmp_path):
+    _run(RESULTS, '--page', tmp_path / PAGE.name)
+    assert (tmp_path / PAGE.name).read_text() == PAGE.read_text()

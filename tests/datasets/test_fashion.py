@@ -1,0 +1,225 @@
+"""Fashion-MNIST and scenes of it, from tiny IDX files drawn here: no network."""
+
+import gzip
+import hashlib
+import json
+from collections import Counter
+
+import cv2
+import numpy as np
+import pytest
+from mmengine.config import Config
+
+from vim_mm.config import config_path
+from vim_mm.datasets import fashion, garments
+from vim_mm.datasets.fashion import FashionConfig, class_folder, write_classes, write_scenes
+from vim_mm.datasets.garments import (
+    CHECKSUMS,
+    GARMENTS,
+    fetch_garments,
+    load_garments,
+    read_idx,
+)
+from vim_mm.datasets.scenes import SCENE_CLASSES, Garments, draw_scene, scene
+
+COUNTS = {'train': 40, 't10k': 20}
+CONFIG = FashionConfig(train=6, val=4, height=96, width=64)
+
+
+def _idx(array):
+    head = bytes((0, 0, 8, array.ndim)) + np.array(array.shape, '>u4').tobytes()
+    return head + array.astype(np.uint8).tobytes()
+
+
+def _garment(label, level):
+    """A bright upright box whose height tells its class."""
+    image = np.zeros((28, 28), np.uint8)
+    image[4 : 14 + label, 6:22] = level
+    return image
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A folder of tiny files, half of them packed, that the checksums are made to fit.
+
+    Garments of the training split are of level 200 and 100, those of the test split 50.
+    """
+    folder = tmp_path / 'source'
+    folder.mkdir()
+    for prefix, count in COUNTS.items():
+        labels = np.arange(count) % 10
+        levels = np.where(np.arange(count) % 2, 100, 200) if prefix == 'train' else [50] * count
+        images = np.stack([_garment(*pair) for pair in zip(labels, levels)])
+        for kind, array in (('images-idx3-ubyte', images), ('labels-idx1-ubyte', labels)):
+            content, name = _idx(array), f'{prefix}-{kind}'
+            monkeypatch.setitem(CHECKSUMS, name, hashlib.sha256(content).hexdigest())
+            if array.ndim == 1:
+                (folder / name).write_bytes(content)
+            else:
+                (folder / f'{name}.gz').write_bytes(gzip.compress(content))
+    return folder
+
+
+def _files(root):
+    return {p.relative_to(root): p.read_bytes() for p in sorted(root.rglob('*')) if p.is_file()}
+
+
+def test_read_idx():
+    array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    np.testing.assert_array_equal(read_idx(_idx(array)), array)
+    with pytest.raises(ValueError, match='no IDX file'):
+        read_idx(b'\x1f\x8b\x08\x00')
+    with pytest.raises(ValueError, match=r'shape \(2, 3, 4\) ends after 39 bytes'):
+        read_idx(_idx(array)[:-1])
+
+
+def test_fetch_unpacks_checks_and_keeps(source, tmp_path):
+    out = tmp_path / 'idx'
+    assert fetch_garments(out, source) == str(source)
+    assert {file.name for file in out.iterdir()} == {*CHECKSUMS}
+    images, labels = load_garments(out, 'test')
+    assert images.shape == (20, 28, 28) and labels.tolist() == [*range(10)] * 2
+    assert fetch_garments(out, tmp_path / 'nowhere') == str(out)
+
+
+def test_a_changed_file_is_refused(source, tmp_path):
+    name = 't10k-labels-idx1-ubyte'
+    (source / name).write_bytes((source / name).read_bytes()[:-1] + b'\x05')
+    with pytest.raises(ValueError, match=f'{name} in .* is not the published file'):
+        fetch_garments(tmp_path / 'idx', source)
+    assert not (tmp_path / 'idx').exists()
+
+
+def test_ways_are_tried_in_order(source, tmp_path, monkeypatch):
+    """The installed package, apt-get, torchvision; the message names all three and what to do."""
+
+    def refuse(out):
+        raise OSError('no network')
+
+    monkeypatch.setattr(garments, '_PACKAGE_FOLDER', 'no/such/folder')
+    monkeypatch.setattr(garments, '_from_package', refuse)
+    monkeypatch.setattr(garments, '_from_torchvision', refuse)
+    with pytest.raises(FileNotFoundError, match=r'--source DIR\. Tried: .*apt-get.*torchvision'):
+        fetch_garments(tmp_path / 'idx')
+    monkeypatch.setattr(garments, '_from_torchvision', lambda out: garments._copy(source, out))
+    assert fetch_garments(tmp_path / 'idx') == 'torchvision'
+
+
+@pytest.mark.parametrize('size', [(64, 64), (48, 100)])
+def test_scene_masks(source, size):
+    pool = Garments(*load_garments(source, 'train'))
+    for i in range(10):
+        drawn = scene(3, 'train', i, pool, size)
+        assert drawn.image.shape == (*size, 3) and drawn.image.dtype == np.uint8
+        assert drawn.masks.sum(axis=0).max() <= 1 and drawn.masks.any(axis=(1, 2)).all()
+        assert set(np.unique(drawn.seg_map)) <= set(range(1, 12))
+        again = scene(3, 'train', i, pool, size)
+        np.testing.assert_array_equal(again.image, drawn.image)
+        assert not np.array_equal(scene(4, 'train', i, pool, size).image, drawn.image)
+
+
+def test_garments_are_as_large_as_they_should_be():
+    """1 to 2.3 times: a box of 24 x 16 pixels, alone on the canvas."""
+    pool = Garments(np.stack([_garment(9, 255)] * 2), np.array([9, 9], np.uint8))
+    rng = np.random.default_rng(0)
+    areas = [mask.sum() for _ in range(60) for mask in draw_scene(rng, pool, (128, 128)).masks[-1:]]
+    whole = 23 * 16
+    assert max(areas) <= 1.05 * whole * 2.3**2 and max(areas) > whole * 1.8**2
+
+
+def test_scenes_hold_garments_of_their_split_only(source, monkeypatch, tmp_path):
+    """Test garments are dark: what is handed to the validation scenes is theirs alone."""
+    seen = {}
+    real = fashion.scene
+
+    def spy(seed, split, index, pool, size):
+        seen.setdefault(split, set()).update(np.unique(pool.images).tolist())
+        return real(seed, split, index, pool, size)
+
+    monkeypatch.setattr(fashion, 'scene', spy)
+    write_scenes(tmp_path / 'scenes', source, CONFIG)
+    assert seen == {'train': {0, 100, 200}, 'test': {0, 50}}
+
+
+def test_same_seed_same_bytes(source, tmp_path):
+    assert write_scenes(tmp_path / 'a', source, CONFIG)
+    assert not write_scenes(tmp_path / 'a', source, CONFIG)
+    write_scenes(tmp_path / 'b', source, CONFIG)
+    assert _files(tmp_path / 'a') == _files(tmp_path / 'b')
+    write_scenes(tmp_path / 'c', source, FashionConfig(6, 4, 96, 64, seed=1))
+    name = 'images/training/000001.jpg'
+    assert (tmp_path / 'a' / name).read_bytes() != (tmp_path / 'c' / name).read_bytes()
+
+
+def test_classes_are_folders(source, tmp_path):
+    assert write_classes(tmp_path / 'classes', source)
+    names = [class_folder(label) for label in range(10)]
+    assert names == sorted(names)
+    for split, prefix in (('train', 'train'), ('test', 't10k')):
+        files = [*(tmp_path / 'classes' / split).rglob('*.png')]
+        assert Counter(f.parent.name for f in files) == dict.fromkeys(names, COUNTS[prefix] // 10)
+    image = cv2.imread(str(tmp_path / 'classes/test/9_ankle_boot/00009.png'), cv2.IMREAD_UNCHANGED)
+    np.testing.assert_array_equal(image, _garment(9, 50))
+
+
+def test_torchvision_reads_the_classes(source, tmp_path):
+    from torchvision.datasets import ImageFolder
+
+    write_classes(tmp_path / 'classes', source)
+    data = ImageFolder(tmp_path / 'classes/train')
+    assert data.classes == [class_folder(i) for i in range(10)] and len(data) == 40
+
+
+def test_mmpretrain_reads_the_classes(source, tmp_path):
+    datasets = pytest.importorskip('mmpretrain.datasets', reason='mmpretrain is not installed')
+    write_classes(tmp_path / 'classes', source)
+    data = datasets.CustomDataset(data_root=str(tmp_path / 'classes'), data_prefix='test')
+    assert len(data) == 20 and data.get_gt_labels().tolist() == sorted([*range(10)] * 2)
+
+
+def _dataset(name, root):
+    cfg = Config.fromfile(config_path(f'_base_/datasets/{name}.py'))
+    return dict(cfg.val_dataloader.dataset, data_root=str(root))
+
+
+def test_mmseg_reads_the_scenes(source, tmp_path):
+    from mmseg.registry import DATASETS
+    from mmseg.utils import register_all_modules
+
+    register_all_modules()
+    write_scenes(tmp_path / 'scenes', source, CONFIG)
+    data = DATASETS.build(_dataset('fashion_seg', tmp_path / 'scenes'))
+    assert len(data) == CONFIG.val and data.metainfo['classes'] == SCENE_CLASSES
+    for sample in data:
+        labels = sample['data_samples'].gt_sem_seg.data
+        assert sample['inputs'].shape == (3, 96, 64) and labels.shape == (1, 96, 64)
+        assert set(labels.unique().tolist()) <= set(range(11))
+
+
+def test_mmdet_reads_the_scenes(source, tmp_path):
+    from mmdet.registry import DATASETS
+    from mmdet.utils import register_all_modules
+
+    register_all_modules()
+    write_scenes(tmp_path / 'scenes', source, CONFIG)
+    data = DATASETS.build(_dataset('fashion_det', tmp_path / 'scenes'))
+    assert len(data) == CONFIG.val and data.metainfo['classes'] == GARMENTS
+    file = tmp_path / 'scenes/annotations/instances_val2017.json'
+    expected = json.loads(file.read_text())['annotations']
+    found = [sample['data_samples'].gt_instances for sample in data]
+    assert sum(map(len, found)) == len(expected)
+    for instances in found:
+        for box, mask in zip(instances.bboxes.tensor, instances.masks.masks, strict=True):
+            left, top, width, height = cv2.boundingRect(mask)
+            np.testing.assert_array_equal(box, [left, top, left + width, top + height])
+
+
+def test_command_line(source, tmp_path, capsys):
+    out = tmp_path / 'out'
+    command = ['--out', str(out), '--source', str(source), '--train', '2', '--val', '2']
+    fashion.main(command)
+    fashion.main(command)
+    printed = capsys.readouterr().out
+    assert printed.count('Made') == printed.count('Reusing') == 2
+    with pytest.raises(SystemExit, match='error: height must be at least 32, got 8'):
+        fashion.main([*command, '--size', '8', '64'])

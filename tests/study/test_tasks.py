@@ -1,0 +1,53 @@
+"""Data, augmentation and metrics of the study's tasks."""
+
+import numpy as np
+import pytest
+import torch
+from tasks import by_token, loss_of, mean_iou, normalize
+
+
+@pytest.mark.parametrize('name', ['fashion', 'scenes'])
+def test_plan_follows_from_the_seed(make_data, name):
+    data = make_data(name)
+    plan = data.plan(5, 12)
+    assert torch.equal(plan, data.plan(5, 12))
+    assert not torch.equal(plan, data.plan(6, 12))
+    first_epoch = plan[:10, :, 0].flatten()
+    assert sorted(first_epoch.tolist()) == [*range(40)]  # each picture once
+
+
+@pytest.mark.parametrize('name', ['fashion', 'scenes'])
+def test_take_flips_and_shifts(make_data, name):
+    """Against NumPy's flip and roll of one picture after the other."""
+    data = make_data(name)
+    shift, side = data.task.shift, data.task.size.image
+    step = data.plan(1, 1)[0]
+    images, labels = data.take(step)
+    for image, label, (index, flip, down, right) in zip(images, labels, step.tolist()):
+        padded = data.images[index].numpy()
+        truth = padded[down : down + side, right : right + side]
+        truth_label = data.labels[index].numpy()
+        if flip:
+            truth = truth[:, ::-1]
+            truth_label = truth_label[:, ::-1] if data.task.dense else truth_label
+        torch.testing.assert_close(image[None], normalize(torch.from_numpy(truth.copy())[None]))
+        np.testing.assert_array_equal(label.numpy(), truth_label)
+    assert step[:, 1].unique().tolist() == [0, 1] and (step[:, 2:] <= 2 * shift).all()
+
+
+def test_tokens_have_their_pixels(tiny_tasks):
+    """Row-major tokens, row-major pixels inside: as the backbone orders patches."""
+    labels = torch.arange(64).view(1, 8, 8)
+    tokens = by_token(labels, 4)
+    assert tokens.shape == (1, 4, 16)
+    assert tokens[0, 1].tolist() == labels[0, :4, 4:].flatten().tolist()
+    assert tokens[0, 2].tolist() == labels[0, 4:, :4].flatten().tolist()
+    task = tiny_tasks['scenes']
+    truth = torch.randint(task.classes, (2, 32, 32))
+    certain = torch.nn.functional.one_hot(by_token(truth, 4), task.classes).flatten(2) * 50.0
+    assert loss_of(task, certain, truth).item() < 1e-3
+
+
+def test_mean_iou():
+    confusion = torch.tensor([[3.0, 1, 0], [2, 4, 0], [0, 0, 0]])
+    assert mean_iou(confusion) == pytest.approx(100 * (3 / 6 + 4 / 7) / 2)

@@ -1,0 +1,109 @@
+"""Runs of the study: they repeat, learn, count when they diverge, and a graph is the eager step."""
+
+import json
+import math
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from arms import ARMS, make_net
+from pool import Plan, run_all
+from results import Job, append, finished, read_lines, spread
+from tasks import Split
+from training import Settings, Step, learning_rate, train
+
+
+def test_same_seed_same_result(make_data):
+    data = make_data('fashion')
+    first, again = (train('zoh_exact', 1, data, Settings(), 10) for _ in range(2))
+    other = train('zoh_exact', 2, data, Settings(), 10)
+    assert first['curve'] == again['curve'] != other['curve']
+
+
+def test_scenes_are_tested_at_other_sizes(make_data):
+    result = train('bilinear', 0, make_data('scenes'), Settings(), 5)
+    assert {*result['resolutions']} == {'1', '1.5', '2', '1.5/dt', '2/dt'}
+    json.dumps(result, allow_nan=False)
+
+
+def test_it_learns(make_data):
+    curve = train('zoh', 0, make_data('fashion'), Settings(lr=5e-3), 100)['curve']
+    assert curve[-1][2] < 0.8 * curve[0][2]
+
+
+def test_divergence_counts(make_data):
+    result = train('zoh', 0, make_data('fashion'), Settings(lr=math.nan), 5)
+    assert result['diverged'] and result['curve'][-1][2] is None
+    assert 0 <= result['metric'] <= 100
+
+
+def test_a_run_past_the_deadline_is_given_up(make_data):
+    assert train('zoh', 0, make_data('fashion'), Settings(), 5, time.monotonic() - 1) is None
+
+
+def test_learning_rate():
+    settings = Settings(lr=1.0, warm_up=0.1)
+    rates = [learning_rate(i, 100, settings) for i in range(100)]
+    assert rates[0] == pytest.approx(0.1) and max(rates) == rates[9] == rates[10] == 1.0
+    assert rates[10:] == sorted(rates[10:], reverse=True) and rates[-1] < 1e-3
+
+
+def test_all_parameter_groups_read_the_tensor(make_data):
+    """A fill of lr reaches every group: at 0 nothing moves, above it all do."""
+    data = make_data('fashion')
+    net = make_net(ARMS['zoh'], data.task.size, False, 0, (1e-3, 0.1), 0.0)
+    step = Step(net, data, Settings(), graph=False)
+    before = [p.detach().clone() for p in net.parameters()]
+    step(data.plan(0, 1)[0], 0.0)
+    assert all(torch.equal(p, b) for p, b in zip(net.parameters(), before))
+    step(data.plan(0, 1)[0], 1e-3)
+    moved = [not torch.equal(p, b) for p, b in zip(net.parameters(), before)]
+    assert all(moved)
+
+
+def test_processes_restart_and_spread(make_data, tiny_tasks, tmp_path, monkeypatch):
+    """Two workers make what is missing, once; import writes a file for each."""
+    task = replace(tiny_tasks['scenes'], steps=5)
+    data = make_data('scenes')
+    cache = tmp_path / 'cache'
+    cache.mkdir()
+    for name, split in (
+        ('train', Split(data.images.numpy(), data.labels.numpy())),
+        ('test', Split(data.test_images.numpy(), data.test_labels.numpy())),
+    ):
+        np.savez(
+            cache / f'scenes_{name}_{len(split.images)}_32.npz',
+            images=split.images,
+            labels=split.labels,
+        )
+    out, results = tmp_path / 'out', tmp_path / 'results'
+    results.mkdir()
+    jobs = [Job('scenes', arm, 0) for arm in ('zoh', 'poly', 'zoh_exact_averaged')]
+    append(out, {**vars(jobs[0]), 'metric': 1.0})
+    (out / 'scenes.jsonl').open('a').write('{"cut off\n')
+    missing = [job for job in jobs if job.file not in finished(out, results)]
+    assert missing == jobs[1:]
+    plan = Plan(
+        {'scenes': task}, tmp_path, cache, out, {'': Settings()}, None, 'cpu', math.inf, {'x': 1}
+    )
+    assert run_all(missing, plan, 2)
+    assert {(r['arm'], r.get('x')) for r in read_lines(out)} == {
+        ('zoh', None),
+        ('poly', 1),
+        ('zoh_exact_averaged', 1),
+    }
+    assert spread(out, results) == (3, 0) and spread(out, results) == (0, 3)
+    assert finished(tmp_path / 'empty', results) == {job.file for job in jobs}
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+@pytest.mark.parametrize('arm', ['zoh_exact', 'poly', 'zoh_exact_averaged'])
+def test_graph_is_eager(make_data, arm):
+    """The same curve and weights' bits, drop path included."""
+    data = make_data('fashion', 'cuda')
+    results = [train(arm, 0, data, Settings(), 10, graph=graph) for graph in (False, True)]
+    eager, graph = (result['curve'] for result in results)
+    assert eager == graph

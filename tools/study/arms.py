@@ -1,0 +1,172 @@
+"""What the study compares: seven methods and two variants, each as a small Vision Mamba."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vim_mm.models.mamba import Mamba
+from vim_mm.models.vision_mamba import VisionMamba
+from vim_mm.ops import causal_conv1d, selective_scan_grouped_fn
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One of the things compared.
+
+    Attributes:
+        title (str): Name in tables.
+        method (str): The discretization.
+        matched (bool): Scale B at initialization so that `foh` has the input gain of `zoh`.
+        averaged (bool): Scan each direction in both orders and average, as `poly` does.
+    """
+
+    title: str
+    method: str
+    matched: bool = False
+    averaged: bool = False
+
+
+CONTROL = 'zoh_exact'
+METHODS = ('zoh', 'foh', 'bilinear', 'poly', 'highorder', 'rk4', CONTROL)
+ARMS = {name: Arm(name, name) for name in METHODS} | {
+    'foh_matched': Arm('foh, matched', 'foh', matched=True),
+    'zoh_exact_averaged': Arm('zoh_exact, averaged', CONTROL, averaged=True),
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a model: pixels of the input's side and of a patch's, channels, layers, outputs."""
+
+    image: int
+    patch: int
+    outputs: int
+    channels: int = 128
+    layers: int = 6
+
+
+class StudyMamba(Mamba):
+    """The mixer where the study needs more than the product has. Takes the plain composition.
+
+    Attributes:
+        averaged (bool): Scan each direction in both orders; the output is the mean of the two.
+            D and the gate are the same in both, so the mean of gated outputs is the gated mean.
+        dt_divisor (float): Divides every step size, after softplus.
+    """
+
+    averaged = False
+    dt_divisor = 1.0
+
+    def fused_dtype(self, hidden_states: Tensor) -> None:
+        """None: the fused block knows neither attribute."""
+        return None
+
+    def forward_plain(self, hidden_states: Tensor) -> Tensor:
+        """(B, L, d_model) to the same shape, as ``Mamba.forward_plain`` but for the attributes."""
+        copies = 2 if self.averaged else 1
+        flags = [flag ^ bool(i) for flag in self.reverse for i in range(copies)]
+
+        x, z = self.in_proj(hidden_states).transpose(1, 2).chunk(2, dim=1)  # (B, D, L)
+        u = torch.stack(
+            [
+                causal_conv1d(x, conv.weight.squeeze(1), conv.bias, flag, activation='silu')
+                for conv, flag in zip(self._each('conv1d'), self.reverse)
+            ],
+            dim=1,
+        )  # (B, K, D, L)
+        projected = torch.stack(self._each('x_proj', 'weight')) @ u
+        dt, B, C = projected.split([self.dt_rank, self.d_state, self.d_state], dim=2)
+        delta = torch.stack(self._each('dt_proj', 'weight')) @ dt
+        bias = torch.stack(self._each('dt_proj', 'bias'))
+        # In float32: a step size of 0.001 has few digits left in 16 bits after a softplus.
+        delta = F.softplus(delta.float() + bias[:, :, None]) / self.dt_divisor
+
+        def repeat(t: Tensor, dim: int) -> Tensor:
+            return t if copies == 1 else t.repeat_interleave(copies, dim)
+
+        y = selective_scan_grouped_fn(
+            *(repeat(t, 1) for t in (u, delta)),
+            repeat(-torch.exp(torch.stack(self._all_A_log())), 0),
+            *(repeat(t, 1) for t in (B, C)),
+            D=repeat(torch.stack(self._each('D')), 0),
+            z=z.unsqueeze(1).expand(-1, len(flags), -1, -1),
+            discretization_method=self.discretization_method,
+            use_cuda_kernel=self.use_cuda_kernel,
+            reverse=flags,
+        )
+        y = y.sum(1) / copies
+        return self.out_proj((y / 2 if self.average else y).transpose(1, 2))
+
+
+class Net(nn.Module):
+    """A small Vim and a linear head.
+
+    Args:
+        arm (Arm): What to compare.
+        size (Size): Of the model.
+        dense (bool): Whether each token predicts its own pixels; else their mean predicts once.
+        dt_range (tuple): Least and largest step size at initialization.
+        drop_path (float): Of the last layer, growing linearly from 0.
+    """
+
+    def __init__(
+        self,
+        arm: Arm,
+        size: Size,
+        dense: bool,
+        dt_range: tuple[float, float] = (1e-3, 0.1),
+        drop_path: float = 0.1,
+    ):
+        super().__init__()
+        self.dense = dense
+        self.backbone = VisionMamba(
+            arch=dict(embed_dims=size.channels, num_layers=size.layers),
+            img_size=size.image,
+            patch_size=size.patch,
+            in_channels=1,
+            out_type='raw',
+            out_feature='norm',
+            discretization_method=arm.method,
+            ssm_cfg=dict(dt_min=dt_range[0], dt_max=dt_range[1]),
+            drop_path_rate=drop_path,
+        )
+        self.head = nn.Linear(size.channels, size.outputs)
+        nn.init.trunc_normal_(self.head.weight, std=0.02)
+        nn.init.zeros_(self.head.bias)
+        if arm.matched:
+            self._match_gain(dt_range)
+        if arm.averaged:
+            self.use_study_mixers(averaged=True)
+
+    def mixers(self) -> list[Mamba]:
+        return [layer.mixer for layer in self.backbone.layers]
+
+    @torch.no_grad()
+    def _match_gain(self, dt_range: tuple[float, float]) -> None:
+        """Scale B by the mean of dt over the mean of dt² / 2, dt log-uniform in its range."""
+        for mixer in self.mixers():
+            rows = slice(mixer.dt_rank, mixer.dt_rank + mixer.d_state)
+            for weight in mixer._each('x_proj', 'weight'):
+                weight[rows] *= 4 / sum(dt_range)
+
+    def use_study_mixers(self, **attributes: bool | float) -> None:
+        """Turn every mixer into a :class:`StudyMamba` with these attributes, parameters kept."""
+        for mixer in self.mixers():
+            mixer.__class__ = StudyMamba
+            for name, value in attributes.items():
+                setattr(mixer, name, value)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, 1, H, W) to (B, outputs), or (B, L, outputs) if dense; L tokens row by row."""
+        (tokens,) = self.backbone(images)
+        return self.head(tokens if self.dense else tokens.mean(1))
+
+
+def make_net(
+    arm: Arm, size: Size, dense: bool, seed: int, dt_range: tuple[float, float], drop_path: float
+) -> Net:
+    """The network of a seed, on the CPU: every arm has the same numbers, but for ``matched``."""
+    torch.manual_seed(seed)
+    return Net(arm, size, dense, dt_range, drop_path)

@@ -1,0 +1,149 @@
+"""The study of docs/study_protocol.md, from one command that goes on where it stopped.
+
+    python tools/study/run.py train --data data/fashion/idx --out work_dirs/study --minutes 60
+    python tools/study/run.py cost --data data/fashion/idx --out work_dirs/study
+    python tools/study/run.py import work_dirs/study
+    python tools/analysis/compare_methods.py docs/study/results
+
+``train`` makes the runs that are neither in docs/study/results nor in OUT, by seed, then method.
+"""
+
+import argparse
+import math
+import platform
+import subprocess
+import sys
+import time
+from datetime import datetime, timezone
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from arms import ARMS
+from pool import Plan, run_all
+from results import RESULTS, ROOT, Job, append, finished, spread
+from tasks import TASKS, Data, load_splits
+from training import Settings, measure_step
+
+import vim_mm
+
+GRID = {
+    f'lr{lr:g}_dt{dt_range[1]:g}': Settings(lr=lr, dt_range=dt_range)
+    for lr, dt_range in product((1e-3, 2e-3, 4e-3), ((1e-3, 0.1), (1e-2, 1.0)))
+}
+SETTINGS = {'': Settings(), **GRID}
+
+
+def parse_seeds(text: str) -> list[int]:
+    """'0..11' or '0,3,5'."""
+    if '..' in text:
+        first, last = map(int, text.split('..'))
+        return [*range(first, last + 1)]
+    return [int(seed) for seed in text.split(',')]
+
+
+def commit() -> str:
+    """Of the working tree, '+' where it differs from it."""
+    found = subprocess.run(
+        ['git', 'describe', '--always', '--dirty=+'], cwd=ROOT, capture_output=True, text=True
+    )
+    if found.returncode:
+        raise SystemExit('This is no git checkout: say by --commit what runs.')
+    return found.stdout.strip()
+
+
+def facts(args: argparse.Namespace) -> dict[str, Any]:
+    """What is noted with every result besides its figures."""
+    cuda = args.device == 'cuda'
+    return {
+        'commit': args.commit or commit(),
+        'versions': {
+            'vim_mm': vim_mm.__version__,
+            'torch': torch.__version__,
+            'python': platform.python_version(),
+        },
+        'card': torch.cuda.get_device_name() if cuda else platform.processor() or 'cpu',
+        'jobs': getattr(args, 'jobs', 1),
+        'date': datetime.now(timezone.utc).strftime('%Y-%m-%d'),
+    }
+
+
+def train(args: argparse.Namespace) -> int:
+    deadline = math.inf if args.minutes is None else time.time() + 60 * args.minutes
+    done = finished(args.out, args.results)
+    jobs = [
+        Job(task, arm, seed, args.label)
+        for seed, task, arm in product(args.seeds, args.tasks, args.arms)
+        if Job(task, arm, seed, args.label).file not in done
+    ]
+    print(f'{len(jobs)} runs to make, {len(done)} results are there', flush=True)
+    if not jobs:
+        return 0
+    plan = Plan(
+        TASKS,
+        args.data,
+        args.cache,
+        args.out,
+        SETTINGS,
+        args.steps,
+        args.device,
+        deadline,
+        facts(args),
+    )
+    return 0 if run_all(jobs, plan, args.jobs) else 1
+
+
+def cost(args: argparse.Namespace) -> int:
+    noted = facts(args)
+    for name in args.tasks:
+        task = TASKS[name]
+        splits = load_splits(task, args.data, args.cache)
+        data = Data(task, splits, torch.device('cuda'))
+        for arm in args.arms:
+            figures = measure_step(arm, data, Settings())
+            append(args.out, {**figures, **noted})
+            print(figures, flush=True)
+    return 0
+
+
+def spread_lines(args: argparse.Namespace) -> int:
+    written, kept = spread(args.out, args.results)
+    print(f'{written} results written to {args.results}, {kept} were there')
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(required=True)
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument('--data', type=Path, required=True, help="Fashion-MNIST's IDX files")
+    shared.add_argument('--out', type=Path, required=True, help='folder of <task>.jsonl')
+    shared.add_argument('--cache', type=Path, default=Path('work_dirs/study_scenes'))
+    shared.add_argument('--tasks', nargs='+', choices=TASKS, default=[*TASKS])
+    shared.add_argument('--arms', nargs='+', choices=ARMS, default=[*ARMS])
+    shared.add_argument('--commit', help='what runs, where there is no git checkout')
+    shared.add_argument('--device', default='cuda', choices=('cuda', 'cpu'))
+
+    runs = commands.add_parser('train', parents=[shared], help='make the runs that are missing')
+    runs.add_argument('--seeds', type=parse_seeds, default=[*range(12)], help="'0..11' or '0,3'")
+    runs.add_argument('--minutes', type=float, help='stop before this time is over')
+    runs.add_argument('--jobs', type=int, default=1, help='runs side by side')
+    runs.add_argument('--label', default='', choices=SETTINGS, help="point of the grid; '' primary")
+    runs.add_argument('--steps', type=int, help="instead of the task's, for trials")
+    runs.add_argument('--results', type=Path, default=RESULTS, help='finished runs')
+    runs.set_defaults(run=train)
+
+    costs = commands.add_parser('cost', parents=[shared], help='time and memory of a step, alone')
+    costs.set_defaults(run=cost)
+
+    spreading = commands.add_parser('import', help='write a file for each line of OUT')
+    spreading.add_argument('out', type=Path)
+    spreading.add_argument('--results', type=Path, default=RESULTS)
+    spreading.set_defaults(run=spread_lines)
+    return parser
+
+
+if __name__ == '__main__':
+    arguments = make_parser().parse_args()
+    sys.exit(arguments.run(arguments))

@@ -1,0 +1,236 @@
+"""The tasks: data as tensors on the device, the plan of augmentation, the loss and the metric."""
+
+import hashlib
+import os
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from arms import Net, Size
+from torch import Tensor
+
+from vim_mm.datasets.garments import GARMENTS, load_garments
+from vim_mm.datasets.scenes import SCENE_CLASSES, Garments, scene
+
+MEAN, STD = 0.3, 0.35  # of grey levels in 0 to 1, roughly those of Fashion-MNIST
+FACTORS = (1.5, 2.0)  # of the test of other resolutions
+RESOLUTION_SCENES = 500
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned, how long, and from how much.
+
+    Attributes:
+        name (str): Folder of its results.
+        metric (str): What is reported, in percent.
+        size (Size): Of the model.
+        classes (int): Number of classes.
+        dense (bool): Whether every pixel has a label.
+        steps (int): Of training.
+        batch (int): Images of a step.
+        shift (int): Greatest shift of augmentation in pixels, along each axis.
+        counts (tuple): Training and test images.
+        test_batch (int): Images of a batch of the test.
+    """
+
+    name: str
+    metric: str
+    size: Size
+    classes: int
+    dense: bool
+    steps: int
+    batch: int
+    shift: int
+    counts: tuple[int, int]
+    test_batch: int
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task('fashion', 'accuracy', Size(28, 2, len(GARMENTS)), len(GARMENTS), False,
+             steps=2340, batch=256, shift=2, counts=(60_000, 10_000), test_batch=1000),
+        Task('scenes', 'mIoU', Size(128, 4, 16 * len(SCENE_CLASSES)), len(SCENE_CLASSES), True,
+             steps=4000, batch=32, shift=0, counts=(8_000, 2_000), test_batch=100),
+    )
+}  # fmt: skip
+
+
+@dataclass
+class Split:
+    """Images (N, H, W) uint8 and labels, (N,) or per pixel (N, H, W), uint8."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+    def digest(self) -> str:
+        """Names the data in a result."""
+        content = self.images.tobytes() + self.labels.tobytes()
+        return hashlib.sha256(content).hexdigest()[:16]
+
+
+def load_splits(task: Task, source: Path, cache: Path) -> list[Split]:
+    """Training and test data of a task.
+
+    Args:
+        task (Task): The task.
+        source (Path): Folder of Fashion-MNIST's files.
+        cache (Path): Folder in which scenes are kept; drawn where they are missing.
+    """
+    splits = []
+    for split, count in zip(('train', 'test'), task.counts):
+        if not task.dense:
+            images, labels = load_garments(source, split)
+            splits.append(Split(images[:count], labels[:count]))
+            continue
+        file = cache / f'{task.name}_{split}_{count}_{task.size.image}.npz'
+        if not file.exists():
+            _draw_scenes(file, source, split, count, task.size.image)
+        with np.load(file) as arrays:
+            splits.append(Split(arrays['images'], arrays['labels']))
+    return splits
+
+
+def _draw_scenes(file: Path, source: Path, split: str, count: int, side: int) -> None:
+    garments = Garments(*load_garments(source, split))
+    draw = partial(_scene_arrays, split=split, garments=garments, side=side)
+    chunks = np.array_split(np.arange(count), min(count, 4 * (os.cpu_count() or 1)))
+    with ProcessPoolExecutor() as pool:
+        images, labels = zip(*pool.map(draw, chunks))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial_file = file.with_suffix('.partial.npz')
+    np.savez(partial_file, images=np.concatenate(images), labels=np.concatenate(labels))
+    partial_file.rename(file)
+
+
+def _scene_arrays(indices, split, garments, side):
+    scenes = [scene(0, split, int(i), garments, (side, side)) for i in indices]
+    images = np.stack([s.image[..., 0] for s in scenes])
+    return images, np.stack([s.seg_map - 1 for s in scenes])
+
+
+class Data:
+    """A task's splits on a device."""
+
+    def __init__(self, task: Task, splits: list[Split], device: torch.device):
+        train, test = splits
+        self.task = task
+        self.digest = {'train': train.digest(), 'test': test.digest()}
+        shift = task.shift
+        padded = np.pad(train.images, ((0, 0), (shift, shift), (shift, shift)))
+        self.images = torch.from_numpy(padded).to(device)
+        self.labels = torch.from_numpy(train.labels.copy()).to(device)
+        self.test_images = torch.from_numpy(test.images.copy()).to(device)
+        self.test_labels = torch.from_numpy(test.labels.copy()).to(device)
+        self.pixels = torch.arange(task.size.image, device=device)
+
+    def plan(self, seed: int, steps: int) -> Tensor:
+        """What every step takes: (steps, batch, 4) of index, flip, and shift along both axes.
+
+        Follows from the seed alone, drawn on the CPU so that every card has the same.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        task, count = self.task, len(self.images)
+        per_epoch = count // task.batch
+        epochs = -(-steps // per_epoch)
+        order = torch.cat(
+            [
+                torch.randperm(count, generator=generator)[: per_epoch * task.batch]
+                for _ in range(epochs)
+            ]
+        )
+        order = order[: steps * task.batch]
+        flips = torch.randint(2, order.shape, generator=generator)
+        shifts = torch.randint(2 * task.shift + 1, (*order.shape, 2), generator=generator)
+        plan = torch.cat([torch.stack([order, flips], 1), shifts], dim=1)
+        return plan.view(steps, task.batch, 4).to(self.pixels.device)
+
+    def take(self, step: Tensor) -> tuple[Tensor, Tensor]:
+        """Images (B, 1, H, W) float32 and labels of one row (B, 4) of the plan."""
+        index, flip, down, right = step.unbind(1)
+        last = self.task.size.image - 1
+        columns = torch.where(flip[:, None] > 0, last - self.pixels, self.pixels)
+        rows = self.pixels.expand(len(step), -1)
+        index = index[:, None, None]
+        at = (rows + down[:, None])[:, :, None], (columns + right[:, None])[:, None, :]
+        images = normalize(self.images[(index, *at)])
+        if not self.task.dense:
+            return images, self.labels[index[:, 0, 0]].long()
+        return images, self.labels[index, rows[:, :, None], columns[:, None, :]].long()
+
+
+def normalize(images: Tensor) -> Tensor:
+    """(B, H, W) grey levels of 0 to 255 to (B, 1, H, W) float32."""
+    return ((images.float() / 255 - MEAN) / STD).unsqueeze(1)
+
+
+def by_token(labels: Tensor, patch: int) -> Tensor:
+    """Labels (B, H, W) as (B, L, patch²), the pixels of each token."""
+    blocks = labels.unflatten(2, (-1, patch)).unflatten(1, (-1, patch)).transpose(2, 3)
+    return blocks.flatten(3).flatten(1, 2)
+
+
+def loss_of(task: Task, outputs: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy, the mean over images or pixels, in float32."""
+    if task.dense:
+        labels = by_token(labels, task.size.patch)
+    return F.cross_entropy(outputs.float().reshape(-1, task.classes), labels.reshape(-1))
+
+
+def mean_iou(confusion: Tensor) -> float:
+    """Mean over classes of intersection over union, in percent, of counts (truth, prediction).
+
+    A class that neither is there nor is predicted does not count.
+    """
+    hits = confusion.diag()
+    union = confusion.sum(0) + confusion.sum(1) - hits
+    return 100 * (hits / union)[union > 0].mean().item()
+
+
+@torch.no_grad()
+def test(task: Task, net: Net, images: Tensor, labels: Tensor, autocast: torch.autocast) -> float:
+    """The metric in percent, of uint8 images (N, H, W) with labels; leaves the net in training."""
+    net.eval()
+    confusion = torch.zeros(task.classes**2, dtype=torch.float64, device=images.device)
+    for some, truth in zip(images.split(task.test_batch), labels.split(task.test_batch)):
+        with autocast:
+            outputs = net(normalize(some)).float()
+        if task.dense:
+            truth = by_token(truth, task.size.patch)
+            outputs = outputs.unflatten(2, (-1, task.classes))
+        pairs = truth.long() * task.classes + outputs.argmax(-1)
+        confusion += torch.bincount(pairs.flatten(), minlength=task.classes**2)
+    net.train()
+    confusion = confusion.view(task.classes, task.classes)
+    if task.dense:
+        return mean_iou(confusion)
+    return 100 * (confusion.diag().sum() / confusion.sum()).item()
+
+
+def test_resolutions(
+    task: Task, net: Net, data: Data, autocast: torch.autocast
+) -> dict[str, float]:
+    """The metric at other sizes, with dt as trained and divided. The net is of no use afterwards.
+
+    Returns:
+        dict: By '1', '1.5', '2' (dt as trained) and '1.5/dt', '2/dt' (divided), the metric.
+    """
+    images = data.test_images[:RESOLUTION_SCENES]
+    labels = data.test_labels[:RESOLUTION_SCENES]
+    net.use_study_mixers()
+    results = {'1': test(task, net, images, labels, autocast)}
+    for factor in FACTORS:
+        size = 2 * [round(task.size.image * factor)]
+        larger = F.interpolate(images[:, None].float(), size, mode='bilinear')
+        larger = larger[:, 0].round().to(torch.uint8)
+        truth = F.interpolate(labels[:, None].float(), size, mode='nearest-exact')
+        truth = truth[:, 0].to(torch.uint8)
+        for name, divisor in ((f'{factor:g}', 1.0), (f'{factor:g}/dt', factor)):
+            net.use_study_mixers(dt_divisor=divisor)
+            results[name] = test(task, net, larger, truth, autocast)
+    return results

@@ -1,0 +1,203 @@
+"""One run: the training step as a CUDA graph, and the loop around it."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from arms import ARMS, Net, make_net
+from tasks import Data, loss_of, test, test_resolutions
+from torch import Tensor, nn
+
+_TESTS = 5  # points of a learning curve
+_WARM_UP_CALLS = 3  # of a step, before it is captured
+_CHECK = 50  # steps between two looks at the clock
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all arms have in common; lr and dt_range are the grid's."""
+
+    lr: float = 2e-3
+    dt_range: tuple[float, float] = (1e-3, 0.1)
+    warm_up: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.05
+    clip: float = 1.0
+    drop_path: float = 0.1
+
+
+def autocast_of(device: torch.device) -> torch.autocast:
+    """bfloat16 on a GPU, else float32. No cache of weights: a graph would keep the first."""
+    return torch.autocast(
+        device.type, torch.bfloat16, enabled=device.type == 'cuda', cache_enabled=False
+    )
+
+
+def learning_rate(step: int, steps: int, settings: Settings) -> float:
+    """Linear warm-up, then half a cosine to 0."""
+    warm_up = max(1, round(settings.warm_up * steps))
+    if step < warm_up:
+        return settings.lr * (step + 1) / warm_up
+    return settings.lr * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (steps - warm_up)))
+
+
+def make_optimizer(net: nn.Module, lr: Tensor, settings: Settings) -> torch.optim.AdamW:
+    """AdamW that reads its learning rate from a tensor; no decay of vectors and of what says so."""
+    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for param in net.parameters():
+        groups[param.ndim > 1 and not getattr(param, '_no_weight_decay', False)].append(param)
+    return torch.optim.AdamW(
+        [
+            {'params': groups[True], 'weight_decay': settings.weight_decay},
+            {'params': groups[False], 'weight_decay': 0.0},
+        ],
+        lr=lr,
+        betas=settings.betas,
+        fused=True,
+        capturable=lr.is_cuda,
+    )
+
+
+class Step:
+    """A training step, forward to optimizer, on static tensors: captured on a GPU, eager without.
+
+    Attributes:
+        plan (Tensor): (B, 4), what the step takes, to be copied into.
+        lr (Tensor): The learning rate, to be filled.
+        loss_sum (Tensor): Sum of the losses since it was last set to 0.
+    """
+
+    def __init__(self, net: Net, data: Data, settings: Settings, graph: bool):
+        device = data.pixels.device
+        self.net, self.data, self.settings = net, data, settings
+        self.plan = torch.zeros(data.task.batch, 4, dtype=torch.long, device=device)
+        self.lr = torch.zeros((), device=device)
+        self.loss_sum = torch.zeros((), device=device)
+        self.optimizer = make_optimizer(net, self.lr, settings)
+        self.autocast = autocast_of(device)
+        self.call: Callable[[], Any] = self._capture() if graph else self.eager
+
+    def eager(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        images, labels = self.data.take(self.plan)
+        with self.autocast:
+            outputs = self.net(images)
+        loss = loss_of(self.data.task, outputs, labels)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.net.parameters(), self.settings.clip)
+        self.optimizer.step()
+        self.loss_sum += loss.detach()
+
+    def _capture(self) -> Callable[[], Any]:
+        """The step as a graph. Nothing is learned: at a learning rate of 0 weights keep their bits,
+        and what the optimizer has gathered is set to 0 again."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP_CALLS):
+                self.eager()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.eager()
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+        self.loss_sum.zero_()
+        return graph.replay
+
+    def __call__(self, plan: Tensor, lr: float) -> None:
+        """Take a step with what ``plan`` (B, 4) says."""
+        self.plan.copy_(plan)
+        self.lr.fill_(lr)
+        self.call()
+
+
+def train(
+    arm: str,
+    seed: int,
+    data: Data,
+    settings: Settings,
+    steps: int,
+    deadline: float = math.inf,
+    graph: bool | None = None,
+) -> dict[str, Any] | None:
+    """Train an arm on a seed and test it.
+
+    Args:
+        arm (str): A name in ``ARMS``.
+        seed (int): From it follow initialization, data, augmentation and drop path.
+        data (Data): The task's.
+        settings (Settings): What all arms have in common.
+        steps (int): Length of the run.
+        deadline (float): By ``time.monotonic``; a run that is not done by then is given up.
+        graph (bool, optional): Whether to capture the step; None does so on a GPU.
+
+    Returns:
+        dict: The result's figures; None if it was given up.
+    """
+    device, task = data.pixels.device, data.task
+    began = time.monotonic()
+    net = make_net(
+        ARMS[arm], task.size, task.dense, seed, settings.dt_range, settings.drop_path
+    ).to(device)
+    step = Step(net, data, settings, device.type == 'cuda' if graph is None else graph)
+    plan = data.plan(seed, steps)
+    torch.manual_seed(seed)  # drop path's draws, of the device too, after the calls of warm-up
+    interval = max(1, steps // _TESTS)
+    curve, tested = [], 0
+    for i in range(steps):
+        if i % _CHECK == 0 and time.monotonic() > deadline:
+            return None
+        step(plan[i], learning_rate(i, steps, settings))
+        if (i + 1) % interval == 0 or i + 1 == steps:
+            loss = step.loss_sum.item() / (i + 1 - tested)
+            step.loss_sum.zero_()
+            tested = i + 1
+            metric = test(task, net, data.test_images, data.test_labels, step.autocast)
+            curve.append([i + 1, round(metric, 4), round(loss, 5) if math.isfinite(loss) else None])
+    result = {
+        'task': task.name,
+        'arm': arm,
+        'seed': seed,
+        'metric': curve[-1][1],
+        'curve': curve,
+        'diverged': any(loss is None for _, _, loss in curve),
+        'seconds': round(time.monotonic() - began, 2),
+        'settings': {'steps': steps, 'batch': task.batch, **asdict(settings)},
+        'parameters': sum(p.numel() for p in net.parameters()),
+        'data': data.digest,
+    }
+    if task.dense:
+        figures = test_resolutions(task, net, data, step.autocast)
+        result['resolutions'] = {name: round(value, 4) for name, value in figures.items()}
+    return result
+
+
+def measure_step(arm: str, data: Data, settings: Settings) -> dict[str, Any]:
+    """Time and peak memory of a step alone on the card: median of 50 replays after 10."""
+    task, device = data.task, data.pixels.device
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    net = make_net(ARMS[arm], task.size, task.dense, 0, settings.dt_range, settings.drop_path)
+    step = Step(net.to(device), data, settings, graph=True)
+    plan = data.plan(0, 60)
+    times = []
+    for i in range(60):
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        events[0].record()
+        step(plan[i], 1e-5)
+        events[1].record()
+        torch.cuda.synchronize()
+        times.append(events[0].elapsed_time(events[1]))
+    return {
+        'task': task.name,
+        'arm': arm,
+        'milliseconds': round(float(torch.tensor(times[10:]).median()), 4),
+        'mebibytes': round((torch.cuda.max_memory_allocated() - before) / 2**20, 1),
+    }

@@ -1,0 +1,174 @@
+"""Fashion-MNIST (Xiao et al., arXiv 1708.07747, MIT licence): where its files come from.
+
+70,000 grey photographs of garments, 28 x 28 pixels, 10 classes, 60,000 of them for training. The
+four IDX files come from a folder, from Debian's and Ubuntu's package, or from torchvision's
+downloader, whichever is there first, and are checked after unpacking: Debian compresses them anew,
+so the published MD5 sums of the archives do not hold for its package.
+"""
+
+import gzip
+import hashlib
+import math
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+GARMENTS = (
+    'T-shirt', 'trouser', 'pullover', 'dress', 'coat',
+    'sandal', 'shirt', 'sneaker', 'bag', 'ankle boot',
+)  # fmt: skip
+SIDE = 28  # pixels of a photograph
+SPLITS = ('train', 'test')
+
+# SHA-256 of the unpacked files.
+CHECKSUMS = {
+    'train-images-idx3-ubyte': 'c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888',
+    'train-labels-idx1-ubyte': 'bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9',
+    't10k-images-idx3-ubyte': '5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b',
+    't10k-labels-idx1-ubyte': '0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34',
+}
+PACKAGE = 'dataset-fashion-mnist'
+_PACKAGE_FOLDER = 'usr/share/datasets/fashion-mnist'
+_PREFIX = {'train': 'train', 'test': 't10k'}
+_UNSIGNED_BYTES = 8  # IDX's code of the type
+
+
+def read_idx(content: bytes) -> np.ndarray:
+    """The array in an IDX file of unsigned bytes.
+
+    Args:
+        content (bytes): The unpacked file: two zeros, the type, the number of dimensions, their
+            lengths as big-endian 32-bit integers, and the bytes.
+
+    Returns:
+        np.ndarray: uint8.
+
+    Raises:
+        ValueError: It is no such file, or it has been cut off.
+    """
+    if len(content) < 4 or content[:2] != b'\0\0' or content[2] != _UNSIGNED_BYTES:
+        raise ValueError('this is no IDX file of unsigned bytes')
+    begin = 4 + 4 * content[3]
+    shape = np.frombuffer(content[4:begin], '>u4').astype(int).tolist()
+    if len(content) - begin != math.prod(shape):
+        raise ValueError(f'an IDX file of shape {(*shape,)} ends after {len(content)} bytes')
+    return np.frombuffer(content, np.uint8, offset=begin).reshape(shape)
+
+
+def load_garments(folder: str | Path, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """The garments of a split.
+
+    Args:
+        folder (str | Path): Holds the IDX files, packed (.gz) or not.
+        split (str): 'train' or 'test'.
+
+    Returns:
+        tuple: Images (N, 28, 28) and labels (N,), indices into ``GARMENTS``, both uint8.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        ValueError: A file is not the published one.
+    """
+    if split not in SPLITS:
+        raise ValueError(f'split must be one of {SPLITS}, got {split!r}')
+    prefix = _PREFIX[split]
+    images = read_idx(_unpacked(Path(folder), f'{prefix}-images-idx3-ubyte'))
+    return images, read_idx(_unpacked(Path(folder), f'{prefix}-labels-idx1-ubyte'))
+
+
+def _unpacked(folder: Path, name: str) -> bytes:
+    """The checked content of a file, packed or not."""
+    plain, packed = folder / name, folder / f'{name}.gz'
+    if plain.exists():
+        content = plain.read_bytes()
+    elif packed.exists():
+        content = gzip.decompress(packed.read_bytes())
+    else:
+        raise FileNotFoundError(f'{folder} holds neither {name} nor {name}.gz')
+    if hashlib.sha256(content).hexdigest() != CHECKSUMS[name]:
+        raise ValueError(f'{name} in {folder} is not the published file: its SHA-256 differs')
+    return content
+
+
+def fetch_garments(out: Path, source: Path | None = None) -> str:
+    """Put the four IDX files, unpacked and checked, into ``out``.
+
+    Args:
+        out (Path): Folder to write, which need not exist. Files that are there and right are kept.
+        source (Path, optional): Folder that holds the files, packed or not. None tries the system's
+            package, installed or downloaded by ``apt-get``, then torchvision's downloader.
+
+    Returns:
+        str: Where they came from.
+
+    Raises:
+        FileNotFoundError: They cannot be had; the message says what to do.
+        ValueError: A file of ``source`` is not the published one.
+    """
+    if _complete(out):
+        return str(out)
+    if source is not None:
+        _copy(source, out)
+        return str(source)
+    reasons = []
+    ways: dict[str, Callable[[Path], None]] = {
+        f'the installed package {PACKAGE}': lambda out: _copy(Path('/', _PACKAGE_FOLDER), out),
+        f'the package {PACKAGE} by apt-get': _from_package,
+        'torchvision': _from_torchvision,
+    }
+    for name, way in ways.items():
+        try:
+            way(out)
+        except (OSError, RuntimeError, ImportError, subprocess.CalledProcessError) as error:
+            reasons.append(f'{name}: {str(error) or type(error).__name__}')
+        else:
+            return name
+    raise FileNotFoundError(
+        'Fashion-MNIST could not be had here: copy its four IDX files, packed or not, '
+        '(github.com/zalandoresearch/fashion-mnist) to this machine and name their folder with '
+        '--source DIR. Tried: ' + '; '.join(reasons)
+    )
+
+
+def _complete(folder: Path) -> bool:
+    try:
+        for name in CHECKSUMS:
+            _unpacked(folder, name)
+    except (FileNotFoundError, ValueError):
+        return False
+    return True
+
+
+def _copy(source: Path, out: Path) -> None:
+    contents = {name: _unpacked(source, name) for name in CHECKSUMS}
+    out.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        (out / name).write_bytes(content)
+
+
+def _from_package(out: Path) -> None:
+    """Download Debian's package and unpack it, without installing it and so without root."""
+    if shutil.which('apt-get') is None or shutil.which('dpkg') is None:
+        raise FileNotFoundError('apt-get or dpkg is missing')
+    with tempfile.TemporaryDirectory() as folder:
+        _run(['apt-get', 'download', PACKAGE], folder)
+        (archive,) = Path(folder).glob('*.deb')
+        _run(['dpkg', '-x', archive.name, 'unpacked'], folder)
+        _copy(Path(folder, 'unpacked', _PACKAGE_FOLDER), out)
+
+
+def _run(command: list[str], folder: str) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f'{" ".join(command)} failed: {done.stderr.strip()}')
+
+
+def _from_torchvision(out: Path) -> None:
+    from torchvision.datasets import FashionMNIST
+
+    with tempfile.TemporaryDirectory() as folder:
+        _copy(Path(FashionMNIST(folder, download=True).raw_folder), out)
