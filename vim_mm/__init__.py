@@ -13,7 +13,7 @@ __version__ = '0.1.0'
 __all__ = ['ops']
 
 if find_spec('mmengine') is not None:
-    from vim_mm import datasets, engine, models
+    from vim_mm import datasets, engine, models, segmentation
     from vim_mm.config import config_names, config_path
 
-    __all__ += ['config_names', 'config_path', 'datasets', 'engine', 'models']
+    __all__ += ['config_names', 'config_path', 'datasets', 'engine', 'models', 'segmentation']

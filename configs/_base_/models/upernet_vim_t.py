@@ -22,7 +22,7 @@ model = dict(
     ),
     neck=dict(type='Feature2Pyramid', embed_dim=192, rescales=[4, 2, 1, 0.5]),
     decode_head=dict(
-        type='UPerHead',
+        type='FastUPerHead',
         in_channels=[192, 192, 192, 192],
         in_index=[0, 1, 2, 3],
         pool_scales=(1, 2, 3, 6),
@@ -34,7 +34,7 @@ model = dict(
         loss_decode=dict(type='CrossEntropyLoss', use_sigmoid=False, loss_weight=1.0),
     ),
     auxiliary_head=dict(
-        type='FCNHead',
+        type='FastFCNHead',
         in_channels=192,
         in_index=2,
         channels=256,
