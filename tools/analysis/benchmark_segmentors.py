@@ -68,7 +68,8 @@ class TimmBackbone(nn.Module):
 def _mmseg_model(name: str) -> Config:
     """The model of a base config of MMSegmentation, without weights to download."""
     folder = Path(mmseg.models.__file__).parents[1] / '.mim/configs/_base_/models'
-    model = Config.fromfile(folder / name).model
+    # Its custom imports are mmpretrain.
+    model = Config.fromfile(folder / name, import_custom_modules=False).model
     model.pretrained = None
     model.decode_head.num_classes = model.auxiliary_head.num_classes = 150
     return model
