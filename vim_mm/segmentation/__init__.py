@@ -1,4 +1,4 @@
-"""Segmentation heads whose loss makes no logits of the size of the labels.
+"""Segmentation heads and segmentors that make no logits of the size of the labels.
 
 Importing this registers the names below with MMEngine and needs nothing else: MMSegmentation is
 imported when a model is built from them.
@@ -34,3 +34,14 @@ def FastUPerHead(**cfg) -> nn.Module:
 def FastFCNHead(**cfg) -> nn.Module:
     """MMSegmentation's ``FCNHead`` with the fast loss; takes its arguments."""
     return FastHead('FCNHead', **cfg)
+
+
+@MODELS.register_module()
+def FastEncoderDecoder(**cfg) -> nn.Module:
+    """MMSegmentation's ``EncoderDecoder`` with predictions in little memory.
+
+    See :class:`vim_mm.segmentation.segmentor.FastEncoderDecoder` for what it does not store.
+    """
+    from vim_mm.segmentation.segmentor import FastEncoderDecoder
+
+    return FastEncoderDecoder(**cfg)
