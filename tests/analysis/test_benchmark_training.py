@@ -9,6 +9,7 @@ from tests.tools.conftest import TOOLS, run_tool
 from vim_mm.config import config_path
 
 pytest.importorskip('mmseg')
+LOADER = dict(batch_size=8, sampler=dict(type='InfiniteSampler'))
 
 
 @pytest.fixture(scope='module')
@@ -44,14 +45,14 @@ def test_an_iteration_is_data_and_host(tmp_path):
     ],
 )
 def test_advice(tool, times, says):
-    loader = dict(batch_size=8, num_workers=4, persistent_workers=True, pin_memory=True)
+    loader = dict(LOADER, num_workers=4, pin_memory=True)
     found = ' '.join(tool['advice'](times, 0.02, loader))
     assert says in found
 
 
 def test_workers_that_keep_up(tool):
     """8 pictures of 20 ms each in 40 ms of work: 4 workers, and a fifth more."""
-    loader = dict(batch_size=8, num_workers=1)
+    loader = dict(LOADER, num_workers=1)
     (first, *_) = tool['advice'](dict(iteration=0.1, data=0.06, host=0.04), 0.02, loader)
     assert 'num_workers=5' in first
 

@@ -151,6 +151,23 @@ def test_twice_differentiated_is_an_error():
         torch.autograd.grad(loss, logits, create_graph=True)
 
 
+@pytest.mark.slow
+def test_one_graph_under_compile(monkeypatch):
+    monkeypatch.setattr(loss_module, 'CHUNK_BYTES', 1)
+    logits = torch.randn(3, CLASSES, 8, 9, requires_grad=True)
+    labels = torch.randint(0, CLASSES, (3, 32, 36))
+    weight = torch.tensor(WEIGHTS)
+
+    def function(x):
+        return enlarged_cross_entropy(x, labels, 2, weight)[0]
+
+    compiled = torch.compile(function, fullgraph=True, backend='aot_eager')
+    loss, expected = compiled(logits), function(logits)
+    torch.testing.assert_close(loss, expected)
+    (grad,), (expected_grad,) = (torch.autograd.grad(x, logits) for x in (loss, expected))
+    torch.testing.assert_close(grad, expected_grad)
+
+
 def test_autocast_is_nearer_to_float32_than_mmseg():
     """The loss is float32's of the rounded logits, where MMSegmentation enlarges in bfloat16."""
     ours, theirs = (fcn(name) for name in ('FastFCNHead', 'FCNHead'))

@@ -150,10 +150,11 @@ def advice(times: dict[str, float], per_picture: float, loader: dict[str, Any]) 
             says.append('The device waits for the host: a larger batch, or torch.compile.')
     elif 'device' in times:
         says.append('The device is busy: --amp, a smaller model or another GPU make it faster.')
-    if not loader.get('persistent_workers'):
+    infinite = loader['sampler']['type'] == 'InfiniteSampler'  # its epoch never ends
+    if not infinite and not loader.get('persistent_workers'):
         says.append('persistent_workers=True saves starting the workers at every epoch.')
     if torch.cuda.is_available() and not loader.get('pin_memory'):
-        says.append('pin_memory=True lets copies to the GPU overlap with its work.')
+        says.append('train_dataloader.pin_memory=True makes copies to the GPU faster.')
     return says
 
 
