@@ -13,7 +13,15 @@ from vim_mm.models import Mamba, VisionMamba, vim_base, vim_small, vim_tiny
 __version__ = '0.1.0'
 __all__ = ['Mamba', 'VisionMamba', 'models', 'ops', 'vim_base', 'vim_small', 'vim_tiny']
 
-_OF_MMENGINE = ('activate', 'config_names', 'config_path', 'datasets', 'engine', 'registered')
+_OF_MMENGINE = (
+    'activate',
+    'config_names',
+    'config_path',
+    'datasets',
+    'engine',
+    'registered',
+    'segmentation',
+)
 
 try:
     import mmengine as _  # noqa: F401
@@ -21,7 +29,7 @@ except ModuleNotFoundError as _error:
     if _error.name != 'mmengine':  # it is there, and lacks something itself
         raise
 else:
-    from vim_mm import datasets, engine, registered
+    from vim_mm import datasets, engine, registered, segmentation
     from vim_mm.config import config_names, config_path
     from vim_mm.engine.activation import activate
 
@@ -32,6 +40,7 @@ else:
         'datasets',
         'engine',
         'registered',
+        'segmentation',
     ]
 
 

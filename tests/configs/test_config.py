@@ -67,7 +67,7 @@ def test_shipped_bases_resolve_in_a_fresh_process_elsewhere(name, tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    model = {SEG: 'EncoderDecoder True None', DET: 'CascadeRCNN True mmdet'}[name]
+    model = {SEG: 'FastEncoderDecoder True None', DET: 'CascadeRCNN True mmdet'}[name]
     assert done.stdout.splitlines()[-1] == model
     assert 'Failed to search registry' not in done.stdout + done.stderr
 

@@ -100,6 +100,7 @@ class VimRunner(Runner):
       starts from other weights (``load_from``) may lack or add some, as the head for other classes
       does; the backbone sees to its own.
     - A checkpoint file appears whole or not at all, whenever the process is killed.
+    - ``randomness=dict(deterministic=True)`` sets what cuBLAS needs for it in the environment.
     - ``launcher`` is 'none', 'pytorch' or 'slurm'; MMEngine's 'mpi' is not supported.
     """
 
@@ -114,6 +115,12 @@ class VimRunner(Runner):
         if self.distributed and not is_distributed():
             init_process_group(self.launcher, **env_cfg.get('dist_cfg', {}))
         super().setup_env(env_cfg)
+
+    def set_randomness(self, seed, diff_rank_seed: bool = False, deterministic: bool = False):
+        """As in Runner; a deterministic run gets the workspaces that cuBLAS needs for one."""
+        if deterministic:
+            os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
+        super().set_randomness(seed, diff_rank_seed, deterministic)
 
     def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
         """Move the model to its device and wrap it for distributed training."""

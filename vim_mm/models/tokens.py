@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vim_mm.ops.resample import resize
+
 # Indices of the class tokens in the whole sequence, given the number of patches.
 CLS_TOKENS = {
     'none': lambda num_patches: (),
@@ -58,7 +60,10 @@ def resize_pos_embed(
     # Not timm's resample_abs_pos_embed: it does nothing where another grid becomes a square of as
     # many patches, and its antialiasing has no backward for dynamic shapes in torch.compile.
     image = patches.unflatten(1, old_grid).permute(0, 3, 1, 2).float()
-    image = F.interpolate(image, size=new_grid, mode='bicubic')
+    if torch.compiler.is_compiling():  # resize would fix the size of the image in the graph
+        image = F.interpolate(image, size=new_grid, mode='bicubic')
+    else:
+        image = resize(image, new_grid, 'bicubic')
     patches = image.flatten(2).transpose(1, 2).to(pos_embed.dtype)
     return insert_cls(patches, cls, placement)
 

@@ -1,0 +1,71 @@
+"""The benchmarks of training as a user runs them, at sizes that say nothing about speed."""
+
+import json
+import runpy
+
+import pytest
+
+from tests.tools.conftest import TOOLS, run_tool
+from vim_mm.config import config_path
+
+pytest.importorskip('mmseg')
+LOADER = dict(batch_size=8, sampler=dict(type='InfiniteSampler'))
+
+
+@pytest.fixture(scope='module')
+def tool():
+    return runpy.run_path(str(TOOLS / 'analysis/benchmark_training.py'))
+
+
+@pytest.mark.slow
+def test_an_iteration_is_data_and_host(tmp_path):
+    printed = run_tool(
+        'analysis/benchmark_training.py', config_path('seg/upernet_vim_shapes.py'), '--iters', 6,
+        '--warmup', 1, '--pictures', 2, '--out', 'figures.json', '--cfg-options',
+        'train_dataloader.batch_size=2', cwd=tmp_path,
+    )  # fmt: skip
+    assert 'data/shapes is not there: drawing pictures' in printed
+    result = json.loads((tmp_path / 'figures.json').read_text())
+    times = result['seconds']
+    assert 0 < times['data'] < times['iteration']
+    assert 0 < times['host'] < 2 * times['iteration']
+    assert [*result['transforms']] == [
+        'LoadImageFromFile', 'LoadAnnotations', 'Resize', 'RandomFlip', 'PackSegInputs'
+    ]  # fmt: skip
+    assert all(line in printed for line in result['advice'])
+    assert [path.name for path in tmp_path.iterdir()] == ['figures.json']
+
+
+@pytest.mark.parametrize(
+    ('times', 'says'),
+    [
+        (dict(iteration=0.1, data=0.06, host=0.04), 'waits for data 60 % of the time'),
+        (dict(iteration=0.1, data=0.001, host=0.09, device=0.03), 'device waits for the host'),
+        (dict(iteration=0.1, data=0.001, host=0.01, device=0.095), 'The device is busy'),
+    ],
+)
+def test_advice(tool, times, says):
+    loader = dict(LOADER, num_workers=4, pin_memory=True)
+    found = ' '.join(tool['advice'](times, 0.02, loader))
+    assert says in found
+
+
+def test_workers_that_keep_up(tool):
+    """8 pictures of 20 ms each in 40 ms of work: 4 workers, and a fifth more."""
+    loader = dict(LOADER, num_workers=1)
+    (first, *_) = tool['advice'](dict(iteration=0.1, data=0.06, host=0.04), 0.02, loader)
+    assert 'num_workers=5' in first
+
+
+@pytest.mark.slow
+def test_segmentors_side_by_side(tmp_path):
+    printed = run_tool(
+        'analysis/benchmark_segmentors.py', '--models', 'deit_t', '--forms', 'eager', 'graph',
+        '--size', 32, '--batch', 2, '--n_trials', 1, '--rounds', 1, '--out', 'figures.json',
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert 'left out: deit_t, fast, graph: CUDA graphs need CUDA' in printed
+    fast, mmseg = json.loads((tmp_path / 'figures.json').read_text())['records'][:2]
+    assert (fast['heads'], mmseg['heads']) == ('fast', 'mmseg')
+    assert fast['loss'] == pytest.approx(mmseg['loss'], rel=1e-5)
+    assert fast['parameters'] == mmseg['parameters']

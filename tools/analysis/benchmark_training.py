@@ -1,0 +1,233 @@
+"""Where the time of a training iteration goes: data, host or device, in the loop of a config.
+
+    python tools/analysis/benchmark_training.py configs/seg/upernet_vim_t_zoh.py --amp \
+        --cfg-options train_dataloader.batch_size=8
+
+Runs the config's own loop (loader, augmentation, transfer, step, optimizer, hooks) for some
+iterations, without validation and checkpoints, and prints in milliseconds
+
+- iteration: from the end of one to the end of the next;
+- data: the part of it that the loop waits for the loader;
+- host: from there until the step and its hooks return;
+- device: kernels and copies on the GPU, by the profiler, in the last iterations;
+
+then what each transform of the pipeline takes for one picture in one process, and what to change.
+Where a segmentation config finds no data, pictures of ADE20K's usual size, 683 x 512, are drawn
+into a temporary folder: smooth ones with grain as JPEG, labels as PNG.
+"""
+
+import json
+import math
+import tempfile
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+
+from vim_mm.analysis.tables import figures, markdown_table, write_text
+from vim_mm.analysis.timing import environment
+from vim_mm.config import merge_options
+from vim_mm.engine import VimRunner
+from vim_mm.engine.cli import add_arguments, read_config
+
+PICTURES, HEIGHT, WIDTH = 64, 512, 683
+PROFILED = 3  # iterations, the last ones
+# A loop that waits for data longer than this part of an iteration is said to wait for it.
+WAITING = 0.05
+# A device that works less than this part of an iteration is said to wait for the host.
+BUSY = 0.85
+
+
+def draw_ade20k(root: Path, classes: int) -> None:
+    """Pictures and labels of ADE20K's size in its layout, both smooth at the scale of objects."""
+    random = np.random.default_rng(0)
+    for split in ('training', 'validation'):
+        for kind in ('images', 'annotations'):
+            (root / kind / split).mkdir(parents=True)
+        for i in range(PICTURES):
+            coarse = random.integers(0, 256, (32, 43, 3), dtype=np.uint8)
+            picture = cv2.resize(coarse, (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC)
+            grain = random.normal(0, 6, picture.shape)
+            picture = np.clip(picture + grain, 0, 255).astype(np.uint8)
+            labels = random.integers(0, classes + 1, (8, 11), dtype=np.uint8)
+            labels = cv2.resize(labels, (WIDTH, HEIGHT), interpolation=cv2.INTER_NEAREST)
+            cv2.imwrite(str(root / 'images' / split / f'{i:04}.jpg'), picture)
+            cv2.imwrite(str(root / 'annotations' / split / f'{i:04}.png'), labels)
+
+
+class IterationClock(Hook):
+    """Takes the times of iterations; to be the last hook of each kind.
+
+    Args:
+        warmup (int): Iterations that are not counted.
+        last (int): Number of all iterations.
+    """
+
+    priority = 'LOWEST'
+
+    def __init__(self, warmup: int, last: int):
+        self.warmup, self.last = warmup, last
+        self.rows: list[dict[str, float]] = []
+        self.device_seconds: float | None = None
+        self.profiler: torch.profiler.profile | None = None
+        self.end: float | None = None
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch=None) -> None:
+        """The loader has delivered."""
+        self.begin = perf_counter()
+        if torch.cuda.is_available() and batch_idx == self.last - PROFILED:
+            torch.cuda.synchronize()
+            self.profiler = torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CUDA]
+            )
+            self.profiler.start()
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch=None, outputs=None):
+        """The step and the other hooks have returned."""
+        now = perf_counter()
+        # Not those that the profiler slows down.
+        if self.end is not None and self.profiler is None and batch_idx >= self.warmup:
+            row = {'iteration': now - self.end, 'data': self.begin - self.end}
+            self.rows.append(row | {'host': now - self.begin})
+        if self.profiler is not None and batch_idx == self.last - 1:
+            torch.cuda.synchronize()
+            self.profiler.stop()
+            self.device_seconds = 1e-6 * sum(
+                event.time_range.elapsed_us()
+                for event in self.profiler.events()
+                if event.device_type == torch.autograd.DeviceType.CUDA
+            ) / PROFILED  # fmt: skip
+        self.end = perf_counter()
+
+    def summary(self) -> dict[str, float]:
+        """Seconds: the mean of iterations, because queues even them out; else medians."""
+        result = {'iteration': sum(r['iteration'] for r in self.rows) / len(self.rows)}
+        result['data'] = sum(r['data'] for r in self.rows) / len(self.rows)
+        result['host'] = median(r['host'] for r in self.rows)
+        if self.device_seconds is not None:
+            result['device'] = self.device_seconds
+        return result
+
+
+def transform_times(dataset: Any, pictures: int) -> dict[str, float]:
+    """Seconds that each transform takes for a picture, by its name, in this process."""
+    times: dict[str, list[float]] = {}
+    for i in range(pictures):
+        data = dataset.get_data_info(i % len(dataset))
+        for transform in dataset.pipeline.transforms:
+            start = perf_counter()
+            data = transform(data)
+            name = type(transform).__name__
+            times.setdefault(name, []).append(perf_counter() - start)
+            if data is None:  # a crop without objects, say: the loader would take another
+                break
+    return {name: sum(values) / pictures for name, values in times.items()}
+
+
+def advice(times: dict[str, float], per_picture: float, loader: dict[str, Any]) -> list[str]:
+    """What to change, from the figures."""
+    says = []
+    batch, workers = loader['batch_size'], loader['num_workers']
+    work = max(times['iteration'] - times['data'], times.get('device', 0.0))
+    needed = math.ceil(1.2 * batch * per_picture / work)
+    if times['data'] > WAITING * times['iteration']:
+        says.append(
+            f'The loop waits for data {100 * times["data"] / times["iteration"]:.0f} % of the '
+            f'time: train_dataloader.num_workers={needed} would keep up (now {workers}).'
+        )
+    else:
+        says.append(f'The loop does not wait for data; it needs {needed} workers of {workers}.')
+    if 'device' in times and times['device'] < BUSY * times['iteration']:
+        if times['data'] <= WAITING * times['iteration']:
+            says.append('The device waits for the host: a larger batch, or torch.compile.')
+    elif 'device' in times:
+        says.append('The device is busy: --amp, a smaller model or another GPU make it faster.')
+    infinite = loader['sampler']['type'] == 'InfiniteSampler'  # its epoch never ends
+    if not infinite and not loader.get('persistent_workers'):
+        says.append('persistent_workers=True saves starting the workers at every epoch.')
+    if torch.cuda.is_available() and not loader.get('pin_memory'):
+        says.append('train_dataloader.pin_memory=True makes copies to the GPU faster.')
+    return says
+
+
+def prepare(args: Namespace, cfg: Config, folder: Path) -> None:
+    """Shorten the run, and give it pictures where it has none."""
+    if not Path(cfg.data_root).exists():
+        if cfg.default_scope != 'mmseg':
+            raise SystemExit(f'There is no {cfg.data_root}; pictures are drawn for mmseg only.')
+        print(f'{cfg.data_root} is not there: drawing pictures')
+        draw_ade20k(folder / 'data', cfg.model.decode_head.num_classes)
+        merge_options(cfg, {'data_root': str(folder / 'data')})
+    cfg.work_dir = str(folder / 'work')
+    cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=args.iters, val_interval=10**9)
+    for name in ('val_cfg', 'val_dataloader', 'val_evaluator'):
+        cfg[name] = None
+    for name in ('test_cfg', 'test_dataloader', 'test_evaluator'):
+        cfg[name] = None
+    cfg.default_hooks.checkpoint = None
+    if args.amp:
+        cfg.optim_wrapper.type = 'BFloat16OptimWrapper'
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    add_arguments(parser, launcher=False)
+    parser.add_argument('--amp', action='store_true', help='as in tools/train.py')
+    parser.add_argument('--iters', type=int, default=60)
+    parser.add_argument('--warmup', type=int, default=20, help='iterations that do not count')
+    parser.add_argument('--pictures', type=int, default=32, help='to time the transforms with')
+    parser.add_argument('--out', type=Path, help='write the figures as JSON to this file')
+    args = parser.parse_args()
+    if args.iters < args.warmup + PROFILED + 1:
+        parser.error(f'--iters must be at least --warmup + {PROFILED + 1}')
+    return args
+
+
+def report(result: dict[str, Any]) -> str:
+    """Tables and advice."""
+    times, transforms = result['seconds'], result['transforms']
+    row = {'': 'ms'} | {name: figures(1e3 * value) for name, value in times.items()}
+    row |= {'images/s': figures(result['batch_size'] / times['iteration'])}
+    rows = [{'transform': name, 'ms': figures(1e3 * t)} for name, t in transforms.items()]
+    rows.append({'transform': 'all, one picture', 'ms': figures(1e3 * sum(transforms.values()))})
+    head = ', '.join(f'{k} {v}' for k, v in result['environment'].items() if v)
+    return '\n\n'.join([head, markdown_table([row]), markdown_table(rows), *result['advice']])
+
+
+def main() -> None:
+    args = parse_args()
+    cfg = read_config(args)
+    device = 'cuda' if torch.cuda.is_available() else 'cpu'
+    with tempfile.TemporaryDirectory() as folder:
+        prepare(args, cfg, Path(folder))
+        loader = cfg.train_dataloader.to_dict()
+        clock = IterationClock(args.warmup, args.iters)
+        runner = VimRunner.from_cfg(cfg)
+        runner.register_hook(clock)
+        runner.train()
+        transforms = transform_times(runner.train_dataloader.dataset, args.pictures)
+    times = clock.summary()
+    result = {
+        'environment': environment(device),
+        'config': args.config,
+        'batch_size': loader['batch_size'],
+        'num_workers': loader['num_workers'],
+        'seconds': times,
+        'transforms': transforms,
+        'advice': advice(times, sum(transforms.values()), loader),
+    }
+    print(report(result))
+    if args.out:
+        write_text(args.out, json.dumps(result, indent=2))
+
+
+if __name__ == '__main__':
+    main()

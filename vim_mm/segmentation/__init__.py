@@ -1,0 +1,47 @@
+"""Segmentation heads and segmentors that make no logits of the size of the labels.
+
+Importing this registers the names below with MMEngine and needs nothing else: MMSegmentation is
+imported when a model is built from them.
+"""
+
+from mmengine.registry import MODELS
+from torch import nn
+
+
+@MODELS.register_module()
+def FastHead(of: str, **cfg) -> nn.Module:
+    """Any decode head of MMSegmentation with the fast loss, see :mod:`vim_mm.segmentation.heads`.
+
+    Args:
+        of (str): Type of the head, such as 'SegformerHead'.
+        cfg: Its arguments.
+
+    Raises:
+        TypeError: The type is no subclass of ``BaseDecodeHead``.
+    """
+    from vim_mm.segmentation.heads import fast_head_class
+
+    return fast_head_class(of)(**cfg)
+
+
+@MODELS.register_module()
+def FastUPerHead(**cfg) -> nn.Module:
+    """MMSegmentation's ``UPerHead`` with the fast loss; takes its arguments."""
+    return FastHead('UPerHead', **cfg)
+
+
+@MODELS.register_module()
+def FastFCNHead(**cfg) -> nn.Module:
+    """MMSegmentation's ``FCNHead`` with the fast loss; takes its arguments."""
+    return FastHead('FCNHead', **cfg)
+
+
+@MODELS.register_module()
+def FastEncoderDecoder(**cfg) -> nn.Module:
+    """MMSegmentation's ``EncoderDecoder`` with predictions in little memory.
+
+    See :class:`vim_mm.segmentation.segmentor.FastEncoderDecoder` for what it does not store.
+    """
+    from vim_mm.segmentation.segmentor import FastEncoderDecoder
+
+    return FastEncoderDecoder(**cfg)
