@@ -15,6 +15,7 @@ from mmengine.visualization import Visualizer
 from torch import nn
 
 from vim_mm.engine.cli import add_arguments, read_config
+from vim_mm.engine.provenance import check_switches
 
 PICTURES = {'.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp'}
 
@@ -44,7 +45,9 @@ def find_pictures(path: Path) -> list[Path]:
 def build_model(cfg: Config, checkpoint: str) -> nn.Module:
     """The model with the checkpoint's weights, all of which must fit, ready for prediction."""
     model = revert_sync_batchnorm(MODELS.build(cfg.model))
-    load_checkpoint(model, checkpoint, map_location='cpu', strict=True)
+    loaded = load_checkpoint(model, checkpoint, map_location='cpu', strict=True)
+    for line in check_switches(model, loaded, checkpoint, cfg.allow_mismatch):
+        print(line)
     return model.to(get_device()).eval()
 
 

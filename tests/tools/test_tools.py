@@ -95,6 +95,18 @@ def test_infer_draws_over_every_picture(trained, data_root, tmp_path):
             assert not np.array_equal(np.array(overlay), np.array(picture))
 
 
+@pytest.mark.parametrize('tool', ['test', 'infer'])
+def test_another_method_is_refused(tool, trained, data_root, tmp_path):
+    _, config, work_dir, _ = trained
+    options = ('--cfg-options', f'data_root={data_root}')
+    other = 'model.backbone.discretization_method=rk4'
+    pictures = [] if tool == 'test' else [data_root / 'images' / 'validation']
+    arguments = (f'{tool}.py', config, work_dir / 'iter_4.pth', *pictures, *options, other)
+    log = run_tool(*arguments, cwd=tmp_path, fails=True)
+    assert "iter_4.pth was trained with discretization_method 'bilinear', here 'rk4'" in log
+    assert '--allow-mismatch' in log
+
+
 def test_resume_finds_the_last_checkpoint_or_starts(configs, data_root, tmp_path):
     """Twice the same command, but for the number of iterations; and TensorBoard by one line."""
     config = tmp_path / 'board.py'

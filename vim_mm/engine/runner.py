@@ -19,6 +19,8 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from torch import distributed, nn
 
+from vim_mm.engine.provenance import ProvenanceHook
+
 
 def init_process_group(launcher: str, backend: str = 'nccl', timeout: float | None = None) -> None:
     """Join the processes of a run, on GPUs by ``backend`` and without any by gloo.
@@ -93,7 +95,8 @@ class VimRunner(Runner):
       are those of each process: SyncBN needs CUDA, and is replaced by BN.
     - Distributed validation sees the model that a checkpoint would hold, see
       :class:`SameBuffersHook`.
-    - Resuming and testing insist that the checkpoint fits the whole model. Only a training that
+    - Resuming and testing insist that the checkpoint fits the whole model, and was trained with the
+      config's discretization and other switches, see :class:`ProvenanceHook`. Only a training that
       starts from other weights (``load_from``) may lack or add some, as the head for other classes
       does; the backbone sees to its own.
     - A checkpoint file appears whole or not at all, whenever the process is killed.
@@ -126,10 +129,16 @@ class VimRunner(Runner):
         return super().wrap_model(model_wrapper_cfg, model)
 
     def register_hooks(self, *args, **kwargs) -> None:
-        """As in Runner, and :class:`SameBuffersHook` where there are several processes."""
+        """As in Runner, and those hooks that no run of ours goes without."""
         super().register_hooks(*args, **kwargs)
+        self.register_hook(ProvenanceHook())
         if self.distributed:
             self.register_hook(SameBuffersHook())
+
+    @property
+    def insists_on_checkpoint(self) -> bool:
+        """Whether a checkpoint must be of the same function, and fit the whole model."""
+        return self._resume or self._testing
 
     def test(self) -> dict:
         """Test the model; its checkpoint must fit."""
@@ -141,7 +150,7 @@ class VimRunner(Runner):
     ) -> dict:
         """As in Runner; ``strict`` None is True when resuming or testing."""
         if strict is None:
-            strict = self._resume or self._testing
+            strict = self.insists_on_checkpoint
         return super().load_checkpoint(filename, map_location, strict, **kwargs)
 
     @master_only

@@ -49,4 +49,5 @@ def build_runner(cfg: Config) -> Runner | FlexibleRunner:
     # Before MMEngine, which would ask for CUDA.
     if cfg.launcher != 'none':
         init_process_group(cfg.launcher, **cfg.env_cfg.get('dist_cfg', {}))
+    cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), dict(type='ProvenanceHook')]
     return RUNNERS.build(cfg)
