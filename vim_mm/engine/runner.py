@@ -5,6 +5,7 @@ group, the devices of DistributedDataParallel, and SyncBN.
 """
 
 import atexit
+import copy
 import gc
 import os
 import subprocess
@@ -19,7 +20,11 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from torch import distributed, nn
 
+from vim_mm.engine.nonfinite import NonFiniteLossHook
 from vim_mm.engine.provenance import ProvenanceHook
+from vim_mm.engine.randomness import NumberedSampler, SeedIterationHook
+from vim_mm.engine.samples import build_dataloader
+from vim_mm.engine.schedule import fast_forward, reset_values, same_schedule
 
 
 def init_process_group(launcher: str, backend: str = 'nccl', timeout: float | None = None) -> None:
@@ -104,12 +109,19 @@ class VimRunner(Runner):
     """
 
     _testing = False
+    _scheduler_cfg = None
+    _scheduler_states = None
 
     def setup_env(self, env_cfg: dict) -> None:
         """Join the process group before MMEngine, which would ask for CUDA, gets to it."""
         if self.distributed and not is_distributed():
             init_process_group(self.launcher, **env_cfg.get('dist_cfg', {}))
         super().setup_env(env_cfg)
+
+    @staticmethod
+    def build_dataloader(dataloader, seed: int | None = None, diff_rank_seed: bool = False):
+        """As in Runner, of a dataset whose samples are reproducible and checked."""
+        return build_dataloader(Runner.build_dataloader, dataloader, seed, diff_rank_seed)
 
     def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
         """Move the model to its device and wrap it for distributed training."""
@@ -132,6 +144,8 @@ class VimRunner(Runner):
         """As in Runner, and those hooks that no run of ours goes without."""
         super().register_hooks(*args, **kwargs)
         self.register_hook(ProvenanceHook())
+        self.register_hook(SeedIterationHook())
+        self.register_hook(NonFiniteLossHook())
         if self.distributed:
             self.register_hook(SameBuffersHook())
 
@@ -151,7 +165,56 @@ class VimRunner(Runner):
         """As in Runner; ``strict`` None is True when resuming or testing."""
         if strict is None:
             strict = self.insists_on_checkpoint
-        return super().load_checkpoint(filename, map_location, strict, **kwargs)
+        checkpoint = super().load_checkpoint(filename, map_location, strict, **kwargs)
+        self._scheduler_states = checkpoint.get('param_schedulers')
+        return checkpoint
+
+    def build_param_scheduler(self, scheduler) -> list | dict:
+        """As in Runner, and keep the config, by which :meth:`resume` builds them again."""
+        if self._scheduler_cfg is None:
+            self._scheduler_cfg = copy.deepcopy(scheduler)
+        return super().build_param_scheduler(scheduler)
+
+    def resume(self, filename: str, *args, **kwargs) -> None:
+        """As in Runner, but learning rates follow the config where it has another schedule.
+
+        Those of every further iteration are then what they would be if the run had had this
+        schedule from its start. MMEngine goes on with the checkpoint's: beyond its end, at rate 0.
+        """
+        super().resume(filename, *args, resume_param_scheduler=False, **kwargs)
+        sampler, dataset = self.train_dataloader.sampler, self.train_dataloader.dataset
+        if isinstance(sampler, NumberedSampler):
+            # Now the checkpoint's; if the config gives none, the loader was built with another.
+            sampler.reseed(self.seed)
+            dataset.seed = self.seed
+        if self.param_schedulers is not None and self._scheduler_states is not None:
+            self._resume_param_schedulers(self._scheduler_states)
+        done, end = self.iter, self.max_iters
+        if done >= end:
+            self.logger.info(
+                f'This run is finished: {filename} is of iteration {done}, and the config asks for '
+                f'{end}. Give a larger train_cfg.max_iters, or max_epochs, to go on.'
+            )
+
+    def _resume_param_schedulers(self, states: list | dict) -> None:
+        """Load the states of the schedulers, or go through another schedule to this iteration."""
+        many = isinstance(self.param_schedulers, dict)
+        schedulers = self.param_schedulers if many else {'': self.param_schedulers}
+        states = states if many else {'': states}
+        if all(same_schedule(schedulers[name], states.get(name, ())) for name in schedulers):
+            for name in schedulers:
+                for scheduler, state in zip(schedulers[name], states[name]):
+                    scheduler.load_state_dict(state)
+            return
+        self.logger.info(
+            'The schedule is not that of the checkpoint: from here on, learning rates are those of '
+            'a run that had it from its start.'
+        )
+        for each in schedulers.values():
+            reset_values(each)
+        self.param_schedulers = self.build_param_scheduler(copy.deepcopy(self._scheduler_cfg))
+        for each in self.param_schedulers.values() if many else [self.param_schedulers]:
+            fast_forward(each, self.iter, self.epoch, len(self.train_dataloader))
 
     @master_only
     def save_checkpoint(self, out_dir: str, filename: str, *args, **kwargs) -> None:
