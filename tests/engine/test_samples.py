@@ -131,7 +131,7 @@ def test_a_jpeg_that_opencv_would_fill_in_is_not_taken(shapes):
     path, _ = (sorted(path.parent.iterdir())[0] for path in files(shapes))
     assert path.suffix == '.jpg'
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(SampleError, match='the file is cut off') as caught:
+    with pytest.raises(SampleError, match=r'cut off|truncated') as caught:
         first_sample(shapes)
     assert str(caught.value).startswith(str(path))
 

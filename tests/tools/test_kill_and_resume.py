@@ -10,9 +10,9 @@ from tests.tools.conftest import TOOLS, environment
 
 @pytest.mark.slow
 def test_a_killed_training_ends_in_the_same_bits(tmp_path):
+    script = TOOLS / 'dev' / 'kill_and_resume.py'
     done = subprocess.run(
-        [sys.executable, str(TOOLS / 'dev' / 'kill_and_resume.py'), '--kills', '3']
-        + ['--iterations', '12'],
+        [sys.executable, str(script), '--kills', '3', '--iterations', '12'],
         cwd=tmp_path,
         env=environment(),
         stdout=subprocess.PIPE,

@@ -77,14 +77,16 @@ def test_infer_draws_over_every_picture(trained, data_root, tmp_path):
     folder = tmp_path / 'pictures'
     folder.mkdir()
     (folder / 'notes.txt').write_text('not a picture')
+    (folder / 'broken.png').write_text('neither')
     sizes = {'wide': (96, 40), 'tall': (64, 80)}
     rng = np.random.default_rng(0)
     for name, (width, height) in sizes.items():
         pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f'{name}.jpg')
-    run_tool(
-        'infer.py', config, work_dir / 'iter_4.pth', 'pictures', '--out', 'overlays', cwd=tmp_path
-    )
+    arguments = ('infer.py', config, work_dir / 'iter_4.pth', 'pictures', '--out', 'overlays')
+    log = run_tool(*arguments, cwd=tmp_path, fails=True)
+    assert 'pictures/broken.png: ' in log.splitlines()[-2]
+    assert log.splitlines()[-1] == '1 of 3 pictures could not be read.'
     assert {p.name for p in (tmp_path / 'overlays').iterdir()} == {'wide.jpg.png', 'tall.jpg.png'}
     for name, size in sizes.items():
         overlay = Image.open(tmp_path / 'overlays' / f'{name}.jpg.png')

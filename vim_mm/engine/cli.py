@@ -63,6 +63,8 @@ def read_config(args: Namespace) -> Config:
             cfg.work_dir = args.work_dir
         elif cfg.get('work_dir') is None:
             cfg.work_dir = str(Path('work_dirs') / Path(args.config).stem)
+        # Jobs that are queued again, and their other nodes, may start elsewhere.
+        cfg.work_dir = str(Path(cfg.work_dir).expanduser().absolute())
     import_task_library(cfg)
     return cfg
 

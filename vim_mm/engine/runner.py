@@ -9,6 +9,7 @@ import copy
 import gc
 import os
 import subprocess
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from torch import distributed, nn
 
+from vim_mm.engine.checkpoint import last_checkpoint
 from vim_mm.engine.nonfinite import NonFiniteLossHook
 from vim_mm.engine.provenance import ProvenanceHook
 from vim_mm.engine.randomness import NumberedSampler, SeedIterationHook
@@ -117,6 +119,9 @@ class VimRunner(Runner):
         if self.distributed and not is_distributed():
             init_process_group(self.launcher, **env_cfg.get('dist_cfg', {}))
         super().setup_env(env_cfg)
+        if torch.cuda.is_available():
+            # The loader's workers need the cores; the same for every method and launcher.
+            torch.set_num_threads(int(os.environ.get('OMP_NUM_THREADS') or 1))
 
     @staticmethod
     def build_dataloader(dataloader, seed: int | None = None, diff_rank_seed: bool = False):
@@ -218,7 +223,21 @@ class VimRunner(Runner):
 
     @master_only
     def save_checkpoint(self, out_dir: str, filename: str, *args, **kwargs) -> None:
-        """As in Runner, into a local directory, by way of a temporary file."""
-        part = filename + '.part'
-        super().save_checkpoint(out_dir, part, *args, **kwargs)
-        (Path(out_dir) / part).replace(Path(out_dir) / filename)
+        """As in Runner, into a local directory, by way of a temporary file.
+
+        Raises:
+            OSError: It cannot be written, as on a full disk; earlier checkpoints are whole.
+        """
+        part = Path(out_dir) / f'{filename}.part'
+        try:
+            super().save_checkpoint(out_dir, part.name, *args, **kwargs)
+            part.replace(Path(out_dir) / filename)
+        except OSError as error:
+            with suppress(OSError):
+                part.unlink()
+            last = last_checkpoint(out_dir)
+            kept = f'the last checkpoint is {last}' if last else 'there is no checkpoint before it'
+            reason = error.strerror or error
+            raise OSError(
+                f'{Path(out_dir) / filename} cannot be written ({reason}); {kept}.'
+            ) from None

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import torch
 from mmengine.dist import get_rank
+from mmengine.logging import print_log
 from mmengine.registry import DATASETS
 from torch.utils.data import DataLoader, Dataset
 
+from vim_mm.engine.loading import fit_workers
 from vim_mm.engine.randomness import NumberedIndex, seed_sample
 
 # What the heads of MMSegmentation ignore.
@@ -179,11 +181,17 @@ def build_dataloader(
     Raises:
         SampleError: The annotations of the whole dataset cannot be read.
     """
-    if not isinstance(dataloader, DataLoader):
-        dataset, sampler = dataloader['dataset'], dataloader['sampler']
-        dataloader = {**dataloader}
-        if isinstance(dataset, Mapping):
-            dataloader['dataset'] = dict(type='CheckedDataset', dataset=dataset, seed=seed)
-        if isinstance(sampler, Mapping):
-            dataloader['sampler'] = dict(type='NumberedSampler', sampler=sampler)
-    return build(dataloader, seed, diff_rank_seed)
+    if isinstance(dataloader, DataLoader):
+        return build(dataloader, seed, diff_rank_seed)
+    dataset, sampler = dataloader['dataset'], dataloader['sampler']
+    dataloader = {**dataloader}
+    if isinstance(dataset, Mapping):
+        dataloader['dataset'] = dict(type='CheckedDataset', dataset=dataset, seed=seed)
+    if isinstance(sampler, Mapping):
+        dataloader['sampler'] = dict(type='NumberedSampler', sampler=sampler)
+    loader = build(dataloader, seed, diff_rank_seed)
+    batch_size = dataloader.get('batch_size', 1)
+    loader.num_workers, note = fit_workers(loader.num_workers, batch_size, loader.dataset)
+    if note is not None:
+        print_log(note, logger='current')
+    return loader
