@@ -102,7 +102,7 @@ class NonFiniteLossHook(Hook):
         if isinstance(runner.optim_wrapper, AmpOptimWrapper):
             return
         params = [p.detach() for p in runner.model.parameters() if p.requires_grad]
-        if self.weights is None:
+        if self.weights is None or len(self.weights) != len(params):  # or a layer is frozen now
             self.weights = [p.clone() for p in params]
         else:
             torch._foreach_copy_(self.weights, params)
