@@ -107,7 +107,18 @@ def test_pretrained_weights_are_recorded_too(trained, tmp_path):
 def test_an_older_checkpoint_is_accepted_as_unknown(resume, trained, tmp_path):
     checkpoint = torch.load(trained, weights_only=False)
     checkpoint['state_dict']._metadata['backbone'] = dict(version=1, grid=(2, 2), cls_token='none')
+    del checkpoint['meta']['vim_mm']
     old = tmp_path / 'old.pth'
     torch.save(checkpoint, old)
     make_runner(tmp_path / 'run', ToyModel(), load_from=str(old), resume=resume).train()
     assert log_of(tmp_path / 'run').count('method unknown') == 1
+
+
+def test_the_meta_tells_where_the_state_dict_does_not(trained, tmp_path):
+    """As in checkpoints of FSDP."""
+    checkpoint = torch.load(trained, weights_only=False)
+    del checkpoint['state_dict']._metadata
+    file = tmp_path / 'bare.pth'
+    torch.save(checkpoint, file)
+    with pytest.raises(CheckpointMismatchError, match="'foh', here 'zoh'"):
+        make_runner(tmp_path / 'run', ToyModel(), load_from=str(file), resume=True).train()

@@ -53,7 +53,10 @@ def _backbones(model: nn.Module) -> Iterator[tuple[str, VisionMamba]]:
 
 def _noted_switches(checkpoint: Mapping, name: str) -> dict:
     state_dict = checkpoint.get('state_dict', checkpoint)
-    return getattr(state_dict, '_metadata', {}).get(name, {})
+    noted = getattr(state_dict, '_metadata', {}).get(name, {})
+    if 'discretization_method' not in noted:  # a state dict of FSDP has no notes, the meta has
+        noted = checkpoint.get('meta', {}).get('vim_mm', {}).get('backbones', {}).get(name, {})
+    return noted
 
 
 def describe_differences(noted: Mapping, module: VisionMamba) -> list[str]:
@@ -151,7 +154,9 @@ class ProvenanceHook(Hook):
     def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
         """Add the notes to the meta."""
         switches = {
-            name: {k: _plain(v) for k, v in function_switches(module).items()}
+            name.replace('_fsdp_wrapped_module.', ''): {
+                k: _plain(v) for k, v in function_switches(module).items()
+            }
             for name, module in _backbones(runner.model)
         }
         checkpoint['meta']['vim_mm'] = {**code_version(), 'backbones': switches}
