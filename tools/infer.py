@@ -1,5 +1,6 @@
 """Draws predictions over pictures: ``python tools/infer.py CONFIG CHECKPOINT INPUT``."""
 
+import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from mmengine.visualization import Visualizer
 from torch import nn
 
 from vim_mm.engine.cli import add_arguments, read_config
+from vim_mm.engine.provenance import check_switches
 
 PICTURES = {'.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp'}
 
@@ -44,7 +46,9 @@ def find_pictures(path: Path) -> list[Path]:
 def build_model(cfg: Config, checkpoint: str) -> nn.Module:
     """The model with the checkpoint's weights, all of which must fit, ready for prediction."""
     model = revert_sync_batchnorm(MODELS.build(cfg.model))
-    load_checkpoint(model, checkpoint, map_location='cpu', strict=True)
+    loaded = load_checkpoint(model, checkpoint, map_location='cpu', strict=True)
+    for line in check_switches(model, loaded, checkpoint, cfg.allow_mismatch):
+        print(line)
     return model.to(get_device()).eval()
 
 
@@ -72,8 +76,14 @@ def main() -> None:
     init_default_scope(cfg.default_scope)
     model = build_model(cfg, args.checkpoint)
     pipeline, visualizer = build_pipeline(cfg), build_visualizer(cfg)
+    failed = []
     for picture in pictures:
-        data = pipeline(dict(img_path=str(picture), img_id=0))
+        try:
+            data = pipeline(dict(img_path=str(picture), img_id=0))
+        except Exception as error:  # whatever a transform makes of a file that is no picture
+            reason = ' '.join(str(error).split()) or type(error).__name__
+            failed.append(f'{picture}: {reason}')
+            continue
         (prediction,) = model.test_step(pseudo_collate([data]))
         overlay = args.out / f'{picture.name}.png'
         visualizer.add_datasample(
@@ -84,6 +94,9 @@ def main() -> None:
             out_file=str(overlay),
         )
         print(overlay)
+    if failed:
+        print(*failed, sep='\n', file=sys.stderr)
+        raise SystemExit(f'{len(failed)} of {len(pictures)} pictures could not be read.')
 
 
 if __name__ == '__main__':

@@ -24,10 +24,17 @@ else
     )
 fi
 
-# The processes share the cores of their node, whatever they train.
-threads=$(($(nproc) / processes))
+# With GPUs the cores are for the loaders' workers; without, the processes share them. The same for
+# every method, whatever it computes.
+if [[ "${CUDA_VISIBLE_DEVICES-all}" != "" ]] && nvidia-smi -L > /dev/null 2>&1; then
+    threads=1
+else
+    threads=$(($(nproc) / processes))
+fi
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
 export MKL_NUM_THREADS=${MKL_NUM_THREADS:-$OMP_NUM_THREADS}
+# Pictures of many sizes, as in detection, leave gaps in memory that fixed segments cannot fill.
+export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}
 
 exec "${PYTHON:-python}" -m torch.distributed.run "${rendezvous[@]}" --nproc-per-node "$processes" \
     "$script" "$@" --launcher pytorch

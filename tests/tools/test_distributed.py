@@ -1,8 +1,10 @@
 """The shell scripts: several processes on a machine without a GPU, on one node and on two."""
 
 import re
+import signal
 import socket
 import subprocess
+import time
 
 import pytest
 import torch
@@ -97,7 +99,7 @@ def test_fully_sharded(configs, data_root, tmp_path):
     """By FSDP a model trains as by DDP, and leaves a checkpoint of the whole model."""
     (tmp_path / 'whole.py').write_text(PLAIN_NORMS.format(config=str(configs['seg'])))
     (tmp_path / 'sharded.py').write_text(SHARDED.format(config=str(tmp_path / 'whole.py')))
-    options = ('--cfg-options', f'data_root={data_root}', 'randomness.seed=0')
+    options = ('--cfg-options', f'data_root={data_root}', 'randomness.seed=1')
     logs = {
         name: run_tool('dist_train.sh', f'{name}.py', 2, '--work-dir', name, *options, cwd=tmp_path)
         for name in ('whole', 'sharded')
@@ -160,6 +162,79 @@ def test_slurm(configs, options, tmp_path):
     assert {'--partition=gpu', '--job-name=job', '--ntasks=2', '--exclusive'} <= set(asked)
     assert 'Distributed launcher: slurm' in log and 'GPU number: 2' in log
     assert iterations(log) == [1, 2]
+
+
+SBATCH = """#!/bin/bash
+# Stands in for sbatch: prints its options, and runs the command at once as job 7.
+for option in "$@"; do echo "sbatch $option"; done
+SLURM_JOB_ID=7 exec bash -c "${@: -1}"
+"""
+
+
+def test_a_queued_job_queues_itself_again_before_its_limit(tmp_path):
+    scripts = {
+        'sbatch': SBATCH,
+        'srun': '#!/bin/bash\nfor option in "$@"; do echo "srun $option"; done\nexec sleep 100\n',
+        'scontrol': '#!/bin/bash\necho "scontrol $*"\n',
+    }
+    for name, script in scripts.items():
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    variables = dict(PATH=f'{tmp_path}:{environment()["PATH"]}', GPUS='2', TIME='1:00:00')
+    with subprocess.Popen(
+        command('slurm_train.sh', 'gpu', 'job', 'a config.py', '--amp'),
+        cwd=tmp_path,
+        env=environment(ACCOUNT='us', **variables),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        lines = []
+        while 'srun slurm' not in lines:  # the last argument: the job is under way
+            lines.append(process.stdout.readline().rstrip('\n'))
+            assert lines[-1], lines
+        process.send_signal(signal.SIGUSR1)
+        lines += process.communicate(timeout=20)[0].splitlines()
+    assert process.returncode == 0
+    assert {'--account=us', '--partition=gpu', '--time=1:00:00', '--requeue'} <= {
+        line.removeprefix('sbatch ') for line in lines
+    }
+    assert 'sbatch --signal=B:USR1@120' in lines
+    assert {'srun a config.py', 'srun --amp', 'srun --resume'} <= set(lines)
+    assert lines[-2:] == [
+        'The time limit is near: job 7 is queued again and will resume.',
+        'scontrol requeue 7',
+    ]
+
+
+DYING = """
+import os, signal, time
+from mmengine.dist import get_rank
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+@HOOKS.register_module()
+class DyingHook(Hook):
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter == 1 and get_rank() == 1:
+            print('dies at', time.time(), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_a_job_ends_when_one_of_its_processes_dies(configs, data_root, tmp_path):
+    (tmp_path / 'dying.py').write_text(DYING)
+    (tmp_path / 'config.py').write_text(
+        f'_base_ = {str(configs["seg"])!r}\n'
+        "custom_imports = dict(imports=['vim_mm', 'dying'])\n"
+        "custom_hooks = [dict(type='DyingHook')]\n"
+    )
+    path = f'{tmp_path}:{environment()["PYTHONPATH"]}'
+    options = ('--work-dir', 'run', '--cfg-options', f'data_root={data_root}')
+    arguments = ('dist_train.sh', 'config.py', 2, *options)
+    log = run_tool(*arguments, cwd=tmp_path, fails=True, PYTHONPATH=path)
+    died = float(re.search(r'dies at (\S+)', log)[1])
+    assert time.time() - died < 60
 
 
 @pytest.mark.parametrize(

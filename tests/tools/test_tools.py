@@ -78,14 +78,16 @@ def test_infer_draws_over_every_picture(trained, data_root, tmp_path):
     folder = tmp_path / 'pictures'
     folder.mkdir()
     (folder / 'notes.txt').write_text('not a picture')
+    (folder / 'broken.png').write_text('neither')
     sizes = {'wide': (96, 40), 'tall': (64, 80)}
     rng = np.random.default_rng(0)
     for name, (width, height) in sizes.items():
         pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f'{name}.jpg')
-    run_tool(
-        'infer.py', config, work_dir / 'iter_4.pth', 'pictures', '--out', 'overlays', cwd=tmp_path
-    )
+    arguments = ('infer.py', config, work_dir / 'iter_4.pth', 'pictures', '--out', 'overlays')
+    log = run_tool(*arguments, cwd=tmp_path, fails=True)
+    assert 'pictures/broken.png: ' in log.splitlines()[-2]
+    assert log.splitlines()[-1] == '1 of 3 pictures could not be read.'
     assert {p.name for p in (tmp_path / 'overlays').iterdir()} == {'wide.jpg.png', 'tall.jpg.png'}
     for name, size in sizes.items():
         overlay = Image.open(tmp_path / 'overlays' / f'{name}.jpg.png')
@@ -94,6 +96,18 @@ def test_infer_draws_over_every_picture(trained, data_root, tmp_path):
         if task == 'seg':
             picture = Image.open(folder / f'{name}.jpg')
             assert not np.array_equal(np.array(overlay), np.array(picture))
+
+
+@pytest.mark.parametrize('tool', ['test', 'infer'])
+def test_another_method_is_refused(tool, trained, data_root, tmp_path):
+    _, config, work_dir, _ = trained
+    options = ('--cfg-options', f'data_root={data_root}')
+    other = 'model.backbone.discretization_method=rk4'
+    pictures = [] if tool == 'test' else [data_root / 'images' / 'validation']
+    arguments = (f'{tool}.py', config, work_dir / 'iter_4.pth', *pictures, *options, other)
+    log = run_tool(*arguments, cwd=tmp_path, fails=True)
+    assert "iter_4.pth was trained with discretization_method 'bilinear', here 'rk4'" in log
+    assert '--allow-mismatch' in log
 
 
 def test_resume_finds_the_last_checkpoint_or_starts(configs, data_root, tmp_path):

@@ -29,6 +29,12 @@ def add_arguments(parser: ArgumentParser, launcher: bool = True) -> None:
         metavar='KEY=VALUE',
         help='override entries of the config: a.b=1 c="[1,2]"; data_root=DIR moves all paths in it',
     )
+    parser.add_argument(
+        '--allow-mismatch',
+        action='store_true',
+        help='test, draw or resume a checkpoint that was trained with another discretization '
+        'method, or another switch that changes what its weights compute',
+    )
     if launcher:
         parser.add_argument(
             '--work-dir', help='where logs and weights go (default: work_dirs/<name of the config>)'
@@ -51,6 +57,7 @@ def read_config(args: Namespace) -> Config:
         # A base such as mmdet::_base_/..., which lies in a library.
         raise SystemExit(f'{args.config} needs a library that is missing: {error}.') from error
     merge_options(cfg, args.cfg_options)
+    cfg.allow_mismatch = args.allow_mismatch
     if 'launcher' in args:
         os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
         cfg.launcher = args.launcher
@@ -58,6 +65,8 @@ def read_config(args: Namespace) -> Config:
             cfg.work_dir = args.work_dir
         elif cfg.get('work_dir') is None:
             cfg.work_dir = str(Path('work_dirs') / Path(args.config).stem)
+        # Jobs that are queued again, and their other nodes, may start elsewhere.
+        cfg.work_dir = str(Path(cfg.work_dir).expanduser().absolute())
     import_task_library(cfg)
     return cfg
 

@@ -5,9 +5,11 @@ group, the devices of DistributedDataParallel, and SyncBN.
 """
 
 import atexit
+import copy
 import gc
 import os
 import subprocess
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,6 +22,12 @@ from mmengine.runner import Runner
 from torch import distributed, nn
 
 from vim_mm.engine.activation import activate
+from vim_mm.engine.checkpoint import last_checkpoint
+from vim_mm.engine.nonfinite import NonFiniteLossHook
+from vim_mm.engine.provenance import ProvenanceHook
+from vim_mm.engine.randomness import NumberedSampler, SeedIterationHook
+from vim_mm.engine.samples import build_dataloader
+from vim_mm.engine.schedule import fast_forward, reset_values, same_schedule
 
 
 def init_process_group(launcher: str, backend: str = 'nccl', timeout: float | None = None) -> None:
@@ -96,7 +104,8 @@ class VimRunner(Runner):
       are those of each process: SyncBN needs CUDA, and is replaced by BN.
     - Distributed validation sees the model that a checkpoint would hold, see
       :class:`SameBuffersHook`.
-    - Resuming and testing insist that the checkpoint fits the whole model. Only a training that
+    - Resuming and testing insist that the checkpoint fits the whole model, and was trained with the
+      config's discretization and other switches, see :class:`ProvenanceHook`. Only a training that
       starts from other weights (``load_from``) may lack or add some, as the head for other classes
       does; the backbone sees to its own.
     - A checkpoint file appears whole or not at all, whenever the process is killed.
@@ -105,6 +114,8 @@ class VimRunner(Runner):
     """
 
     _testing = False
+    _scheduler_cfg = None
+    _scheduler_states = None
 
     def __init__(self, *args, **kwargs):
         activate()
@@ -115,6 +126,14 @@ class VimRunner(Runner):
         if self.distributed and not is_distributed():
             init_process_group(self.launcher, **env_cfg.get('dist_cfg', {}))
         super().setup_env(env_cfg)
+        if torch.cuda.is_available():
+            # The loader's workers need the cores; the same for every method and launcher.
+            torch.set_num_threads(int(os.environ.get('OMP_NUM_THREADS') or 1))
+
+    @staticmethod
+    def build_dataloader(dataloader, seed: int | None = None, diff_rank_seed: bool = False):
+        """As in Runner, of a dataset whose samples are reproducible and checked."""
+        return build_dataloader(Runner.build_dataloader, dataloader, seed, diff_rank_seed)
 
     def set_randomness(self, seed, diff_rank_seed: bool = False, deterministic: bool = False):
         """As in Runner; a deterministic run gets the workspaces that cuBLAS needs for one."""
@@ -140,10 +159,18 @@ class VimRunner(Runner):
         return super().wrap_model(model_wrapper_cfg, model)
 
     def register_hooks(self, *args, **kwargs) -> None:
-        """As in Runner, and :class:`SameBuffersHook` where there are several processes."""
+        """As in Runner, and those hooks that no run of ours goes without."""
         super().register_hooks(*args, **kwargs)
+        self.register_hook(ProvenanceHook())
+        self.register_hook(SeedIterationHook())
+        self.register_hook(NonFiniteLossHook())
         if self.distributed:
             self.register_hook(SameBuffersHook())
+
+    @property
+    def insists_on_checkpoint(self) -> bool:
+        """Whether a checkpoint must be of the same function, and fit the whole model."""
+        return self._resume or self._testing
 
     def test(self) -> dict:
         """Test the model; its checkpoint must fit."""
@@ -155,12 +182,75 @@ class VimRunner(Runner):
     ) -> dict:
         """As in Runner; ``strict`` None is True when resuming or testing."""
         if strict is None:
-            strict = self._resume or self._testing
-        return super().load_checkpoint(filename, map_location, strict, **kwargs)
+            strict = self.insists_on_checkpoint
+        checkpoint = super().load_checkpoint(filename, map_location, strict, **kwargs)
+        self._scheduler_states = checkpoint.get('param_schedulers')
+        return checkpoint
+
+    def build_param_scheduler(self, scheduler) -> list | dict:
+        """As in Runner, and keep the config, by which :meth:`resume` builds them again."""
+        if self._scheduler_cfg is None:
+            self._scheduler_cfg = copy.deepcopy(scheduler)
+        return super().build_param_scheduler(scheduler)
+
+    def resume(self, filename: str, *args, **kwargs) -> None:
+        """As in Runner, but learning rates follow the config where it has another schedule.
+
+        Those of every further iteration are then what they would be if the run had had this
+        schedule from its start. MMEngine goes on with the checkpoint's: beyond its end, at rate 0.
+        """
+        super().resume(filename, *args, resume_param_scheduler=False, **kwargs)
+        sampler, dataset = self.train_dataloader.sampler, self.train_dataloader.dataset
+        if isinstance(sampler, NumberedSampler):
+            # Now the checkpoint's; if the config gives none, the loader was built with another.
+            sampler.reseed(self.seed)
+            dataset.seed = self.seed
+        if self.param_schedulers is not None and self._scheduler_states is not None:
+            self._resume_param_schedulers(self._scheduler_states)
+        done, end = self.iter, self.max_iters
+        if done >= end:
+            self.logger.info(
+                f'This run is finished: {filename} is of iteration {done}, and the config asks for '
+                f'{end}. Give a larger train_cfg.max_iters, or max_epochs, to go on.'
+            )
+
+    def _resume_param_schedulers(self, states: list | dict) -> None:
+        """Load the states of the schedulers, or go through another schedule to this iteration."""
+        many = isinstance(self.param_schedulers, dict)
+        schedulers = self.param_schedulers if many else {'': self.param_schedulers}
+        states = states if many else {'': states}
+        if all(same_schedule(schedulers[name], states.get(name, ())) for name in schedulers):
+            for name in schedulers:
+                for scheduler, state in zip(schedulers[name], states[name]):
+                    scheduler.load_state_dict(state)
+            return
+        self.logger.info(
+            'The schedule is not that of the checkpoint: from here on, learning rates are those of '
+            'a run that had it from its start.'
+        )
+        for each in schedulers.values():
+            reset_values(each)
+        self.param_schedulers = self.build_param_scheduler(copy.deepcopy(self._scheduler_cfg))
+        for each in self.param_schedulers.values() if many else [self.param_schedulers]:
+            fast_forward(each, self.iter, self.epoch, len(self.train_dataloader))
 
     @master_only
     def save_checkpoint(self, out_dir: str, filename: str, *args, **kwargs) -> None:
-        """As in Runner, into a local directory, by way of a temporary file."""
-        part = filename + '.part'
-        super().save_checkpoint(out_dir, part, *args, **kwargs)
-        (Path(out_dir) / part).replace(Path(out_dir) / filename)
+        """As in Runner, into a local directory, by way of a temporary file.
+
+        Raises:
+            OSError: It cannot be written, as on a full disk; earlier checkpoints are whole.
+        """
+        part = Path(out_dir) / f'{filename}.part'
+        try:
+            super().save_checkpoint(out_dir, part.name, *args, **kwargs)
+            part.replace(Path(out_dir) / filename)
+        except OSError as error:
+            with suppress(OSError):
+                part.unlink()
+            last = last_checkpoint(out_dir)
+            kept = f'the last checkpoint is {last}' if last else 'there is no checkpoint before it'
+            reason = error.strerror or error
+            raise OSError(
+                f'{Path(out_dir) / filename} cannot be written ({reason}); {kept}.'
+            ) from None

@@ -13,6 +13,7 @@ from torch import nn
 
 from vim_mm.engine.activation import activate
 from vim_mm.engine.runner import VimRunner, init_process_group
+from vim_mm.engine.samples import build_dataloader
 from vim_mm.models.vision_mamba import Block
 
 
@@ -20,6 +21,16 @@ from vim_mm.models.vision_mamba import Block
 def wrap_vim_blocks(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
     """FSDP's ``auto_wrap_policy``: each layer of a backbone is a unit, all else another."""
     return recurse or isinstance(module, Block)
+
+
+@RUNNERS.register_module()
+class CheckedFlexibleRunner(FlexibleRunner):
+    """MMEngine's FlexibleRunner, on the same samples as :class:`VimRunner`."""
+
+    @staticmethod
+    def build_dataloader(dataloader, seed: int | None = None, diff_rank_seed: bool = False):
+        """As in FlexibleRunner, of a dataset whose samples are reproducible and checked."""
+        return build_dataloader(FlexibleRunner.build_dataloader, dataloader, seed, diff_rank_seed)
 
 
 def build_runner(cfg: Config) -> Runner | FlexibleRunner:
@@ -51,4 +62,8 @@ def build_runner(cfg: Config) -> Runner | FlexibleRunner:
     # Before MMEngine, which would ask for CUDA.
     if cfg.launcher != 'none':
         init_process_group(cfg.launcher, **cfg.env_cfg.get('dist_cfg', {}))
+    if cfg.runner_type == 'FlexibleRunner':
+        cfg.runner_type = 'CheckedFlexibleRunner'
+    ours = [dict(type='ProvenanceHook'), dict(type='SeedIterationHook')]
+    cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), *ours]
     return RUNNERS.build(cfg)

@@ -8,17 +8,50 @@ from torch import Tensor, nn
 from vim_mm.models.tokens import CLS_TOKENS, insert_cls, resize_pos_embed, split_cls
 
 
+def function_switches(module: nn.Module) -> dict:
+    """The arguments of a VisionMamba that change what its weights compute, as they are now.
+
+    Two backbones with the same weights and the same switches are the same function, up to rounding
+    and to the size of ``pos_embed``. A switch without effect is left out.
+
+    Args:
+        module (nn.Module): A VisionMamba.
+
+    Returns:
+        dict: Values by name of the argument, all of them plain data.
+    """
+    mixer = module.layers[0].mixer
+    switches = dict(
+        arch=dict(embed_dims=module.embed_dims, num_layers=module.depth),
+        stride=module.patch_embed.stride,
+        out_indices=module.out_indices,
+        out_type=module.out_type,
+        out_feature=module.out_feature,
+        cls_token=module.placement,
+        bimamba_type=mixer.bimamba_type,
+        discretization_method=mixer.discretization_method,
+        if_rope=module.if_rope,
+    )
+    if mixer.bimamba_type == 'v2':
+        switches['if_divide_out'] = mixer.if_divide_out
+    if module.if_rope:
+        switches['rope_grid'] = module.rope_grid
+    return switches
+
+
 def note_layout(
     module: nn.Module, state_dict: MutableMapping, prefix: str, local_metadata: dict
 ) -> None:
-    """State-dict hook: note in the metadata what the shape of ``pos_embed`` does not tell."""
-    local_metadata.update(grid=module.grid, cls_token=module.placement)
+    """State-dict hook: note in the metadata what names and shapes of weights do not tell."""
+    local_metadata.update(grid=module.grid, **function_switches(module))
 
 
 def adapt_checkpoint(
     module: nn.Module, state_dict: MutableMapping, prefix: str, local_metadata: dict, *_
 ) -> None:
     """Pre-hook of loading: fit ``pos_embed`` to the backbone, then insist on complete weights.
+
+    What the checkpoint notes of :func:`function_switches` is kept as ``module.loaded_switches``.
 
     A class token that the backbone lacks is taken out of ``pos_embed`` and the patches' part is
     resized to the backbone's grid. Checkpoints from elsewhere hold no note of their layout: then
@@ -33,6 +66,9 @@ def adapt_checkpoint(
             without them. Only the norms ``norm{i}`` of taps may be missing; layers and embeddings
             that the backbone does not make may be there.
     """
+    module.loaded_switches = {
+        name: local_metadata[name] for name in function_switches(module) if name in local_metadata
+    }
     key = prefix + 'pos_embed'
     if module.pos_embed is not None and key in state_dict:
         state_dict[key] = _fit_pos_embed(module, state_dict, prefix, local_metadata)

@@ -201,6 +201,7 @@ class VisionMamba(nn.Module):
         if out_type == 'cls_token' and cls_token == 'none':
             raise ValueError("out_type 'cls_token' needs a cls_token, got cls_token 'none'")
         self.embed_dims, depth = self._parse_arch(arch)
+        self.depth = depth
         if if_rope and self.embed_dims % 4:
             raise ValueError(f'if_rope needs embed_dims divisible by 4, got {self.embed_dims}')
         self.out_indices = self._parse_out_indices(out_indices, depth)
@@ -229,6 +230,7 @@ class VisionMamba(nn.Module):
             raise ValueError(
                 f'frozen_stages must lie in [-1, {len(self.layers)}], got {frozen_stages}'
             )
+        self.loaded_switches = None  # of the last checkpoint, see adapt_checkpoint
         self.register_load_state_dict_pre_hook(adapt_checkpoint)
         self.register_state_dict_post_hook(note_layout)
         self.reset_parameters()

@@ -1,0 +1,87 @@
+"""A training whose loss is not finite ends, and names the iteration and the module at fault."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from tests.engine.toy import ToyModel, make_runner
+from vim_mm.engine.nonfinite import NonFiniteLossError, NonFiniteLossHook
+
+LENGTH = dict(train_cfg=dict(by_epoch=False, max_iters=4, val_interval=1000))
+
+
+class Spoil(torch.autograd.Function):
+    """The identity, which makes the first entry of its output or its gradient NaN."""
+
+    @staticmethod
+    def forward(ctx, x, where):
+        ctx.where = where
+        return x.index_fill(0, torch.tensor(0), torch.nan) if where == 'forward' else x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.where == 'backward':
+            grad = grad.index_fill(0, torch.tensor(0), torch.nan)
+        return grad, None
+
+
+class Faulty(nn.Module):
+    """Does ``what`` in the call of that number, and when it is repeated: the draw tells."""
+
+    def __init__(self, where: str, iteration: int):
+        super().__init__()
+        self.where = where
+        self.iteration = iteration
+        self.calls = 0
+        self.draw = None
+
+    def forward(self, x):
+        draw = torch.rand(())
+        if self.calls == self.iteration:
+            self.draw = draw
+        self.calls += 1
+        return Spoil.apply(x, self.where) if torch.equal(draw, self.draw or draw + 1) else x
+
+
+class FaultyModel(ToyModel):
+    def __init__(self, where: str, iteration: int = 2):
+        super().__init__()
+        self.head = nn.Sequential(self.head, Faulty(where, iteration), nn.ReLU())
+
+
+def test_the_first_module_at_fault_is_named(tmp_path):
+    runner = make_runner(tmp_path, FaultyModel('forward'), **LENGTH)
+    with pytest.raises(NonFiniteLossError) as caught:
+        runner.train()
+    assert 'iteration 3 is nan' in str(caught.value)
+    assert 'the output of head.1 (Faulty), whose input is finite' in str(caught.value)
+    assert {path.name for path in tmp_path.glob('*.pth')} == {'iter_1.pth', 'iter_2.pth'}
+
+
+def test_weights_spoilt_by_a_gradient_are_named(tmp_path):
+    runner = make_runner(tmp_path, FaultyModel('backward', 1), **LENGTH)
+    with pytest.raises(NonFiniteLossError) as caught:
+        runner.train()
+    assert 'iteration 3 is nan' in str(caught.value)
+    assert 'weights' in str(caught.value) and 'the gradient of the step before' in str(caught.value)
+
+
+def test_a_loss_that_is_at_fault_itself_is_told_from_modules(tmp_path):
+    class Infinite(ToyModel):
+        def forward(self, inputs, mode='tensor'):
+            out = super().forward(inputs, mode)
+            return {'loss': out['loss'] / 0} if mode == 'loss' else out
+
+    with pytest.raises(NonFiniteLossError, match=r'iteration 1 is inf.*made by the loss itself'):
+        make_runner(tmp_path, Infinite(), **LENGTH).train()
+
+
+@pytest.mark.parametrize(('scale', 'skipped'), [(65536.0, True), (1.0, False), (None, False)])
+def test_steps_that_a_loss_scaler_skips_do_not_count(scale, skipped):
+    wrapper = SimpleNamespace()
+    if scale is not None:
+        wrapper.loss_scaler = torch.amp.GradScaler('cpu', init_scale=scale)
+        wrapper.loss_scaler.scale(torch.ones(()))
+    assert NonFiniteLossHook._is_skipped(wrapper) == skipped

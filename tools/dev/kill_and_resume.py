@@ -1,0 +1,168 @@
+"""Kills a small training at random points, resumes it, and compares it bit by bit.
+
+    python tools/dev/kill_and_resume.py --kills 20
+
+The reference runs from start to end. The other run is killed by SIGKILL again and again and resumed
+each time: two times in three from outside at a random moment, else with half of a checkpoint
+written. Both must end with the same weights, optimizer state and learning rates. Runs on the CPU;
+each attempt is a fork of this process, so that it starts in a second.
+"""
+
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from argparse import ArgumentParser
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+from mmengine.config import Config
+from mmengine.fileio import LocalBackend
+
+from vim_mm.datasets.shapes import ShapesConfig, write_dataset
+from vim_mm.engine import build_runner
+from vim_mm.engine.checkpoint import last_checkpoint
+from vim_mm.engine.cli import import_task_library
+
+# Everything that draws random numbers is on: flips, order, drop path, dropout of the heads.
+SMALL = """
+_base_ = 'vim_mm::seg/upernet_vim_shapes.py'
+model = dict(
+    backbone=dict(arch=dict(_delete_=True, embed_dims=8, num_layers=4), drop_path_rate=0.3),
+    neck=dict(embed_dim=8),
+    decode_head=dict(in_channels=[8] * 4, channels=8, dropout_ratio=0.3),
+    auxiliary_head=dict(in_channels=8, channels=8),
+)
+train_dataloader = dict(batch_size=2)
+train_cfg = dict(val_interval=7)
+default_hooks = dict(logger=dict(interval=1), checkpoint=dict(interval=3))
+log_level = 'ERROR'
+launcher = 'none'
+"""
+
+
+def make_config(folder: Path, iterations: int, workers: int) -> Config:
+    """The config of the shipped shapes, shrunk, and its data."""
+    write_dataset(folder / 'shapes', ShapesConfig(train=10, val=2, size=32))
+    (folder / 'small.py').write_text(SMALL)
+    cfg = Config.fromfile(folder / 'small.py')
+    cfg.train_cfg.max_iters = iterations
+    for name in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
+        cfg[name].dataset.data_root = str(folder / 'shapes')
+        cfg[name].num_workers = workers
+        cfg[name].persistent_workers = workers > 0
+    import_task_library(cfg)
+    return cfg
+
+
+def train(cfg: Config, work_dir: Path, kill_in_save: int | None = None) -> None:
+    """Start a training or resume it; dies in the save of that number, from 0, if one is given."""
+    torch.set_num_threads(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    cfg.work_dir = str(work_dir)
+    checkpoint = last_checkpoint(work_dir)
+    if checkpoint is not None:
+        cfg.load_from, cfg.resume = str(checkpoint), True
+    saves = 0
+
+    def put(self, data, path):
+        nonlocal saves
+        if str(path).endswith('.pth.part'):
+            if saves == kill_in_save:
+                Path(path).write_bytes(bytes(data)[: len(data) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            saves += 1
+        return original(self, data, path)
+
+    original, LocalBackend.put = LocalBackend.put, put
+    build_runner(cfg).train()
+
+
+def attempt(cfg: Config, work_dir: Path, timeout: float | None = None, **kwargs) -> int:
+    """Train in a process of its own, which is killed after ``timeout`` seconds; its exit code."""
+    process = get_context('fork').Process(target=train, args=(cfg, work_dir), kwargs=kwargs)
+    process.start()
+    process.join(timeout)
+    process.kill()
+    process.join()
+    return process.exitcode
+
+
+def first_difference(a, b, path: str = '') -> str | None:
+    """Where two nested structures of tensors and plain data differ."""
+    if isinstance(a, torch.Tensor):
+        same = isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+        return None if same else path
+    if isinstance(a, dict):
+        if not isinstance(b, dict) or a.keys() != b.keys():
+            return path
+        items = ((key, a[key], b[key]) for key in a)
+    elif isinstance(a, list | tuple):
+        if len(a) != len(b):
+            return path
+        items = ((i, x, y) for i, (x, y) in enumerate(zip(a, b)))
+    else:
+        return None if a == b else path
+    return next(filter(None, (first_difference(x, y, f'{path}/{k}') for k, x, y in items)), None)
+
+
+def run(folder: Path, kills: int, iterations: int, workers: int, seed: int) -> str | None:
+    """Both trainings; returns where they differ."""
+    rng = random.Random(seed)
+    cfg = make_config(folder, iterations, workers)
+    start = time.monotonic()
+    if attempt(cfg, folder / 'whole'):
+        raise SystemExit('The uninterrupted training failed.')
+    duration = time.monotonic() - start
+    print(f'{iterations} iterations without interruption: {duration:.1f} s')
+
+    for number in range(kills):
+        before = last_checkpoint(folder / 'killed')
+        if number % 3 == 2:
+            how, code = 'in a save', attempt(cfg, folder / 'killed', kill_in_save=rng.randrange(2))
+        else:
+            moment = rng.uniform(0.3, 0.9) * duration
+            how, code = f'after {moment:.2f} s', attempt(cfg, folder / 'killed', moment)
+        after = last_checkpoint(folder / 'killed')
+        names = [path and path.stem for path in (before, after)]
+        print(f'kill {number + 1}: {how}; resumed {names[0]}, left {names[1]}; exit code {code}')
+        if code not in (0, -signal.SIGKILL):
+            raise SystemExit('An attempt failed by itself.')
+        if after is not None and int(after.stem.rpartition('_')[2]) >= iterations - 3:
+            # Start again, so that every kill hits a training that is under way.
+            compare(cfg, folder)
+    return compare(cfg, folder)
+
+
+def compare(cfg: Config, folder: Path) -> str | None:
+    """Finish the killed training, compare it with the other, and remove it."""
+    if attempt(cfg, folder / 'killed'):
+        raise SystemExit('The last attempt failed.')
+    last = [last_checkpoint(folder / name) for name in ('whole', 'killed')]
+    whole, killed = (torch.load(path, weights_only=False) for path in last)
+    parts = ('state_dict', 'optimizer', 'param_schedulers')
+    where = first_difference(*({k: x[k] for k in parts} for x in (whole, killed)))
+    if last[0].name != last[1].name or where is not None:
+        raise SystemExit(f'The trainings differ in {where}.')
+    for path in (folder / 'killed').glob('*.pth*'):
+        path.unlink()
+    print(f'{last[1].name}: the same bits')
+    return where
+
+
+def main() -> None:
+    parser = ArgumentParser(description=__doc__.partition('\n')[0])
+    parser.add_argument('--kills', type=int, default=20)
+    parser.add_argument('--iterations', type=int, default=30)
+    parser.add_argument('--workers', type=int, default=1, help='loader workers')
+    parser.add_argument('--seed', type=int, default=0, help='of the moments')
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        run(Path(folder), args.kills, args.iterations, args.workers, args.seed)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""Stops a training whose loss is NaN or infinite, and says where the first such value arose."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from mmengine.hooks import Hook
+from mmengine.model import is_model_wrapper, revert_sync_batchnorm
+from mmengine.optim import AmpOptimWrapper
+from mmengine.registry import HOOKS
+from torch import nn
+
+from vim_mm.engine.randomness import seed_iteration
+
+
+class NonFiniteLossError(RuntimeError):
+    """The loss of an iteration is NaN or infinite."""
+
+
+def _tensors(value) -> Iterator[torch.Tensor]:
+    """The floating-point tensors in nested containers."""
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _is_finite(value) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in _tensors(value))
+
+
+class _Found(Exception):
+    """Ends a replay at the first module at fault."""
+
+
+def first_fault(model: nn.Module, step) -> str | None:
+    """Name the first module that makes a value that is not finite of values that are.
+
+    Args:
+        model (nn.Module): Its parameters are looked at first.
+        step (Callable): Runs the model forward.
+
+    Returns:
+        str | None: What is at fault, None where all outputs of all modules are finite.
+    """
+    for name, param in model.named_parameters():
+        if not _is_finite(param):
+            return f'the weights {name} before the step, so it was the gradient of the step before'
+
+    def check(name: str, module: nn.Module):
+        def hook(_, args: tuple, kwargs: dict, outputs) -> None:
+            if not _is_finite(outputs):
+                given = 'finite' if _is_finite((args, kwargs)) else 'already not finite'
+                kind = type(module).__name__
+                raise _Found(f'the output of {name} ({kind}), whose input is {given}')
+
+        return hook
+
+    # Modules inside of one end before it, so the first to raise is the innermost.
+    handles = [
+        module.register_forward_hook(check(name, module), with_kwargs=True)
+        for name, module in model.named_modules()
+        if name  # the output of the whole model is the loss
+    ]
+    try:
+        step()
+    except _Found as found:
+        return str(found)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return None
+
+
+@HOOKS.register_module()
+class NonFiniteLossHook(Hook):
+    """Ends a training at the first iteration whose loss is NaN or infinite.
+
+    It reads the loss that MMEngine logs: that has waited for the device in every iteration anyway.
+    By then the optimizer has spoilt the weights, so a copy of those before the step is kept, and
+    the iteration is repeated from it with the same batch and the same random numbers, this time
+    with hooks on every module. What it costs is one copy of the weights in each step, and their
+    size in memory.
+
+    Steps that a loss scaler skips do not count (AmpOptimWrapper), unless its scale is at 1 or
+    below: then it is not the scale that is too large.
+    """
+
+    # After the loss is logged, before a checkpoint is saved.
+    priority = 'HIGH'
+
+    def __init__(self):
+        self.weights = None
+
+    def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
+        """Copy the weights, unless a loss scaler protects them."""
+        if isinstance(runner.optim_wrapper, AmpOptimWrapper):
+            return
+        params = [p.detach() for p in runner.model.parameters() if p.requires_grad]
+        if self.weights is None or len(self.weights) != len(params):  # or a layer is frozen now
+            self.weights = [p.clone() for p in params]
+        else:
+            torch._foreach_copy_(self.weights, params)
+
+    def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
+        """Look at the loss.
+
+        Raises:
+            NonFiniteLossError: It is NaN or infinite.
+        """
+        if not outputs or 'loss' not in outputs:
+            return
+        loss = runner.message_hub.get_scalar('train/loss').current()
+        if math.isfinite(loss) or self._is_skipped(runner.optim_wrapper):
+            return
+        fault = self._replay(runner, data_batch)
+        fault = fault or 'made by the loss itself or by backward: all modules give finite ones'
+        raise NonFiniteLossError(
+            f'The loss of iteration {runner.iter + 1} is {loss}. The first value that is not '
+            f'finite is {fault}.'
+        )
+
+    @staticmethod
+    def _is_skipped(optim_wrapper) -> bool:
+        scaler = getattr(optim_wrapper, 'loss_scaler', None)
+        return scaler is not None and scaler.is_enabled() and scaler.get_scale() > 1
+
+    def _replay(self, runner, data_batch) -> str | None:
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        if self.weights is not None:
+            params = [p for p in runner.model.parameters() if p.requires_grad]
+            with torch.no_grad():
+                for param, before in zip(params, self.weights):
+                    param.copy_(before)
+        model = revert_sync_batchnorm(model)  # the other processes do not take part
+        seed_iteration(runner.seed, runner.iter)
+
+        def step() -> None:
+            with torch.no_grad(), runner.optim_wrapper.optim_context(model):
+                data = model.data_preprocessor(data_batch, True)
+                model._run_forward(data, mode='loss')
+
+        return first_fault(model, step)

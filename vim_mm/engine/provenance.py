@@ -1,0 +1,182 @@
+"""What a checkpoint says about the backbone that was trained, and who may use it.
+
+Every checkpoint notes the version and commit of vim_mm and the switches that change what the
+weights compute. Testing, inference and resuming insist that the config has the same switches;
+a training may start from other ones, and then says so and records it.
+"""
+
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from mmengine.dist import is_main_process
+from mmengine.hooks import Hook
+from mmengine.model import is_model_wrapper
+from mmengine.registry import HOOKS
+from torch import nn
+
+from vim_mm.models.checkpoint import function_switches
+from vim_mm.models.vision_mamba import VisionMamba
+
+
+class CheckpointMismatchError(ValueError):
+    """A checkpoint was trained with other switches than the config has."""
+
+
+@cache
+def code_version() -> dict:
+    """The version of vim_mm and, in a git checkout, its commit with '-dirty' where it is changed.
+
+    Returns:
+        dict: 'version' and 'commit', the latter None for an installed package.
+    """
+    import vim_mm
+
+    package = Path(vim_mm.__file__).resolve().parent
+    commit = None
+    if (package.parent / '.git').exists():
+        git = ['git', '-C', str(package), 'describe', '--always', '--abbrev=40', '--dirty']
+        with suppress(OSError, subprocess.CalledProcessError):
+            commit = subprocess.check_output(git, stderr=subprocess.DEVNULL, text=True).strip()
+    return dict(version=vim_mm.__version__, commit=commit)
+
+
+def _backbones(model: nn.Module) -> Iterator[tuple[str, VisionMamba]]:
+    """Each VisionMamba of a model by its name, which is that of its weights in checkpoints."""
+    model = model.module if is_model_wrapper(model) else model
+    for name, module in model.named_modules():
+        if isinstance(module, VisionMamba):
+            yield name, module
+
+
+def _noted_switches(checkpoint: Mapping, name: str) -> dict:
+    state_dict = checkpoint.get('state_dict', checkpoint)
+    noted = getattr(state_dict, '_metadata', {}).get(name, {})
+    if 'discretization_method' not in noted:  # a state dict of FSDP has no notes, the meta has
+        noted = checkpoint.get('meta', {}).get('vim_mm', {}).get('backbones', {}).get(name, {})
+    return noted
+
+
+def describe_differences(noted: Mapping, module: VisionMamba) -> list[str]:
+    """Each switch in which a checkpoint and a backbone differ, with both values.
+
+    Args:
+        noted (Mapping): What the checkpoint notes; names that it lacks are not compared.
+        module (VisionMamba): The backbone.
+    """
+    return [
+        f'{name} {_plain(noted[name])!r}, here {_plain(value)!r}'
+        for name, value in function_switches(module).items()
+        if name in noted and _plain(noted[name]) != _plain(value)
+    ]
+
+
+def _plain(value):
+    return list(value) if isinstance(value, tuple) else value
+
+
+def check_switches(model: nn.Module, checkpoint: Mapping, filename: str, allow: bool) -> list[str]:
+    """Insist that every backbone of a model is the function that a checkpoint was trained as.
+
+    Args:
+        model (nn.Module): Holds any number of VisionMamba.
+        checkpoint (Mapping): As it was read.
+        filename (str): Of the checkpoint, for the message.
+        allow (bool): Whether another function is allowed.
+
+    Returns:
+        list[str]: What a log should say, a line each; empty where all is as it was trained.
+
+    Raises:
+        CheckpointMismatchError: A switch differs, and ``allow`` is False.
+    """
+    lines = []
+    for name, module in _backbones(model):
+        noted = _noted_switches(checkpoint, name)
+        if 'discretization_method' not in noted:
+            lines.append(f'{filename} does not say its discretization method: method unknown.')
+        if differences := '; '.join(describe_differences(noted, module)):
+            problem = f'{filename} was trained with {differences}.'
+            if not allow:
+                raise CheckpointMismatchError(
+                    f'{problem} Correct the config, or insist with --allow-mismatch.'
+                )
+            lines.append(f'{problem} Used all the same, by --allow-mismatch.')
+    return lines
+
+
+@HOOKS.register_module()
+class ProvenanceHook(Hook):
+    """Notes in checkpoints what trained them, and compares it with the config when one is loaded.
+
+    The meta of a checkpoint gets ``vim_mm``, a dict of version, commit and the switches of each
+    backbone; and, if the training started from weights, ``started_from``: their file and what it
+    notes, or None for what it does not. The config that the run dumps gets the latter too.
+    """
+
+    priority = 'VERY_HIGH'
+
+    def __init__(self):
+        self.resumed = False
+        self.started_from = None
+
+    def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
+        """Insist on the same function when resuming or testing."""
+        if not getattr(runner, 'insists_on_checkpoint', False):
+            return
+        self.resumed = True
+        allow = runner.cfg.get('allow_mismatch', False)
+        for line in check_switches(runner.model, checkpoint, runner._load_from, allow):
+            runner.logger.info(line)
+        self._record(runner, checkpoint.get('meta', {}).get('started_from'))
+
+    def before_train(self, runner) -> None:
+        """Say and record which weights a training starts from."""
+        if self.resumed:
+            return
+        for name, module in _backbones(runner.model):
+            noted = module.loaded_switches
+            if noted is None:
+                continue
+            filename = runner._load_from or _pretrained_file(runner.model, module)
+            filename = filename or 'weights that it was given'
+            if 'discretization_method' not in noted:
+                story = 'which does not say its discretization method: method unknown'
+            elif differences := '; '.join(describe_differences(noted, module)):
+                story = f'which was trained with {differences}'
+            else:
+                story = f'which was trained with the same {noted["discretization_method"]!r}'
+            runner.logger.info(f'{name or "The model"} starts from {filename}, {story}.')
+            self._record(runner, dict(file=str(filename), **{k: _plain(noted[k]) for k in noted}))
+
+    def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
+        """Add the notes to the meta."""
+        switches = {
+            name.replace('_fsdp_wrapped_module.', ''): {
+                k: _plain(v) for k, v in function_switches(module).items()
+            }
+            for name, module in _backbones(runner.model)
+        }
+        checkpoint['meta']['vim_mm'] = {**code_version(), 'backbones': switches}
+        if self.started_from is not None:
+            checkpoint['meta']['started_from'] = self.started_from
+
+    def _record(self, runner, started_from: dict | None) -> None:
+        self.started_from = started_from
+        if started_from is not None:
+            runner.cfg.started_from = started_from
+            if is_main_process():
+                runner.dump_config()
+
+
+def _pretrained_file(model: nn.Module, module: VisionMamba) -> str | None:
+    """The file of ``init_cfg=dict(type='Pretrained')``, of the backbone or of the whole model."""
+    model = model.module if is_model_wrapper(model) else model
+    for owner in (module, model):
+        init_cfg = getattr(owner, 'init_cfg', None) or []
+        for cfg in init_cfg if isinstance(init_cfg, list) else [init_cfg]:
+            if cfg.get('type') == 'Pretrained':
+                return cfg['checkpoint']
+    return None
