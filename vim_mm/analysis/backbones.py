@@ -21,7 +21,7 @@ from vim_mm.analysis.timing import (
     wall_times,
 )
 from vim_mm.models import VisionMamba
-from vim_mm.models.vision_mamba import ARCHS
+from vim_mm.models.arguments import ARCHS
 
 PATCH = 16
 DEIT_LAYERS = 12
