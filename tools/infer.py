@@ -2,19 +2,15 @@
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import mmcv
-import torch
-from mmengine.config import Config
-from mmengine.dataset import Compose, pseudo_collate
-from mmengine.device import get_device
-from mmengine.model import revert_sync_batchnorm
-from mmengine.registry import DATASETS, MODELS, VISUALIZERS, init_default_scope
-from mmengine.runner import load_checkpoint
-from mmengine.visualization import Visualizer
-from torch import nn
+from _command_line import add_arguments, end
 
-from vim_mm.engine.cli import add_arguments, read_config
+if TYPE_CHECKING:  # --help takes no PyTorch
+    from mmengine.config import Config
+    from mmengine.dataset import Compose
+    from mmengine.visualization import Visualizer
+    from torch import nn
 
 PICTURES = {'.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp'}
 
@@ -41,21 +37,30 @@ def find_pictures(path: Path) -> list[Path]:
     return pictures
 
 
-def build_model(cfg: Config, checkpoint: str) -> nn.Module:
+def build_model(cfg: 'Config', checkpoint: str) -> 'nn.Module':
     """The model with the checkpoint's weights, all of which must fit, ready for prediction."""
+    from mmengine.device import get_device
+    from mmengine.model import revert_sync_batchnorm
+    from mmengine.registry import MODELS
+    from mmengine.runner import load_checkpoint
+
     model = revert_sync_batchnorm(MODELS.build(cfg.model))
     load_checkpoint(model, checkpoint, map_location='cpu', strict=True)
     return model.to(get_device()).eval()
 
 
-def build_pipeline(cfg: Config) -> Compose:
+def build_pipeline(cfg: 'Config') -> 'Compose':
     """The transforms of testing, without those that look for annotations."""
+    from mmengine.dataset import Compose
+
     transforms = cfg.test_dataloader.dataset.pipeline
     return Compose([t for t in transforms if 'LoadAnnotations' not in t.type])
 
 
-def build_visualizer(cfg: Config) -> Visualizer:
+def build_visualizer(cfg: 'Config') -> 'Visualizer':
     """The config's visualizer, with names and colours of the test set's classes."""
+    from mmengine.registry import DATASETS, VISUALIZERS
+
     dataset = cfg.test_dataloader.dataset
     with DATASETS.switch_scope_and_registry(cfg.default_scope) as registry:
         class_names = registry.get(dataset.type).METAINFO
@@ -64,9 +69,14 @@ def build_visualizer(cfg: Config) -> Visualizer:
     return visualizer
 
 
-@torch.no_grad()
-def main() -> None:
-    args = parse_args()
+def main(args: Namespace) -> None:
+    import mmcv
+    import torch
+    from mmengine.dataset import pseudo_collate
+    from mmengine.registry import init_default_scope
+
+    from vim_mm.engine.cli import read_config
+
     cfg = read_config(args)
     pictures = find_pictures(args.input)
     init_default_scope(cfg.default_scope)
@@ -74,7 +84,8 @@ def main() -> None:
     pipeline, visualizer = build_pipeline(cfg), build_visualizer(cfg)
     for picture in pictures:
         data = pipeline(dict(img_path=str(picture), img_id=0))
-        (prediction,) = model.test_step(pseudo_collate([data]))
+        with torch.no_grad():
+            (prediction,) = model.test_step(pseudo_collate([data]))
         overlay = args.out / f'{picture.name}.png'
         visualizer.add_datasample(
             picture.name,
@@ -87,4 +98,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    end(main, parse_args())

@@ -29,5 +29,5 @@ threads=$(($(nproc) / processes))
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
 export MKL_NUM_THREADS=${MKL_NUM_THREADS:-$OMP_NUM_THREADS}
 
-exec "${PYTHON:-python}" -m torch.distributed.run "${rendezvous[@]}" --nproc-per-node "$processes" \
+exec "${PYTHON:-python}" "$(dirname "$0")/_torchrun.py" "${rendezvous[@]}" --nproc-per-node "$processes" \
     "$script" "$@" --launcher pytorch
