@@ -169,8 +169,9 @@ sys.meta_path.insert(0, Absent)
 """
 
 
+@pytest.mark.skipif(library.MISSING is not None, reason='needs the compiled library')
 def test_without_mmengine(tmp_path):
-    """Models and operators work without it, and so does the doctor, from any directory."""
+    """The operators work without it, and so does the doctor, from any directory."""
     script = ABSENT + (
         'import importlib.util, runpy\n'
         'find = importlib.util.find_spec\n'
@@ -188,14 +189,14 @@ def test_without_mmengine(tmp_path):
     )
     report = {check['topic']: check for check in json.loads(done.stdout)['checks']}
     assert report['mmcv operators']['state'] == 'note'
-    assert report['block on cpu']['state'] == 'ok', report['block on cpu']
+    assert report['scan on cpu']['finding'].startswith('native for')
+    assert report['block on cpu']['state'] != 'fail'
+    assert done.returncode == 0, done.stdout
 
 
 def test_path_of(monkeypatch):
     assert path_of('cpu', use_cuda_kernel=False).name == 'reference'
-    assert path_of('cpu', use_cuda_kernel=True) == ('error', 'the tensors are on cpu') or (
-        library.MISSING is not None
-    )
+    assert path_of('cpu', use_cuda_kernel=True) == ('error', 'the tensors are on cpu')
     assert path_of('mps').name == 'reference'
     monkeypatch.setattr(library, 'has_kernel', lambda device: True)
     monkeypatch.setattr(library, 'MISSING', None)

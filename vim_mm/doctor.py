@@ -233,8 +233,10 @@ def paths() -> Iterator[Line]:
 
 def _block_path(device: str) -> Line:
     """Whether a block of the backbone would take the fused path on a device."""
-    from vim_mm.models.mamba import Mamba
-
+    try:
+        from vim_mm.models.mamba import Mamba
+    except ImportError as error:
+        return Line(f'block on {device}', 'note', f'none: the models need {error.name}')
     if path_of(device).name == 'error':
         return Line(f'block on {device}', 'fail', 'none: see the scan')
     mixer = Mamba(16).to(device)
