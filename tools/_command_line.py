@@ -117,6 +117,9 @@ def end(main: Callable[[Namespace], None], args: Namespace) -> None:
     """
     try:
         main(args)
+    except KeyboardInterrupt:
+        print(f'{Path(sys.argv[0]).name}: interrupted', file=sys.stderr)
+        sys.exit(130)  # as a shell reports SIGINT
     except (Exception, SystemExit) as error:
         try:
             from vim_mm import mistakes

@@ -460,5 +460,33 @@ def test_an_assertion_while_a_model_runs_is_a_bug():
     assert not is_mistake(caught.value)
 
 
+class Unreadable(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return Path('/nothing/picture.jpg').read_bytes()
+
+
+@pytest.mark.parametrize('num_workers', [0, 1])
+def test_a_missing_picture_is_named_by_a_worker_as_well(num_workers):
+    loader = torch.utils.data.DataLoader(Unreadable(), num_workers=num_workers)
+    assert_matches(r'/nothing/picture\.jpg', sentence_of(lambda: next(iter(loader))))
+
+
+def test_what_a_strict_loader_says_is_one_line():
+    model, other = torch.nn.Linear(2, 3), torch.nn.Linear(2, 4)
+    line = sentence_of(model.load_state_dict, other.state_dict())
+    assert_matches('size mismatch for weight', line)
+
+
+def test_a_long_message_is_cut():
+    def fail():
+        raise ValueError('word ' * 1000)
+
+    line = sentence_of(fail)
+    assert len(line) == 600 and line.endswith(' ...')
+
+
 def test_the_table_is_long_enough():
     assert len(BACKBONE) + len(MIXER) + len(NECK) >= 90
