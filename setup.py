@@ -73,6 +73,10 @@ def extension():
         os.environ.setdefault('TORCH_CUDA_ARCH_LIST', CUDA_ARCHITECTURES)
     make = CUDAExtension if cuda else CppExtension
     definitions = DEFINITIONS + (CUDA_DEFINITIONS if cuda else [])
+    if cuda:
+        # For the op build_info, and so for vim_mm.doctor: a binary does not list its own kernels.
+        architectures = os.environ['TORCH_CUDA_ARCH_LIST'].strip().replace(' ', ';')
+        definitions = [*definitions, f'-DVIM_MM_CUDA_ARCHITECTURES="{architectures}"']
     return make(
         'vim_mm._C',
         sources=CPP_SOURCES + (CUDA_SOURCES if cuda else []),

@@ -22,6 +22,18 @@
 #include <Python.h>
 #include <torch/csrc/stable/library.h>
 
+#include <string>
+
+#ifndef VIM_MM_CUDA_ARCHITECTURES
+#define VIM_MM_CUDA_ARCHITECTURES ""
+#endif
+
+namespace {
+
+std::string build_info() { return "cuda=" VIM_MM_CUDA_ARCHITECTURES; }
+
+}  // namespace
+
 STABLE_TORCH_LIBRARY(vim_mm, m) {
   m.def(
       "selective_scan_fwd(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, "
@@ -37,6 +49,9 @@ STABLE_TORCH_LIBRARY(vim_mm, m) {
   // d beta/d a, stacked in front.
   m.def("discretize(Tensor delta, Tensor A, int method) -> Tensor");
   m.def("cpu_capability() -> str");
+  // What setup.py built: "cuda=8.0;9.0;12.0+PTX", the architectures as TORCH_CUDA_ARCH_LIST names them,
+  // or "cuda=" for a library of the CPU alone.
+  m.def("build_info() -> str");
 
   // normed = rms_norm(sum) in `dtype`, sum = residual + update in residual's dtype; without an update
   // the sum is empty, and is residual. residual and normed [.., C], residual and weight [C] float32 or
@@ -68,6 +83,10 @@ STABLE_TORCH_LIBRARY(vim_mm, m) {
       "mixer_bwd(Tensor grad_out, Tensor? grad_sum, Tensor x, Tensor? norm, Tensor kept, "
       "int[] sizes, int[] types, bool with_update, int method, int[] reverse, float scale) "
       "-> Tensor[]");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(vim_mm, CompositeExplicitAutograd, m) {
+  m.impl("build_info", TORCH_BOX(&build_info));
 }
 
 // Importing the module is loading the library; it has nothing of its own.

@@ -1,15 +1,15 @@
 """Holds runs side by side: ``python tools/compare_runs.py WORK_DIR ... [--picture FILE]``."""
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from vim_mm.analysis.plots import plot_losses
-from vim_mm.analysis.runs import read_history
-from vim_mm.analysis.tables import markdown_table
+from _command_line import end
 
 
 def summary(work_dir: Path) -> dict[str, str]:
     """What the table says of one run."""
+    from vim_mm.analysis.runs import read_history
+
     losses, metrics = read_history(work_dir)
     iterations = max(points[-1][0] for points in (losses, *metrics.values()))
     return {
@@ -20,7 +20,7 @@ def summary(work_dir: Path) -> dict[str, str]:
     }
 
 
-def main() -> None:
+def parse_args() -> Namespace:
     parser = ArgumentParser(description='Print the last loss and metrics of runs.')
     parser.add_argument('work_dirs', nargs='+', type=Path, help='working directories of runs')
     parser.add_argument(
@@ -29,7 +29,15 @@ def main() -> None:
         help='draw the training losses: a panel for each parent directory, a line for each run, '
         'of one name and colour in all panels',
     )
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main(args: Namespace) -> None:
+    # After the arguments: --help takes no PyTorch.
+    from vim_mm.analysis.plots import plot_losses
+    from vim_mm.analysis.runs import read_history
+    from vim_mm.analysis.tables import markdown_table
+
     tables: dict[tuple[str, ...], list[dict[str, str]]] = {}  # one for each set of metrics
     for row in map(summary, args.work_dirs):
         tables.setdefault(tuple(row), []).append(row)
@@ -43,4 +51,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    end(main, parse_args())

@@ -3,10 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mmengine.config import Config
-
-from vim_mm.analysis.plots import plot_curves, plot_predictions
-from vim_mm.analysis.runs import find_checkpoint, find_config, predict_samples, read_history
+from _command_line import end
 
 
 def parse_args() -> argparse.Namespace:
@@ -19,8 +16,13 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    args = parse_args()
+def main(args: argparse.Namespace) -> None:
+    # After the arguments: --help takes no PyTorch.
+    from mmengine.config import Config
+
+    from vim_mm.analysis.plots import plot_curves, plot_predictions
+    from vim_mm.analysis.runs import find_checkpoint, find_config, predict_samples, read_history
+
     curves, predictions = args.work_dir / 'curves.png', args.work_dir / 'predictions.png'
     losses, metrics = read_history(args.work_dir)
     plot_curves(losses, metrics, curves)
@@ -34,4 +36,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    end(main, parse_args())

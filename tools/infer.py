@@ -3,20 +3,15 @@
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import mmcv
-import torch
-from mmengine.config import Config
-from mmengine.dataset import Compose, pseudo_collate
-from mmengine.device import get_device
-from mmengine.model import revert_sync_batchnorm
-from mmengine.registry import DATASETS, MODELS, VISUALIZERS, init_default_scope
-from mmengine.runner import load_checkpoint
-from mmengine.visualization import Visualizer
-from torch import nn
+from _command_line import add_arguments, end
 
-from vim_mm.engine.cli import add_arguments, read_config
-from vim_mm.engine.provenance import check_switches
+if TYPE_CHECKING:  # --help takes no PyTorch
+    from mmengine.config import Config
+    from mmengine.dataset import Compose
+    from mmengine.visualization import Visualizer
+    from torch import nn
 
 PICTURES = {'.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp'}
 
@@ -43,8 +38,15 @@ def find_pictures(path: Path) -> list[Path]:
     return pictures
 
 
-def build_model(cfg: Config, checkpoint: str) -> nn.Module:
+def build_model(cfg: 'Config', checkpoint: str) -> 'nn.Module':
     """The model with the checkpoint's weights, all of which must fit, ready for prediction."""
+    from mmengine.device import get_device
+    from mmengine.model import revert_sync_batchnorm
+    from mmengine.registry import MODELS
+    from mmengine.runner import load_checkpoint
+
+    from vim_mm.engine.provenance import check_switches
+
     model = revert_sync_batchnorm(MODELS.build(cfg.model))
     loaded = load_checkpoint(model, checkpoint, map_location='cpu', strict=True)
     for line in check_switches(model, loaded, checkpoint, cfg.allow_mismatch):
@@ -52,14 +54,18 @@ def build_model(cfg: Config, checkpoint: str) -> nn.Module:
     return model.to(get_device()).eval()
 
 
-def build_pipeline(cfg: Config) -> Compose:
+def build_pipeline(cfg: 'Config') -> 'Compose':
     """The transforms of testing, without those that look for annotations."""
+    from mmengine.dataset import Compose
+
     transforms = cfg.test_dataloader.dataset.pipeline
     return Compose([t for t in transforms if 'LoadAnnotations' not in t.type])
 
 
-def build_visualizer(cfg: Config) -> Visualizer:
+def build_visualizer(cfg: 'Config') -> 'Visualizer':
     """The config's visualizer, with names and colours of the test set's classes."""
+    from mmengine.registry import DATASETS, VISUALIZERS
+
     dataset = cfg.test_dataloader.dataset
     with DATASETS.switch_scope_and_registry(cfg.default_scope) as registry:
         class_names = registry.get(dataset.type).METAINFO
@@ -68,9 +74,14 @@ def build_visualizer(cfg: Config) -> Visualizer:
     return visualizer
 
 
-@torch.no_grad()
-def main() -> None:
-    args = parse_args()
+def main(args: Namespace) -> None:
+    import mmcv
+    import torch
+    from mmengine.dataset import pseudo_collate
+    from mmengine.registry import init_default_scope
+
+    from vim_mm.engine.cli import read_config
+
     cfg = read_config(args)
     pictures = find_pictures(args.input)
     init_default_scope(cfg.default_scope)
@@ -84,7 +95,8 @@ def main() -> None:
             reason = ' '.join(str(error).split()) or type(error).__name__
             failed.append(f'{picture}: {reason}')
             continue
-        (prediction,) = model.test_step(pseudo_collate([data]))
+        with torch.no_grad():
+            (prediction,) = model.test_step(pseudo_collate([data]))
         overlay = args.out / f'{picture.name}.png'
         visualizer.add_datasample(
             picture.name,
@@ -100,4 +112,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    end(main, parse_args())

@@ -2,11 +2,12 @@
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mmengine.config import Config
+from _command_line import add_arguments, end
 
-from vim_mm.engine import VimRunner
-from vim_mm.engine.cli import add_arguments, read_config
+if TYPE_CHECKING:  # --help takes no PyTorch
+    from mmengine.config import Config
 
 
 def parse_args() -> Namespace:
@@ -22,7 +23,7 @@ def parse_args() -> Namespace:
     return parser.parse_args()
 
 
-def save_predictions(cfg: Config, out_dir: str) -> None:
+def save_predictions(cfg: 'Config', out_dir: str) -> None:
     """Let the metric, which formats predictions anyway, write them."""
     if cfg.default_scope == 'mmdet':
         option = dict(outfile_prefix=str(Path(out_dir) / 'predictions'))
@@ -34,8 +35,10 @@ def save_predictions(cfg: Config, out_dir: str) -> None:
         metric.update(option)
 
 
-def main() -> None:
-    args = parse_args()
+def main(args: Namespace) -> None:
+    from vim_mm.engine import VimRunner
+    from vim_mm.engine.cli import read_config
+
     cfg = read_config(args)
     cfg.load_from, cfg.resume = args.checkpoint, False
     if args.out is not None:
@@ -44,4 +47,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    end(main, parse_args())

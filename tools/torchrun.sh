@@ -36,5 +36,5 @@ export MKL_NUM_THREADS=${MKL_NUM_THREADS:-$OMP_NUM_THREADS}
 # Pictures of many sizes, as in detection, leave gaps in memory that fixed segments cannot fill.
 export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}
 
-exec "${PYTHON:-python}" -m torch.distributed.run "${rendezvous[@]}" --nproc-per-node "$processes" \
+exec "${PYTHON:-python}" "$(dirname "$0")/_torchrun.py" "${rendezvous[@]}" --nproc-per-node "$processes" \
     "$script" "$@" --launcher pytorch

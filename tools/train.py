@@ -2,9 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 
-from vim_mm.engine import build_runner
-from vim_mm.engine.checkpoint import last_checkpoint
-from vim_mm.engine.cli import add_arguments, read_config
+from _command_line import add_arguments, end
 
 
 def parse_args() -> Namespace:
@@ -27,8 +25,12 @@ def parse_args() -> Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    args = parse_args()
+def main(args: Namespace) -> None:
+    # After the arguments: --help takes no PyTorch.
+    from vim_mm.engine import build_runner
+    from vim_mm.engine.checkpoint import last_checkpoint
+    from vim_mm.engine.cli import read_config
+
     cfg = read_config(args)
     if args.amp:
         cfg.optim_wrapper.type = 'BFloat16OptimWrapper'
@@ -39,4 +41,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    end(main, parse_args())

@@ -137,7 +137,7 @@ def test_other_schemes_are_refused(name, message):
 
 
 def test_missing_file_is_named():
-    with pytest.raises(FileNotFoundError, match=r'no checkpoint nothing\.pth'):
+    with pytest.raises(FileNotFoundError, match=r'nothing\.pth is no file: there is no checkpoint'):
         CheckpointLoader.load_checkpoint('nothing.pth')
 
 

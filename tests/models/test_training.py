@@ -66,6 +66,18 @@ def test_frozen_stages(frozen_stages):
         assert gradients.keys() == dict(model.named_parameters()).keys() - frozen
 
 
+def test_norms_of_frozen_layers_are_frozen():
+    def frozen(frozen_stages):
+        model = small_backbone(
+            frozen_stages=frozen_stages, out_feature='norm', out_indices=(0, 1)
+        ).train()
+        norms = (model.norm0, model.norm_f)
+        assert [n.weight.requires_grad for n in norms] == [n.training for n in norms]
+        return [not n.training for n in norms]
+
+    assert [frozen(n) for n in (0, 1, 2)] == [[False, False], [True, False], [True, True]]
+
+
 @pytest.mark.parametrize('if_rope', [False, True])
 def test_with_cp_changes_nothing_but_memory(if_rope):
     config = dict(out_indices=(0, 1), drop_path_rate=0.3, if_rope=if_rope)
@@ -140,7 +152,8 @@ def test_init_cfg_has_the_last_word():
 def test_get_layer_depth():
     model = small_backbone(cls_token='middle', out_feature='norm', out_indices=(0, 1))
     depths = {
-        name: model.get_layer_depth(f'backbone.{name}')[0] for name, _ in model.named_parameters()
+        name: model.get_layer_depth(f'backbone.{name}', 'backbone.')[0]
+        for name, _ in model.named_parameters()
     }
     for name, depth in depths.items():
         if name.startswith('layers.'):
@@ -154,8 +167,8 @@ def test_get_layer_depth():
         'norm0.weight': 3,
         'norm_f.weight': 3,
     }
-    assert model.get_layer_depth('decode_head.conv_seg.weight') == (3, 4)
-    assert model.get_layer_depth('layers.1.norm.weight', prefix='') == (2, 4)
+    assert model.get_layer_depth('decode_head.conv_seg.weight', 'backbone.') == (3, 4)
+    assert model.get_layer_depth('layers.1.norm.weight') == (2, 4)
 
 
 def test_no_weight_decay_marks_of_the_embeddings():

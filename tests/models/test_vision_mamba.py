@@ -6,7 +6,8 @@ from mmengine.registry import MODELS
 from tests.models import vim_equations
 from tests.models.small import DEPTH, images, small_backbone
 from vim_mm.models import VisionMamba
-from vim_mm.models.vision_mamba import ARCHS, OUT_FEATURES, PatchEmbed
+from vim_mm.models.arguments import ARCHS
+from vim_mm.models.vision_mamba import OUT_FEATURES, PatchEmbed
 
 
 @pytest.mark.parametrize('if_rope', [False, True])

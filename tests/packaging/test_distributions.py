@@ -88,10 +88,8 @@ def test_wheel_holds_the_package_and_its_configs_only(wheel):
         names = {name for name in file.namelist() if '.dist-info/' not in name}
     modules = {path.relative_to(ROOT).as_posix() for path in ROOT.glob('vim_mm/**/*.py')}
     modules = {name for name in modules if '/.mim/' not in name}
-    assert names == modules | {f'vim_mm/.mim/{name}' for name in CONFIGS} | {
-        'vim_mm/_C.abi3.so',
-        'vim_mm/py.typed',
-    }
+    data = {f'vim_mm/.mim/{name}' for name in CONFIGS} | {'vim_mm/py.typed', 'vim_mm/selftest.json'}
+    assert names == modules | data | {'vim_mm/_C.abi3.so'}
 
 
 def test_wheel_serves_every_supported_python(wheel):
@@ -139,6 +137,11 @@ def test_backbone_runs_without(in_fresh_process, hide):
 
 def test_op_works_without_mmengine(in_fresh_process):
     in_fresh_process(SCAN, hide=('mmengine',))
+
+
+def test_installed_package_has_exact_values_for_its_doctor(in_fresh_process):
+    code = 'from vim_mm import doctor; print({line.state for line in doctor.methods()})'
+    assert in_fresh_process(code).strip() == "{'ok'}"
 
 
 def test_configs_resolve_from_elsewhere(in_fresh_process):

@@ -164,7 +164,7 @@ sys.meta_path.insert(0, Absent)
     ('task', 'message'),
     [
         ('seg', "needs onedl-mmsegmentation, which cannot be imported: No module named 'mmseg"),
-        ('det', "needs a library that is missing: No module named 'mmdet'"),
+        ('det', "needs onedl-mmdetection, which is not installed: No module named 'mmdet'"),
     ],
 )
 def test_a_missing_library_is_named_in_one_sentence(task, message, configs, tmp_path):

@@ -49,7 +49,7 @@ from vim_mm.analysis.arguments import add_run_arguments
 from vim_mm.analysis.plots import Line, plot_lines
 from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import DTYPES, environment
-from vim_mm.models.vision_mamba import ARCHS
+from vim_mm.models.arguments import ARCHS
 from vim_mm.ops import METHODS
 
 SETS = {

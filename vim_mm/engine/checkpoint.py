@@ -22,6 +22,8 @@ from mmengine.runner.checkpoint import (
     get_torchvision_models,
 )
 
+from vim_mm.engine.checkpoint_file import read_file
+
 HISTORY_STATISTICS = ('min', 'max', 'current', 'mean')
 
 
@@ -107,12 +109,14 @@ def load_from_local(filename: str, map_location: str | None = None) -> dict:
 
     Raises:
         FileNotFoundError: There is no such file.
+        NotACheckpointError: The file is something else, or a part of a checkpoint.
         UnsafeCheckpointError: The file holds more than tensors and plain data.
     """
     path = Path(filename).expanduser()
     if not path.is_file():
-        raise FileNotFoundError(f'There is no checkpoint {filename}.')
-    return _read(str(path), lambda: torch.load(path, map_location=map_location, weights_only=True))
+        what = 'a directory, not' if path.is_dir() else 'no file: there is no'
+        raise FileNotFoundError(f'{filename} is {what} checkpoint')
+    return _read(str(path), lambda: read_file(path, map_location))
 
 
 def load_from_http(filename: str, map_location: str | None = None) -> dict:

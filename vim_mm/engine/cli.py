@@ -1,47 +1,25 @@
-"""What the command lines in tools/ share: from arguments to a config that VimRunner takes."""
+"""What the command lines in tools/ share: from arguments to a config that VimRunner takes.
+
+The arguments themselves are in tools/_command_line.py, which imports nothing heavy.
+"""
 
 import os
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from importlib import import_module
 from pathlib import Path
 
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 
 from vim_mm.config import merge_options
 from vim_mm.engine.activation import activate
+from vim_mm.engine.channels import check_channels
+from vim_mm.mistakes import sentence
 
 TASK_LIBRARIES = {'mmseg': 'onedl-mmsegmentation', 'mmdet': 'onedl-mmdetection'}
 
 
-def add_arguments(parser: ArgumentParser, launcher: bool = True) -> None:
-    """Add the arguments that :func:`read_config` reads, named as in MMDetection's tools.
-
-    Args:
-        parser (ArgumentParser): Gets them.
-        launcher (bool): Whether the tool can run in several processes.
-    """
-    parser.add_argument('config', help='path of a config')
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=DictAction,
-        default={},
-        metavar='KEY=VALUE',
-        help='override entries of the config: a.b=1 c="[1,2]"; data_root=DIR moves all paths in it',
-    )
-    parser.add_argument(
-        '--allow-mismatch',
-        action='store_true',
-        help='test, draw or resume a checkpoint that was trained with another discretization '
-        'method, or another switch that changes what its weights compute',
-    )
-    if launcher:
-        parser.add_argument(
-            '--work-dir', help='where logs and weights go (default: work_dirs/<name of the config>)'
-        )
-        parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm'], default='none')
-        # torch.distributed.launch passes this; torchrun sets the variable.
-        parser.add_argument('--local-rank', '--local_rank', type=int, default=0)
+class ConfigError(ValueError):
+    """A config, or an option that changes it, cannot be used."""
 
 
 def read_config(args: Namespace) -> Config:
@@ -49,15 +27,31 @@ def read_config(args: Namespace) -> Config:
 
     Raises:
         SystemExit: The config is of neither task, or the task's library is missing.
+        ConfigError: The config fails when it is read, or with an option.
+        ValueError: Parts of the model do not fit each other.
     """
+    if not Path(args.config).is_file():
+        raise SystemExit(f'config: there is no file {args.config}.')
     activate()
     try:
         cfg = Config.fromfile(args.config)
     except ModuleNotFoundError as error:
         # A base such as mmdet::_base_/..., which lies in a library.
-        raise SystemExit(f'{args.config} needs a library that is missing: {error}.') from error
-    merge_options(cfg, args.cfg_options)
-    cfg.allow_mismatch = args.allow_mismatch
+        raise ConfigError(f'{args.config} needs {_distribution(error)}: {error}') from error
+    except Exception as error:  # a config is a program, and the user's
+        kind = '' if isinstance(error, OSError) else f'{type(error).__name__}: '
+        raise ConfigError(f'{args.config}: {kind}{sentence(error)}') from error
+    options = dict(args.cfg_options)
+    if getattr(args, 'discretization_method', None) is not None:
+        options['model.backbone.discretization_method'] = args.discretization_method
+    try:
+        merge_options(cfg, options)
+    except Exception as error:
+        raise ConfigError(f'--cfg-options {" ".join(options)}: {sentence(error)}') from error
+    if not isinstance(cfg.get('model'), dict):
+        raise ValueError(f'{args.config}: model must be a dict, got {cfg.get("model")!r}')
+    check_channels(cfg.model)
+    cfg.allow_mismatch = getattr(args, 'allow_mismatch', False)
     if 'launcher' in args:
         os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
         cfg.launcher = args.launcher
@@ -69,6 +63,14 @@ def read_config(args: Namespace) -> Config:
         cfg.work_dir = str(Path(cfg.work_dir).expanduser().absolute())
     import_task_library(cfg)
     return cfg
+
+
+def _distribution(error: ModuleNotFoundError) -> str:
+    """What to install for a base such as ``mmdet::_base_/...``, which lies in a library."""
+    for module, distribution in TASK_LIBRARIES.items():
+        if module in str(error):
+            return f'{distribution}, which is not installed'
+    return 'a library that is missing'
 
 
 def import_task_library(cfg: Config) -> None:

@@ -13,7 +13,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     """Learning rates that shrink towards the input, as in BEiT (arXiv 2106.08254) and Vim.
 
     The learning rate of depth d out of n is multiplied by ``layer_decay_rate ** (n - 1 - d)``,
-    where ``model.backbone.get_layer_depth(name)`` tells (d, n): heads and necks keep the full one.
+    where ``model.backbone.get_layer_depth(name, 'backbone.')`` tells (d, n): heads and necks keep
+    the full one.
     Weights of one dimension (unless ``flat_decay_mult`` says otherwise) and those that carry
     ``_no_weight_decay`` are not decayed.
 
@@ -60,7 +61,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         merged = {}
         for group in params:
             (param,) = group.pop('params')
-            depth, num_depths = backbone.get_layer_depth(names[param])
+            depth, num_depths = backbone.get_layer_depth(names[param], 'backbone.')
             group['lr'] = group.get('lr', self.base_lr) * self.rate ** (num_depths - 1 - depth)
             if self.base_wd is not None and getattr(param, '_no_weight_decay', False):
                 group['weight_decay'] = 0.0

@@ -1,6 +1,7 @@
 """What VisionMamba does when its weights are saved and loaded: grids differ, keys must not."""
 
 import math
+import re
 from collections.abc import MutableMapping
 
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ def function_switches(module: nn.Module) -> dict:
     """
     mixer = module.layers[0].mixer
     switches = dict(
-        arch=dict(embed_dims=module.embed_dims, num_layers=module.depth),
+        arch=dict(embed_dims=module.embed_dims, num_layers=module.num_layers),
         stride=module.patch_embed.stride,
         out_indices=module.out_indices,
         out_type=module.out_type,
@@ -64,11 +65,12 @@ def adapt_checkpoint(
         RuntimeError: Weights are missing, of another shape, or of a part of a layer that this
             backbone's layers do not have. MMEngine loads with strict=False and would train on
             without them. Only the norms ``norm{i}`` of taps may be missing; layers and embeddings
-            that the backbone does not make may be there.
+            that the backbone does not make may be there, but none beyond its ``num_layers``.
     """
     module.loaded_switches = {
         name: local_metadata[name] for name in function_switches(module) if name in local_metadata
     }
+    _check_architecture(module, state_dict, prefix)
     key = prefix + 'pos_embed'
     if module.pos_embed is not None and key in state_dict:
         state_dict[key] = _fit_pos_embed(module, state_dict, prefix, local_metadata)
@@ -93,6 +95,33 @@ def adapt_checkpoint(
                 f'the checkpoint {problem.format(len(keys))} {len(own)} weights of '
                 f'{type(module).__name__}: {", ".join(keys[:3])}{", ..." if keys[3:] else ""}'
             )
+
+
+def _check_architecture(module: nn.Module, state_dict: MutableMapping, prefix: str) -> None:
+    """RuntimeError that names the argument by which the checkpoint's backbone was another one."""
+    layer = re.compile(rf'{re.escape(prefix)}layers\.(\d+)\.')
+    found = [int(match[1]) for match in map(layer.match, state_dict) if match]
+    depth = max(found, default=-1) + 1
+    mixer, embed = module.layers[0].mixer, module.patch_embed
+    in_channels, patch_size = embed.proj.in_channels, embed.patch_size
+    sizes = {
+        'embed_dims': ('patch_embed.proj.weight', 0, module.embed_dims),
+        'in_channels': ('patch_embed.proj.weight', 1, in_channels),
+        'patch_size': ('patch_embed.proj.weight', 2, patch_size),
+        'd_state': ('layers.0.mixer.A_log', 1, mixer.d_state),
+    }
+    differences = []
+    if depth > module.num_layers:
+        differences.append(f'num_layers {depth}, the backbone {module.num_layers}')
+    for name, (key, axis, own) in sizes.items():
+        weight = state_dict.get(prefix + key)
+        if weight is not None and axis < weight.dim() and weight.shape[axis] != own:
+            differences.append(f'{name} {weight.shape[axis]}, the backbone {own}')
+    if differences:
+        raise RuntimeError(
+            f'the checkpoint was made by another architecture than this {type(module).__name__}: '
+            f'it has {"; ".join(differences)}'
+        )
 
 
 def _fit_pos_embed(

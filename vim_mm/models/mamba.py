@@ -1,22 +1,22 @@
 """Mamba, the mixer: projections, short convolutions and the selective scan of one block."""
 
 import math
-from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vim_mm.models.arguments import (
+    check_bools,
+    check_choice,
+    check_counts,
+    check_int,
+    check_positive,
+)
 from vim_mm.ops import causal_conv1d, selective_scan_grouped_fn
 from vim_mm.ops.block import MAX_TAPS, FusedMixer, fused_mixer
 from vim_mm.ops.discretization import get_method
-from vim_mm.ops.selective_scan import use_compiled
-
-
-def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    """ValueError if the argument called ``name`` is not one of the words ``choices``."""
-    if value not in choices:
-        raise ValueError(f'{name} must be one of {[*choices]}, got {value!r}')
+from vim_mm.ops.selective_scan import MAX_STATES, use_compiled
 
 
 def _parameter(module: nn.Module, name: str) -> Tensor | None:
@@ -63,8 +63,9 @@ class Mamba(nn.Module):
             and projections around the scan that ``use_cuda_kernel`` chooses.
 
     Raises:
+        TypeError: An argument is of another type.
         ValueError: An unknown word in ``dt_init``, ``bimamba_type``, ``discretization_method`` or
-            ``dt_init_b``.
+            ``dt_init_b``, or a number out of range.
     """
 
     def __init__(
@@ -94,6 +95,20 @@ class Mamba(nn.Module):
         check_choice('bimamba_type', bimamba_type, ('none', 'v1', 'v2'))
         check_choice('dt_init_b', dt_init_b, ('both', 'vim'))
         get_method(discretization_method)
+        check_counts(d_model=d_model, d_conv=d_conv)
+        check_int('d_state', d_state, 1, MAX_STATES)
+        if dt_rank != 'auto':
+            check_counts(dt_rank=dt_rank)
+        check_positive(expand=expand, dt_min=dt_min, dt_max=dt_max, dt_scale=dt_scale)
+        if not dt_min <= dt_max:
+            raise ValueError(f'dt_min must be at most dt_max = {dt_max}, got {dt_min}')
+        if int(expand * d_model) < 1:
+            raise ValueError(
+                f'expand must leave at least one of d_model = {d_model} channels, got {expand}'
+            )
+        check_bools(conv_bias=conv_bias, bias=bias, if_divide_out=if_divide_out)
+        if use_cuda_kernel is not None:
+            check_bools(use_cuda_kernel=use_cuda_kernel)
         self.d_model = d_model
         self.d_state = d_state
         self.d_inner = int(expand * d_model)

@@ -6,6 +6,8 @@ import torch.nn.functional as F
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
+from vim_mm.models.arguments import check_counts, check_int
+
 
 def _lateral(in_channels: int, out_channels: int) -> nn.Sequential:
     return nn.Sequential(
@@ -28,16 +30,18 @@ class SimpleFPN(nn.Module):
         num_outs (int): Number of levels, at least 4.
 
     Raises:
+        TypeError: A number is no integer.
         ValueError: ``num_outs`` is below 4, ``in_channels`` not divisible by 4, or forward gets
-            more than one map.
+            more than one map, or one of other channels.
     """
 
     def __init__(self, in_channels: int, out_channels: int = 256, num_outs: int = 5):
         super().__init__()
-        if num_outs < 4:
-            raise ValueError(f'num_outs must be at least 4, got {num_outs}')
+        check_int('num_outs', num_outs, 4)
+        check_counts(in_channels=in_channels, out_channels=out_channels)
         if in_channels % 4:
             raise ValueError(f'in_channels must be divisible by 4, got {in_channels}')
+        self.in_channels = in_channels
         self.num_outs = num_outs
         half, quarter = in_channels // 2, in_channels // 4
         self.rescale = nn.ModuleList(
@@ -61,7 +65,15 @@ class SimpleFPN(nn.Module):
     def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """One map (B, in_channels, H, W), in a sequence, to ``num_outs`` maps, finest first."""
         if len(inputs) != 1:
-            raise ValueError(f'inputs must hold one map, got {len(inputs)}')
+            raise ValueError(
+                f'SimpleFPN takes one map, got {len(inputs)}: out_indices of the backbone must be '
+                'one layer'
+            )
+        if inputs[0].shape[1] != self.in_channels:
+            raise ValueError(
+                f'in_channels of SimpleFPN is {self.in_channels}, but the backbone (its '
+                f'embed_dims) gives {inputs[0].shape[1]} channels'
+            )
         # LayerNorm2d makes channels-last maps, which mmcv's RoIAlign, unchecked, reads as if NCHW.
         outs = [
             lateral(rescale(inputs[0])).contiguous()

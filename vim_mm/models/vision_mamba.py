@@ -5,13 +5,25 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath, lecun_normal_, to_2tuple, trunc_normal_
+from timm.layers import DropPath, lecun_normal_, trunc_normal_
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import checkpoint
 
+from vim_mm.models.arguments import (
+    check_bools,
+    check_choice,
+    check_counts,
+    check_images,
+    check_int,
+    check_rate,
+    parse_arch,
+    parse_out_indices,
+    parse_size,
+    parse_ssm_cfg,
+)
 from vim_mm.models.checkpoint import adapt_checkpoint, note_layout
-from vim_mm.models.mamba import Mamba, check_choice
+from vim_mm.models.mamba import Mamba
 from vim_mm.models.tokens import (
     CLS_TOKENS,
     insert_cls,
@@ -22,11 +34,6 @@ from vim_mm.models.tokens import (
 )
 from vim_mm.ops.block import add_rms_norm, fused_block
 
-ARCHS = {
-    'tiny': dict(embed_dims=192, num_layers=24),
-    'small': dict(embed_dims=384, num_layers=24),
-    'base': dict(embed_dims=768, num_layers=24),
-}
 OUT_TYPES = ('featmap', 'cls_token', 'avg_featmap', 'raw')
 OUT_FEATURES = ('mixer', 'residual', 'norm')
 
@@ -139,8 +146,8 @@ class VisionMamba(nn.Module):
 
     Args:
         arch (str | dict): 'tiny', 'small', 'base', or a dict of embed_dims and num_layers.
-        img_size (int | tuple): (H, W) in pixels that ``pos_embed`` is made for. Other sizes have it
-            resized at every forward.
+        img_size (int | tuple): (H, W) in pixels that ``pos_embed`` is made for; one number is a
+            square. Other sizes have it resized at every forward.
         patch_size (int): Side of a patch in pixels. Images are padded at the right and bottom
             until patches cover them.
         stride (int, optional): Distance of patches in pixels; None is ``patch_size``.
@@ -164,10 +171,12 @@ class VisionMamba(nn.Module):
             grid in pre-training.
         residual_in_fp32 (bool): Keep the residual stream in at least float32.
         drop_path_rate (float): Stochastic depth of the last layer, growing linearly from 0.
-        frozen_stages (int): -1 freezes nothing, 0 the embeddings, n also the first n layers.
+        frozen_stages (int): -1 freezes nothing, 0 the embeddings, n also the first n layers and the
+            norms of their outputs.
         with_cp (bool): Recompute layers in backward to save memory.
 
     Raises:
+        TypeError: An argument is of another type.
         ValueError: An argument is not as above.
     """
 
@@ -200,11 +209,17 @@ class VisionMamba(nn.Module):
         check_choice('cls_token', cls_token, CLS_TOKENS)
         if out_type == 'cls_token' and cls_token == 'none':
             raise ValueError("out_type 'cls_token' needs a cls_token, got cls_token 'none'")
-        self.embed_dims, depth = self._parse_arch(arch)
-        self.depth = depth
+        stride = patch_size if stride is None else stride
+        check_counts(patch_size=patch_size, stride=stride, in_channels=in_channels)
+        check_counts(rope_grid=rope_grid)
+        check_bools(if_abs_pos_embed=if_abs_pos_embed, if_rope=if_rope, with_cp=with_cp)
+        check_bools(residual_in_fp32=residual_in_fp32)
+        check_rate('drop_path_rate', drop_path_rate)
+        self.embed_dims, self.num_layers = parse_arch(arch)
         if if_rope and self.embed_dims % 4:
             raise ValueError(f'if_rope needs embed_dims divisible by 4, got {self.embed_dims}')
-        self.out_indices = self._parse_out_indices(out_indices, depth)
+        self.out_indices = parse_out_indices(out_indices, self.num_layers)
+        check_int('frozen_stages', frozen_stages, -1, self.out_indices[-1] + 1)
         self.out_type = out_type
         self.out_feature = out_feature
         self.placement = cls_token
@@ -214,51 +229,23 @@ class VisionMamba(nn.Module):
         self.frozen_stages = frozen_stages
         self.with_cp = with_cp
 
-        self.patch_embed = PatchEmbed(
-            in_channels, self.embed_dims, patch_size, patch_size if stride is None else stride
-        )
-        self.grid = self.patch_embed.grid(to_2tuple(img_size))
+        self.patch_embed = PatchEmbed(in_channels, self.embed_dims, patch_size, stride)
+        self.grid = self.patch_embed.grid(parse_size('img_size', img_size))
         self._make_embeddings(if_abs_pos_embed)
         mixer_cfg = dict(
             bimamba_type=bimamba_type,
             if_divide_out=if_divide_out,
             discretization_method=discretization_method,
-            **(ssm_cfg or {}),
         )
-        self._make_layers(depth, drop_path_rate, mixer_cfg)
-        if not -1 <= frozen_stages <= len(self.layers):
-            raise ValueError(
-                f'frozen_stages must lie in [-1, {len(self.layers)}], got {frozen_stages}'
-            )
+        self._make_layers(drop_path_rate, {**parse_ssm_cfg(ssm_cfg, mixer_cfg), **mixer_cfg})
         self.loaded_switches = None  # of the last checkpoint, see adapt_checkpoint
         self.register_load_state_dict_pre_hook(adapt_checkpoint)
         self.register_state_dict_post_hook(note_layout)
         self.reset_parameters()
         self._freeze()
 
-    @staticmethod
-    def _parse_arch(arch: str | dict) -> tuple[int, int]:
-        if isinstance(arch, str):
-            check_choice('arch', arch, ARCHS)
-            arch = ARCHS[arch]
-        if not isinstance(arch, dict) or set(arch) != {'embed_dims', 'num_layers'}:
-            raise ValueError(
-                f'arch must be one of {[*ARCHS]} or a dict of embed_dims and num_layers, '
-                f'got {arch!r}'
-            )
-        return arch['embed_dims'], arch['num_layers']
-
-    @staticmethod
-    def _parse_out_indices(out_indices: int | Sequence[int], depth: int) -> tuple[int, ...]:
-        given = [out_indices] if isinstance(out_indices, int) else list(out_indices)
-        indices = [i + depth if i < 0 else i for i in given]
-        ascending = indices == sorted(set(indices))
-        if not indices or not ascending or indices[0] < 0 or indices[-1] >= depth:
-            raise ValueError(
-                f'out_indices must name layers in [-{depth}, {depth}) in ascending order, '
-                f'got {out_indices}'
-            )
-        return tuple(indices)
+    # By the name that mmpretrain's and mmseg's backbones have it.
+    resize_pos_embed = staticmethod(resize_pos_embed)
 
     def _make_embeddings(self, if_abs_pos_embed: bool) -> None:
         num_patches = math.prod(self.grid)
@@ -271,7 +258,8 @@ class VisionMamba(nn.Module):
         for param in self._embeddings():
             param._no_weight_decay = True
 
-    def _make_layers(self, depth: int, drop_path_rate: float, mixer_cfg: dict) -> None:
+    def _make_layers(self, drop_path_rate: float, mixer_cfg: dict) -> None:
+        depth = self.num_layers
         self.layers = nn.ModuleList(
             Block(self.embed_dims, drop_path_rate * i / max(depth - 1, 1), mixer_cfg)
             for i in range(self.out_indices[-1] + 1)
@@ -308,6 +296,7 @@ class VisionMamba(nn.Module):
         if self.frozen_stages < 0:
             return
         frozen = [self.patch_embed, *self.layers[: self.frozen_stages]]
+        frozen += [getattr(self, n) for i, n in self.norm_names.items() if i < self.frozen_stages]
         for module in frozen:
             module.eval()
             module.requires_grad_(False)
@@ -320,12 +309,12 @@ class VisionMamba(nn.Module):
         self._freeze()
         return self
 
-    def get_layer_depth(self, param_name: str, prefix: str = 'backbone.') -> tuple[int, int]:
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """Depth of a parameter for layer-wise learning rates, as mmpretrain's backbones tell it.
 
         Args:
             param_name (str): Name of the parameter in the whole model.
-            prefix (str): Name of this backbone in the model, with a dot.
+            prefix (str): Name of this backbone in the model, with a dot: 'backbone.' in most.
 
         Returns:
             tuple[int, int]: The depth and the number of depths: 0 for the embeddings, i + 1 for
@@ -342,7 +331,13 @@ class VisionMamba(nn.Module):
         return 0, num_depths
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Images (B, in_channels, H, W) to one output per entry of ``out_indices``."""
+        """Images (B, in_channels, H, W) to one output per entry of ``out_indices``.
+
+        Raises:
+            TypeError: ``x`` is no tensor.
+            ValueError: ``x`` has another shape.
+        """
+        check_images(x, self.patch_embed.proj.in_channels)
         x = self.patch_embed(x)
         grid = tuple(x.shape[-2:])
         x = self._embed(x.flatten(2).transpose(1, 2), grid)

@@ -3,12 +3,13 @@
 from vim_mm.ops.causal_conv1d import causal_conv1d
 from vim_mm.ops.discretization import METHODS, discretize
 from vim_mm.ops.reference import selective_scan_ref
-from vim_mm.ops.selective_scan import selective_scan_fn, selective_scan_grouped_fn
+from vim_mm.ops.selective_scan import path_of, selective_scan_fn, selective_scan_grouped_fn
 
 __all__ = [
     'METHODS',
     'causal_conv1d',
     'discretize',
+    'path_of',
     'selective_scan_fn',
     'selective_scan_grouped_fn',
     'selective_scan_ref',

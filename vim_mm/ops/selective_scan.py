@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -352,22 +353,53 @@ def _requested_kernel(use_cuda_kernel: bool | None) -> bool | None:
     return None if variable == '' else variable == '1'
 
 
+class ScanPath(NamedTuple):
+    """What computes a scan: 'native', 'reference', or 'error' where a demand cannot be met."""
+
+    name: str
+    reason: str
+
+
+def path_of(
+    device: torch.device | str = 'cpu',
+    dtype: torch.dtype = torch.float32,
+    use_cuda_kernel: bool | None = None,
+) -> ScanPath:
+    """Which path :func:`selective_scan_fn` would take for tensors of a device and dtype, and why.
+
+    The device need not exist; ``use_cuda_kernel`` and the errors are as there.
+    """
+    device_type = torch.device(device).type
+    name, obstacle = _choose(use_cuda_kernel, device_type, dtype)
+    if obstacle is None and name == 'reference':
+        obstacle = 'use_cuda_kernel=False or VIM_USE_CUDA_KERNEL=0 asks for it'
+    return ScanPath(name, obstacle or f'vim_mm._C has a scan for {device_type}')
+
+
 @torch.compiler.assume_constant_result
 def use_compiled(use_cuda_kernel: bool | None, device_type: str, dtype: torch.dtype) -> bool:
-    """Whether to call the compiled kernel; the one place where a backend is chosen."""
-    wish = _requested_kernel(use_cuda_kernel)
-    if wish is False:
-        return False
-    obstacle = _obstacle(device_type, dtype)
-    if wish is True:
-        if device_type != 'cuda':
-            obstacle = f'the tensors are on {device_type}'
-        if obstacle:
-            raise RuntimeError(f'the compiled CUDA scan was demanded, but {obstacle}')
-        return True
+    """Whether to call the compiled kernel; RuntimeError if it is demanded and is not there."""
+    name, obstacle = _choose(use_cuda_kernel, device_type, dtype)
+    if name == 'error':
+        raise RuntimeError(f'the compiled CUDA scan was demanded, but {obstacle}')
     if obstacle:
         _say_once(f'selective scan on {device_type}: PyTorch reference, because {obstacle}')
-    return obstacle is None
+    return name == 'native'
+
+
+def _choose(
+    use_cuda_kernel: bool | None, device_type: str, dtype: torch.dtype
+) -> tuple[str, str | None]:
+    """A :class:`ScanPath`, its reason if it is an obstacle; the one place where one is chosen."""
+    wish = _requested_kernel(use_cuda_kernel)
+    if wish is False:
+        return 'reference', None
+    obstacle = _obstacle(device_type, dtype)
+    if wish is True and device_type != 'cuda':
+        obstacle = f'the tensors are on {device_type}'
+    if obstacle is None:
+        return 'native', None
+    return ('error' if wish else 'reference'), obstacle
 
 
 def _obstacle(device_type: str, dtype: torch.dtype) -> str | None:

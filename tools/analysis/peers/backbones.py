@@ -19,7 +19,7 @@ from vim_mm.analysis.timing import (
     wall_times,
 )
 from vim_mm.models import VisionMamba
-from vim_mm.models.vision_mamba import ARCHS
+from vim_mm.models.arguments import ARCHS
 
 from . import published_vim
 from .published_vim import PublishedVim

@@ -1,0 +1,492 @@
+"""Wrong arguments, configs, options and files: each message names what is wrong, and what came."""
+
+import importlib.util
+import io
+import re
+import tarfile
+import zipfile
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS
+
+from tests.models.small import small_backbone
+from vim_mm.config import config_path
+from vim_mm.engine.channels import check_channels
+from vim_mm.engine.checkpoint import load_from_local
+from vim_mm.engine.cli import read_config
+from vim_mm.mistakes import explain, is_mistake
+from vim_mm.models import Mamba, SimpleFPN
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope='module')
+def command_line():
+    spec = importlib.util.spec_from_file_location(
+        '_command_line', ROOT / 'tools' / '_command_line.py'
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def sentence_of(call, *args, **kwargs) -> str:
+    """What a tool would print of the error that the call raises; it must be a user's mistake."""
+    with pytest.raises((Exception, SystemExit)) as caught:
+        call(*args, **kwargs)
+    line = explain(caught.value)
+    assert line is not None, f'taken for a bug: {caught.value!r}'
+    assert '\n' not in line
+    return line
+
+
+WIDTH = dict(embed_dims=16, num_layers=2)
+# Arguments of the backbone, and what the sentence must hold.
+BACKBONE = [
+    (dict(arch='huge'), r"arch must be one of .*tiny.*'huge'"),
+    (dict(arch=''), r"arch must be one of .*''"),
+    (dict(arch=7), 'arch must be .* 7'),
+    (dict(arch=None), 'arch must be .*None'),
+    (dict(arch=dict(embed_dims=8)), 'arch must be .*num_layers'),
+    (dict(arch=dict(**WIDTH, depth=3)), 'arch must be .*depth'),
+    (dict(arch=dict(embed_dims='192', num_layers=2)), "arch.embed_dims must be an int.* '192'"),
+    (dict(arch=dict(embed_dims=19.2, num_layers=2)), r'arch.embed_dims must be an int.* 19\.2'),
+    (dict(arch=dict(embed_dims=0, num_layers=2)), 'arch.embed_dims must be at least 1, got 0'),
+    (dict(arch=dict(embed_dims=16, num_layers=0)), 'arch.num_layers must be at least 1, got 0'),
+    (dict(arch=dict(embed_dims=16, num_layers=True)), 'arch.num_layers must be an int.* True'),
+    (dict(img_size=(32, 32, 32)), r'img_size must be one integer or two, got \(32, 32, 32\)'),
+    (dict(img_size=()), r'img_size must be one integer or two, got \(\)'),
+    (dict(img_size='32'), "img_size must be an integer or .* '32'"),
+    (dict(img_size=32.0), r'img_size must be .* 32\.0'),
+    (dict(img_size=(32, None)), 'img_size must be an integer, got None'),
+    (dict(img_size=-32), 'img_size must be at least 1, got -32'),
+    (dict(img_size={32}), r'img_size must be .* \{32\}'),
+    (dict(patch_size=0), 'patch_size must be at least 1, got 0'),
+    (dict(patch_size=(16, 16)), r'patch_size must be an integer, got \(16, 16\)'),
+    (dict(patch_size='16'), "patch_size must be an integer, got '16'"),
+    (dict(stride=0), 'stride must be at least 1, got 0'),
+    (dict(stride=-4), 'stride must be at least 1, got -4'),
+    (dict(in_channels=0), 'in_channels must be at least 1, got 0'),
+    (dict(in_channels=None), 'in_channels must be an integer, got None'),
+    (dict(out_indices={0: 0}), r'out_indices must be .* \{0: 0\}'),
+    (dict(out_indices={0, 1}), r'out_indices must be .* \{0, 1\}'),
+    (dict(out_indices=True), 'out_indices must hold integers, got True'),
+    (dict(out_indices=[0, True]), r'out_indices must hold integers, got \[0, True\]'),
+    (dict(out_indices='01'), "out_indices must be .* '01'"),
+    (dict(out_indices=None), 'out_indices must be .* None'),
+    (dict(out_indices=(0.0, 1)), r'out_indices must hold integers, got \(0\.0, 1\)'),
+    (dict(out_indices=(0, 2)), r'out_indices must name layers in \[-2, 2\) .* \(0, 2\)'),
+    (dict(out_indices=-3), 'out_indices must name layers .* -3'),
+    (dict(out_indices=(1, 0)), r'out_indices .*ascending order, got \(1, 0\)'),
+    (dict(out_indices=(1, 1)), r'out_indices .*ascending order, got \(1, 1\)'),
+    (dict(out_indices=()), 'out_indices must name layers'),
+    (dict(out_type='map'), "out_type must be one of .*'map'"),
+    (dict(out_type=['raw']), 'out_type must be one of'),
+    (dict(out_type='cls_token'), "out_type 'cls_token' needs a cls_token"),
+    (dict(out_feature='hidden'), "out_feature must be one of .*'hidden'"),
+    (dict(cls_token='end'), "cls_token must be one of .*'end'"),
+    (dict(cls_token=True), 'cls_token must be one of .*True'),
+    (dict(bimamba_type='v3'), "bimamba_type must be one of .*'v3'"),
+    (dict(if_divide_out='yes'), "if_divide_out must be True or False, got 'yes'"),
+    (dict(if_rope=1), 'if_rope must be True or False, got 1'),
+    (dict(if_abs_pos_embed='true'), 'if_abs_pos_embed must be True or False'),
+    (dict(residual_in_fp32=None), 'residual_in_fp32 must be True or False, got None'),
+    (dict(with_cp=1), 'with_cp must be True or False, got 1'),
+    (dict(rope_grid=0), 'rope_grid must be at least 1, got 0'),
+    (dict(arch=dict(embed_dims=18, num_layers=2), if_rope=True), 'if_rope needs embed_dims .* 18'),
+    (dict(discretization_method='euler'), "discretization method 'euler', expected one of"),
+    (dict(discretization_method=['zoh']), r"discretization method \['zoh'\]"),
+    (dict(discretization_method=None), 'discretization method None'),
+    (dict(drop_path_rate=1.0), r'drop_path_rate must lie in \[0, 1\), got 1\.0'),
+    (dict(drop_path_rate=-0.1), r'drop_path_rate must lie in \[0, 1\), got -0\.1'),
+    (dict(drop_path_rate='0.1'), "drop_path_rate must be a number, got '0.1'"),
+    (dict(drop_path_rate=[0.1]), r'drop_path_rate must be a number, got \[0\.1\]'),
+    (dict(frozen_stages=3), r'frozen_stages must lie in \[-1, 2\], got 3'),
+    (dict(frozen_stages=-2), r'frozen_stages must lie in \[-1, 2\], got -2'),
+    (dict(frozen_stages='all'), "frozen_stages must be an integer, got 'all'"),
+    (dict(frozen_stages=2, out_indices=0), r'frozen_stages must lie in \[-1, 1\], got 2'),
+    (dict(ssm_cfg=[4]), r'ssm_cfg must be a dict .* \[4\]'),
+    (dict(ssm_cfg=dict(d_stat=4)), "ssm_cfg has no 'd_stat': .*'d_state'"),
+    (dict(ssm_cfg=dict(d_model=4)), "ssm_cfg has no 'd_model'"),
+    (dict(ssm_cfg=dict(bimamba_type='v1')), "ssm_cfg must not have 'bimamba_type'"),
+    (dict(ssm_cfg=dict(d_state=0)), r'd_state must lie in \[1, 256\], got 0'),
+    (dict(ssm_cfg=dict(d_state=257)), r'd_state must lie in \[1, 256\], got 257'),
+    (dict(ssm_cfg=dict(expand=-1)), 'expand must be positive, got -1'),
+    (dict(emb_dims=3), "unexpected keyword argument 'emb_dims'"),
+]
+MIXER = [
+    (dict(d_model=0), 'd_model must be at least 1, got 0'),
+    (dict(d_model='8'), "d_model must be an integer, got '8'"),
+    (dict(d_state=16.0), r'd_state must be an integer, got 16\.0'),
+    (dict(d_conv=0), 'd_conv must be at least 1, got 0'),
+    (dict(expand=0), 'expand must be positive, got 0'),
+    (dict(expand=0.01), r'expand must leave .* got 0\.01'),
+    (dict(expand='2'), "expand must be a number, got '2'"),
+    (dict(dt_rank='automatic'), "dt_rank must be an integer, got 'automatic'"),
+    (dict(dt_rank=0), 'dt_rank must be at least 1, got 0'),
+    (dict(dt_min=0.0), r'dt_min must be positive, got 0\.0'),
+    (dict(dt_min=0.2), r'dt_min must be at most dt_max = 0\.1, got 0\.2'),
+    (dict(dt_max=float('inf')), 'dt_max must be positive, got inf'),
+    (dict(dt_init='normal'), "dt_init must be one of .*'normal'"),
+    (dict(dt_init_b='none'), "dt_init_b must be one of .*'none'"),
+    (dict(conv_bias=None), 'conv_bias must be True or False, got None'),
+    (dict(use_cuda_kernel='no'), "use_cuda_kernel must be True or False, got 'no'"),
+]
+NECK = [
+    (dict(in_channels=18), 'in_channels must be divisible by 4, got 18'),
+    (dict(in_channels=0), 'in_channels must be at least 1, got 0'),
+    (dict(in_channels='16'), "in_channels must be an integer, got '16'"),
+    (dict(in_channels=[16]), r'in_channels must be an integer, got \[16\]'),
+    (dict(in_channels=16, out_channels=0), 'out_channels must be at least 1, got 0'),
+    (dict(in_channels=16, num_outs=3), 'num_outs must be at least 4, got 3'),
+    (dict(in_channels=16, num_outs=5.0), r'num_outs must be an integer, got 5\.0'),
+    (dict(), "missing 1 required positional argument: 'in_channels'"),
+]
+
+
+@pytest.mark.parametrize(('arguments', 'expected'), BACKBONE)
+def test_backbone(arguments, expected):
+    assert_matches(expected, sentence_of(small_backbone, **arguments))
+
+
+@pytest.mark.parametrize(('arguments', 'expected'), MIXER)
+def test_mixer(arguments, expected):
+    assert_matches(expected, sentence_of(Mamba, **{'d_model': 8, **arguments}))
+
+
+@pytest.mark.parametrize(('arguments', 'expected'), NECK)
+def test_neck(arguments, expected):
+    assert_matches(expected, sentence_of(SimpleFPN, **arguments))
+
+
+def assert_matches(expected: str, line: str) -> None:
+    assert re.search(expected, line), line
+
+
+@pytest.mark.parametrize(
+    ('images', 'expected'),
+    [
+        (lambda: torch.zeros(3, 32, 32), r'images: expected shape .*got \(3, 32, 32\)'),
+        (lambda: torch.zeros(1, 1, 32, 32), r'in_channels = 3, .*got \(1, 1, 32, 32\)'),
+        (lambda: torch.zeros(1, 32, 32, 3), r'in_channels = 3, .*got \(1, 32, 32, 3\)'),
+        (lambda: torch.zeros(1, 3, 0, 32), r'at least one pixel, got shape \(1, 3, 0, 32\)'),
+        (lambda: [torch.zeros(3, 32, 32)], 'images: expected a tensor, got list'),
+        (lambda: None, 'images: expected a tensor, got NoneType'),
+    ],
+)
+def test_pictures(images, expected):
+    assert_matches(expected, sentence_of(small_backbone(), images()))
+
+
+@pytest.mark.parametrize(
+    ('maps', 'expected'),
+    [
+        (lambda: [torch.zeros(1, 8, 4, 4)], 'in_channels of SimpleFPN is 16, .*8 channels'),
+        (lambda: [torch.zeros(1, 16, 4, 4)] * 2, 'one map, got 2: out_indices of the backbone'),
+        (lambda: [], 'one map, got 0'),
+    ],
+)
+def test_maps_of_another_backbone(maps, expected):
+    assert_matches(expected, sentence_of(SimpleFPN(16), maps()))
+
+
+SEG, DET = 'seg/upernet_vim_t_zoh.py', 'det/mask_rcnn_vim_t_zoh.py'
+
+
+@pytest.mark.parametrize(
+    ('name', 'options', 'expected'),
+    [
+        (SEG, {'backbone.arch': 'small'}, r'neck.embed_dim is 192, .*384 channels'),
+        (SEG, {'backbone.arch': 'smal'}, 'arch must be one of'),
+        (SEG, {'backbone.out_indices': [5, 11, 17]}, 'neck.rescales: expected .* 4 .*got 3'),
+        (SEG, {'backbone.out_indices': [5, 11, 17, 24]}, 'out_indices must name layers'),
+        (SEG, {'neck.embed_dim': 384}, 'neck.embed_dim is 384, .*192'),
+        (SEG, {'decode_head.in_channels': [192, 192, 192, 384]}, r'decode_head.in_channels is \['),
+        (SEG, {'auxiliary_head.in_channels': 384}, 'auxiliary_head.in_channels is 384, .*192'),
+        (SEG, {'auxiliary_head.in_index': 4}, 'auxiliary_head.in_index is 4, .* 4 maps'),
+        (SEG, {'backbone.out_indices': {0: 1}}, 'out_indices must be'),
+        (DET, {'neck.in_channels': 384}, 'neck.in_channels is 384, .*192 channels'),
+        (DET, {'backbone.arch': 'small'}, 'neck.in_channels is 192, .*384 channels'),
+        (DET, {'backbone.out_indices': [11, 23]}, 'SimpleFPN takes one map.* got 2'),
+    ],
+)
+def test_parts_that_do_not_fit(name, options, expected):
+    if name == DET:
+        pytest.importorskip('mmdet', reason='a base of this config lies in mmdet')
+    cfg = Config.fromfile(config_path(name))
+    for key, value in options.items():
+        part, _, argument = key.partition('.')
+        cfg.model[part][argument] = value
+    assert_matches(expected, sentence_of(check_channels, cfg.model))
+
+
+def test_shipped_configs_fit():
+    for name in (SEG, 'seg/upernet_vim_b_foh.py', 'seg/upernet_vim_shapes.py'):
+        check_channels(Config.fromfile(config_path(name)).model)
+    for name in (DET, 'det/mask_rcnn_vim_shapes.py'):
+        check_channels(Config.fromfile(config_path(name)).model)
+
+
+@pytest.mark.parametrize(
+    ('argument', 'expected'),
+    [
+        ('model', 'expected KEY=VALUE, got .model.'),
+        ('=3', "expected KEY=VALUE, got '=3'"),
+        ('', "expected KEY=VALUE, got ''"),
+        ('a=[1,2', r"--cfg-options a: '\]' is missing in '\[1,2'"),
+        ('a=1,2]', r"--cfg-options a: '\]' closes nothing"),
+        ('a=[(1,2]', r"--cfg-options a: '\]' closes nothing"),
+        ('a=["x, 1]', "is missing in"),
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be_read(argument, expected, command_line, capsys):
+    parser = ArgumentParser()
+    command_line.add_arguments(parser)
+    with pytest.raises(SystemExit) as caught:
+        parser.parse_args(['config.py', '--cfg-options', argument])
+    assert caught.value.code == 2
+    assert_matches(expected, capsys.readouterr().err.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ('text', 'value'),
+    [
+        ('/data/my set', '/data/my set'),
+        (' padded ', 'padded'),
+        ('"/data/my set"', '/data/my set'),
+        ('[/a b, /c d]', ['/a b', '/c d']),
+        ('["a, b", c]', ['a, b', 'c']),
+        ('1,2', [1, 2]),
+        ('[1,]', [1]),
+        ('[]', []),
+        ('()', ()),
+        ('(1, 2.5, x)', (1, 2.5, 'x')),
+        ('[(1,2),[a, b],c]', [(1, 2), ['a', 'b'], 'c']),
+        ('"[1, 2]"', [1, 2]),
+        ('[5], [6]', [[5], [6]]),
+        ('1e-4', 1e-4),
+        ('True', True),
+        ('false', False),
+        ('None', None),
+        ("it's", "it's"),
+        ('a=b', 'a=b'),
+        ('', ''),
+    ],
+)
+def test_values_of_options(text, value, command_line):
+    read = command_line.parse_value(text)
+    assert read == value and type(read) is type(value)
+
+
+@pytest.mark.parametrize(
+    ('option', 'expected'),
+    [
+        ('train_dataloder.batch_size', "did you mean 'train_dataloader'"),
+        ('crop_size', "nothing reads 'crop_size'"),
+        ('param_scheduler.x.end', 'list indices must be integers'),
+        ('param_scheduler.7.end', 'Index 7 exceeds the length of list'),
+        ('optim_wrapper.optimizer.lr.x', 'lr is a dict .*float'),
+    ],
+)
+def test_options_that_nothing_reads(option, expected):
+    line = sentence_of(read_config, arguments(config_path(SEG), **{option: 1}))
+    assert_matches(expected, line)
+    assert line.startswith(f'--cfg-options {option}: ')
+
+
+def arguments(config: Path, **options) -> Namespace:
+    return Namespace(config=str(config), cfg_options=options, discretization_method=None)
+
+
+@pytest.mark.parametrize(
+    ('text', 'expected'),
+    [
+        (None, r'there is no file .*config\.py'),
+        ('model = dict(', 'syntax|never closed'),
+        ('model = dct()', 'dct'),
+        ('model = 1 / 0', r'config\.py: ZeroDivisionError'),
+        ("_base_ = './nothing.py'", r'nothing\.py'),
+        ("_base_ = 'vim_mm::seg/upernet_vim_t_fo.py'", 'did you mean .*upernet_vim_t_foh'),
+        ("_base_ = 'nothing::a.py'", r'config\.py: ValueError: .*package name'),
+        ("default_scope = 'mmseg'", 'model must be a dict, got None'),
+        ("model = dict(type='X')", r"default_scope must be one of \['mmseg', 'mmdet'\], got None"),
+        ("model = 3\ndefault_scope = 'mmseg'", 'model must be a dict, got 3'),
+        (
+            "default_scope = 'mmpose'\nmodel = dict(type='X')",
+            r"default_scope must be one of .* got 'mmpose'",
+        ),
+        (
+            "default_scope = 'mmseg'\nmodel = dict(backbone=dict(type='VisionMamba', arch='x'))",
+            "arch must be one of .*'x'",
+        ),
+    ],
+)
+def test_configs(text, expected, tmp_path):
+    file = tmp_path / 'config.py'
+    if text is not None:
+        file.write_text(text + '\n')
+    assert_matches(expected, sentence_of(read_config, arguments(file)))
+
+
+@pytest.mark.parametrize(
+    ('model', 'expected'),
+    [
+        (dict(type='VisionMambo'), 'VisionMambo is not in the .*registry'),
+        (dict(arch='tiny'), 'must contain the key "type"'),
+        ('VisionMamba', 'cfg should be a dict'),
+        (dict(type='VisionMamba', archs='tiny'), "unexpected keyword argument 'archs'"),
+        (dict(type='VisionMamba', patch_size=0), 'patch_size must be at least 1, got 0'),
+        (dict(type='SimpleFPN'), "missing 1 required positional argument: 'in_channels'"),
+    ],
+)
+def test_what_a_registry_cannot_build(model, expected):
+    assert_matches(expected, sentence_of(MODELS.build, model))
+
+
+def zip_of_text() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, 'w') as archive:
+        archive.writestr('notes.txt', 'text')
+    return buffer.getvalue()
+
+
+def checkpoint_bytes(legacy: bool = False) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(dict(weight=torch.ones(99)), buffer, _use_new_zipfile_serialization=not legacy)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ('content', 'expected'),
+    [
+        (b'', 'the file is empty'),
+        (b'<!DOCTYPE html><html>', 'HTML page'),
+        (b'\n <html>sign in</html>', 'HTML page'),
+        (b'version https://git-lfs.github.com/spec/v1\noid', 'pointer of Git LFS'),
+        (b'weights to follow\n', r'text file that starts with "weights to follow'),
+        (b'{"weights": 1}', 'text file'),
+        (b'\x89PNG\r\n\x1a\n\0\0', 'starts with the bytes 89 50 4e 47'),
+        (zip_of_text(), 'zip archive that torch.save did not write'),
+        (checkpoint_bytes()[:-200], r'cut off after \d+ bytes'),
+        (checkpoint_bytes()[:40], 'cut off after 40 bytes'),
+        (checkpoint_bytes(legacy=True)[:-100], 'damaged checkpoint'),
+        (b'\x10\0\0\0\0\0\0\0{"a": {"dtype":', 'damaged safetensors file'),
+    ],
+)
+def test_files_that_are_no_checkpoints(content, expected, tmp_path):
+    file = tmp_path / 'weights.pth'
+    file.write_bytes(content)
+    line = sentence_of(load_from_local, str(file))
+    assert str(file) in line
+    assert_matches(expected, line)
+
+
+def test_a_directory_is_no_checkpoint(tmp_path):
+    assert 'is a directory, not checkpoint' in sentence_of(load_from_local, str(tmp_path))
+
+
+def test_safetensors_are_read(tmp_path):
+    from safetensors.torch import save_file
+
+    weights = small_backbone().state_dict()
+    save_file(dict(weights), tmp_path / 'weights.safetensors')
+    small_backbone().load_state_dict(load_from_local(str(tmp_path / 'weights.safetensors'), 'cpu'))
+
+
+def test_old_formats_are_still_read(tmp_path):
+    file = tmp_path / 'weights.pth'
+    file.write_bytes(checkpoint_bytes(legacy=True))
+    assert load_from_local(str(file))['weight'].sum() == 99
+    with tarfile.open(tmp_path / 'other.pth', 'w') as archive:
+        archive.add(file, 'storages')
+    assert 'no checkpoint' not in sentence_of(load_from_local, str(tmp_path / 'other.pth'))
+
+
+@pytest.mark.parametrize(
+    ('other', 'expected'),
+    [
+        (dict(arch=dict(embed_dims=16, num_layers=4)), 'num_layers 4, the backbone 2'),
+        (dict(arch=dict(embed_dims=32, num_layers=2)), 'embed_dims 32, the backbone 16'),
+        (dict(in_channels=4), 'in_channels 4, the backbone 3'),
+        (dict(patch_size=16), 'patch_size 16, the backbone 8'),
+        (dict(ssm_cfg=dict(d_state=8)), 'd_state 8, the backbone 4'),
+        (dict(bimamba_type='v1'), 'lacks .*conv1d_b'),
+    ],
+)
+def test_weights_of_another_architecture(other, expected):
+    weights = small_backbone(**other).state_dict()
+    assert_matches(expected, sentence_of(small_backbone().load_state_dict, weights))
+
+
+@pytest.mark.parametrize('size', [48, (48,), [48], (48, 48)])
+def test_sizes_that_mmseg_takes(size):
+    assert small_backbone(img_size=size).grid == (6, 6)
+
+
+def test_the_conventions_of_mmpretrain():
+    model = small_backbone(arch=dict(embed_dims=16, num_layers=3), out_indices=(0, 1))
+    assert model.num_layers == 3
+    resized = type(model).resize_pos_embed(model.pos_embed, (4, 4), (2, 8))
+    assert resized.shape == model.pos_embed.shape
+    assert MODELS.build(dict(type='VisionMamba', arch='Tiny', out_indices=0)).embed_dims == 192
+
+
+def bug():
+    return None + 1
+
+
+def hidden_bug():
+    return [][1]
+
+
+@pytest.mark.parametrize('call', [bug, hidden_bug])
+def test_a_bug_is_no_mistake(call):
+    with pytest.raises((TypeError, IndexError)) as caught:
+        call()
+    assert not is_mistake(caught.value)
+
+
+def test_an_assertion_while_a_model_runs_is_a_bug():
+    class Broken(torch.nn.Module):
+        def forward(self, x):
+            raise ValueError('not of vim_mm')
+
+    with pytest.raises(ValueError) as caught:
+        Broken()(1)
+    assert not is_mistake(caught.value)
+
+
+class Unreadable(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return Path('/nothing/picture.jpg').read_bytes()
+
+
+@pytest.mark.parametrize('num_workers', [0, 1])
+def test_a_missing_picture_is_named_by_a_worker_as_well(num_workers):
+    loader = torch.utils.data.DataLoader(Unreadable(), num_workers=num_workers)
+    assert_matches(r'/nothing/picture\.jpg', sentence_of(lambda: next(iter(loader))))
+
+
+def test_what_a_strict_loader_says_is_one_line():
+    model, other = torch.nn.Linear(2, 3), torch.nn.Linear(2, 4)
+    line = sentence_of(model.load_state_dict, other.state_dict())
+    assert_matches('size mismatch for weight', line)
+
+
+def test_a_long_message_is_cut():
+    def fail():
+        raise ValueError('word ' * 1000)
+
+    line = sentence_of(fail)
+    assert len(line) == 600 and line.endswith(' ...')
+
+
+def test_the_table_is_long_enough():
+    assert len(BACKBONE) + len(MIXER) + len(NECK) >= 90

@@ -1,0 +1,209 @@
+"""The doctor on this machine, and with planted faults: each gives a red line and exit code 1."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vim_mm import doctor, selftest
+from vim_mm.ops import METHODS, library, path_of
+
+ROOT = Path(__file__).parents[1]
+
+
+def findings() -> dict[str, doctor.Line]:
+    return {line.topic: line for line in doctor.examine()}
+
+
+def fails(*arguments: str) -> dict[str, dict]:
+    """The red lines of a run that must end with code 1."""
+    shown = []
+    assert doctor.main([*arguments, '--json'], shown.append) == 1
+    report = json.loads(shown[0])
+    assert report['ok'] is False
+    return {check['topic']: check for check in report['checks'] if check['state'] == 'fail'}
+
+
+@pytest.fixture(autouse=True)
+def large_shm(monkeypatch):
+    monkeypatch.setattr(doctor, 'shared_memory', lambda: 8 * 2**30)
+    monkeypatch.delenv('VIM_USE_CUDA_KERNEL', raising=False)
+
+
+@pytest.mark.skipif(library.MISSING is not None, reason='needs the compiled library')
+def test_a_sound_installation():
+    shown = []
+    assert doctor.main([], shown.append) == 0, shown[0]
+    (text,) = shown
+    assert text.splitlines()[-1] == 'No check failed.'
+    assert len(text.splitlines()) <= 50
+    for topic in ('python', 'torch', 'vim_mm', 'timm', '/dev/shm', 'cores', *METHODS):
+        assert f' {topic} ' in text
+    assert findings()['scan on cpu'].finding.startswith('native for float32 bfloat16')
+
+
+def test_a_missing_library(monkeypatch):
+    monkeypatch.setattr(library, 'MISSING', 'vim_mm._C is not built')
+    red = fails()
+    assert red['kernels']['finding'] == 'vim_mm._C is not built'
+    assert 'pip install' in red['kernels']['advice']
+
+
+def gpu(monkeypatch, capability, architectures, kernel=True):
+    """One GPU that nobody has."""
+    monkeypatch.setattr(doctor, 'built_architectures', lambda: architectures)
+    has = library.has_kernel
+    monkeypatch.setattr(
+        library, 'has_kernel', lambda device: kernel if device == 'cuda' else has(device)
+    )
+    cuda = SimpleNamespace(
+        is_available=lambda: True,
+        device_count=lambda: 1,
+        get_device_capability=lambda index: capability,
+        get_device_name=lambda index: 'a GPU',
+    )
+    monkeypatch.setattr(doctor.torch, 'cuda', cuda)
+
+
+def test_a_gpu_without_code_for_it(monkeypatch):
+    gpu(monkeypatch, (9, 0), ['8.0', '8.9'])
+    (line,) = doctor.devices()
+    assert line.state == 'fail'
+    assert line.finding == 'a GPU, needs 9.0, but compiled for 8.0 8.9'
+    assert 'TORCH_CUDA_ARCH_LIST=9.0' in line.advice
+    monkeypatch.setattr(doctor, 'methods', lambda: [])
+    monkeypatch.setattr(doctor, 'paths', lambda: [])
+    assert 'GPU 0' in fails()
+
+
+def test_a_gpu_and_a_library_of_the_cpu(monkeypatch):
+    gpu(monkeypatch, (9, 0), [], kernel=False)
+    (line,) = doctor.devices()
+    assert (line.state, line.finding) == ('fail', 'a GPU, needs 9.0: no CUDA kernel')
+
+
+@pytest.mark.parametrize(
+    ('capability', 'built', 'expected'),
+    [
+        ((9, 0), ['9.0'], True),
+        ((8, 9), ['8.0'], True),
+        ((8, 0), ['8.6'], False),
+        ((9, 0), ['8.0'], False),
+        ((9, 0), ['8.0+PTX'], True),
+        ((8, 0), ['9.0+PTX'], False),
+        ((12, 1), ['8.0', '12.0+PTX'], True),
+        ((10, 0), ['12.0+PTX'], False),
+        ((9, 0), ['9.0a'], True),
+        ((9, 1), ['9.0a'], False),
+        ((9, 0), [], False),
+    ],
+)
+def test_where_code_runs(capability, built, expected):
+    assert doctor.runs_on(capability, built) == expected
+
+
+def test_small_shared_memory(monkeypatch):
+    monkeypatch.setattr(doctor, 'shared_memory', lambda: 64 * 2**20)
+    line = fails()['/dev/shm']
+    assert line['finding'] == '64 MiB'
+    assert '--shm-size' in line['advice']
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_a_method_that_computes_something_else(method, monkeypatch):
+    values = selftest.exact_values()
+    values[method]['grad_A'][0] += 1e-3 * max(map(abs, values[method]['grad_A']))
+    monkeypatch.setattr(selftest, 'exact_values', lambda: values)
+    red = [line for line in doctor.methods() if line.state == 'fail']
+    assert [line.topic for line in red] == [method]
+    assert 'wrong: cpu float64 1e-03' in red[0].finding
+
+
+def test_a_method_without_exact_values(monkeypatch):
+    monkeypatch.setattr(selftest, 'exact_values', dict)
+    assert {line.state for line in doctor.methods()} == {'fail'}
+
+
+def test_a_kernel_that_is_demanded_and_missing(monkeypatch):
+    monkeypatch.setenv('VIM_USE_CUDA_KERNEL', '1')
+    red = fails()
+    assert red['scan on cpu']['advice'] == 'unset VIM_USE_CUDA_KERNEL'
+    assert 'zoh' in red
+
+
+def test_a_check_that_fails_itself(monkeypatch):
+    def host():
+        raise OSError('no such thing')
+
+    monkeypatch.setattr(doctor, 'host', host)
+    assert fails()['host']['finding'] == 'OSError: no such thing'
+
+
+def test_exact_values_are_those_of_mpmath():
+    spec = importlib.util.spec_from_file_location(
+        'make_selftest', ROOT / 'tools' / 'dev' / 'make_selftest.py'
+    )
+    make_selftest = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make_selftest)
+    shipped = selftest.exact_values()
+    assert set(shipped) == set(METHODS)
+    for method in METHODS:
+        assert make_selftest.compute(method) == shipped[method]
+
+
+ABSENT = """
+import sys
+
+class Absent:
+    def find_spec(name, path=None, target=None):
+        if name.partition('.')[0] in ('mmengine', 'mmcv', 'mmseg', 'mmdet'):
+            raise ModuleNotFoundError(f'No module named {name!r}', name=name)
+
+sys.meta_path.insert(0, Absent)
+"""
+
+
+@pytest.mark.skipif(library.MISSING is not None, reason='needs the compiled library')
+def test_without_mmengine(tmp_path):
+    """The operators work without it, and so does the doctor, from any directory."""
+    script = ABSENT + (
+        'import importlib.util, runpy\n'
+        'find = importlib.util.find_spec\n'
+        "importlib.util.find_spec = lambda n, p=None: None if n == 'mmengine' else find(n, p)\n"
+        "sys.argv = ['doctor', '--json']\n"
+        "runpy.run_module('vim_mm.doctor', run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', script],
+        cwd=tmp_path,
+        env={**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    report = {check['topic']: check for check in json.loads(done.stdout)['checks']}
+    assert report['mmcv operators']['state'] == 'note'
+    assert report['scan on cpu']['finding'].startswith('native for')
+    assert report['block on cpu']['state'] != 'fail'
+    assert done.returncode == 0, done.stdout
+
+
+def test_path_of(monkeypatch):
+    assert path_of('cpu', use_cuda_kernel=False).name == 'reference'
+    assert path_of('cpu', use_cuda_kernel=True) == ('error', 'the tensors are on cpu')
+    assert path_of('mps').name == 'reference'
+    monkeypatch.setattr(library, 'has_kernel', lambda device: True)
+    monkeypatch.setattr(library, 'MISSING', None)
+    assert path_of(torch.device('cuda', 1)).name == 'native'
+    assert path_of('cuda', torch.float64) == ('reference', 'the CUDA scan has no float64')
+    assert path_of('cuda', torch.float64, use_cuda_kernel=True).name == 'error'
+    monkeypatch.setenv('VIM_USE_CUDA_KERNEL', '0')
+    assert path_of('cuda').name == 'reference'
+    monkeypatch.setattr(library, 'MISSING', 'it is not built')
+    assert path_of('cpu', use_cuda_kernel=None).name == 'reference'

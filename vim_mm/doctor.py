@@ -1,0 +1,318 @@
+"""What this installation is, whether it computes, and what to do where it does not.
+
+``python -m vim_mm.doctor`` prints one screen and ends with code 1 if a line is red; ``--json``
+prints the same as JSON. Needs PyTorch only.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+import vim_mm
+from vim_mm import selftest
+from vim_mm.ops import METHODS, library, path_of
+
+# Module, the distributions that hold it, and what it is for; None where vim_mm needs it.
+LIBRARIES = [
+    ('timm', ('timm',), None),
+    ('einops', ('einops',), 'tensor rearrangements'),
+    ('mmengine', ('onedl-mmengine', 'mmengine', 'mmengine-lite'), 'training'),
+    ('mmcv', ('onedl-mmcv', 'mmcv', 'mmcv-lite'), 'training'),
+    ('mmseg', ('onedl-mmsegmentation', 'mmsegmentation'), 'segmentation'),
+    ('mmdet', ('onedl-mmdetection', 'mmdet'), 'detection'),
+    ('mmpretrain', ('onedl-mmpretrain', 'mmpretrain'), 'classification'),
+]
+BUILD = 'pip install -e . --no-build-isolation'
+SHM_NEEDED = 2**30  # bytes; a container without --shm-size has 64 MiB
+_COLORS = {'ok': '32', 'note': '33', 'fail': '31'}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One finding: 'ok', 'note' (works, with a limit) or 'fail', and what to do about it."""
+
+    topic: str
+    state: str
+    finding: str
+    advice: str = ''
+
+
+def examine() -> list[Line]:
+    """All findings, in the order of the screen. A check that fails itself is a red line."""
+    lines = []
+    for check in (versions, kernels, devices, mmcv_operators, methods, paths, host):
+        try:
+            lines += check()
+        except Exception as error:
+            text = f'{type(error).__name__}: {error}'
+            lines.append(Line(check.__name__, 'fail', text, 'please report this'))
+    return lines
+
+
+def versions() -> Iterator[Line]:
+    """Python, PyTorch, this package and its commit, and the libraries around it."""
+    cuda = f'CUDA {torch.version.cuda}' if torch.version.cuda else 'without CUDA'
+    yield Line('python', 'ok', f'{platform.python_version()}, {platform.platform()}')
+    yield Line('torch', 'ok', f'{torch.__version__}, {cuda}')
+    yield Line('vim_mm', 'ok', f'{vim_mm.__version__}, {_commit()}, {Path(vim_mm.__file__).parent}')
+    for module, distributions, purpose in LIBRARIES:
+        found = next(filter(None, map(_version, distributions)), None)
+        if found is not None:
+            yield Line(module, 'ok', found)
+        elif purpose is None:
+            yield Line(module, 'fail', 'not installed', f'pip install {distributions[0]}')
+        else:
+            advice = f'for {purpose}: pip install {distributions[0]}'
+            yield Line(module, 'note', 'not installed', advice)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return f'{version(distribution)} ({distribution})'
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str:
+    """Of the checkout that this package lies in, if it lies in one."""
+    here = Path(vim_mm.__file__).resolve().parent
+    git = ['git', '-C', str(here), 'describe', '--always', '--dirty', '--abbrev=10', '--exclude=*']
+    try:
+        tracked = subprocess.run(
+            [*git[:3], 'ls-files', '--error-unmatch', '__init__.py'], capture_output=True
+        )
+        done = subprocess.run(git, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return 'no commit'
+    return f'commit {done.stdout.strip()}' if tracked.returncode == 0 else 'no commit'
+
+
+def built_architectures() -> list[str]:
+    """GPU architectures of the compiled library as TORCH_CUDA_ARCH_LIST names them."""
+    if library.MISSING is not None or not hasattr(torch.ops.vim_mm, 'build_info'):
+        return []
+    text = torch.ops.vim_mm.build_info().partition('cuda=')[2]
+    return [name for name in text.split(';') if name]
+
+
+def runs_on(capability: tuple[int, int], architectures: list[str]) -> bool:
+    """Whether code for one of the architectures runs on a GPU of that compute capability.
+
+    Machine code runs on the same major version from its minor version on; with +PTX it is compiled
+    for every later one at the first call. A suffix a or f ties code to its own version.
+    """
+    for name in architectures:
+        match = re.fullmatch(r'(\d+)\.(\d+)([af]?)(\+PTX)?', name)
+        if match is None:
+            continue
+        built = (int(match[1]), int(match[2]))
+        if match[3]:
+            if built == capability:
+                return True
+        elif (built[0] == capability[0] and built <= capability) or (
+            match[4] and built <= capability
+        ):
+            return True
+    return False
+
+
+def kernels() -> Iterator[Line]:
+    """The compiled library: whether it loads, and for what it was compiled."""
+    if library.MISSING is not None:
+        yield Line('kernels', 'fail', library.MISSING, BUILD)
+        return
+    yield Line('CPU kernel', 'ok', f'instructions {torch.ops.vim_mm.cpu_capability()}')
+    if library.has_kernel('cuda'):
+        architectures = ' '.join(built_architectures()) or 'unknown, built without a list'
+        yield Line('CUDA kernel', 'ok', f'compiled for {architectures}')
+    else:
+        advice = f'for a GPU: VIM_MM_BUILD_CUDA=1 {BUILD}'
+        yield Line('CUDA kernel', 'note', 'not compiled', advice)
+
+
+def devices() -> Iterator[Line]:
+    """Each GPU, and whether the compiled library has code for it."""
+    if not torch.cuda.is_available():
+        advice = ''
+        if torch.version.cuda is None and Path('/dev/nvidia0').exists():
+            advice = 'there is a GPU, but this PyTorch has no CUDA: install its CUDA build'
+        yield Line('GPU', 'note', 'none that PyTorch can use', advice)
+        return
+    for index in range(torch.cuda.device_count()):
+        capability = torch.cuda.get_device_capability(index)
+        needed = '.'.join(map(str, capability))
+        name = f'{torch.cuda.get_device_name(index)}, needs {needed}'
+        build = f'TORCH_CUDA_ARCH_LIST={needed} VIM_MM_BUILD_CUDA=1 {BUILD}'
+        architectures = built_architectures()
+        if not library.has_kernel('cuda'):
+            yield Line(f'GPU {index}', 'fail', f'{name}: no CUDA kernel', build)
+        elif architectures and not runs_on(capability, architectures):
+            built = ' '.join(architectures)
+            yield Line(f'GPU {index}', 'fail', f'{name}, but compiled for {built}', build)
+        else:
+            yield Line(f'GPU {index}', 'ok', name)
+
+
+def mmcv_operators() -> Iterator[Line]:
+    """Whether mmcv has the compiled operators that MMDetection needs."""
+    try:
+        import_module('mmcv')
+    except ImportError as error:
+        yield Line('mmcv operators', 'note', f'no mmcv: {error}')
+        return
+    try:
+        import_module('mmcv.ops')
+    except ImportError as error:
+        reason = ' '.join(str(error).split())[:90]
+        advice = 'detection needs them: an mmcv wheel for this PyTorch, or `make install-det`'
+        yield Line('mmcv operators', 'note', f'missing: {reason}', advice)
+    else:
+        yield Line('mmcv operators', 'ok', 'there')
+
+
+def methods() -> Iterator[Line]:
+    """Each method's scan and gradients against exact values, on every path of this machine."""
+    exact = selftest.exact_values()
+    places = [('cpu', torch.float64), ('cpu', torch.float32)]
+    if torch.cuda.is_available():
+        places += [('cuda', torch.float32), ('cuda', torch.bfloat16)]
+    for method in METHODS:
+        if method not in exact:
+            advice = 'python tools/dev/make_selftest.py'
+            yield Line(method, 'fail', 'no exact values to compare with', advice)
+            continue
+        errors, wrong = [], []
+        for device, dtype in places:
+            try:
+                error = selftest.worst_error(method, device, dtype)
+            except RuntimeError as problem:
+                wrong.append(f'{device} {_short(dtype)}: {str(problem).splitlines()[0][:80]}')
+                continue
+            text = f'{device} {_short(dtype)} {error:.0e}'
+            (errors if error <= selftest.TOLERANCE[dtype] else wrong).append(text)
+        if wrong:
+            advice = f'the kernels do not compute this method: {BUILD}'
+            yield Line(method, 'fail', f'wrong: {", ".join(wrong)}', advice)
+        else:
+            yield Line(method, 'ok', f'exact up to {", ".join(errors)}')
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix('torch.')
+
+
+def paths() -> Iterator[Line]:
+    """What would compute a scan and a block, by device and dtype."""
+    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    for device in ('cpu', 'cuda') if torch.cuda.is_available() else ('cpu',):
+        groups: dict[tuple[str, str], list[str]] = {}
+        for dtype in dtypes:
+            groups.setdefault(tuple(path_of(device, dtype)), []).append(_short(dtype))
+        for (name, reason), names in groups.items():
+            state = {'native': 'ok', 'reference': 'note', 'error': 'fail'}[name]
+            advice = '' if name == 'native' else 'the reference is exact and slow'
+            if name == 'error':
+                advice = 'unset VIM_USE_CUDA_KERNEL'
+            yield Line(
+                f'scan on {device}', state, f'{name} for {" ".join(names)}: {reason}', advice
+            )
+        yield _block_path(device)
+
+
+def _block_path(device: str) -> Line:
+    """Whether a block of the backbone would take the fused path on a device."""
+    try:
+        from vim_mm.models.mamba import Mamba
+    except ImportError as error:
+        return Line(f'block on {device}', 'note', f'none: the models need {error.name}')
+    if path_of(device).name == 'error':
+        return Line(f'block on {device}', 'fail', 'none: see the scan')
+    mixer = Mamba(16).to(device)
+    dtype = mixer.fused_dtype(torch.zeros(1, 4, 16, device=device))
+    if dtype is not None:
+        return Line(f'block on {device}', 'ok', f'fused, in {_short(dtype)} or autocast')
+    reason = 'the fused block is for CUDA' if device == 'cpu' else 'the scan is the reference'
+    return Line(f'block on {device}', 'ok' if device == 'cpu' else 'note', f'plain: {reason}')
+
+
+def host() -> Iterator[Line]:
+    """Shared memory and cores, which loader workers and CPU kernels use."""
+    size = shared_memory()
+    if size is None:
+        yield Line('/dev/shm', 'note', 'none on this system')
+    elif size < SHM_NEEDED:
+        yield Line(
+            '/dev/shm',
+            'fail',
+            f'{size / 2**20:.0f} MiB',
+            'loader workers die of bus errors: docker run --shm-size=8g, or '
+            'train_dataloader.num_workers=0',
+        )
+    else:
+        yield Line('/dev/shm', 'ok', f'{size / 2**30:.1f} GiB')
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
+    threads = torch.get_num_threads()
+    finding = f'{cores}, {threads} threads'
+    if 'OMP_NUM_THREADS' in os.environ:
+        finding += f' (OMP_NUM_THREADS={os.environ["OMP_NUM_THREADS"]})'
+    if threads > cores:
+        advice = f'more threads than cores: export OMP_NUM_THREADS={cores}'
+        yield Line('cores', 'note', finding, advice)
+    else:
+        yield Line('cores', 'ok', finding)
+
+
+def shared_memory() -> int | None:
+    """Size of /dev/shm in bytes, None where there is none."""
+    try:
+        facts = os.statvfs('/dev/shm')
+    except OSError:
+        return None
+    return facts.f_frsize * facts.f_blocks
+
+
+def screen(lines: list[Line], color: bool) -> str:
+    """The findings as text, a line each, advice under those that have one."""
+    text = []
+    for line in lines:
+        state = line.state
+        mark = f'\033[{_COLORS[state]}m{state:4}\033[0m' if color else f'{state:4}'
+        text.append(f'{mark} {line.topic:15} {line.finding}')
+        if line.advice:
+            text.append(f'{"":21}-> {line.advice}')
+    failed = sum(line.state == 'fail' for line in lines)
+    text.append(f'{failed} of {len(lines)} checks failed.' if failed else 'No check failed.')
+    return '\n'.join(text)
+
+
+def main(argv: list[str] | None = None, show: Callable[[str], None] = print) -> int:
+    """Print the findings; the exit code is 1 if one is 'fail'."""
+    parser = argparse.ArgumentParser(
+        prog='python -m vim_mm.doctor', description='Examine this installation of vim_mm.'
+    )
+    parser.add_argument('--json', action='store_true', help='print the findings as JSON')
+    args = parser.parse_args(argv)
+    with redirect_stdout(sys.stderr):  # what libraries print when they are imported
+        lines = examine()
+    failed = any(line.state == 'fail' for line in lines)
+    if args.json:
+        show(json.dumps(dict(ok=not failed, checks=[asdict(line) for line in lines]), indent=1))
+    else:
+        show(screen(lines, sys.stdout.isatty()))
+    return int(failed)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

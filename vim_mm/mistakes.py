@@ -1,0 +1,100 @@
+"""How command lines end: in one sentence for a user's mistake, in a traceback for a bug.
+
+A check that somebody wrote raises on purpose: it found a user's mistake. What raises without a
+``raise``, such as ``None + 1``, nobody foresaw: that is a bug, and its traceback is kept.
+"""
+
+import dis
+import json
+import os
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+_PACKAGE = str(Path(__file__).parent)
+# Frames between which a model already runs: what fails there is no wrong argument.
+_RUNNING = (('mmengine/runner/loops.py', 'run'), ('torch/nn/modules/module.py', '_call_impl'))
+_WRONG_CALLS = ('unexpected keyword argument', 'required positional argument', 'multiple values')
+_LONGEST = 600
+
+
+def explain(error: BaseException) -> str | None:
+    """One sentence on an error that a user's mistake caused, None for a bug.
+
+    Args:
+        error (BaseException): As it was caught, with its traceback.
+    """
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, str) else None
+    return sentence(error) if is_mistake(error) else None
+
+
+def is_mistake(error: BaseException) -> bool:
+    """Whether a user's argument, config, file or machine caused the error, and not this program."""
+    kind = type(error)
+    if kind.__module__.partition('.')[0] == 'vim_mm' or kind.__name__ == 'OutOfMemoryError':
+        return True
+    # Files that are missing or unreadable; a worker of a DataLoader passes its error on as text.
+    if isinstance(error, OSError | ImportError | SyntaxError):
+        return True
+    frames = [*_frames(error.__traceback__)]
+    raised = bool(frames) and _is_raise(frames[-1])
+    if any(_runs(frame) for frame in frames):
+        ours = bool(frames) and _file(frames[-1]).startswith(_PACKAGE)
+        return raised and ours and isinstance(error, ValueError | TypeError)
+    if isinstance(error, TypeError) and any(words in str(error) for words in _WRONG_CALLS):
+        return True
+    # MMEngine compiles a config without a file name.
+    in_config = bool(frames) and _file(frames[-1]) in ('', '<string>')
+    return isinstance(error, Exception) and (raised or in_config or isinstance(error, ValueError))
+
+
+def sentence(error: BaseException) -> str:
+    """The error's message in one line of bounded length."""
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    if isinstance(error, SyntaxError) and error.filename:
+        text = f'{error.filename}, line {error.lineno}: {error.msg}'
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        text = f'{error.filename}: {error.strerror}'
+    if 'Original Traceback' in text:  # of a worker of a DataLoader
+        text = text.rstrip().splitlines()[-1]
+    text = ' '.join(text.split())
+    if ' ' not in text:  # a bare key, or nothing
+        text = f'{type(error).__name__}: {text}' if text else type(error).__name__
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 4] + ' ...'
+
+
+def note_for_torchrun(line: str) -> None:
+    """Leave the sentence where torchrun looks for the reason of a process that failed."""
+    path = os.environ.get('TORCHELASTIC_ERROR_FILE')
+    if path:
+        extra = dict(py_callstack='', timestamp=str(int(time.time())))
+        Path(path).write_text(json.dumps(dict(message=dict(message=line, extraInfo=extra))))
+
+
+def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _file(frame: TracebackType) -> str:
+    return frame.tb_frame.f_code.co_filename
+
+
+def _is_raise(frame: TracebackType) -> bool:
+    """Whether the instruction that raised in this frame is a ``raise`` or an ``assert``."""
+    code = frame.tb_frame.f_code.co_code
+    return dis.opname[code[frame.tb_lasti]] == 'RAISE_VARARGS'
+
+
+def _runs(frame: TracebackType) -> bool:
+    name = frame.tb_frame.f_code.co_name
+    return any(_file(frame).endswith(file) and name == function for file, function in _RUNNING)
+
+
+def print_traceback(error: BaseException) -> None:
+    """As Python would at the end, so that the sentence can come after it."""
+    traceback.print_exception(error)

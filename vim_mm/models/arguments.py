@@ -1,0 +1,161 @@
+"""Checks of constructor arguments: each error names the argument, what came, what was expected."""
+
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+ARCHS = {
+    'tiny': dict(embed_dims=192, num_layers=24),
+    'small': dict(embed_dims=384, num_layers=24),
+    'base': dict(embed_dims=768, num_layers=24),
+}
+
+
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    """ValueError if the argument called ``name`` is not one of the words ``choices``."""
+    words = [*choices]
+    if not isinstance(value, str) or value not in words:
+        raise ValueError(f'{name} must be one of {words}, got {value!r}')
+
+
+def check_bools(**arguments: bool) -> None:
+    """TypeError if one of the arguments is neither True nor False."""
+    for name, value in arguments.items():
+        if not isinstance(value, bool):
+            raise TypeError(f'{name} must be True or False, got {value!r}')
+
+
+def check_int(name: str, value: int, least: int = 1, greatest: int | None = None) -> None:
+    """TypeError if the argument is no integer, ValueError if it is not in [least, greatest]."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f'{name} must be an integer, got {value!r}')
+    if greatest is not None and not least <= value <= greatest:
+        raise ValueError(f'{name} must lie in [{least}, {greatest}], got {value}')
+    if value < least:
+        raise ValueError(f'{name} must be at least {least}, got {value}')
+
+
+def check_counts(**arguments: int) -> None:
+    """TypeError if one of the arguments is no integer, ValueError if it is below 1."""
+    for name, value in arguments.items():
+        check_int(name, value)
+
+
+def check_number(name: str, value: float) -> None:
+    """TypeError if the argument is no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f'{name} must be a number, got {value!r}')
+
+
+def check_positive(**arguments: float) -> None:
+    """TypeError if one of the arguments is no number, ValueError if it is not finite, above 0."""
+    for name, value in arguments.items():
+        check_number(name, value)
+        if not 0 < value < float('inf'):
+            raise ValueError(f'{name} must be positive, got {value}')
+
+
+def check_rate(name: str, value: float) -> None:
+    """TypeError if the argument is no number, ValueError if it is not in [0, 1)."""
+    check_number(name, value)
+    if not 0 <= value < 1:
+        raise ValueError(f'{name} must lie in [0, 1), got {value}')
+
+
+def parse_arch(arch: str | dict) -> tuple[int, int]:
+    """``(embed_dims, num_layers)`` of an architecture; its name may be in any case.
+
+    Raises:
+        ValueError: Unknown name, other keys, or a number below 1.
+        TypeError: A number is not an integer.
+    """
+    if isinstance(arch, str):
+        check_choice('arch', arch.lower(), ARCHS)
+        arch = ARCHS[arch.lower()]
+    if not isinstance(arch, dict) or set(arch) != {'embed_dims', 'num_layers'}:
+        raise ValueError(
+            f'arch must be one of {[*ARCHS]} or a dict of embed_dims and num_layers, got {arch!r}'
+        )
+    for key, value in arch.items():
+        check_int(f'arch.{key}', value)
+    return arch['embed_dims'], arch['num_layers']
+
+
+def parse_size(name: str, size: int | Sequence[int]) -> tuple[int, int]:
+    """``(height, width)`` of one integer, or of a list or tuple of one or two.
+
+    Raises:
+        TypeError: Not that.
+        ValueError: Another number of integers, or one below 1.
+    """
+    given = [size] if isinstance(size, int) else size
+    if not isinstance(given, list | tuple):
+        raise TypeError(f'{name} must be an integer or (height, width), got {size!r}')
+    if len(given) not in (1, 2):
+        raise ValueError(f'{name} must be one integer or two, got {size!r}')
+    for value in given:
+        check_int(name, value)
+    return given[0], given[-1]
+
+
+def parse_out_indices(out_indices: int | Sequence[int], depth: int) -> tuple[int, ...]:
+    """The layers in ascending order, counted from the first.
+
+    Raises:
+        TypeError: Neither an integer nor a sequence of integers.
+        ValueError: Not in ascending order, or there is no such layer.
+    """
+    single = isinstance(out_indices, int)
+    given = [out_indices] if single else out_indices
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise TypeError(
+            f'out_indices must be an integer or a sequence of integers, got {out_indices!r}'
+        )
+    for i in given:
+        if isinstance(i, bool) or not isinstance(i, int):
+            raise TypeError(f'out_indices must hold integers, got {out_indices!r}')
+    indices = [i + depth if i < 0 else i for i in given]
+    ascending = indices == sorted(set(indices))
+    if not indices or not ascending or indices[0] < 0 or indices[-1] >= depth:
+        raise ValueError(
+            f'out_indices must name layers in [-{depth}, {depth}) in ascending order, '
+            f'got {out_indices}'
+        )
+    return tuple(indices)
+
+
+def parse_ssm_cfg(ssm_cfg: dict | None, of_backbone: Iterable[str]) -> dict:
+    """Further arguments of the mixer, none of which the backbone has itself.
+
+    Raises:
+        TypeError: Not a dict, or a name that the mixer does not have.
+        ValueError: A name that the backbone has itself.
+    """
+    if ssm_cfg is None:
+        return {}
+    if not isinstance(ssm_cfg, dict):
+        raise TypeError(f'ssm_cfg must be a dict of arguments of Mamba, got {ssm_cfg!r}')
+    from vim_mm.models.mamba import Mamba  # imports this module
+
+    names = {*inspect.signature(Mamba).parameters} - {'d_model'}
+    for name in ssm_cfg:
+        if name in of_backbone:
+            raise ValueError(f'ssm_cfg must not have {name!r}: give it to the backbone itself')
+        if name not in names:
+            expected = sorted(names.difference(of_backbone))
+            raise TypeError(f'ssm_cfg has no {name!r}: expected some of {expected}')
+    return dict(ssm_cfg)
+
+
+def check_images(x: Any, in_channels: int) -> None:
+    """TypeError or ValueError if ``x`` is no batch of images (B, in_channels, H, W)."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f'images: expected a tensor, got {type(x).__name__}')
+    if x.dim() != 4 or x.shape[1] != in_channels:
+        raise ValueError(
+            f'images: expected shape (B, in_channels = {in_channels}, H, W), got {tuple(x.shape)}'
+        )
+    if x.shape[2] == 0 or x.shape[3] == 0:
+        raise ValueError(f'images: expected at least one pixel, got shape {tuple(x.shape)}')
