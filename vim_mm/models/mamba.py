@@ -249,15 +249,15 @@ class Mamba(nn.Module):
             return [], reason
         modules, parameters = self._modules, []
         for name, (why, names) in self.reads.items():
-            if why is None:
-                parameters.append(read(self, name))
-                continue
-            module = modules[name]
-            reason = why(module)
+            module = self if why is None else modules[name]
+            reason = None if why is None else why(module)
             if reason is not None:
                 return [], f'{name} {reason}'
-            for attribute in names:
-                parameters.append(read(module, attribute))
+            own = module._parameters
+            for attribute in names or (name,):  # read(), without a call for each
+                parameters.append(
+                    own[attribute] if attribute in own else getattr(module, attribute)
+                )
         return parameters, why_not_read(*parameters)
 
     def _must_call(self, part: str) -> bool:
