@@ -1,5 +1,6 @@
 """Training: the runner, its optimizers and the checkpoint loader; importing this registers them."""
 
+from vim_mm.engine import flops
 from vim_mm.engine.checkpoint import UnsafeCheckpointError
 from vim_mm.engine.layer_decay import LayerDecayOptimWrapperConstructor
 from vim_mm.engine.mixed_precision import BFloat16OptimWrapper
@@ -12,5 +13,6 @@ __all__ = [
     'UnsafeCheckpointError',
     'VimRunner',
     'build_runner',
+    'flops',
     'wrap_vim_blocks',
 ]

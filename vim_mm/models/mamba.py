@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vim_mm.models.paths import (
-    read,
     why_call_all,
     why_call_biased,
     why_call_conv1d,
