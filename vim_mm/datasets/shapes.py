@@ -21,6 +21,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+from tqdm import trange
 
 SHAPES = ('circle', 'square', 'triangle', 'star', 'ring', 'cross')
 SEG_CLASSES = ('background', *SHAPES)
@@ -147,7 +148,7 @@ def write_dataset(out: str | Path, config: ShapesConfig) -> bool:
         count = config.train if split == 'training' else config.val
         scenes = (
             draw_scene(np.random.default_rng([config.seed, index, i]), config.size)
-            for i in range(count)
+            for i in trange(count, desc=split, disable=None)  # shown on a terminal alone
         )
         _write_split(partial, split, scenes)
     (partial / 'manifest.json').write_text(json.dumps(manifest))

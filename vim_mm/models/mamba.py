@@ -274,6 +274,12 @@ class Mamba(nn.Module):
         Modules that are what they were made as are read, so that nothing is transposed; others
         (hooks, adapters, replacements) are called, with (B, L, channels) or (B, channels, L).
         """
+        y = self.scan_directions(hidden_states)
+        y = y.mean(1) if self.average else y.sum(1)
+        return self.out_proj(y.transpose(1, 2))
+
+    def scan_directions(self, hidden_states: Tensor) -> Tensor:
+        """The gated scan of each direction, (B, K, d_inner, L), before they are summed."""
         batch, length, _ = hidden_states.shape
         directions = len(self.reverse)
 
@@ -290,7 +296,7 @@ class Mamba(nn.Module):
         delta_bias = None
         if not self._must_call('dt_proj'):
             delta_bias = torch.stack(self._each('dt_proj', 'bias')).expand(directions, -1)
-        y = selective_scan_grouped_fn(
+        return selective_scan_grouped_fn(
             per_direction(u),
             per_direction(delta),
             -torch.exp(torch.stack(self._all_A_log())),
@@ -304,8 +310,6 @@ class Mamba(nn.Module):
             use_cuda_kernel=self.use_cuda_kernel,
             reverse=self.reverse,
         )
-        y = y.mean(1) if self.average else y.sum(1)
-        return self.out_proj(y.transpose(1, 2))
 
     def _project_in(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """x and the gate z, (B, D, L) each."""
