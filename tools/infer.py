@@ -13,6 +13,7 @@ from mmengine.registry import DATASETS, MODELS, VISUALIZERS, init_default_scope
 from mmengine.runner import load_checkpoint
 from mmengine.visualization import Visualizer
 from torch import nn
+from tqdm import tqdm
 
 from vim_mm.engine.cli import add_arguments, read_config
 
@@ -72,7 +73,7 @@ def main() -> None:
     init_default_scope(cfg.default_scope)
     model = build_model(cfg, args.checkpoint)
     pipeline, visualizer = build_pipeline(cfg), build_visualizer(cfg)
-    for picture in pictures:
+    for picture in tqdm(pictures, desc='pictures', disable=None):  # on a terminal alone
         data = pipeline(dict(img_path=str(picture), img_id=0))
         (prediction,) = model.test_step(pseudo_collate([data]))
         overlay = args.out / f'{picture.name}.png'
@@ -83,7 +84,7 @@ def main() -> None:
             draw_gt=False,
             out_file=str(overlay),
         )
-        print(overlay)
+        tqdm.write(str(overlay))
 
 
 if __name__ == '__main__':
