@@ -184,7 +184,7 @@ def plot_predictions(
     across = min(samples_per_row, len(samples))
     down = -(-len(samples) // across)
     columns = 3 * across
-    size = (_PANEL_INCHES * columns, _PANEL_INCHES * down + 0.55)
+    size = (_PANEL_INCHES * columns, _PANEL_INCHES * down + 0.75)
     figure = Figure(figsize=size, dpi=_DPI, layout='constrained')
     grid = figure.subplots(down, columns, squeeze=False)
     for axes in grid.flat:
