@@ -79,6 +79,7 @@ def main(args: Namespace) -> None:
     import torch
     from mmengine.dataset import pseudo_collate
     from mmengine.registry import init_default_scope
+    from tqdm import tqdm
 
     from vim_mm.engine.cli import read_config
 
@@ -88,7 +89,7 @@ def main(args: Namespace) -> None:
     model = build_model(cfg, args.checkpoint)
     pipeline, visualizer = build_pipeline(cfg), build_visualizer(cfg)
     failed = []
-    for picture in pictures:
+    for picture in tqdm(pictures, desc='pictures', disable=None):  # on a terminal alone
         try:
             data = pipeline(dict(img_path=str(picture), img_id=0))
         except Exception as error:  # whatever a transform makes of a file that is no picture
@@ -105,7 +106,7 @@ def main(args: Namespace) -> None:
             draw_gt=False,
             out_file=str(overlay),
         )
-        print(overlay)
+        tqdm.write(str(overlay))
     if failed:
         print(*failed, sep='\n', file=sys.stderr)
         raise SystemExit(f'{len(failed)} of {len(pictures)} pictures could not be read.')

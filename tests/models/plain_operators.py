@@ -119,5 +119,5 @@ def fast_block_on_cpu(monkeypatch):
     with torch.library._scoped_library('vim_mm', 'IMPL') as library:
         for operator in (add_rms_norm_fwd, add_rms_norm_bwd, mixer_fwd, mixer_bwd):
             library.impl(operator.__name__, operator, 'CPU')
-        monkeypatch.setattr(Mamba, 'fused_dtype', lambda self, x: self.in_proj.weight.dtype)
+        monkeypatch.setattr(Mamba, 'fused_dtype', lambda self, x: self.parameters_dtype())
         yield

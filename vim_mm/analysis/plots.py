@@ -184,7 +184,7 @@ def plot_predictions(
     across = min(samples_per_row, len(samples))
     down = -(-len(samples) // across)
     columns = 3 * across
-    size = (_PANEL_INCHES * columns, _PANEL_INCHES * down + 0.55)
+    size = (_PANEL_INCHES * columns, _PANEL_INCHES * down + 0.75)
     figure = Figure(figsize=size, dpi=_DPI, layout='constrained')
     grid = figure.subplots(down, columns, squeeze=False)
     for axes in grid.flat:
@@ -194,8 +194,8 @@ def plot_predictions(
         grid[0, column].set_title(('image', 'ground truth', 'prediction')[column % 3], fontsize=10)
     for panels, sample in zip(grid.reshape(-1, 3), samples, strict=False):
         panels[0].imshow(_enlarge(sample.image, cv2.INTER_LINEAR))
-        _draw_regions(panels[1], sample.image, sample.truth, palette)
-        _draw_regions(panels[2], sample.image, sample.prediction, palette)
+        draw_regions(panels[1], sample.image, sample.truth, palette)
+        draw_regions(panels[2], sample.image, sample.prediction, palette)
         for axes in panels:
             # Panels stay square and in line, whatever the shape of the image.
             axes.set_aspect('equal', adjustable='datalim')
@@ -218,7 +218,7 @@ def _enlarge(image, interpolation):
     return cv2.resize(image, None, fx=factor, fy=factor, interpolation=interpolation)
 
 
-def _draw_regions(axes, image, regions, palette):
+def draw_regions(axes, image, regions, palette):
     """Show tinted, outlined regions on the grey image; detections also get box and score."""
     # Grey, so that every colour in the panel is that of a class.
     grey = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)

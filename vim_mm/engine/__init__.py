@@ -1,5 +1,6 @@
 """Training: the runner, its optimizers and the checkpoint reader; importing this registers them."""
 
+from vim_mm.engine import flops
 from vim_mm.engine.activation import activate
 from vim_mm.engine.checkpoint import UnsafeCheckpointError
 from vim_mm.engine.layer_decay import LayerDecayOptimWrapperConstructor
@@ -16,5 +17,6 @@ __all__ = [
     'VimRunner',
     'activate',
     'build_runner',
+    'flops',
     'wrap_vim_blocks',
 ]

@@ -13,20 +13,29 @@ from vim_mm.models.arguments import (
     check_int,
     check_positive,
 )
+from vim_mm.models.paths import (
+    why_call_all,
+    why_call_biased,
+    why_call_conv1d,
+    why_call_linear,
+    why_call_unbiased,
+    why_not_read,
+)
 from vim_mm.ops import causal_conv1d, selective_scan_grouped_fn
 from vim_mm.ops.block import MAX_TAPS, FusedMixer, fused_mixer
 from vim_mm.ops.discretization import get_method
 from vim_mm.ops.selective_scan import MAX_STATES, use_compiled
 
-
-def _parameter(module: nn.Module, name: str) -> Tensor | None:
-    """The attribute, which need not be a parameter of its own (FSDP, parametrizations)."""
-    found = module._parameters.get(name)
-    return getattr(module, name) if found is None else found
-
-
-def _weight_and_bias(module: nn.Module) -> tuple[Tensor, Tensor | None]:
-    return _parameter(module, 'weight'), _parameter(module, 'bias')
+# What the formulas read of a module instead of calling it: why it must be called after all, and its
+# parameters. The step size's bias is added inside the scan.
+_READS = {
+    'in_proj': (why_call_linear, ('weight', 'bias')),
+    'out_proj': (why_call_linear, ('weight', 'bias')),
+    'conv1d': (why_call_conv1d, ('weight', 'bias')),
+    'x_proj': (why_call_unbiased, ('weight',)),
+    'dt_proj': (why_call_biased, ('weight', 'bias')),
+}
+_OUTER, _EACH = ('in_proj', 'out_proj'), ('conv1d', 'x_proj', 'dt_proj', 'D')
 
 
 class Mamba(nn.Module):
@@ -130,6 +139,13 @@ class Mamba(nn.Module):
         # Endings of the names of what a direction owns besides A.
         self.endings = ('', '_b') if bimamba_type == 'v2' else ('',)
 
+        # Modules and parameters in the order of FusedMixer.
+        each = [part + end for end in self.endings for part in _EACH]
+        self.reads = {
+            name: _READS.get(name.removesuffix('_b'), (None, ()))
+            for name in (*_OUTER, *each, *self.A_names)
+        }
+
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=bias)
         for end in self.endings:
             self._add_parameters(end, d_conv, conv_bias)
@@ -186,45 +202,106 @@ class Mamba(nn.Module):
         # The inverse of softplus, log(e^dt - 1), without overflow or cancellation.
         dt_proj.bias.copy_(dt + torch.log(-torch.expm1(-dt)))
 
+    def why_not_fused(self, device_type: str, dtype: torch.dtype) -> str | None:
+        """Why the fast block cannot be taken on a device in a dtype, None where it can.
+
+        On CUDA where the compiled scan is taken, for ``d_conv`` up to 8. This is the choice by
+        device and dtype; that by modules is :meth:`fused_arguments`'.
+        """
+        if not self.may_fuse:
+            return 'fused is False'
+        if device_type != 'cuda':
+            return f'there is none for {device_type}'
+        if self.d_conv > MAX_TAPS:
+            return f'd_conv is {self.d_conv}, more than {MAX_TAPS}'
+        if not use_compiled(self.use_cuda_kernel, device_type, dtype):
+            return f'the compiled scan is not taken for {dtype}'
+        return None
+
     def fused_dtype(self, hidden_states: Tensor) -> torch.dtype | None:
         """The dtype in which the fast block computes, None where the plain one is taken.
 
-        The one place of that choice: the fast block is taken on CUDA where the compiled scan is,
-        for ``d_conv`` up to 8, unless ``fused`` is False. Both have the same dtypes:
-        autocast's, else the parameters'.
+        Both have the same dtypes: autocast's, else the parameters'.
         """
-        if not self.may_fuse or not hidden_states.is_cuda or self.d_conv > MAX_TAPS:
+        if not hidden_states.is_cuda:
             return None
         autocast = torch.is_autocast_enabled('cuda')
-        dtype = torch.get_autocast_dtype('cuda') if autocast else self.in_proj.weight.dtype
-        return dtype if use_compiled(self.use_cuda_kernel, 'cuda', dtype) else None
+        dtype = torch.get_autocast_dtype('cuda') if autocast else self.parameters_dtype()
+        return dtype if self.why_not_fused('cuda', dtype) is None else None
+
+    def parameters_dtype(self) -> torch.dtype:
+        """That of ``in_proj``, or of ``A_log`` where what stands in its place has no weight."""
+        weight = self._modules['in_proj']._parameters.get('weight')
+        if weight is None:
+            weight = getattr(self.in_proj, 'weight', None)
+        # Quantized layers have a method of that name.
+        return weight.dtype if isinstance(weight, Tensor) else self.A_log.dtype
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Mix along the sequence: (B, L, d_model) to the same shape."""
         dtype = self.fused_dtype(hidden_states)
-        if dtype is None:
+        arguments = None if dtype is None else self.fused_arguments()
+        if arguments is None:
             return self.forward_plain(hidden_states)
-        return fused_mixer(hidden_states.to(dtype), self.fused())
+        return fused_mixer(hidden_states.to(dtype), arguments)
 
-    def fused(self) -> FusedMixer:
-        """What the fast block takes of this mixer."""
-        # By the dicts of modules: through attributes this takes longer than several launches.
-        modules = self._modules
-        parameters = []
-        for name in ('in_proj', 'out_proj'):
-            parameters += _weight_and_bias(modules[name])
-        for end in self.endings:
-            parameters += _weight_and_bias(modules['conv1d' + end])
-            parameters.append(_parameter(modules['x_proj' + end], 'weight'))
-            parameters += _weight_and_bias(modules['dt_proj' + end])
-            parameters.append(_parameter(self, 'D' + end))
-        parameters += [_parameter(self, name) for name in self.A_names]
+    def fused_arguments(self) -> FusedMixer | None:
+        """What the fast block takes of this mixer, None where a module of it must be called."""
+        parameters, reason = self._read_modules()
+        if reason is not None:
+            return None
         method = get_method(self.discretization_method).id
         scale = 0.5 if self.average else 1.0
         return FusedMixer(parameters, method, [*self.reverse], scale)
 
+    def plain_reasons(self, device_type: str, dtype: torch.dtype | None) -> dict[str, str | None]:
+        """By part, see :func:`vim_mm.models.paths.path_of_layers`."""
+        reason = self.why_not_fused(device_type, dtype or self.parameters_dtype())
+        return {'': reason or self._read_modules()[1]}
+
+    def _read_modules(self) -> tuple[list[Tensor | None], str | None]:
+        """Parameters in the order of :class:`FusedMixer`, and why a module must be called.
+
+        The host does this at every call: by the dicts of modules and parameters, because through
+        attributes it takes longer than several launches.
+        """
+        reason = why_call_all()
+        if reason is not None:
+            return [], reason
+        modules, parameters = self._modules, []
+        for name, (why, names) in self.reads.items():
+            module = self if why is None else modules[name]
+            reason = None if why is None else why(module)
+            if reason is not None:
+                return [], f'{name} {reason}'
+            own = module._parameters
+            for attribute in names or (name,):  # read(), without a call for each
+                parameters.append(
+                    own[attribute] if attribute in own else getattr(module, attribute)
+                )
+        return parameters, why_not_read(*parameters)
+
+    def _must_call(self, part: str) -> bool:
+        """Whether the modules of that name must be called, of one direction at least."""
+        why, names = _READS[part]
+        owned = self._each(part) if part in _EACH else [getattr(self, part)]
+        return why_call_all() is not None or any(
+            why(module) or why_not_read(*(module._parameters.get(name) for name in names))
+            for module in owned
+        )
+
     def forward_plain(self, hidden_states: Tensor) -> Tensor:
-        """:meth:`forward`, on any device: the truth that the fast block is held to."""
+        """:meth:`forward`, on any device: the truth that the fast block is held to.
+
+        Modules that are what they were made as are read, so that nothing is transposed; others
+        (hooks, adapters, replacements) are called, with (B, L, channels) or (B, channels, L).
+        """
+        y = self.scan_directions(hidden_states)
+        y = y.mean(1) if self.average else y.sum(1)
+        return self.out_proj(y.transpose(1, 2))
+
+    def scan_directions(self, hidden_states: Tensor) -> Tensor:
+        """The gated scan of each direction, (B, K, d_inner, L), before they are summed."""
         batch, length, _ = hidden_states.shape
         directions = len(self.reverse)
 
@@ -233,23 +310,15 @@ class Mamba(nn.Module):
             t = t.unflatten(2, (batch, length)).permute(2, 0, 1, 3)
             return t.expand(-1, directions, -1, -1)
 
-        # Weight times tokens, not tokens times weight: the rows of every projection are then
-        # channels with L contiguous, and everything up to the scan is a view of them.
-        xz = F.linear(self.in_proj.weight, hidden_states.flatten(0, 1))
-        if self.in_proj.bias is not None:
-            xz = xz + self.in_proj.bias.to(xz.dtype)[:, None]
-        xz = xz.view(2, self.d_inner, batch, length).transpose(1, 2)
-        x, z = xz.unbind(0)  # (B, D, L)
-
-        convolved = [
-            causal_conv1d(x, conv.weight.squeeze(1), conv.bias, reverse, activation='silu')
-            for conv, reverse in zip(self._each('conv1d'), self.reverse)
-        ]
-        u = torch.stack([c.transpose(0, 1) for c in convolved]).flatten(2)  # (1 or K, D, B L)
-        dt_B_C = torch.bmm(torch.stack(self._each('x_proj', 'weight')), u)
+        x, z = self._project_in(hidden_states)  # (B, D, L)
+        u = torch.stack([c.transpose(0, 1) for c in self._convolve(x)]).flatten(2)
+        dt_B_C = self._project('x_proj', u, length)  # u is (1 or K, D, B L)
         dt, B, C = dt_B_C.split([self.dt_rank, self.d_state, self.d_state], dim=1)
-        delta = torch.bmm(torch.stack(self._each('dt_proj', 'weight')), dt)
-        y = selective_scan_grouped_fn(
+        delta = self._project('dt_proj', dt, length)
+        delta_bias = None
+        if not self._must_call('dt_proj'):
+            delta_bias = torch.stack(self._each('dt_proj', 'bias')).expand(directions, -1)
+        return selective_scan_grouped_fn(
             per_direction(u),
             per_direction(delta),
             -torch.exp(torch.stack(self._all_A_log())),
@@ -257,11 +326,54 @@ class Mamba(nn.Module):
             per_direction(C),
             D=torch.stack(self._each('D')).expand(directions, -1),
             z=z.unsqueeze(1).expand(-1, directions, -1, -1),
-            delta_bias=torch.stack(self._each('dt_proj', 'bias')).expand(directions, -1),
+            delta_bias=delta_bias,
             delta_softplus=True,
             discretization_method=self.discretization_method,
             use_cuda_kernel=self.use_cuda_kernel,
             reverse=self.reverse,
         )
-        y = y.mean(1) if self.average else y.sum(1)
-        return self.out_proj(y.transpose(1, 2))
+
+    def _project_in(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        """x and the gate z, (B, D, L) each."""
+        if self._must_call('in_proj'):
+            xz = self.in_proj(hidden_states)
+            return xz.mT.chunk(2, dim=1)
+        # Weight times tokens, not tokens times weight: the rows of every projection are then
+        # channels with L contiguous, and everything up to the scan is a view of them.
+        xz = F.linear(self.in_proj.weight, hidden_states.flatten(0, 1))
+        if self.in_proj.bias is not None:
+            xz = xz + self.in_proj.bias.to(xz.dtype)[:, None]
+        xz = xz.view(2, self.d_inner, *hidden_states.shape[:2]).transpose(1, 2)
+        return xz.unbind(0)
+
+    def _convolve(self, x: Tensor) -> list[Tensor]:
+        """silu(conv1d(x)), (B, D, L), of each set of parameters."""
+        must_call = self._must_call('conv1d')
+        convolved = []
+        for conv, reverse in zip(self._each('conv1d'), self.reverse):
+            if not must_call:
+                weight = conv.weight.squeeze(1)
+                convolved.append(causal_conv1d(x, weight, conv.bias, reverse, activation='silu'))
+                continue
+            past = F.pad(x.flip(2) if reverse else x, (self.d_conv - 1, 0))
+            out = conv(past)
+            if out.shape != x.shape:
+                raise ValueError(
+                    f'conv1d must turn (B, D, L + d_conv - 1) = {tuple(past.shape)} into '
+                    f'(B, D, L) = {tuple(x.shape)}, got {tuple(out.shape)}'
+                )
+            convolved.append(F.silu(out.flip(2) if reverse else out))
+        return convolved
+
+    def _project(self, part: str, u: Tensor, length: int) -> Tensor:
+        """Apply the linear layers of that name to (1 or K, channels, B L): (1 or K, rows, B L).
+
+        Without the bias where they are read, with it where they are called.
+        """
+        if not self._must_call(part):
+            return torch.bmm(torch.stack(self._each(part, 'weight')), u)
+        projected = [
+            module(tokens.mT.unflatten(0, (-1, length))).flatten(0, 1).mT
+            for module, tokens in zip(self._each(part), u)
+        ]
+        return torch.stack(projected)

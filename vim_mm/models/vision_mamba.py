@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from timm.layers import DropPath, lecun_normal_, trunc_normal_
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import checkpoint
 
 from vim_mm.models.arguments import (
@@ -24,6 +23,15 @@ from vim_mm.models.arguments import (
 )
 from vim_mm.models.checkpoint import adapt_checkpoint, note_layout
 from vim_mm.models.mamba import Mamba
+from vim_mm.models.paths import (
+    LayerPath,
+    path_of_layers,
+    read,
+    why_call,
+    why_call_all,
+    why_call_norm,
+    why_call_patches,
+)
 from vim_mm.models.tokens import (
     CLS_TOKENS,
     insert_cls,
@@ -68,7 +76,7 @@ class PatchEmbed(nn.Module):
         )
         if bottom or right:  # F.pad copies the image even where it adds nothing
             x = F.pad(x, (0, right, 0, bottom))
-        if self.stride != self.patch_size:
+        if self.why_not_fused() is not None:
             return self.proj(x)
         # Patches that do not overlap are the rows of a matrix. Convolutions of so few channels
         # miss the tensor cores, a product does not. Cast while the image is copied patch by patch.
@@ -76,6 +84,14 @@ class PatchEmbed(nn.Module):
         patches = patches.to(product_dtype(x), memory_format=torch.contiguous_format).flatten(3)
         tokens = F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
         return tokens.permute(0, 3, 1, 2)
+
+    def why_not_fused(self) -> str | None:
+        """Why the convolution is called, None where it is a product of its parameters."""
+        return why_call_all() or why_call_patches(self.proj)
+
+    def plain_reasons(self, device_type: str, dtype: torch.dtype | None) -> dict[str, str | None]:
+        """By part, see :func:`vim_mm.models.paths.path_of_layers`."""
+        return {'': self.why_not_fused()}
 
 
 def add_norm(
@@ -87,10 +103,16 @@ def add_norm(
     code has the plain one too: Inductor fuses it, and of an operator that it has not met in the
     layers it prints the operands, with all that went before, which doubles with every layer.
     """
-    if dtype is None or torch.compiler.is_compiling():
+    if dtype is None or torch.compiler.is_compiling() or _why_call_norm(norm) is not None:
         stream = residual if update is None else residual + update
-        return norm(stream.to(norm.weight.dtype)), stream
-    return add_rms_norm(_stream(residual, dtype), update, norm.weight, norm.eps, dtype)
+        # What stands in the place of a norm need not have a weight.
+        weight = getattr(norm, 'weight', None)
+        return norm(stream if weight is None else stream.to(weight.dtype)), stream
+    return add_rms_norm(_stream(residual, dtype), update, read(norm, 'weight'), norm.eps, dtype)
+
+
+def _why_call_norm(norm: nn.Module) -> str | None:
+    return why_call_all() or why_call_norm(norm)
 
 
 def _stream(residual: Tensor, dtype: torch.dtype) -> Tensor:
@@ -114,27 +136,32 @@ class Block(nn.Module):
     def forward(self, residual: Tensor, update: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The mixer's output (B, L, C), and the stream in the dtype of residual."""
         norm, mixer = self.norm, self.mixer
-        dtype = mixer.fused_dtype(residual)
-        if dtype is None or not _is_bare(mixer):
+        dtype = _fused_dtype(mixer, residual)
+        arguments = None
+        if dtype is not None and why_call(mixer, Mamba) is None and why_call_norm(norm) is None:
+            arguments = mixer.fused_arguments()
+        if arguments is None:
             normed, stream = add_norm(norm, residual, update, dtype)
             return mixer(normed), stream
         stream = _stream(residual, dtype)
-        return fused_block(stream, update, norm.weight, norm.eps, dtype, mixer.fused())
+        return fused_block(stream, update, read(norm, 'weight'), norm.eps, dtype, arguments)
+
+    def plain_reasons(self, device_type: str, dtype: torch.dtype | None) -> dict[str, str | None]:
+        """By part, see :func:`vim_mm.models.paths.path_of_layers`."""
+        reason = _why_not_fused(self.mixer, device_type, dtype)
+        return {'norm': reason or _why_call_norm(self.norm)}
 
 
-def _is_bare(mixer: nn.Module) -> bool:
-    """Whether to call the mixer is to call Mamba's forward: no hooks, no wrapper (FSDP), no patch.
+def _fused_dtype(mixer: nn.Module, hidden_states: Tensor) -> torch.dtype | None:
+    """:meth:`Mamba.fused_dtype` of a mixer, or of one in a wrapper that passes attributes on."""
+    choose = getattr(mixer, 'fused_dtype', None)
+    return None if choose is None else choose(hidden_states)
 
-    The norm is never called where the mixer is fused, so hooks of the norm see nothing.
-    """
-    hooks = (
-        mixer._forward_hooks,
-        mixer._forward_pre_hooks,
-        mixer._backward_hooks,
-        mixer._backward_pre_hooks,
-    )
-    replaced = type(mixer) is not Mamba or 'forward' in mixer.__dict__
-    return not (replaced or any(hooks) or _has_any_global_hook())
+
+def _why_not_fused(mixer: nn.Module, device_type: str, dtype: torch.dtype | None) -> str | None:
+    if getattr(mixer, 'why_not_fused', None) is None:
+        return f'the mixer is a {type(mixer).__module__}.{type(mixer).__qualname__}'
+    return mixer.why_not_fused(device_type, dtype or mixer.parameters_dtype())
 
 
 class VisionMamba(nn.Module):
@@ -382,7 +409,8 @@ class VisionMamba(nn.Module):
         if self.out_feature == 'residual':
             return residual + update
         norm = getattr(self, self.norm_names[i])
-        normed, _ = add_norm(norm, residual, update, self.layers[i].mixer.fused_dtype(residual))
+        dtype = _fused_dtype(self.layers[i].mixer, residual)
+        normed, _ = add_norm(norm, residual, update, dtype)
         return normed.to(mixed.dtype)
 
     def _format(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -394,3 +422,17 @@ class VisionMamba(nn.Module):
         if self.out_type == 'avg_featmap':
             return patches.mean(1)
         return patches.transpose(1, 2).unflatten(2, grid).contiguous()
+
+    def paths(
+        self, device: str | torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> list[LayerPath]:
+        """Which layers take the fast path and why others do not: :func:`path_of_layers`."""
+        return path_of_layers(self, device, dtype)
+
+    def plain_reasons(self, device_type: str, dtype: torch.dtype | None) -> dict[str, str | None]:
+        """By part, see :func:`vim_mm.models.paths.path_of_layers`."""
+        return {
+            name: _why_not_fused(self.layers[i].mixer, device_type, dtype)
+            or _why_call_norm(getattr(self, name))
+            for i, name in self.norm_names.items()
+        }

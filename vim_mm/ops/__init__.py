@@ -1,5 +1,6 @@
 """The selective scan and its discretizations: PyTorch and einops, no OpenMMLab library."""
 
+from vim_mm.ops import flops
 from vim_mm.ops.causal_conv1d import causal_conv1d
 from vim_mm.ops.discretization import METHODS, discretize
 from vim_mm.ops.reference import selective_scan_ref
@@ -9,6 +10,7 @@ __all__ = [
     'METHODS',
     'causal_conv1d',
     'discretize',
+    'flops',
     'path_of',
     'selective_scan_fn',
     'selective_scan_grouped_fn',

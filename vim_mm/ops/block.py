@@ -167,6 +167,14 @@ def _sizes(parameters: Sequence[Tensor | None]) -> list[int]:
     ]
 
 
+def mixer_sizes(
+    parameters: Sequence, directions: int, sizes: Sequence[int] | None = None
+) -> tuple[Sequence[int], int]:
+    """(H, N, R, W), read off the parameters unless given, and the number of sets of parameters."""
+    sets = (len(parameters) - _SINGLE - directions) // _EACH
+    return _sizes(parameters) if sizes is None else sizes, sets
+
+
 class _Mixer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x, update, norm, norm_options, options, *parameters):

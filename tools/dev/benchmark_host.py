@@ -1,0 +1,47 @@
+"""Host time of the choice of path: ``python tools/dev/benchmark_host.py``.
+
+Times what a layer of Vim-T does on the host before its fused operator is called: whether its
+modules are what the operator assumes, and their parameters. Runs on a CPU; for the share of a
+whole layer compare with the host's time per layer that ``tools/analysis/benchmark_backbone.py``
+finds on a GPU. ``--bound`` fails where the checks take more microseconds than that.
+"""
+
+from argparse import ArgumentParser
+from time import process_time
+from timeit import repeat
+
+from vim_mm.models.paths import read, why_call, why_call_norm
+from vim_mm.models.vision_mamba import Block, Mamba
+
+
+def microseconds(function, calls: int = 5000) -> float:
+    """The least of several means, which other processes disturb least."""
+    return min(repeat(function, number=calls, repeat=7, timer=process_time)) / calls * 1e6
+
+
+def read_only(mixer: Mamba) -> list:
+    """The parameters of a mixer, in any order, without asking whether they are what counts."""
+    modules = mixer._modules
+    parameters = [read(modules[name], 'weight') for name in modules]
+    parameters += [read(modules[name], 'bias') for name in modules if 'x_proj' not in name]
+    return parameters + [read(mixer, name) for name in mixer._parameters]
+
+
+def main() -> None:
+    parser = ArgumentParser(description='Time the choice of path of a layer, on the host.')
+    parser.add_argument('--bound', type=float, metavar='US', help='fail where checks take longer')
+    args = parser.parse_args()
+    block = Block(192, 0.0, {})
+    mixer = block.mixer
+    total = microseconds(mixer.fused_arguments)
+    reading = microseconds(lambda: read_only(mixer))
+    layer = microseconds(lambda: (why_call(mixer, Mamba), why_call_norm(block.norm)))
+    checks = total - reading + layer
+    print(f'parameters read: {reading:.2f} us a layer')
+    print(f'checks of its modules: {checks:.2f} us a layer')
+    if args.bound is not None and checks > args.bound:
+        raise SystemExit(f'The checks take {checks:.2f} us, more than {args.bound:g}.')
+
+
+if __name__ == '__main__':
+    main()

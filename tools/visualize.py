@@ -1,0 +1,139 @@
+"""Pictures of a trained model: ``python tools/visualize.py WHAT CONFIG CHECKPOINT --out DIR``.
+
+WHAT is one of: predictions (beside the ground truth), methods (predictions of all methods side by
+side), features (of layers), receptive-field (effective, of layers), directions (what the forward
+and the backward scan contribute). Each writes DIR/WHAT.png.
+"""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from _command_line import add_arguments, end
+from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
+from mmengine.device import get_device
+from mmengine.registry import DATASETS, MODELS, init_default_scope
+from mmengine.runner import load_checkpoint
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from vim_mm.analysis import inspect, panels
+from vim_mm.analysis.plots import plot_predictions
+from vim_mm.analysis.runs import predict_samples
+from vim_mm.engine.cli import read_config
+from vim_mm.ops import METHODS
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(description='Pictures of a trained model, as DIR/WHAT.png.')
+    parser.add_argument('what', choices=[*COMMANDS], help='what to draw')
+    add_arguments(parser, launcher=False)
+    parser.add_argument('checkpoint', help='path or URL of the weights')
+    parser.add_argument(
+        '--checkpoints',
+        nargs='+',
+        default=[],
+        metavar='METHOD=FILE',
+        help='for methods: weights that were trained with a method, in place of CHECKPOINT',
+    )
+    parser.add_argument('--images', type=int, default=4, help='of the test set, spread evenly')
+    parser.add_argument('--layers', type=int, default=4, help='spread evenly, the last among them')
+    parser.add_argument('--out', type=Path, default=Path('work_dirs/visualize'), metavar='DIR')
+    return parser.parse_args()
+
+
+def load_inputs(cfg: Config, checkpoint: str, count: int) -> tuple[nn.Module, Tensor, list]:
+    """The model, images as it takes them (B, C, H, W), and the same in (H, W, 3) uint8 RGB."""
+    init_default_scope(cfg.default_scope)
+    model = MODELS.build(cfg.model)
+    load_checkpoint(model, checkpoint, map_location='cpu', strict=True)
+    model = model.to(get_device()).eval()
+    dataset = DATASETS.build(cfg.test_dataloader.dataset)
+    chosen = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int)
+    preprocess = model.data_preprocessor
+    # One by one, because mmseg takes no batch of several sizes; then padded, as in training.
+    each = [preprocess(pseudo_collate([dataset[i]]), False)['inputs'][0] for i in chosen]
+    height, width = (max(image.shape[k] for image in each) for k in (1, 2))
+    inputs = torch.stack([F.pad(t, (0, width - t.shape[2], 0, height - t.shape[1])) for t in each])
+    pictures = (inputs * preprocess.std + preprocess.mean).clamp(0, 255).byte()
+    return model, inputs, [*pictures.permute(0, 2, 3, 1).cpu().numpy()]
+
+
+def choose_layers(backbone: nn.Module, count: int) -> list[int]:
+    depth = len(backbone.layers)
+    return sorted({*np.linspace(0, depth, min(count, depth) + 1)[1:].round().astype(int) - 1})
+
+
+def draw_predictions(cfg: Config, args: Namespace, path: Path) -> None:
+    plot_predictions(*predict_samples(cfg, args.checkpoint, args.images), path)
+
+
+def draw_methods(cfg: Config, args: Namespace, path: Path) -> None:
+    own = dict(pair.split('=', 1) for pair in args.checkpoints)
+    unknown = own.keys() - METHODS.keys()
+    if unknown:
+        raise SystemExit(f'--checkpoints: {sorted(unknown)} are not in {[*METHODS]}.')
+    columns, images = {}, []
+    # Every method with its own weights; without any, all of them with those of one run.
+    for method in tqdm([*own] or [*METHODS], desc='methods', disable=None):
+        cfg.model.backbone.discretization_method = method
+        checkpoint = own.get(method, args.checkpoint)
+        samples, classes, palette = predict_samples(cfg, checkpoint, args.images)
+        images = [sample.image for sample in samples]
+        columns.setdefault('ground truth', [sample.truth for sample in samples])
+        columns[method] = [sample.prediction for sample in samples]
+    panels.plot_methods(images, columns, classes, palette, path)
+
+
+def draw_features(cfg: Config, args: Namespace, path: Path) -> None:
+    model, inputs, pictures = load_inputs(cfg, args.checkpoint, args.images)
+    backbone = inspect.find_backbone(model)
+    layers = choose_layers(backbone, args.layers)
+    maps = {}
+    for i, features in zip(layers, inspect.feature_maps(backbone, inputs, layers), strict=True):
+        components = inspect.principal_components(features)
+        maps[f'layer {i + 1}'] = components.permute(0, 2, 3, 1).cpu().numpy()
+    panels.plot_features(pictures, maps, path)
+
+
+def draw_receptive_field(cfg: Config, args: Namespace, path: Path) -> None:
+    model, inputs, _ = load_inputs(cfg, args.checkpoint, args.images)
+    backbone = inspect.find_backbone(model)
+    layers = choose_layers(backbone, args.layers)
+    fields = inspect.receptive_fields(backbone, inputs, layers)
+    named = {f'layer {i + 1}': f.cpu().numpy() for i, f in zip(layers, fields, strict=True)}
+    panels.plot_receptive_fields(named, path)
+
+
+def draw_directions(cfg: Config, args: Namespace, path: Path) -> None:
+    model, inputs, pictures = load_inputs(cfg, args.checkpoint, args.images)
+    backbone = inspect.find_backbone(model)
+    layers = choose_layers(backbone, args.layers)
+    shares = inspect.forward_shares(backbone, inputs, layers)
+    named = {f'layer {i + 1}': s.cpu().numpy() for i, s in zip(layers, shares, strict=True)}
+    panels.plot_directions(pictures, named, path)
+
+
+COMMANDS = {
+    'predictions': draw_predictions,
+    'methods': draw_methods,
+    'features': draw_features,
+    'receptive-field': draw_receptive_field,
+    'directions': draw_directions,
+}
+
+
+def main(args: Namespace) -> None:
+    cfg = read_config(args)
+    args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / f'{args.what}.png'
+    torch.manual_seed(0)
+    COMMANDS[args.what](cfg, args, path)
+    print(path)
+
+
+if __name__ == '__main__':
+    end(main, parse_args())

@@ -1,0 +1,23 @@
+"""MMEngine's complexity analysis counts the scan: importing this registers it.
+
+``FlopAnalyzer`` traces a model with hooks on every module, so modules are called one by one and the
+fused mixer never occurs: a traced mixer is its projections, convolutions and scans.
+"""
+
+import torch
+from mmengine.analysis import complexity_analysis
+
+from vim_mm.ops.discretization import METHODS
+from vim_mm.ops.flops import scan_multiply_adds
+
+
+def scan_handle(inputs: list, outputs: list) -> int:
+    """Multiply-adds of a traced ``vim_mm::selective_scan_fwd``, which MMEngine counts as one."""
+    u, A, method = inputs[0].type(), inputs[2].type(), inputs[9].toIValue()
+    name = next(name for name, known in METHODS.items() if known.id == method)
+    complex_A = A.dtype() in (torch.complex64, torch.complex128)
+    return scan_multiply_adds(u.sizes(), A.sizes()[-1], name, complex_A)
+
+
+# get_model_complexity_info takes no handles of its own, this table is all that it knows.
+complexity_analysis._DEFAULT_SUPPORTED_FLOP_OPS['vim_mm::selective_scan_fwd'] = scan_handle

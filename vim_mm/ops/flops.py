@@ -1,0 +1,131 @@
+"""Operations of the scan and the fused mixer, for torch's flop counter and for MMEngine's.
+
+Everything here counts multiply-adds. ``torch.utils.flop_counter`` counts two operations for each,
+MMEngine's ``FlopAnalyzer`` one. In a scan each of these is one: a multiply-add, a multiplication or
+addition by itself, a division, an exponential. As in both counters, activations (softplus, silu,
+the gate), norms, biases and casts are not counted. docs/flops.md derives the table.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from vim_mm.ops import library
+from vim_mm.ops.block import mixer_sizes
+from vim_mm.ops.discretization import METHODS
+
+
+class PerState(NamedTuple):
+    """Multiply-adds of one method, for one state and step.
+
+    Attributes:
+        coefficients (int): A_bar and beta of dt and a.
+        inputs (int): beta B u; one where beta does not depend on a.
+        scans (int): Recurrences and sums over states, of which each takes two.
+    """
+
+    coefficients: int
+    inputs: int = 2
+    scans: int = 1
+
+    def total(self) -> int:
+        return self.coefficients + self.inputs + 2 * self.scans
+
+
+# z and e^z are two, each phi_k of the one before it two more, the sum of them one a term.
+PER_STATE = {
+    'zoh': PerState(2, inputs=1),  # beta = dt: dt u is one for all states
+    'foh': PerState(2 + 4 + 1),
+    'bilinear': PerState(5),  # z, 1 - z / 2, its reciprocal, A_bar, beta
+    'poly': PerState(2 + 4 + 2, scans=2),
+    'highorder': PerState(2 + 6 + 3),
+    'rk4': PerState(2 + 3 + 1),  # a cubic polynomial by Horner's rule, times dt
+    'zoh_exact': PerState(2 + 2 + 1),
+}
+PER_CHANNEL = 2  # dt u and D u, for one channel and step
+# The backward pass computes the states once more, and two products for each of the forward pass.
+BACKWARD = 3
+
+
+def scan_multiply_adds(
+    shape: Sequence[int], states: int, method: str, complex_A: bool = False
+) -> int:
+    """Of a scan's forward pass.
+
+    Args:
+        shape: Of u: (B, .., L), such as (B, D, L) or (B, G, H, L).
+        states: N.
+        method: A name in ``METHODS``.
+        complex_A: With complex states, each multiply-add is four.
+    """
+    per_state = PER_STATE[method].total() * (4 if complex_A else 1)
+    return prod(shape) * (states * per_state + PER_CHANNEL)
+
+
+class MixerProducts(NamedTuple):
+    """Multiply-adds of the products of a mixer, of all directions."""
+
+    in_proj: int
+    conv1d: int
+    x_proj: int
+    dt_proj: int
+    out_proj: int
+
+
+def mixer_products(tokens: int, outer: int, sizes: Sequence[int], sets: int) -> MixerProducts:
+    """Given B L, C, (H, N, R, W) and the sets of convolutions and projections, one or two."""
+    channels, states, rank, taps = sizes
+    return MixerProducts(
+        in_proj=tokens * outer * 2 * channels,
+        conv1d=sets * tokens * channels * taps,
+        x_proj=sets * tokens * channels * (rank + 2 * states),
+        dt_proj=sets * tokens * rank * channels,
+        out_proj=tokens * channels * outer,
+    )
+
+
+def _method_name(method: int) -> str:
+    return next(name for name, known in METHODS.items() if known.id == method)
+
+
+def _scan_fwd(u, delta, A, B, C, D, z, delta_bias, softplus, method, reverse, **_) -> int:
+    return 2 * scan_multiply_adds(u.shape, A.shape[-1], _method_name(method), A.is_complex())
+
+
+def _scan_bwd(grad_out, grad_last_state, edges, *arguments, **_) -> int:
+    return BACKWARD * _scan_fwd(*arguments)
+
+
+def _mixer_fwd(x, update, norm, eps, dtype, parameters, method, reverse, scale, keep, **_) -> int:
+    batch, length, outer = x.shape
+    sizes, sets = mixer_sizes(parameters, len(reverse))
+    scan = scan_multiply_adds(
+        (batch, len(reverse), sizes[0], length), sizes[1], _method_name(method)
+    )
+    return 2 * (sum(mixer_products(batch * length, outer, sizes, sets)) + scan)
+
+
+def _mixer_bwd(
+    grad_out, grad_sum, x, norm, kept, sizes, types, with_update, method, reverse, scale, **_
+) -> int:
+    batch, length, outer = x.shape
+    sets = mixer_sizes(types, len(reverse), sizes)[1]
+    products = mixer_products(batch * length, outer, sizes, sets)
+    scan = scan_multiply_adds(
+        (batch, len(reverse), sizes[0], length), sizes[1], _method_name(method)
+    )
+    recomputed = products.conv1d + products.dt_proj
+    return 2 * (2 * sum(products) + recomputed + BACKWARD * scan)
+
+
+if library.MISSING is None:
+    for _formula, _operator in (
+        (_scan_fwd, torch.ops.vim_mm.selective_scan_fwd),
+        (_scan_bwd, torch.ops.vim_mm.selective_scan_bwd),
+        (_mixer_fwd, torch.ops.vim_mm.mixer_fwd),
+        (_mixer_bwd, torch.ops.vim_mm.mixer_bwd),
+    ):
+        register_flop_formula(_operator, get_raw=True)(_formula)
