@@ -64,6 +64,7 @@ def test_runs_are_compared_before_they_validate(tmp_path, monkeypatch, capsys):
     picture = tmp_path / 'losses.png'
     runs = [str(tmp_path / name) for name in ('zoh', 'foh')]
     monkeypatch.setattr(sys, 'argv', ['compare_runs.py', *runs, '--picture', str(picture)])
+    monkeypatch.syspath_prepend(TOOLS)  # as for a script that is run
     runpy.run_path(str(TOOLS / 'compare_runs.py'), run_name='__main__')
     cells = [line.replace(' ', '') for line in capsys.readouterr().out.splitlines()]
     assert '|run|iterations|loss|' in cells and '|zoh|20|2.5|' in cells
@@ -92,6 +93,7 @@ def test_report_on_a_tiny_run(config, data_root, tmp_path, monkeypatch, capsys):
     VimRunner.from_cfg(cfg).train()
     work_dir = (tmp_path / 'before').rename(tmp_path / 'moved')
     monkeypatch.setattr(sys, 'argv', ['demo_report.py', str(work_dir), '--images', '2'])
+    monkeypatch.syspath_prepend(TOOLS)
     runpy.run_path(str(TOOLS / 'demo_report.py'), run_name='__main__')
     said = capsys.readouterr().out
     assert 'on held-out images after 2 iterations' in said

@@ -20,7 +20,9 @@ DET = 'det/cascade_mask_rcnn_vim_t_bilinear.py'
 
 def test_config_names_are_the_files_in_configs():
     expected = [
-        f'{task}/{p.name}' for task in ('seg', 'det') for p in (ROOT / 'configs' / task).glob('*')
+        f'{task}/{p.name}'
+        for task in ('seg', 'det')
+        for p in (ROOT / 'configs' / task).glob('*.py')
     ]
     assert config_names() == sorted(expected)
 

@@ -46,11 +46,11 @@ def test_init_cfg_is_kept_as_a_copy_and_only_there():
         small_backbone(init_cfg=init_cfg)
 
 
-@pytest.mark.parametrize('arch', models.vision_mamba.ARCHS)
+@pytest.mark.parametrize('arch', models.arguments.ARCHS)
 def test_short_forms(arch):
     with torch.device('meta'):
         model = getattr(vim_mm, f'vim_{arch}')(img_size=64, cls_token='middle')
         expected = vim_mm.VisionMamba(arch=arch, img_size=64, cls_token='middle')
     assert type(model) is vim_mm.VisionMamba
     assert str(model) == str(expected)
-    assert model.pos_embed.shape == (1, 17, models.vision_mamba.ARCHS[arch]['embed_dims'])
+    assert model.pos_embed.shape == (1, 17, models.arguments.ARCHS[arch]['embed_dims'])

@@ -18,6 +18,7 @@ into a temporary folder: smooth ones with grain as JPEG, labels as PNG.
 
 import json
 import math
+import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -36,7 +37,10 @@ from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import environment
 from vim_mm.config import merge_options
 from vim_mm.engine import VimRunner
-from vim_mm.engine.cli import add_arguments, read_config
+from vim_mm.engine.cli import read_config
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_arguments
 
 PICTURES, HEIGHT, WIDTH = 64, 512, 683
 PROFILED = 3  # iterations, the last ones

@@ -13,6 +13,7 @@ Detection needs mmcv with its CUDA operators.
 """
 
 import json
+import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from statistics import median
@@ -29,7 +30,10 @@ from mmengine.structures import InstanceData, PixelData
 from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import environment
 from vim_mm.engine import BFloat16OptimWrapper
-from vim_mm.engine.cli import add_arguments, read_config
+from vim_mm.engine.cli import read_config
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_arguments
 
 OBJECTS = 8  # in a picture, boxes of 1/16 to 1/2 of its sides
 MIB = 2**20

@@ -23,8 +23,9 @@ PAPER = {
 def recipes(task: str) -> list[Path]:
     """The configs of a task that train on its data set, relative to the root of the repository."""
     paths = sorted((ROOT / 'configs' / task).glob('*.py'))
-    # The built-in shapes are for demos and tests.
-    return [path.relative_to(ROOT) for path in paths if not path.stem.endswith('_shapes')]
+    # Drawn shapes and scenes of garments are for demos, tests and studies.
+    own = ('_shapes', '_fashion')
+    return [path.relative_to(ROOT) for path in paths if not any(o in path.stem for o in own)]
 
 
 def model(path: Path, collection: str, data: str) -> dict:
