@@ -9,9 +9,18 @@ from typing import NoReturn
 
 from vim_mm import models, ops
 from vim_mm.models import Mamba, VisionMamba, vim_base, vim_small, vim_tiny
+from vim_mm.version import __version__
 
-__version__ = '0.1.0'
-__all__ = ['Mamba', 'VisionMamba', 'models', 'ops', 'vim_base', 'vim_small', 'vim_tiny']
+__all__ = [
+    'Mamba',
+    'VisionMamba',
+    '__version__',
+    'models',
+    'ops',
+    'vim_base',
+    'vim_small',
+    'vim_tiny',
+]
 
 _OF_MMENGINE = (
     'activate',

@@ -19,6 +19,7 @@ from torch import nn
 
 from vim_mm.models.checkpoint import function_switches
 from vim_mm.models.vision_mamba import VisionMamba
+from vim_mm.version import __version__
 
 
 class CheckpointMismatchError(ValueError):
@@ -32,15 +33,13 @@ def code_version() -> dict:
     Returns:
         dict: 'version' and 'commit', the latter None for an installed package.
     """
-    import vim_mm
-
-    package = Path(vim_mm.__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     commit = None
     if (package.parent / '.git').exists():
         git = ['git', '-C', str(package), 'describe', '--always', '--abbrev=40', '--dirty']
         with suppress(OSError, subprocess.CalledProcessError):
             commit = subprocess.check_output(git, stderr=subprocess.DEVNULL, text=True).strip()
-    return dict(version=vim_mm.__version__, commit=commit)
+    return dict(version=__version__, commit=commit)
 
 
 def _backbones(model: nn.Module) -> Iterator[tuple[str, VisionMamba]]:
