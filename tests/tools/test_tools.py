@@ -87,7 +87,7 @@ def test_infer_draws_over_every_picture(trained, data_root, tmp_path):
     arguments = ('infer.py', config, work_dir / 'iter_4.pth', 'pictures', '--out', 'overlays')
     log = run_tool(*arguments, cwd=tmp_path, fails=True)
     assert 'pictures/broken.png: ' in log.splitlines()[-2]
-    assert log.splitlines()[-1] == '1 of 3 pictures could not be read.'
+    assert log.splitlines()[-1] == 'infer.py: error: 1 of 3 pictures could not be read.'
     assert {p.name for p in (tmp_path / 'overlays').iterdir()} == {'wide.jpg.png', 'tall.jpg.png'}
     for name, size in sizes.items():
         overlay = Image.open(tmp_path / 'overlays' / f'{name}.jpg.png')

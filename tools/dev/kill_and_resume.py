@@ -23,7 +23,7 @@ from mmengine.config import Config
 from mmengine.fileio import LocalBackend
 
 from vim_mm.datasets.shapes import ShapesConfig, write_dataset
-from vim_mm.engine import build_runner
+from vim_mm.engine import activate, build_runner
 from vim_mm.engine.checkpoint import last_checkpoint
 from vim_mm.engine.cli import import_task_library
 
@@ -48,6 +48,7 @@ def make_config(folder: Path, iterations: int, workers: int) -> Config:
     """The config of the shipped shapes, shrunk, and its data."""
     write_dataset(folder / 'shapes', ShapesConfig(train=10, val=2, size=32))
     (folder / 'small.py').write_text(SMALL)
+    activate()
     cfg = Config.fromfile(folder / 'small.py')
     cfg.train_cfg.max_iters = iterations
     for name in ('train_dataloader', 'val_dataloader', 'test_dataloader'):

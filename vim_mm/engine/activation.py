@@ -1,5 +1,6 @@
 """The one place where this package changes how MMEngine reads files: only where it is asked to."""
 
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 
@@ -42,5 +43,8 @@ def _resolve_bases_of_other_distributions() -> None:
     name, onedl-mmsegmentation, and the same module.
     """
     for module, distribution in MODULE2PACKAGE.items():
-        if not is_installed(distribution) and find_spec(module) is not None:
-            MODULE2PACKAGE[module] = module
+        if is_installed(distribution):
+            continue
+        with suppress(ModuleNotFoundError):  # an importer may say so by raising
+            if find_spec(module) is not None:
+                MODULE2PACKAGE[module] = module
