@@ -86,6 +86,8 @@ def check_coefficients(scan, method, dtype, device):
         z = dt * rates.double().numpy()
         scale[:, 0] *= 1 + np.abs(z)
         scale[:, 1:] *= 1 + np.maximum(z, 0)[:, None]
+        if method == 'zoh_exact':  # its dbeta/ddt is e^z itself
+            scale[:, 4] *= 1 + np.maximum(-z, 0)
     # Derivatives that are made of two parts, which cancel where |z| is large: either is off by a
     # few roundings, and of `bilinear` a reciprocal's. By dt that of `bilinear` through s and that
     # through drive; in 16 bits of psi functions by dt a beta and P, by a dt beta and chi

@@ -43,8 +43,6 @@ def _resolve_bases_of_other_distributions() -> None:
     name, onedl-mmsegmentation, and the same module.
     """
     for module, distribution in MODULE2PACKAGE.items():
-        if is_installed(distribution):
-            continue
         with suppress(ModuleNotFoundError):  # an importer may say so by raising
-            if find_spec(module) is not None:
+            if not is_installed(distribution) and find_spec(module) is not None:
                 MODULE2PACKAGE[module] = module
