@@ -103,7 +103,7 @@ def _check_architecture(module: nn.Module, state_dict: MutableMapping, prefix: s
     found = [int(match[1]) for match in map(layer.match, state_dict) if match]
     depth = max(found, default=-1) + 1
     mixer, embed = module.layers[0].mixer, module.patch_embed
-    in_channels, patch_size = embed.proj.in_channels, embed.patch_size
+    in_channels, patch_size = embed.in_channels, embed.patch_size
     sizes = {
         'embed_dims': ('patch_embed.proj.weight', 0, module.embed_dims),
         'in_channels': ('patch_embed.proj.weight', 1, in_channels),

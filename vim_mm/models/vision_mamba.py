@@ -59,6 +59,7 @@ class PatchEmbed(nn.Module):
 
     def __init__(self, in_channels: int, embed_dims: int, patch_size: int, stride: int):
         super().__init__()
+        self.in_channels = in_channels
         self.patch_size = patch_size
         self.stride = stride
         self.proj = nn.Conv2d(in_channels, embed_dims, patch_size, stride)
@@ -364,7 +365,7 @@ class VisionMamba(nn.Module):
             TypeError: ``x`` is no tensor.
             ValueError: ``x`` has another shape.
         """
-        check_images(x, self.patch_embed.proj.in_channels)
+        check_images(x, self.patch_embed.in_channels)
         x = self.patch_embed(x)
         grid = tuple(x.shape[-2:])
         x = self._embed(x.flatten(2).transpose(1, 2), grid)
