@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -284,23 +285,38 @@ def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         if form == 'graph' and args.device != 'cuda':
             yield record | {'left_out': 'CUDA graphs need CUDA'}
             continue
-        gc.collect()
-        if args.device == 'cuda':
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        model = step = None
-        try:
-            model = build(name, heads, args.size, args.device)
-            record['parameters'] = sum(p.numel() for p in model.parameters())
-            step = Step(model, args.size, args.batch, form)
-            record |= measure(step, args.n_trials, args.rounds)
-        # Whatever a form meets: one that waits for the device cannot be captured, say.
-        except Exception as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            record['left_out'] = f'{type(error).__name__}: {reason[:160]}'
-        finally:
-            del model, step
-        yield record
+        if form == 'eager':
+            yield record | measure_case(args, name, heads, form)
+        else:  # a capture that fails leaves the process' generator of random numbers unusable
+            with get_context('spawn').Pool(1) as pool:
+                yield record | pool.apply(measure_case, (args, name, heads, form))
+
+
+def measure_case(args: argparse.Namespace, name: str, heads: str, form: str) -> dict[str, Any]:
+    """Parameters and figures of one case, or why it was left out."""
+    prepare(args)
+    gc.collect()
+    if args.device == 'cuda':
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    model = step = None
+    try:
+        model = build(name, heads, args.size, args.device)
+        parameters = sum(p.numel() for p in model.parameters())
+        step = Step(model, args.size, args.batch, form)
+        return {'parameters': parameters} | measure(step, args.n_trials, args.rounds)
+    # Whatever a form meets: one that waits for the device cannot be captured, say.
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        return {'left_out': f'{type(error).__name__}: {reason[:160]}'}
+    finally:
+        del model, step
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Settings of a process that measures."""
+    torch.set_num_threads(args.threads)
+    torch.backends.cudnn.benchmark = True  # as the shipped segmentation configs
 
 
 def table(records: list[dict[str, Any]], args: argparse.Namespace) -> str:
@@ -360,8 +376,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    torch.set_num_threads(args.threads)
-    torch.backends.cudnn.benchmark = True  # as the shipped segmentation configs
+    prepare(args)
     host = environment(args.device) | {'timm': timm.__version__, 'mmseg': mmseg.__version__}
     given = {
         'size': args.size,
