@@ -65,6 +65,7 @@ def test_only_seeds_that_all_have_enter(results, tmp_path):
     assert 'interim' in _run(tmp_path)
 
 
+@pytest.mark.slow
 def test_page_latex_and_pictures(results, tmp_path):
     printed = _run(results, '--page', tmp_path / 'page.md', '--latex', tmp_path / 'tables.tex')
     page = (tmp_path / 'page.md').read_text()

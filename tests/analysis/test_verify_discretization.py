@@ -30,6 +30,7 @@ def verify(monkeypatch, capsys):
     return exit_.value.code, lines
 
 
+@pytest.mark.slow
 def test_what_is_right_passes(monkeypatch, capsys):
     assert verify(monkeypatch, capsys) == (0, [])
 

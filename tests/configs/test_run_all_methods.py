@@ -77,6 +77,7 @@ def dry_run(task: str, cwd: Path, **variables: str) -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('variables', 'methods'),
     [

@@ -117,7 +117,7 @@ def spoil(path, how):
 
 @pytest.mark.parametrize('how', ['empty', 'text', 'cut off'])
 @pytest.mark.parametrize('which', [0, 1], ids=['picture', 'annotation'])
-@pytest.mark.parametrize('workers', [0, 1])
+@pytest.mark.parametrize('workers', [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_corrupt_file_is_named(which, how, workers, shapes):
     path = sorted(files(shapes)[which].parent.iterdir())[0]
     first_sample(shapes)

@@ -63,6 +63,7 @@ def epochs(**scheduler) -> dict:
     return dict(by_epoch=True, **scheduler)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', SHIPPED)
 def test_shipped_schedules_follow_a_longer_training(name, tmp_path):
     whole, _ = train(tmp_path / 'whole', 12, shrunk(name))

@@ -63,6 +63,7 @@ def test_all_parameter_groups_read_the_tensor(make_data):
     assert all(moved)
 
 
+@pytest.mark.slow
 def test_processes_restart_and_spread(make_data, tiny_tasks, tmp_path, monkeypatch):
     """Two workers make what is missing, once; import writes a file for each."""
     task = replace(tiny_tasks['scenes'], steps=5)
