@@ -53,7 +53,7 @@ endef
 
 # Most tests use one core. Workers take whole files, so that the tests of a file share its fixtures.
 WORKERS ?= 2
-PYTEST = $(IN_VENV) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+PYTEST = $(IN_VENV) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test: install-det $(STAMPS)/tests ## Run the suite, or a part of it (PYTEST_ARGS="-k scan")
 	$(PYTEST) $(PYTEST_ARGS)
