@@ -51,7 +51,8 @@ $(IN_VENV) python tools/train.py $(1) --resume
 $(IN_VENV) python tools/demo_report.py work_dirs/$(basename $(notdir $(1)))
 endef
 
-# Most tests use one core. Workers take whole files, so that the tests of a file share its fixtures.
+# Most tests use one core. Workers take whole files: tests of a file share fixtures, and some of them ports.
+# The fast ones share little, so there a worker that is done takes tests from the other.
 WORKERS ?= 2
 PYTEST = $(IN_VENV) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
@@ -59,7 +60,7 @@ test: install-det $(STAMPS)/tests ## Run the suite, or a part of it (PYTEST_ARGS
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-fast: install-det $(STAMPS)/tests ## Run the tests of seconds, which touch every module
-	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
+	$(PYTEST) -m 'not slow' --dist worksteal $(PYTEST_ARGS)
 
 lint: $(STAMPS)/dev $(STAMPS)/runtime ## Check style, Python and native, and the types of the public API
 	$(BIN)/ruff check .
