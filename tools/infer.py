@@ -40,18 +40,13 @@ def find_pictures(path: Path) -> list[Path]:
 
 def build_model(cfg: 'Config', checkpoint: str) -> 'nn.Module':
     """The model with the checkpoint's weights, all of which must fit, ready for prediction."""
-    from mmengine.device import get_device
-    from mmengine.model import revert_sync_batchnorm
-    from mmengine.registry import MODELS
-    from mmengine.runner import load_checkpoint
-
+    from vim_mm.engine.cli import load_model
     from vim_mm.engine.provenance import check_switches
 
-    model = revert_sync_batchnorm(MODELS.build(cfg.model))
-    loaded = load_checkpoint(model, checkpoint, map_location='cpu', strict=True)
+    model, loaded = load_model(cfg, checkpoint)
     for line in check_switches(model, loaded, checkpoint, cfg.allow_mismatch):
         print(line)
-    return model.to(get_device()).eval()
+    return model
 
 
 def build_pipeline(cfg: 'Config') -> 'Compose':
@@ -78,14 +73,12 @@ def main(args: Namespace) -> None:
     import mmcv
     import torch
     from mmengine.dataset import pseudo_collate
-    from mmengine.registry import init_default_scope
     from tqdm import tqdm
 
     from vim_mm.engine.cli import read_config
 
     cfg = read_config(args)
     pictures = find_pictures(args.input)
-    init_default_scope(cfg.default_scope)
     model = build_model(cfg, args.checkpoint)
     pipeline, visualizer = build_pipeline(cfg), build_visualizer(cfg)
     failed = []

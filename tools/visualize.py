@@ -14,16 +14,14 @@ import torch.nn.functional as F
 from _command_line import add_arguments, end
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
-from mmengine.device import get_device
-from mmengine.registry import DATASETS, MODELS, init_default_scope
-from mmengine.runner import load_checkpoint
+from mmengine.registry import DATASETS
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from vim_mm.analysis import inspect, panels
 from vim_mm.analysis.plots import plot_predictions
 from vim_mm.analysis.runs import predict_samples
-from vim_mm.engine.cli import read_config
+from vim_mm.engine.cli import load_model, read_config
 from vim_mm.ops import METHODS
 
 
@@ -47,10 +45,7 @@ def parse_args() -> Namespace:
 
 def load_inputs(cfg: Config, checkpoint: str, count: int) -> tuple[nn.Module, Tensor, list]:
     """The model, images as it takes them (B, C, H, W), and the same in (H, W, 3) uint8 RGB."""
-    init_default_scope(cfg.default_scope)
-    model = MODELS.build(cfg.model)
-    load_checkpoint(model, checkpoint, map_location='cpu', strict=True)
-    model = model.to(get_device()).eval()
+    model, _ = load_model(cfg, checkpoint)
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     chosen = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int)
     preprocess = model.data_preprocessor

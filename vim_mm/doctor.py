@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
@@ -23,6 +22,7 @@ import torch
 import vim_mm
 from vim_mm import selftest
 from vim_mm.ops import METHODS, library, path_of
+from vim_mm.version import commit
 
 # Module, the distributions that hold it, and what it is for; None where vim_mm needs it.
 LIBRARIES = [
@@ -66,7 +66,9 @@ def versions() -> Iterator[Line]:
     cuda = f'CUDA {torch.version.cuda}' if torch.version.cuda else 'without CUDA'
     yield Line('python', 'ok', f'{platform.python_version()}, {platform.platform()}')
     yield Line('torch', 'ok', f'{torch.__version__}, {cuda}')
-    yield Line('vim_mm', 'ok', f'{vim_mm.__version__}, {_commit()}, {Path(vim_mm.__file__).parent}')
+    code = commit()
+    found = 'no commit' if code is None else f'commit {code}'
+    yield Line('vim_mm', 'ok', f'{vim_mm.__version__}, {found}, {Path(vim_mm.__file__).parent}')
     for module, distributions, purpose in LIBRARIES:
         found = next(filter(None, map(_version, distributions)), None)
         if found is not None:
@@ -83,20 +85,6 @@ def _version(distribution: str) -> str | None:
         return f'{version(distribution)} ({distribution})'
     except PackageNotFoundError:
         return None
-
-
-def _commit() -> str:
-    """Of the checkout that this package lies in, if it lies in one."""
-    here = Path(vim_mm.__file__).resolve().parent
-    git = ['git', '-C', str(here), 'describe', '--always', '--dirty', '--abbrev=10', '--exclude=*']
-    try:
-        tracked = subprocess.run(
-            [*git[:3], 'ls-files', '--error-unmatch', '__init__.py'], capture_output=True
-        )
-        done = subprocess.run(git, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return 'no commit'
-    return f'commit {done.stdout.strip()}' if tracked.returncode == 0 else 'no commit'
 
 
 def built_architectures() -> list[str]:

@@ -11,7 +11,6 @@
 import argparse
 import math
 import platform
-import subprocess
 import sys
 import time
 from datetime import datetime, timezone
@@ -22,11 +21,12 @@ from typing import Any
 import torch
 from arms import ARMS
 from pool import Plan, run_all
-from results import RESULTS, ROOT, Job, append, finished, spread
+from results import RESULTS, Job, append, finished, spread
 from tasks import TASKS, Data, load_splits
 from training import Settings, measure_step
 
 import vim_mm
+from vim_mm.version import commit
 
 GRID = {
     f'lr{lr:g}_dt{dt_range[1]:g}': Settings(lr=lr, dt_range=dt_range)
@@ -43,21 +43,19 @@ def parse_seeds(text: str) -> list[int]:
     return [int(seed) for seed in text.split(',')]
 
 
-def commit() -> str:
-    """Of the working tree, '+' where it differs from it."""
-    found = subprocess.run(
-        ['git', 'describe', '--always', '--dirty=+'], cwd=ROOT, capture_output=True, text=True
-    )
-    if found.returncode:
+def running_commit(given: str | None) -> str:
+    """What runs: as --commit says, else of the checkout."""
+    found = given or commit(7)
+    if found is None:
         raise SystemExit('This is no git checkout: say by --commit what runs.')
-    return found.stdout.strip()
+    return found
 
 
 def facts(args: argparse.Namespace) -> dict[str, Any]:
     """What is noted with every result besides its figures."""
     cuda = args.device == 'cuda'
     return {
-        'commit': args.commit or commit(),
+        'commit': running_commit(args.commit),
         'versions': {
             'vim_mm': vim_mm.__version__,
             'torch': torch.__version__,

@@ -8,13 +8,11 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
-from mmengine.device import get_device
-from mmengine.registry import DATASETS, MODELS, init_default_scope
-from mmengine.runner import load_checkpoint
+from mmengine.registry import DATASETS
 
 from vim_mm.analysis.plots import Region, Sample
-from vim_mm.engine.activation import activate
 from vim_mm.engine.checkpoint import last_checkpoint
+from vim_mm.engine.cli import load_model
 
 # Metrics by their name in the log: how to call them, and what makes them percent.
 _METRICS = {
@@ -90,11 +88,7 @@ def predict_samples(
     Returns:
         tuple: The samples, and names and RGB colours of the classes.
     """
-    activate()
-    init_default_scope(cfg.default_scope)
-    model = MODELS.build(cfg.model)
-    load_checkpoint(model, str(checkpoint), map_location='cpu', strict=True)
-    model = model.to(get_device()).eval()
+    model, _ = load_model(cfg, checkpoint)
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     samples = []
     for index in np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int):

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import date
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.autograd.profiler import profile
 
 from vim_mm.ops import library
+from vim_mm.version import commit
 
 DTYPES = {
     'fp64': torch.float64,
@@ -236,13 +236,6 @@ def peak_memory(function: Callable[[], object], device: str) -> int:
     return largest
 
 
-def _commit() -> str | None:
-    """The commit of this checkout, None outside of one."""
-    command = ['git', '-C', str(Path(__file__).parent), 'describe', '--always', '--dirty']
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    return result.stdout.strip() if result.returncode == 0 else None
-
-
 def _processor() -> str:
     """The processor's name as the system gives it."""
     cpuinfo = Path('/proc/cpuinfo')
@@ -253,7 +246,7 @@ def _processor() -> str:
 
 def environment(device: str) -> dict[str, str | int | None]:
     """What figures depend on: code, date, PyTorch and processors."""
-    facts = {'commit': _commit(), 'date': date.today().isoformat(), 'torch': torch.__version__}
+    facts = {'commit': commit(7), 'date': date.today().isoformat(), 'torch': torch.__version__}
     if device == 'cuda':
         card = torch.cuda.get_device_name()
         facts |= {'device': card, 'CUDA': torch.version.cuda}

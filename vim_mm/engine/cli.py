@@ -9,6 +9,11 @@ from importlib import import_module
 from pathlib import Path
 
 from mmengine.config import Config
+from mmengine.device import get_device
+from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import MODELS, init_default_scope
+from mmengine.runner import load_checkpoint
+from torch import nn
 
 from vim_mm.config import merge_options
 from vim_mm.engine.activation import activate
@@ -63,6 +68,20 @@ def read_config(args: Namespace) -> Config:
         cfg.work_dir = str(Path(cfg.work_dir).expanduser().absolute())
     import_task_library(cfg)
     return cfg
+
+
+def load_model(cfg: Config, checkpoint: str | Path) -> tuple[nn.Module, dict]:
+    """A trained model, ready for prediction on the default device, and what its checkpoint holds.
+
+    Args:
+        cfg (Config): As :func:`read_config` gives it.
+        checkpoint (str | Path): Path or URL of weights that fit the whole model.
+    """
+    activate()
+    init_default_scope(cfg.default_scope)
+    model = revert_sync_batchnorm(MODELS.build(cfg.model))
+    loaded = load_checkpoint(model, str(checkpoint), map_location='cpu', strict=True)
+    return model.to(get_device()).eval(), loaded
 
 
 def _distribution(error: ModuleNotFoundError) -> str:

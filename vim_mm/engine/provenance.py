@@ -5,11 +5,8 @@ weights compute. Testing, inference and resuming insist that the config has the 
 a training may start from other ones, and then says so and records it.
 """
 
-import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from functools import cache
-from pathlib import Path
 
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
@@ -19,7 +16,7 @@ from torch import nn
 
 from vim_mm.models.checkpoint import function_switches
 from vim_mm.models.vision_mamba import VisionMamba
-from vim_mm.version import __version__
+from vim_mm.version import __version__, commit
 
 
 class CheckpointMismatchError(ValueError):
@@ -33,13 +30,7 @@ def code_version() -> dict:
     Returns:
         dict: 'version' and 'commit', the latter None for an installed package.
     """
-    package = Path(__file__).resolve().parents[1]
-    commit = None
-    if (package.parent / '.git').exists():
-        git = ['git', '-C', str(package), 'describe', '--always', '--abbrev=40', '--dirty']
-        with suppress(OSError, subprocess.CalledProcessError):
-            commit = subprocess.check_output(git, stderr=subprocess.DEVNULL, text=True).strip()
-    return dict(version=__version__, commit=commit)
+    return dict(version=__version__, commit=commit(40))
 
 
 def _backbones(model: nn.Module) -> Iterator[tuple[str, VisionMamba]]:
