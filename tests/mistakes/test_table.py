@@ -376,6 +376,7 @@ def checkpoint_bytes(legacy: bool = False) -> bytes:
         (checkpoint_bytes(legacy=True)[:-100], 'damaged checkpoint'),
         (b'\x10\0\0\0\0\0\0\0{"a": {"dtype":', 'damaged safetensors file'),
     ],
+    ids=lambda value: value if isinstance(value, str) else '',  # bytes hold the time of day
 )
 def test_files_that_are_no_checkpoints(content, expected, tmp_path):
     file = tmp_path / 'weights.pth'

@@ -178,8 +178,6 @@ def advice(times: dict[str, float], per_picture: float, loader: dict[str, Any]) 
     infinite = loader['sampler']['type'] == 'InfiniteSampler'  # its epoch never ends
     if not infinite and not loader.get('persistent_workers'):
         says.append('persistent_workers=True saves starting the workers at every epoch.')
-    if torch.cuda.is_available() and not loader.get('pin_memory'):
-        says.append('train_dataloader.pin_memory=True makes copies to the GPU faster.')
     return says
 
 

@@ -172,6 +172,9 @@ def build_dataloader(
 ) -> DataLoader:
     """Build a loader as MMEngine's runners do, with both wrappers around the config's choices.
 
+    Batches for a GPU lie in pinned memory unless the config says otherwise: a copy from there is
+    faster, and may overlap with the step before.
+
     Args:
         build (Callable): The runner's ``build_dataloader``.
         dataloader (DataLoader | Mapping): A finished loader is returned as it is.
@@ -189,6 +192,8 @@ def build_dataloader(
         dataloader['dataset'] = dict(type='CheckedDataset', dataset=dataset, seed=seed)
     if isinstance(sampler, Mapping):
         dataloader['sampler'] = dict(type='NumberedSampler', sampler=sampler)
+    if torch.cuda.is_available():  # else PyTorch warns of it
+        dataloader.setdefault('pin_memory', True)
     loader = build(dataloader, seed, diff_rank_seed)
     batch_size = dataloader.get('batch_size', 1)
     loader.num_workers, note = fit_workers(loader.num_workers, batch_size, loader.dataset)

@@ -3,7 +3,7 @@ data_root = 'data/ade/ADEChallengeData2016'
 train_dataloader = dict(
     # 8 GPUs x 2 images = the paper's 16.
     batch_size=2,
-    num_workers=4,
+    num_workers=8,
     sampler=dict(type='InfiniteSampler', shuffle=True),
     dataset=dict(
         type='ADE20KDataset',
