@@ -83,8 +83,10 @@ def make_batch(cfg: Config, size: tuple[int, int], batch: int) -> dict[str, list
         heads = cfg.model.roi_head.bbox_head
         make = _detection_sample
         classes = (heads[0] if isinstance(heads, list) else heads).num_classes
+    pictures = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for _ in range(batch)]
+    pinned = torch.cuda.is_available()  # as the runner's loader does it
     return dict(
-        inputs=[torch.randint(0, 256, (3, *size), dtype=torch.uint8) for _ in range(batch)],
+        inputs=[picture.pin_memory() if pinned else picture for picture in pictures],
         data_samples=[make(*size, classes) for _ in range(batch)],
     )
 
