@@ -105,6 +105,7 @@ class NonFiniteLossHook(Hook):
         if self.weights is None or len(self.weights) != len(params):  # or a layer is frozen now
             self.weights = [p.clone() for p in params]
         else:
+            # One launch for all. PyTorch has no public name for it; copy_ is a launch for each.
             torch._foreach_copy_(self.weights, params)
 
     def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:

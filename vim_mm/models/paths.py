@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+# PyTorch has public functions that register hooks on all modules, and none that tells of them.
 from torch.nn.modules.module import _has_any_global_hook
 
 # A parameter, what FSDP or a parametrization puts in its place, or none. Subclasses of tensors
@@ -39,7 +41,7 @@ def why_call(module: nn.Module, kind: type[nn.Module]) -> str | None:
     parameters are then to be read as attributes. Hooks on all modules are not looked at here, see
     :func:`why_call_all`.
     """
-    # By the dict: eight modules a layer are asked at every call.
+    # Hooks have no public names. By the dict: eight modules a layer are asked at every call.
     own = module.__dict__
     if (
         own['_forward_hooks']
