@@ -62,10 +62,10 @@ def test_activate_changes_the_readers_and_the_bases(tmp_path):
 BLOCK_ALL_BUT_TORCH_TIMM_EINOPS = """
 import sys
 
-# What other rooms import. NumPy, tqdm and the like come with torch and timm.
+# What other rooms import. NumPy, mpmath (by SymPy) and the like come with torch and timm.
 BLOCKED = (
     'mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain',
-    'scipy', 'cv2', 'matplotlib', 'mpmath', 'pycocotools',
+    'scipy', 'cv2', 'matplotlib', 'pycocotools',
 )
 
 class Blocked:
