@@ -73,16 +73,16 @@ def main(args: Namespace) -> None:
     import mmcv
     import torch
     from mmengine.dataset import pseudo_collate
-    from tqdm import tqdm
 
     from vim_mm.engine.cli import read_config
+    from vim_mm.progress import progress, say
 
     cfg = read_config(args)
     pictures = find_pictures(args.input)
     model = build_model(cfg, args.checkpoint)
     pipeline, visualizer = build_pipeline(cfg), build_visualizer(cfg)
     failed = []
-    for picture in tqdm(pictures, desc='pictures', disable=None):  # on a terminal alone
+    for picture in progress(pictures, 'pictures'):
         try:
             data = pipeline(dict(img_path=str(picture), img_id=0))
         except Exception as error:  # whatever a transform makes of a file that is no picture
@@ -99,7 +99,7 @@ def main(args: Namespace) -> None:
             draw_gt=False,
             out_file=str(overlay),
         )
-        tqdm.write(str(overlay))
+        say(str(overlay))
     if failed:
         print(*failed, sep='\n', file=sys.stderr)
         raise SystemExit(f'{len(failed)} of {len(pictures)} pictures could not be read.')

@@ -13,6 +13,7 @@ from mmengine.registry import DATASETS
 from vim_mm.analysis.plots import Region, Sample
 from vim_mm.engine.checkpoint import last_checkpoint
 from vim_mm.engine.cli import load_model
+from vim_mm.progress import progress
 
 # Metrics by their name in the log: how to call them, and what makes them percent.
 _METRICS = {
@@ -91,7 +92,8 @@ def predict_samples(
     model, _ = load_model(cfg, checkpoint)
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     samples = []
-    for index in np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int):
+    chosen = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int)
+    for index in progress(chosen, 'pictures'):
         with torch.no_grad():
             result = model.test_step(pseudo_collate([dataset[index]]))[0]
         image = cv2.cvtColor(cv2.imread(result.img_path), cv2.COLOR_BGR2RGB)
