@@ -41,12 +41,8 @@ def find_pictures(path: Path) -> list[Path]:
 def build_model(cfg: 'Config', checkpoint: str) -> 'nn.Module':
     """The model with the checkpoint's weights, all of which must fit, ready for prediction."""
     from vim_mm.engine.cli import load_model
-    from vim_mm.engine.provenance import check_switches
 
-    model, loaded = load_model(cfg, checkpoint)
-    for line in check_switches(model, loaded, checkpoint, cfg.allow_mismatch):
-        print(line)
-    return model
+    return load_model(cfg, checkpoint)[0]
 
 
 def build_pipeline(cfg: 'Config') -> 'Compose':

@@ -74,16 +74,25 @@ def draw_predictions(cfg: Config, args: Namespace, path: Path) -> None:
 
 
 def draw_methods(cfg: Config, args: Namespace, path: Path) -> None:
+    for pair in args.checkpoints:
+        if pair.partition('=')[0] not in METHODS or '=' not in pair:
+            raise SystemExit(
+                f'--checkpoints: expected METHOD=FILE, METHOD in {[*METHODS]}, got {pair!r}.'
+            )
     own = dict(pair.split('=', 1) for pair in args.checkpoints)
-    unknown = own.keys() - METHODS.keys()
-    if unknown:
-        raise SystemExit(f'--checkpoints: {sorted(unknown)} are not in {[*METHODS]}.')
+    if not own:
+        print(
+            f'Every method runs with the weights of {args.checkpoint}, whichever trained them; '
+            '--checkpoints METHOD=FILE gives it its own.'
+        )
     columns, images = {}, []
     # Every method with its own weights; without any, all of them with those of one run.
     for method in progress([*own] or [*METHODS], 'methods'):
         cfg.model.backbone.discretization_method = method
         checkpoint = own.get(method, args.checkpoint)
-        samples, classes, palette = predict_samples(cfg, checkpoint, args.images)
+        samples, classes, palette = predict_samples(
+            cfg, checkpoint, args.images, any_method=method not in own
+        )
         images = [sample.image for sample in samples]
         columns.setdefault('ground truth', [sample.truth for sample in samples])
         columns[method] = [sample.prediction for sample in samples]

@@ -5,6 +5,7 @@ A check that somebody wrote raises on purpose: it found a user's mistake. What r
 """
 
 import dis
+import errno
 import json
 import os
 import sys
@@ -21,6 +22,7 @@ _PACKAGE = str(Path(__file__).parent)
 _RUNNING = (('mmengine/runner/loops.py', 'run'), ('torch/nn/modules/module.py', '_call_impl'))
 _WRONG_CALLS = ('unexpected keyword argument', 'required positional argument', 'multiple values')
 _LONGEST = 600
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def end(main: Callable[[Namespace], int | None], args: Namespace) -> None:
@@ -93,6 +95,8 @@ def sentence(error: BaseException) -> str:
         text = f'{error.filename}, line {error.lineno}: {error.msg}'
     if isinstance(error, OSError) and error.filename and error.strerror:
         text = f'{error.filename}: {error.strerror}'
+    elif isinstance(error, OSError) and error.errno in _FULL:
+        text = f'{error.strerror}: free some where the run writes, or choose another --work-dir'
     if 'Original Traceback' in text:  # of a worker of a DataLoader
         text = text.rstrip().splitlines()[-1]
     text = ' '.join(text.split())

@@ -76,7 +76,11 @@ def read_history(
 
 
 def predict_samples(
-    cfg: Config, checkpoint: str | Path, count: int, score_threshold: float = 0.5
+    cfg: Config,
+    checkpoint: str | Path,
+    count: int,
+    score_threshold: float = 0.5,
+    any_method: bool = False,
 ) -> tuple[list[Sample], tuple[str, ...], list[tuple[int, int, int]]]:
     """Run a trained model on images spread evenly over the test set.
 
@@ -85,11 +89,12 @@ def predict_samples(
         checkpoint (str | Path): Weights; all of the model's and no others.
         count (int): Number of images.
         score_threshold (float): Least score of a detection.
+        any_method (bool): As in :func:`load_model`.
 
     Returns:
         tuple: The samples, and names and RGB colours of the classes.
     """
-    model, _ = load_model(cfg, checkpoint)
+    model, _ = load_model(cfg, checkpoint, any_method)
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     samples = []
     chosen = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int)
