@@ -5,23 +5,12 @@ learn the backbone, the neck and what trains them; nothing else in it changes be
 :func:`activate` is called.
 """
 
+import sys
 from typing import NoReturn
 
-from vim_mm import models, ops
-from vim_mm.models import Mamba, VisionMamba, vim_base, vim_small, vim_tiny
 from vim_mm.version import __version__
 
-__all__ = [
-    'Mamba',
-    'VisionMamba',
-    '__version__',
-    'models',
-    'ops',
-    'vim_base',
-    'vim_small',
-    'vim_tiny',
-]
-
+__all__ = ['__version__']
 _OF_MMENGINE = (
     'activate',
     'config_names',
@@ -32,25 +21,42 @@ _OF_MMENGINE = (
     'segmentation',
 )
 
-try:
-    import mmengine as _  # noqa: F401
-except ModuleNotFoundError as _error:
-    if _error.name != 'mmengine':  # it is there, and lacks something itself
-        raise
-else:
-    from vim_mm import datasets, engine, registered, segmentation
-    from vim_mm.config import config_names, config_path
-    from vim_mm.engine.activation import activate
+# `python -m vim_mm.datasets.shapes` imports this package first, and draws without PyTorch.
+_DRAWS_DATA = sys.argv[:1] == ['-m'] and any('vim_mm.datasets.' in a for a in sys.orig_argv)
+
+if not _DRAWS_DATA:
+    from vim_mm import models, ops
+    from vim_mm.models import Mamba, VisionMamba, vim_base, vim_small, vim_tiny
 
     __all__ += [
-        'activate',
-        'config_names',
-        'config_path',
-        'datasets',
-        'engine',
-        'registered',
-        'segmentation',
+        'Mamba',
+        'VisionMamba',
+        'models',
+        'ops',
+        'vim_base',
+        'vim_small',
+        'vim_tiny',
     ]
+
+    try:
+        import mmengine as _  # noqa: F401
+    except ModuleNotFoundError as _error:
+        if _error.name != 'mmengine':  # it is there, and lacks something itself
+            raise
+    else:
+        from vim_mm import datasets, engine, registered, segmentation
+        from vim_mm.config import config_names, config_path
+        from vim_mm.engine.activation import activate
+
+        __all__ += [
+            'activate',
+            'config_names',
+            'config_path',
+            'datasets',
+            'engine',
+            'registered',
+            'segmentation',
+        ]
 
 
 def __getattr__(name: str) -> NoReturn:

@@ -82,7 +82,7 @@ def assert_no_second_derivative(module, x):
 
 def assert_compiled(model, inputs, dynamic):
     """One graph for all inputs, of the eager gradients."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend='aot_eager')
     for x in inputs:
@@ -213,7 +213,7 @@ class TestOnCpu:
             codes.append(graph.code)
             return graph
 
-        torch._dynamo.reset()
+        torch.compiler.reset()
         model, x = small_backbone(out_feature='norm'), images(40, 24)
         with torch.no_grad():
             (given,) = torch.compile(model, fullgraph=True, backend=backend)(x)

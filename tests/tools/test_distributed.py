@@ -126,6 +126,44 @@ def test_fully_sharded(configs, data_root, tmp_path):
     assert metrics(tested, 'test').startswith('aAcc: ')
 
 
+FAULTY = """
+from mmengine.dist import get_rank
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+@HOOKS.register_module()
+class FaultyHook(Hook):
+    def before_train(self, runner):
+        def spoil(module, args, output):
+            if module.training and runner.iter == 1 and get_rank() == 1:
+                return output * float('nan')
+
+        named = runner.model.named_modules()
+        (module,) = (m for name, m in named if name.endswith("decode_head.conv_seg"))
+        module.register_forward_hook(spoil)
+"""
+
+
+def test_a_loss_of_one_process_ends_a_sharded_training(configs, data_root, tmp_path):
+    """The replay gathers weights, so all processes take part, and all say whose fault it is."""
+    (tmp_path / 'faulty.py').write_text(FAULTY)
+    (tmp_path / 'whole.py').write_text(PLAIN_NORMS.format(config=str(configs['seg'])))
+    (tmp_path / 'sharded.py').write_text(
+        SHARDED.format(config=str(tmp_path / 'whole.py'))
+        + "custom_imports = dict(imports=['vim_mm', 'faulty'])\n"
+        + "custom_hooks = [dict(type='FaultyHook')]\n"
+    )
+    log = run_tool(
+        'dist_train.sh', 'sharded.py', 2, '--cfg-options', f'data_root={data_root}',
+        cwd=tmp_path, fails=True, PYTHONPATH=f'{tmp_path}:{environment()["PYTHONPATH"]}',
+    )  # fmt: skip
+    assert log.splitlines()[-1] == (
+        'train.py: error: The loss of iteration 2 is nan. The first value that is not finite is '
+        'the output of decode_head.conv_seg (Conv2d), whose input is finite.'
+    )
+    assert iterations(log) == [1]
+
+
 def test_clipping_by_a_shard_is_refused(configs, tmp_path):
     (tmp_path / 'sharded.py').write_text(SHARDED.format(config=str(configs['seg'])))
     log = run_tool('train.py', 'sharded.py', cwd=tmp_path, fails=True)

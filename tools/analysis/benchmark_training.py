@@ -34,6 +34,32 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_arguments, end, parse_first
+
+PROFILED = 3  # iterations, the last ones
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    add_arguments(parser)
+    parser.add_argument('--amp', action='store_true', help='as in tools/train.py')
+    parser.add_argument(
+        '--repeat-batch', action='store_true', help='train on the first batch: no loader'
+    )
+    parser.add_argument('--iters', type=int, default=60)
+    parser.add_argument('--warmup', type=int, default=20, help='iterations that do not count')
+    parser.add_argument('--pictures', type=int, default=32, help='to time the transforms with')
+    parser.add_argument('--out', type=Path, help='write the figures as JSON to this file')
+    args = parser.parse_args()
+    if args.iters < args.warmup + PROFILED + 1:
+        parser.error(f'--iters must be at least --warmup + {PROFILED + 1}')
+    return args
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
+
 import cv2
 import numpy as np
 import torch
@@ -49,11 +75,7 @@ from vim_mm.config import merge_options
 from vim_mm.engine import build_runner
 from vim_mm.engine.cli import read_config
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import add_arguments
-
 PICTURES, HEIGHT, WIDTH = 64, 512, 683
-PROFILED = 3  # iterations, the last ones
 # A loop that waits for data longer than this part of an iteration is said to wait for it.
 WAITING = 0.05
 # A device that works less than this part of an iteration is said to wait for the host.
@@ -201,23 +223,6 @@ def prepare(args: Namespace, cfg: Config, folder: Path) -> None:
         cfg.optim_wrapper.type = 'BFloat16OptimWrapper'
 
 
-def parse_args() -> Namespace:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
-    add_arguments(parser)
-    parser.add_argument('--amp', action='store_true', help='as in tools/train.py')
-    parser.add_argument(
-        '--repeat-batch', action='store_true', help='train on the first batch: no loader'
-    )
-    parser.add_argument('--iters', type=int, default=60)
-    parser.add_argument('--warmup', type=int, default=20, help='iterations that do not count')
-    parser.add_argument('--pictures', type=int, default=32, help='to time the transforms with')
-    parser.add_argument('--out', type=Path, help='write the figures as JSON to this file')
-    args = parser.parse_args()
-    if args.iters < args.warmup + PROFILED + 1:
-        parser.error(f'--iters must be at least --warmup + {PROFILED + 1}')
-    return args
-
-
 def report(result: dict[str, Any]) -> str:
     """Tables and advice."""
     times, transforms = result['seconds'], result['transforms']
@@ -262,8 +267,7 @@ def measure(args: Namespace, cfg: Config) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
-    args = parse_args()
+def main(args: Namespace) -> None:
     cfg = read_config(args)
     with tempfile.TemporaryDirectory() as folder:
         prepare(args, cfg, Path(folder))
@@ -276,4 +280,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    end(main, ARGUMENTS)

@@ -6,8 +6,25 @@ Reads one JSON a run, as tools/study writes them, and prints the tables of docs/
 
 import argparse
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_debug, end, parse_first
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('results', type=Path, help='folder of <task>/<method>_<seed>.json')
+    parser.add_argument('--page', type=Path, help='write the page, and pictures beside it')
+    parser.add_argument('--latex', type=Path, help='write the tables for LaTeX (booktabs)')
+    add_debug(parser)
+    return parser.parse_args()
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 from vim_mm.analysis.comparison import (
     PLANNED_SEEDS,
@@ -87,12 +104,7 @@ def describe(task: TaskResults, table: Callable[[Rows], str], picture: str | Non
     return '\n\n'.join(parts)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('results', type=Path, help='folder of <task>/<method>_<seed>.json')
-    parser.add_argument('--page', type=Path, help='write the page, and pictures beside it')
-    parser.add_argument('--latex', type=Path, help='write the tables for LaTeX (booktabs)')
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> None:
     tasks = []
     for task in read_results(args.results):
         if task.seeds:
@@ -114,4 +126,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    end(main, ARGUMENTS)

@@ -27,6 +27,32 @@ from functools import partial
 from statistics import geometric_mean, median
 from typing import Any
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_debug, add_methods, end, parse_first
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--batch', type=int, default=8, help='B')
+    parser.add_argument('--dim', type=int, default=512, help='D')
+    parser.add_argument('--seqlen', type=int, default=1024, help='L')
+    parser.add_argument('--dstate', type=int, default=16, help='N')
+    parser.add_argument('--n_trials', type=int, default=100, help='calls that are timed, at most')
+    parser.add_argument('--seconds', type=float, default=3, help='for the calls of one figure')
+    parser.add_argument('--profile_ops', action='store_true', help='the coefficients only')
+    parser.add_argument('--profile_scan', action='store_true', help='the scans only')
+    add_methods(parser)
+    parser.add_argument('--device', choices=['cpu', 'cuda'], help='(default: cuda if there is)')
+    parser.add_argument('--out', type=pathlib.Path, help='write every figure as JSON to this file')
+    add_debug(parser)
+    return parser.parse_args()
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -44,6 +70,7 @@ from vim_mm.analysis.timing import (
     wall_times,
 )
 from vim_mm.ops import METHODS
+from vim_mm.progress import progress
 
 DENSE = 'dense inverse'
 _USABLE = 0.9  # of the free memory: the estimate is rough, and others need some
@@ -288,30 +315,8 @@ def verdict(records: list[Record], device: str) -> str:
     return '\n'.join(lines)
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('--batch', type=int, default=8, help='B')
-    parser.add_argument('--dim', type=int, default=512, help='D')
-    parser.add_argument('--seqlen', type=int, default=1024, help='L')
-    parser.add_argument('--dstate', type=int, default=16, help='N')
-    parser.add_argument('--n_trials', type=int, default=100, help='calls that are timed, at most')
-    parser.add_argument('--seconds', type=float, default=3, help='for the calls of one figure')
-    parser.add_argument('--profile_ops', action='store_true', help='the coefficients only')
-    parser.add_argument('--profile_scan', action='store_true', help='the scans only')
-    parser.add_argument('--methods', nargs='+', choices=METHODS, default=[*METHODS])
-    parser.add_argument(
-        '--device',
-        choices=['cpu', 'cuda'],
-        default='cuda' if torch.cuda.is_available() else 'cpu',
-    )
-    parser.add_argument('--out', type=pathlib.Path, help='write every figure as JSON to this file')
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = parse_args()
+def main(args: argparse.Namespace) -> None:
+    args.device = args.device or ('cuda' if torch.cuda.is_available() else 'cpu')
     shape = ScanShape(args.batch, args.dim, args.seqlen, args.dstate)
     facts = environment(args.device)
     print(', '.join(f'{name} {value}' for name, value in facts.items() if value is not None))
@@ -327,8 +332,7 @@ def main() -> None:
         if not wanted:
             continue
         result[name] = []
-        for subject in chosen:
-            print(f'{name}: {subject.method} by {subject.path}', file=sys.stderr, flush=True)
+        for subject in progress(chosen, name):
             result[name].append(profile(subject, shape, args))
         print(f'\n## {title}\n\n{table(result[name])}')
     if 'scans' in result:
@@ -339,4 +343,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    end(main, ARGUMENTS)

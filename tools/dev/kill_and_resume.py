@@ -14,9 +14,26 @@ import signal
 import sys
 import tempfile
 import time
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from multiprocessing import get_context
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_debug, end, parse_first
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(description=__doc__.partition('\n')[0])
+    parser.add_argument('--kills', type=int, default=20)
+    parser.add_argument('--iterations', type=int, default=30)
+    parser.add_argument('--workers', type=int, default=1, help='loader workers')
+    parser.add_argument('--seed', type=int, default=0, help='of the moments')
+    add_debug(parser)
+    return parser.parse_args()
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import torch
 from mmengine.config import Config
@@ -154,16 +171,10 @@ def compare(cfg: Config, folder: Path) -> str | None:
     return where
 
 
-def main() -> None:
-    parser = ArgumentParser(description=__doc__.partition('\n')[0])
-    parser.add_argument('--kills', type=int, default=20)
-    parser.add_argument('--iterations', type=int, default=30)
-    parser.add_argument('--workers', type=int, default=1, help='loader workers')
-    parser.add_argument('--seed', type=int, default=0, help='of the moments')
-    args = parser.parse_args()
+def main(args: Namespace) -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         run(Path(folder), args.kills, args.iterations, args.workers, args.seed)
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    end(main, ARGUMENTS)

@@ -21,9 +21,8 @@ from pathlib import Path
 from queue import Queue
 from statistics import fmean
 
-from vim_mm.analysis.runs import read_history
-from vim_mm.analysis.tables import markdown_table
-from vim_mm.ops import METHODS
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_debug, add_methods, end
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = {'seg': 'seg/upernet_vim_shapes.py', 'det': 'det/mask_rcnn_vim_shapes.py'}
@@ -84,6 +83,8 @@ def run_all(runs: list[Run], args: Namespace) -> dict[Run, int]:
 
 def losses(run: Run, out: Path) -> list[float]:
     """The logged losses of a run."""
+    from vim_mm.analysis.runs import read_history  # after the arguments: --help takes no PyTorch
+
     return [loss for _, loss in read_history(out / run.name)[0]]
 
 
@@ -115,17 +116,17 @@ def parse_args() -> Namespace:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--gpus', type=int, default=2)
     parser.add_argument('--tasks', nargs='+', choices=CONFIGS, default=[*CONFIGS])
-    parser.add_argument('--methods', nargs='+', choices=METHODS, default=[*METHODS])
+    add_methods(parser)
     parser.add_argument('--iters', type=int, default=200)
     parser.add_argument('--batch', type=int, default=8, help='of all GPUs together')
     parser.add_argument('--jobs', type=int, default=1, help='trainings side by side')
     parser.add_argument('--data', type=Path, default=Path('data/shapes'))
     parser.add_argument('--out', type=Path, default=Path('work_dirs/several_gpus'))
+    add_debug(parser)
     return parser.parse_args()
 
 
-def main() -> None:
-    args = parse_args()
+def main(args: Namespace) -> None:
     args.data, args.out = args.data.resolve(), args.out.resolve()
     pairs = [*itertools.product(args.tasks, args.methods)]
     hows = ((args.gpus, 0), (1, 0), (1, 1))
@@ -133,10 +134,13 @@ def main() -> None:
     failed = [run.name for run, code in codes.items() if code]
     if failed:
         sys.exit(f'failed: {", ".join(failed)}; the logs are in {args.out}')
+
+    from vim_mm.analysis.tables import markdown_table
+
     rows = [compare(*pair, args) for pair in pairs]
     print(markdown_table(rows))
     sys.exit(any(row['holds'] == 'NO' for row in rows))
 
 
 if __name__ == '__main__':
-    main()
+    end(main, parse_args())

@@ -64,6 +64,7 @@ def build_runner(cfg: Config) -> Runner | FlexibleRunner:
         init_process_group(cfg.launcher, **cfg.env_cfg.get('dist_cfg', {}))
     if cfg.runner_type == 'FlexibleRunner':
         cfg.runner_type = 'CheckedFlexibleRunner'
-    ours = [dict(type='ProvenanceHook'), dict(type='SeedIterationHook')]
-    cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), *ours]
+    ours = ('ProvenanceHook', 'SeedIterationHook', 'NonFiniteLossHook')
+    own = [dict(type=hook) for hook in ours]
+    cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), *own]
     return RUNNERS.build(cfg)

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange, repeat
 from torch import Tensor
 
 from vim_mm.ops.resample import resize
@@ -59,12 +60,12 @@ def resize_pos_embed(
     patches, cls = split_cls(pos_embed, placement)
     # Not timm's resample_abs_pos_embed: it does nothing where another grid becomes a square of as
     # many patches, and its antialiasing has no backward for dynamic shapes in torch.compile.
-    image = patches.unflatten(1, old_grid).permute(0, 3, 1, 2).float()
+    image = rearrange(patches, 'b (h w) c -> b c h w', h=old_grid[0], w=old_grid[1]).float()
     if torch.compiler.is_compiling():  # resize would fix the size of the image in the graph
         image = F.interpolate(image, size=new_grid, mode='bicubic')
     else:
         image = resize(image, new_grid, 'bicubic')
-    patches = image.flatten(2).transpose(1, 2).to(pos_embed.dtype)
+    patches = rearrange(image, 'b c h w -> b (h w) c').to(pos_embed.dtype)
     return insert_cls(patches, cls, placement)
 
 
@@ -81,9 +82,9 @@ def rotary_table(
     rows, columns = (
         (torch.arange(n, device=device) * (base_grid / n))[:, None] * frequency for n in grid
     )
-    rows = rows.repeat_interleave(2, dim=1)[:, None].expand(*grid, -1)
-    columns = columns.repeat_interleave(2, dim=1)[None].expand(*grid, -1)
-    angle = torch.cat([rows, columns], dim=2).flatten(0, 1)[None]
+    rows = repeat(rows, 'h f -> h w (f pair)', w=grid[1], pair=2)
+    columns = repeat(columns, 'w f -> h w (f pair)', h=grid[0], pair=2)
+    angle = rearrange(torch.cat([rows, columns], dim=2), 'h w c -> 1 (h w) c')
     still = angle.new_zeros(1, len(CLS_TOKENS[placement](0)), channels)
     angle = insert_cls(angle, still, placement)
     return angle.cos(), angle.sin()
@@ -92,6 +93,7 @@ def rotary_table(
 def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     """Turn each pair of neighbouring channels of x (B, L, C) by its token's angle."""
     cos, sin = table
+    # At every layer and bound by the host: einops takes longer, and stacks by another copy.
     even, odd = x[..., ::2], x[..., 1::2]
     quarter_turn = torch.stack([-odd, even], dim=-1).flatten(-2)
     return (x * cos + quarter_turn * sin).to(x.dtype)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
+from einops import rearrange
 from timm.layers import DropPath, lecun_normal_, trunc_normal_
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -23,6 +23,7 @@ from vim_mm.models.arguments import (
 )
 from vim_mm.models.checkpoint import adapt_checkpoint, note_layout
 from vim_mm.models.mamba import Mamba
+from vim_mm.models.patch_embed import PatchEmbed
 from vim_mm.models.paths import (
     LayerPath,
     path_of_layers,
@@ -30,7 +31,6 @@ from vim_mm.models.paths import (
     why_call,
     why_call_all,
     why_call_norm,
-    why_call_patches,
 )
 from vim_mm.models.tokens import (
     CLS_TOKENS,
@@ -44,55 +44,6 @@ from vim_mm.ops.block import add_rms_norm, fused_block
 
 OUT_TYPES = ('featmap', 'cls_token', 'avg_featmap', 'raw')
 OUT_FEATURES = ('mixer', 'residual', 'norm')
-
-
-def product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype that autocast gives to x in a matrix product: its own where there is none."""
-    # The meta device has no autocast, and float64 is left alone.
-    if x.is_meta or x.dtype == torch.float64 or not torch.is_autocast_enabled(x.device.type):
-        return x.dtype
-    return torch.get_autocast_dtype(x.device.type)
-
-
-class PatchEmbed(nn.Module):
-    """Image (B, C, H, W), zero-padded at the right and bottom, to a map of patch embeddings."""
-
-    def __init__(self, in_channels: int, embed_dims: int, patch_size: int, stride: int):
-        super().__init__()
-        self.in_channels = in_channels
-        self.patch_size = patch_size
-        self.stride = stride
-        self.proj = nn.Conv2d(in_channels, embed_dims, patch_size, stride)
-
-    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Number of patches that cover an image of (H, W) pixels, along each axis."""
-        # Rounded up by floor division: torch.compile traces no ceil and no modulo of sizes.
-        return tuple(max(-((self.patch_size - s) // self.stride), 0) + 1 for s in size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows, columns = self.grid(x.shape[-2:])
-        bottom, right = (
-            (n - 1) * self.stride + self.patch_size - s
-            for n, s in zip((rows, columns), x.shape[-2:])
-        )
-        if bottom or right:  # F.pad copies the image even where it adds nothing
-            x = F.pad(x, (0, right, 0, bottom))
-        if self.why_not_fused() is not None:
-            return self.proj(x)
-        # Patches that do not overlap are the rows of a matrix. Convolutions of so few channels
-        # miss the tensor cores, a product does not. Cast while the image is copied patch by patch.
-        patches = x.unflatten(3, (columns, -1)).unflatten(2, (rows, -1)).permute(0, 2, 4, 1, 3, 5)
-        patches = patches.to(product_dtype(x), memory_format=torch.contiguous_format).flatten(3)
-        tokens = F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
-        return tokens.permute(0, 3, 1, 2)
-
-    def why_not_fused(self) -> str | None:
-        """Why the convolution is called, None where it is a product of its parameters."""
-        return why_call_all() or why_call_patches(self.proj)
-
-    def plain_reasons(self, device_type: str, dtype: torch.dtype | None) -> dict[str, str | None]:
-        """By part, see :func:`vim_mm.models.paths.path_of_layers`."""
-        return {'': self.why_not_fused()}
 
 
 def add_norm(
@@ -368,7 +319,7 @@ class VisionMamba(nn.Module):
         check_images(x, self.patch_embed.in_channels)
         x = self.patch_embed(x)
         grid = tuple(x.shape[-2:])
-        x = self._embed(x.flatten(2).transpose(1, 2), grid)
+        x = self._embed(rearrange(x, 'b c h w -> b (h w) c'), grid)
         if self.residual_in_fp32:
             x = x.to(torch.promote_types(x.dtype, torch.float32))
         table = None
@@ -422,7 +373,8 @@ class VisionMamba(nn.Module):
             return cls.mean(1)
         if self.out_type == 'avg_featmap':
             return patches.mean(1)
-        return patches.transpose(1, 2).unflatten(2, grid).contiguous()
+        h, w = grid
+        return rearrange(patches, 'b (h w) c -> b c h w', h=h, w=w).contiguous()
 
     def paths(
         self, device: str | torch.device | None = None, dtype: torch.dtype | None = None
