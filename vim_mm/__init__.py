@@ -1,13 +1,13 @@
 """Vision Mamba for MMDetection and MMSegmentation: importing this registers everything.
 
-The models and operators need PyTorch, timm and einops. Where MMEngine is installed, its registries
-learn the backbone, the neck and what trains them; nothing else in it changes before
-:func:`activate` is called.
+The models and operators need PyTorch, timm and einops. timm learns the classifiers ``vim_*``. Where
+MMEngine is installed, its registries learn the backbone, the neck and what trains them; nothing
+else in it changes before :func:`activate` is called.
 """
 
 from typing import NoReturn
 
-from vim_mm import models, ops
+from vim_mm import models, ops, timm_models
 from vim_mm.models import Mamba, VisionMamba, vim_base, vim_small, vim_tiny
 from vim_mm.version import __version__
 
@@ -17,6 +17,7 @@ __all__ = [
     '__version__',
     'models',
     'ops',
+    'timm_models',
     'vim_base',
     'vim_small',
     'vim_tiny',
