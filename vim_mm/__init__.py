@@ -1,8 +1,8 @@
 """Vision Mamba for MMDetection and MMSegmentation: importing this registers everything.
 
-The models and operators need PyTorch, timm and einops. Where MMEngine is installed, its registries
-learn the backbone, the neck and what trains them; nothing else in it changes before
-:func:`activate` is called.
+The models and operators need PyTorch, timm and einops. timm learns the classifiers ``vim_*``. Where
+MMEngine is installed, its registries learn the backbone, the neck and what trains them; nothing
+else in it changes before :func:`activate` is called.
 """
 
 import sys
@@ -25,7 +25,7 @@ _OF_MMENGINE = (
 _DRAWS_DATA = sys.argv[:1] == ['-m'] and any('vim_mm.datasets.' in a for a in sys.orig_argv)
 
 if not _DRAWS_DATA:
-    from vim_mm import models, ops
+    from vim_mm import models, ops, timm_models
     from vim_mm.models import Mamba, VisionMamba, vim_base, vim_small, vim_tiny
 
     __all__ += [
@@ -33,6 +33,7 @@ if not _DRAWS_DATA:
         'VisionMamba',
         'models',
         'ops',
+        'timm_models',
         'vim_base',
         'vim_small',
         'vim_tiny',

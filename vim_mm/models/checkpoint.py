@@ -64,8 +64,9 @@ def adapt_checkpoint(
         ValueError: ``pos_embed`` has an unknown, non-square grid.
         RuntimeError: Weights are missing, of another shape, or of a part of a layer that this
             backbone's layers do not have. MMEngine loads with strict=False and would train on
-            without them. Only the norms ``norm{i}`` of taps may be missing; layers and embeddings
-            that the backbone does not make may be there, but none beyond its ``num_layers``.
+            without them. Only the norms ``norm{i}`` of taps and ``module.head_names`` may be
+            missing; layers and embeddings that the backbone does not make may be there, but none
+            beyond its ``num_layers``.
     """
     module.loaded_switches = {
         name: local_metadata[name] for name in function_switches(module) if name in local_metadata
@@ -75,7 +76,8 @@ def adapt_checkpoint(
     if module.pos_embed is not None and key in state_dict:
         state_dict[key] = _fit_pos_embed(module, state_dict, prefix, local_metadata)
 
-    fresh = tuple(f'{prefix}{name}.' for name in module.norm_names.values() if name != 'norm_f')
+    norms = [name for name in module.norm_names.values() if name != 'norm_f']
+    fresh = tuple(f'{prefix}{name}.' for name in (*norms, *module.head_names))
     own = {k: v for k, v in module.state_dict(prefix=prefix).items() if not k.startswith(fresh)}
     missing = [k for k in own if k not in state_dict]
     mismatched = [

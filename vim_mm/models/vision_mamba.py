@@ -1,7 +1,7 @@
 """VisionMamba, the backbone: what configs build, and what feeds tokens to the Mamba mixers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from einops import rearrange
@@ -223,6 +223,9 @@ class VisionMamba(nn.Module):
         self.reset_parameters()
         self._freeze()
 
+    # Modules that a subclass puts on top: a checkpoint need not have their weights.
+    head_names: tuple[str, ...] = ()
+
     # By the name that mmpretrain's and mmseg's backbones have it.
     resize_pos_embed = staticmethod(resize_pos_embed)
 
@@ -305,7 +308,7 @@ class VisionMamba(nn.Module):
             return num_depths - 1, num_depths
         if name.startswith('layers.'):
             return int(name.split('.')[1]) + 1, num_depths
-        if name.startswith('norm'):
+        if name.startswith(('norm', *self.head_names)):
             return num_depths - 1, num_depths
         return 0, num_depths
 
@@ -315,6 +318,16 @@ class VisionMamba(nn.Module):
         Raises:
             TypeError: ``x`` is no tensor.
             ValueError: ``x`` has another shape.
+        """
+        tokens, grid = self._tap(x, self.out_indices, self._feature)
+        return tuple(self._format(t, grid) for t in tokens)
+
+    def _tap(
+        self, x: Tensor, indices: Collection[int], feature: Callable[..., Tensor]
+    ) -> tuple[list[Tensor], tuple[int, int]]:
+        """``feature`` of the layers in ``indices``, called as :meth:`_feature`, and the grid.
+
+        Layers after the last of them do not run.
         """
         check_images(x, self.patch_embed.in_channels)
         x = self.patch_embed(x)
@@ -338,11 +351,13 @@ class VisionMamba(nn.Module):
             else:
                 mixed, x = layer(x, update)
             update = layer.drop_path(mixed)
-            if i in self.out_indices:
-                outputs.append(self._format(self._feature(i, mixed, x, update), grid))
+            if i in indices:
+                outputs.append(feature(i, mixed, x, update))
+            if i == max(indices):
+                break
             if self.if_rope:
                 update = rotate(update, table)
-        return tuple(outputs)
+        return outputs, grid
 
     def _embed(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
         """Add class tokens and position embedding to patch tokens (B, M, C): (B, L, C)."""
@@ -360,9 +375,13 @@ class VisionMamba(nn.Module):
             return mixed
         if self.out_feature == 'residual':
             return residual + update
-        norm = getattr(self, self.norm_names[i])
-        dtype = _fused_dtype(self.layers[i].mixer, residual)
-        normed, _ = add_norm(norm, residual, update, dtype)
+        return self._normalize(getattr(self, self.norm_names[i]), i, mixed, residual, update)
+
+    def _normalize(
+        self, norm: nn.Module, i: int, mixed: Tensor, residual: Tensor, update: Tensor
+    ) -> Tensor:
+        """The norm of the stream after layer i, in the dtype of the mixer's output."""
+        normed, _ = add_norm(norm, residual, update, _fused_dtype(self.layers[i].mixer, residual))
         return normed.to(mixed.dtype)
 
     def _format(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
