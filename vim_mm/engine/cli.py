@@ -29,8 +29,12 @@ class ConfigError(ValueError):
     """A config, or an option that changes it, cannot be used."""
 
 
-def read_config(args: Namespace) -> Config:
+def read_config(args: Namespace, import_library: bool = True) -> Config:
     """Read the config that the arguments name, with their changes, and import the task's library.
+
+    Args:
+        args (Namespace): Of tools/_command_line.py.
+        import_library (bool): False leaves the import out, for who builds nothing.
 
     Raises:
         SystemExit: The config is of neither task, or the task's library is missing.
@@ -70,7 +74,8 @@ def read_config(args: Namespace) -> Config:
             cfg.work_dir = str(Path('work_dirs') / Path(args.config).stem)
         # Jobs that are queued again, and their other nodes, may start elsewhere.
         cfg.work_dir = str(Path(cfg.work_dir).expanduser().absolute())
-    import_task_library(cfg)
+    if import_library:
+        import_task_library(cfg)
     return cfg
 
 
