@@ -8,6 +8,7 @@ learn the backbone, the neck and what trains them; nothing else in it changes be
 from typing import NoReturn
 
 from vim_mm import models, ops
+from vim_mm.acceleration import accelerate
 from vim_mm.models import Mamba, VisionMamba, vim_base, vim_small, vim_tiny
 from vim_mm.version import __version__
 
@@ -15,6 +16,7 @@ __all__ = [
     'Mamba',
     'VisionMamba',
     '__version__',
+    'accelerate',
     'models',
     'ops',
     'vim_base',
