@@ -111,7 +111,7 @@ def test_frames_come_out_in_order_each_with_its_own_prediction():
     assert seen == [(i, i) for i in range(30)]
     assert drawn_numbers(sink.pictures) == list(range(30)) and sink.closed
     assert (summary.predicted, summary.unreadable, summary.interrupted) == (30, 0, False)
-    assert len(summary.latencies) == 30 and 0 < summary.seconds
+    assert len(summary.latencies) == 30 and summary.seconds > 0
     assert str(summary).startswith('30 of 30 frames predicted; ')
     assert str(summary).endswith('; 0 unreadable')
 

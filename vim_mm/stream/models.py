@@ -17,15 +17,19 @@ def for_stream(cfg: Config, native: bool = False) -> None:
     Args:
         cfg (Config): Of MMSegmentation or MMDetection.
         native (bool): The model sees frames at their own size and as a whole: no Resize in the test
-            pipeline, no windows. This changes what is predicted.
+            pipeline, no windows, for a detector padding to multiples of 32 only. This changes what
+            is predicted.
     """
     if cfg.default_scope == 'mmseg' and cfg.model.type == 'EncoderDecoder':
         cfg.model.type = 'FastEncoderDecoder'
     if native:
+        same_size = dict(type='Resize', scale_factor=1.0, keep_ratio=True)
         dataset = cfg.test_dataloader.dataset
-        dataset.pipeline = [t for t in dataset.pipeline if t.type != 'Resize']
+        dataset.pipeline = [same_size if t.type == 'Resize' else t for t in dataset.pipeline]
         if cfg.default_scope == 'mmseg':
             cfg.model.test_cfg = dict(mode='whole')
+        else:
+            cfg.model.data_preprocessor.pad_size_divisor = 32
 
 
 def make_predictor(
