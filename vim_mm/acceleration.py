@@ -162,13 +162,13 @@ class GraphedCall:
         return tree_map(torch.clone, outputs)
 
     def _can_be_recorded(self, leaves: list) -> bool:
-        if torch.cuda.is_current_stream_capturing():  # by the caller, who gets all of it
+        on_gpu = [isinstance(x, Tensor) and x.is_cuda for x in leaves]
+        if not any(on_gpu):
             return False
-        if all(isinstance(x, Tensor) and x.is_cuda for x in leaves):
-            return True
-        if any(isinstance(x, Tensor) and x.is_cuda for x in leaves):
+        if not all(on_gpu):
             warnings.warn(f'{self.name} takes more than tensors, and makes no graph', stacklevel=3)
-        return False
+            return False
+        return not torch.cuda.is_current_stream_capturing()  # by the caller, who gets all of it
 
     def _record(self, args: tuple, kwargs: dict) -> tuple:
         args, kwargs = tree_map(torch.clone, (args, kwargs))
