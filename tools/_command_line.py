@@ -181,6 +181,15 @@ def add_arguments(parser: ArgumentParser, launcher: bool = True) -> None:
         parser.add_argument('--local-rank', '--local_rank', type=int, default=0)
 
 
+def add_speed_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``vim_mm.accelerate``."""
+    parser.add_argument('--amp', action='store_true', help='predict in bfloat16')
+    parser.add_argument(
+        '--graph', action='store_true', help='on a GPU, a CUDA graph for each size that comes again'
+    )
+    parser.add_argument('--compile', action='store_true', help='predict through torch.compile')
+
+
 def parse_first(parse_args: Callable[[], Namespace]) -> Namespace:
     """The arguments of a tool that imports after this what takes seconds.
 

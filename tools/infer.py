@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from _command_line import add_arguments, end
+from _command_line import add_arguments, add_speed_arguments, end
 
 if TYPE_CHECKING:  # --help takes no PyTorch
     from mmengine.config import Config
@@ -13,29 +13,17 @@ if TYPE_CHECKING:  # --help takes no PyTorch
     from mmengine.visualization import Visualizer
     from torch import nn
 
-PICTURES = {'.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp'}
-
 
 def parse_args() -> Namespace:
     parser = ArgumentParser(description='Draw predictions over a picture, or all in a folder.')
     add_arguments(parser, launcher=False)
+    add_speed_arguments(parser)
     parser.add_argument('checkpoint', help='path or URL of the weights')
     parser.add_argument('input', type=Path, help='a picture, or a folder of pictures')
     parser.add_argument(
         '--out', type=Path, default=Path('work_dirs/infer'), metavar='DIR', help='for the overlays'
     )
     return parser.parse_args()
-
-
-def find_pictures(path: Path) -> list[Path]:
-    """The picture, or those in the folder, sorted by name."""
-    if not path.exists():
-        raise SystemExit(f'There is no {path}.')
-    candidates = sorted(path.iterdir()) if path.is_dir() else [path]
-    pictures = [p for p in candidates if p.suffix.lower() in PICTURES]
-    if not pictures:
-        raise SystemExit(f'{path} holds no picture ({", ".join(sorted(PICTURES))}).')
-    return pictures
 
 
 def build_model(cfg: 'Config', checkpoint: str) -> 'nn.Module':
@@ -53,15 +41,22 @@ def build_pipeline(cfg: 'Config') -> 'Compose':
     return Compose([t for t in transforms if 'LoadAnnotations' not in t.type])
 
 
-def build_visualizer(cfg: 'Config') -> 'Visualizer':
-    """The config's visualizer, with names and colours of the test set's classes."""
-    from mmengine.registry import DATASETS, VISUALIZERS
+def dataset_meta(cfg: 'Config') -> dict:
+    """Names and colours of the test set's classes, as 'classes' and 'palette'."""
+    from mmengine.registry import DATASETS
 
     dataset = cfg.test_dataloader.dataset
     with DATASETS.switch_scope_and_registry(cfg.default_scope) as registry:
         class_names = registry.get(dataset.type).METAINFO
+    return {**class_names, **dataset.get('metainfo', {})}
+
+
+def build_visualizer(cfg: 'Config') -> 'Visualizer':
+    """The config's visualizer for the test set's classes."""
+    from mmengine.registry import VISUALIZERS
+
     visualizer = VISUALIZERS.build({**cfg.visualizer, 'vis_backends': []})
-    visualizer.dataset_meta = {**class_names, **dataset.get('metainfo', {})}
+    visualizer.dataset_meta = dataset_meta(cfg)
     return visualizer
 
 
@@ -70,12 +65,15 @@ def main(args: Namespace) -> None:
     import torch
     from mmengine.dataset import pseudo_collate
 
+    from vim_mm import accelerate
     from vim_mm.engine.cli import read_config
     from vim_mm.progress import progress, say
+    from vim_mm.stream.frames import find_pictures
 
     cfg = read_config(args)
     pictures = find_pictures(args.input)
     model = build_model(cfg, args.checkpoint)
+    accelerate(model, amp=args.amp, graph=args.graph, compile=args.compile)
     pipeline, visualizer = build_pipeline(cfg), build_visualizer(cfg)
     failed = []
     for picture in progress(pictures, 'pictures'):

@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from _command_line import add_arguments, end
+from _command_line import add_arguments, add_speed_arguments, end
 
 if TYPE_CHECKING:  # --help takes no PyTorch
     from mmengine.config import Config
@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # --help takes no PyTorch
 def parse_args() -> Namespace:
     parser = ArgumentParser(description='Test a checkpoint of a segmentor or a detector.')
     add_arguments(parser)
+    add_speed_arguments(parser)
     parser.add_argument('checkpoint', help='path or URL of the weights')
     parser.add_argument(
         '--out',
@@ -36,6 +37,7 @@ def save_predictions(cfg: 'Config', out_dir: str) -> None:
 
 
 def main(args: Namespace) -> None:
+    from vim_mm import accelerate
     from vim_mm.engine import VimRunner
     from vim_mm.engine.cli import read_config
 
@@ -43,7 +45,9 @@ def main(args: Namespace) -> None:
     cfg.load_from, cfg.resume = args.checkpoint, False
     if args.out is not None:
         save_predictions(cfg, args.out)
-    VimRunner.from_cfg(cfg).test()
+    runner = VimRunner.from_cfg(cfg)
+    accelerate(runner.model, amp=args.amp, graph=args.graph, compile=args.compile)
+    runner.test()
 
 
 if __name__ == '__main__':

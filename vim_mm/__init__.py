@@ -26,11 +26,13 @@ _DRAWS_DATA = sys.argv[:1] == ['-m'] and any('vim_mm.datasets.' in a for a in sy
 
 if not _DRAWS_DATA:
     from vim_mm import models, ops, timm_models
+    from vim_mm.acceleration import accelerate
     from vim_mm.models import Mamba, VisionMamba, vim_base, vim_small, vim_tiny
 
     __all__ += [
         'Mamba',
         'VisionMamba',
+        'accelerate',
         'models',
         'ops',
         'timm_models',

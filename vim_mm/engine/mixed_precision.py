@@ -1,6 +1,5 @@
 """Around a training step: the optimizer wrapper behind ``--amp``."""
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -8,8 +7,9 @@ from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from mmengine.runner.amp import autocast
-from mmengine.utils import apply_to
 from torch import nn
+
+from vim_mm.acceleration import hand_over_float32, parts_of
 
 
 @OPTIM_WRAPPERS.register_module()
@@ -26,7 +26,7 @@ class BFloat16OptimWrapper(OptimWrapper):
     def initialize_count_status(self, model: nn.Module, *args) -> None:
         """As in OptimWrapper; the first call by the runner that tells the model."""
         super().initialize_count_status(model, *args)
-        for part in _parts(model.module if is_model_wrapper(model) else model):
+        for part in parts_of(model.module if is_model_wrapper(model) else model):
             part.register_forward_hook(_hand_over_float32)
 
     @contextmanager
@@ -36,18 +36,6 @@ class BFloat16OptimWrapper(OptimWrapper):
             yield
 
 
-def _parts(model: nn.Module) -> Iterator[nn.Module]:
-    """What the losses and predictions of a model are computed by, one call after another."""
-    yield from model.children()
-    # MMDetection never calls a RoI head, but what it is made of; a cascade holds that in lists.
-    for part in getattr(model, 'roi_head', nn.Module()).children():
-        yield from part if isinstance(part, nn.ModuleList) else (part,)
-
-
 def _hand_over_float32(module: nn.Module, inputs: tuple, outputs):
-    """Forward hook: the outputs, in any nesting, with float32 tensors in place of bfloat16 ones."""
-    return apply_to(
-        outputs,
-        lambda x: isinstance(x, torch.Tensor) and x.dtype == torch.bfloat16,
-        torch.Tensor.float,
-    )
+    """Forward hook, see :func:`vim_mm.acceleration.hand_over_float32`."""
+    return hand_over_float32(outputs)

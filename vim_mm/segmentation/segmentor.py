@@ -13,7 +13,7 @@ from torch import Tensor
 # Bytes that the logits of a chunk of classes take at most, unless those of one class take more.
 CHUNK_BYTES = 256 * 2**20
 # Logits of a window (B, C, h, w), the size that they are enlarged to, and its top left corner.
-_Window = tuple[Tensor, tuple[int, int], tuple[int, int]]
+Window = tuple[Tensor, tuple[int, int], tuple[int, int]]
 
 
 class FastEncoderDecoder(EncoderDecoder):
@@ -30,7 +30,7 @@ class FastEncoderDecoder(EncoderDecoder):
 
     def predict(self, inputs: Tensor, data_samples: list | None = None) -> list:
         """As in ``EncoderDecoder``, without ``seg_logits``."""
-        if not self._predicts_in_chunks():
+        if not self.predicts_in_chunks():
             return super().predict(inputs, data_samples)
         if data_samples is None:
             data_samples = [SegDataSample() for _ in inputs]
@@ -38,7 +38,7 @@ class FastEncoderDecoder(EncoderDecoder):
             size = tuple(inputs.shape[2:])
         else:
             metas = [sample.metainfo for sample in data_samples]
-            size = self._whole_size(metas[0])
+            size = self.whole_size(metas[0])
         if self.test_cfg.get('mode', 'whole') == 'slide':
             size = tuple(inputs.shape[2:])
             windows = list(self._slide(inputs))
@@ -46,11 +46,12 @@ class FastEncoderDecoder(EncoderDecoder):
             windows = [(self.decode_head(self.extract_feat(inputs)), size, (0, 0))]
         for i, sample in enumerate(data_samples):
             own = [(logits[i : i + 1], enlarged, at) for logits, enlarged, at in windows]
-            labels = self._labels(own, size, None if metas is None else metas[i])
+            labels = self.labels(own, size, None if metas is None else metas[i])
             sample.set_data({'pred_sem_seg': PixelData(data=labels)})
         return data_samples
 
-    def _predicts_in_chunks(self) -> bool:
+    def predicts_in_chunks(self) -> bool:
+        """Whether predictions are made here, and not by MMSegmentation."""
         head = type(self.decode_head)
         plain = (
             head.predict is BaseDecodeHead.predict
@@ -59,29 +60,39 @@ class FastEncoderDecoder(EncoderDecoder):
         return plain and self.out_channels > 1 and not self.test_cfg.get('store_logits', False)
 
     @staticmethod
-    def _whole_size(meta: dict) -> tuple[int, int]:
+    def whole_size(meta: dict) -> tuple[int, int]:
         """What MMSegmentation enlarges the logits of a batch to: the size of its first picture."""
         return tuple(meta.get('pad_shape', meta['img_shape'])[:2])
 
-    def _slide(self, inputs: Tensor) -> Iterator[_Window]:
-        """The windows of ``slide_inference``, in its order."""
-        size, crop, stride = inputs.shape[2:], self.test_cfg.crop_size, self.test_cfg.stride
+    def corners(self, size: tuple[int, int]) -> list[tuple[int, int]]:
+        """Top left corners of the windows of a picture, in the order of ``slide_inference``."""
         # Starts of the windows by rows and by columns; the last ones end where the picture does.
         tops, lefts = (
             [
                 max(min(k * step + length, n) - length, 0)
                 for k in range(max(n - length + step - 1, 0) // step + 1)
             ]
-            for n, length, step in zip(size, crop, stride, strict=True)
+            for n, length, step in zip(
+                size, self.test_cfg.crop_size, self.test_cfg.stride, strict=True
+            )
         )
-        for top in tops:
-            for left in lefts:
-                window = inputs[:, :, top : top + crop[0], left : left + crop[1]]
-                logits = self.decode_head(self.extract_feat(window))
-                yield logits, tuple(window.shape[2:]), (top, left)
+        return [(top, left) for top in tops for left in lefts]
 
-    def _labels(self, windows: list[_Window], size: tuple[int, int], meta: dict | None) -> Tensor:
-        """Labels (1, H, W) of one picture at its original size, without the padding."""
+    def _slide(self, inputs: Tensor) -> Iterator[Window]:
+        crop = self.test_cfg.crop_size
+        for top, left in self.corners(inputs.shape[2:]):
+            window = inputs[:, :, top : top + crop[0], left : left + crop[1]]
+            logits = self.decode_head(self.extract_feat(window))
+            yield logits, tuple(window.shape[2:]), (top, left)
+
+    def labels(self, windows: list[Window], size: tuple[int, int], meta: dict | None) -> Tensor:
+        """Labels (1, H, W) of one picture at its original size, without the padding.
+
+        Args:
+            windows: Of one picture; in mode 'whole' one that is all of it.
+            size: Of the padded picture.
+            meta: Of the picture as its pipeline gives it; None: its original size is ``size``.
+        """
         classes = windows[0][0].shape[1]
         height, width = size if meta is None else meta['ori_shape'][:2]
         pixels = max(height * width, size[0] * size[1])
@@ -101,7 +112,7 @@ class FastEncoderDecoder(EncoderDecoder):
                 largest = torch.where(better, value, largest)
         return labels
 
-    def _assemble(self, windows: list[_Window], size: tuple[int, int], classes: slice) -> Tensor:
+    def _assemble(self, windows: list[Window], size: tuple[int, int], classes: slice) -> Tensor:
         """Logits (1, c, *size) of some classes: the mean over windows, added up in their order."""
 
         def enlarge(logits: Tensor, to: tuple[int, int]) -> Tensor:
@@ -131,5 +142,7 @@ class FastEncoderDecoder(EncoderDecoder):
         if meta.get('flip'):
             axis = {'horizontal': 3, 'vertical': 2}[meta['flip_direction']]
             logits = logits.flip(dims=(axis,))
-        shape = meta['ori_shape'][:2]
+        shape = tuple(meta['ori_shape'][:2])
+        if tuple(logits.shape[2:]) == shape:  # resizing would copy them
+            return logits
         return resize(logits, shape, None, 'bilinear', self.align_corners, False)

@@ -1,0 +1,101 @@
+"""Predicts a video: ``python tools/stream.py CONFIG CHECKPOINT SOURCE --out FILE``."""
+
+import gc
+import signal
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from _command_line import add_arguments, end
+
+if TYPE_CHECKING:  # --help takes no PyTorch
+    from mmengine.config import Config
+    from torch import nn
+
+    from vim_mm.stream.running import Summary
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(
+        description='Predict a video, a folder of pictures or a camera, frame by frame.'
+    )
+    add_arguments(parser, launcher=False)
+    parser.add_argument('checkpoint', help='path or URL of the weights')
+    parser.add_argument('source', help='a video file, a folder of pictures, or index of a camera')
+    parser.add_argument(
+        '--out', type=Path, metavar='FILE', help='the video with the predictions: .mkv, .avi, .mp4'
+    )
+    parser.add_argument('--show', action='store_true', help='in a window; q ends the stream')
+    parser.add_argument('--max-frames', type=int, metavar='N', help='end after so many')
+    parser.add_argument(
+        '--native',
+        action='store_true',
+        help='predict frames at their own size and as a whole, without the resizing and the '
+        "windows of the config's test",
+    )
+    parser.add_argument('--score', type=float, default=0.3, help='of instances that are drawn')
+    parser.add_argument('--amp', action='store_true', help='predict in bfloat16')
+    parser.add_argument('--compile', action='store_true', help='predict through torch.compile')
+    parser.add_argument(
+        '--no-graph', action='store_true', help='on a GPU, without CUDA graphs; slower'
+    )
+    args = parser.parse_args()
+    if args.max_frames is not None and args.max_frames < 1:
+        parser.error('--max-frames must be at least 1')
+    return args
+
+
+def stream(args: Namespace, cfg: 'Config', model: 'nn.Module') -> 'Summary':
+    """Run the stream that the arguments describe."""
+    import torch
+    from infer import build_pipeline, dataset_meta
+
+    from vim_mm.stream.frames import open_source
+    from vim_mm.stream.models import make_predictor
+    from vim_mm.stream.overlay import Overlay
+    from vim_mm.stream.running import Stream
+    from vim_mm.stream.sinks import VideoFile, Window
+
+    predictor = make_predictor(
+        model,
+        build_pipeline(cfg).transforms,
+        amp=args.amp,
+        graph=torch.cuda.is_available() and not args.no_graph,
+        compile=args.compile,
+        score=args.score,
+    )
+    meta = dataset_meta(cfg)
+    source = open_source(args.source)
+    sinks = [Window()] if args.show else []
+    if args.out is not None:
+        video = VideoFile(args.out, source.rate)
+        sinks.append(video)
+        if video.path_while_open != video.path:
+            print(f'{video.path_while_open} plays only when it is done, and is then {video.path}.')
+    gc.freeze()  # a collection that looks at all modules takes as long as several frames
+    overlay = Overlay(meta['classes'], meta['palette'])
+    summary = Stream(source, predictor, overlay, sinks, limit=args.max_frames).run()
+    print(summary)
+    if args.out is not None:
+        print(f'{video.path}: {video.frames} frames, {source.rate:g} frames/s')
+    return summary
+
+
+def main(args: Namespace) -> None:
+    from infer import build_model
+
+    from vim_mm.engine.cli import read_config
+    from vim_mm.stream.models import for_stream
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
+    cfg = read_config(args)
+    for_stream(cfg, native=args.native)
+    summary = stream(args, cfg, build_model(cfg, args.checkpoint))
+    if summary.interrupted:
+        raise KeyboardInterrupt
+    if not summary.predicted:
+        raise SystemExit(f'No frame of {args.source} could be read.')
+
+
+if __name__ == '__main__':
+    end(main, parse_args())

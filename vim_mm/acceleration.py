@@ -1,0 +1,181 @@
+"""Faster predictions of any model: mixed precision, CUDA graphs and torch.compile in one call."""
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+# Graphs that a part of a model keeps, those of the sizes that were seen last.
+MAX_GRAPHS = 32
+
+
+def accelerate(
+    model: nn.Module, *, amp: bool = False, graph: bool = False, compile: bool = False
+) -> nn.Module:
+    """Make the predictions of a model faster, in place.
+
+    What changes are the calls of its parts: of a model of MMEngine's kin the backbone, the neck and
+    the heads, of any other ``nn.Module`` the whole. Parameters, their names and all methods stay.
+
+    Args:
+        model (nn.Module): In evaluation mode, on its device. Its weights may be loaded later; it
+            must not be moved later.
+        amp (bool): Compute each part in bfloat16 autocast, as ``--amp`` trains it. Parts hand over
+            float32.
+        graph (bool): Record each part that takes whole pictures as a CUDA graph, one for each
+            shape of its input, when the shape comes for the second time; from then on it is
+            replayed. The last 32 shapes are kept. Calls that record gradients are made as before.
+            The outputs are those of the calls, bit for bit.
+        compile (bool): Pass the same parts through ``torch.compile``. Outputs differ by rounding.
+
+    Returns:
+        nn.Module: The model.
+
+    Raises:
+        RuntimeError: ``graph`` where there is no CUDA device, or, at a call, of a part that cannot
+            be recorded: one that waits for the device.
+
+    Example:
+        >>> model = vim_mm.accelerate(vim_mm.vim_tiny().eval().cuda(), amp=True, graph=True)
+        >>> with torch.no_grad():
+        ...     maps = model(images)
+    """
+    if graph and not torch.cuda.is_available():
+        raise RuntimeError('CUDA graphs need a CUDA device, and there is none')
+    inner = getattr(model, 'module', model)  # of a wrapper for distributed runs
+    of_pictures = {*parts_of(inner, of_pictures=True)}
+    pool = torch.cuda.graph_pool_handle() if graph else None
+    for part in parts_of(inner):
+        call = part.forward
+        if compile and part in of_pictures:
+            call = torch.compile(call)
+        if amp:
+            call = _autocast(call)
+        if graph and part in of_pictures:
+            call = GraphedCall(call, type(part).__name__, pool)
+        part.forward = call
+    return model
+
+
+def parts_of(model: nn.Module, of_pictures: bool = False) -> Iterator[nn.Module]:
+    """What the losses and predictions of a model are computed by, one call after another.
+
+    Args:
+        model: One of MMEngine's kin, or any other, which is its only part.
+        of_pictures: Only those whose shapes follow from the size of the pictures. A RoI head's
+            follow from what is found in them.
+    """
+    if not hasattr(model, 'data_preprocessor'):
+        yield model
+        return
+    for name, child in model.named_children():
+        if name not in ('data_preprocessor', 'roi_head'):
+            yield child
+    if of_pictures:
+        return
+    # MMDetection never calls a RoI head, but what it is made of; a cascade holds that in lists.
+    for part in getattr(model, 'roi_head', nn.Module()).children():
+        yield from part if isinstance(part, nn.ModuleList) else (part,)
+
+
+def hand_over_float32(outputs: Any) -> Any:
+    """Outputs in any nesting, with float32 tensors in place of bfloat16 ones."""
+
+    def convert(x: Any) -> Any:
+        return x.float() if isinstance(x, Tensor) and x.dtype == torch.bfloat16 else x
+
+    return tree_map(convert, outputs)
+
+
+def _autocast(call: Callable) -> Callable:
+    def in_bfloat16(*args, **kwargs):
+        tensors = (x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor))
+        first = next(tensors, None)
+        kind = nullcontext() if first is None else torch.autocast(first.device.type, torch.bfloat16)
+        with kind:
+            return hand_over_float32(call(*args, **kwargs))
+
+    return in_bfloat16
+
+
+def record(
+    function: Callable[[], Any], pool: tuple | None = None
+) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A CUDA graph of a call, and what the call returned: tensors that each replay fills anew.
+
+    Args:
+        function: Must have been called before, such that libraries are ready.
+        pool: Memory that graphs share, by ``torch.cuda.graph_pool_handle()``. A replay may then
+            overwrite the outputs of any other graph of the pool that was recorded later.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        outputs = function()
+    return graph, outputs
+
+
+class GraphedCall:
+    """A function of tensors on a GPU, recorded for each signature that comes again, and replayed.
+
+    Args:
+        function (Callable): Takes tensors in nested lists, tuples and dicts, and returns such.
+        name (str): For messages.
+        pool: See :func:`record`.
+
+    Attributes:
+        graphs (OrderedDict): By signature the graph with its inputs and outputs, None of those that
+            have come once; the last one used is last.
+    """
+
+    def __init__(self, function: Callable, name: str, pool: tuple | None = None):
+        self.function, self.name, self.pool = function, name, pool
+        self.graphs: OrderedDict[tuple, tuple | None] = OrderedDict()
+
+    def __call__(self, *args, **kwargs):
+        leaves, structure = tree_flatten((args, kwargs))
+        if torch.is_grad_enabled() or not self._can_be_recorded(leaves):
+            return self.function(*args, **kwargs)
+        key = (
+            str(structure),
+            *((x.shape, x.stride(), x.dtype, x.device) for x in leaves),
+            torch.is_autocast_enabled('cuda') and torch.get_autocast_dtype('cuda'),
+            torch.is_inference_mode_enabled(),
+        )
+        if key not in self.graphs:
+            self.graphs[key] = None
+            while len(self.graphs) > MAX_GRAPHS:
+                self.graphs.popitem(last=False)
+            return self.function(*args, **kwargs)
+        self.graphs.move_to_end(key)
+        if self.graphs[key] is None:
+            self.graphs[key] = self._record(args, kwargs)
+        graph, inputs, outputs = self.graphs[key]
+        for own, given in zip(inputs, leaves, strict=True):
+            own.copy_(given)
+        graph.replay()
+        # The caller may keep what it gets, such as the logits of the windows of a picture.
+        return tree_map(torch.clone, outputs)
+
+    def _can_be_recorded(self, leaves: list) -> bool:
+        on_gpu = [isinstance(x, Tensor) and x.is_cuda for x in leaves]
+        if not any(on_gpu):
+            return False
+        if not all(on_gpu):
+            warnings.warn(f'{self.name} takes more than tensors, and makes no graph', stacklevel=3)
+            return False
+        return not torch.cuda.is_current_stream_capturing()  # by the caller, who gets all of it
+
+    def _record(self, args: tuple, kwargs: dict) -> tuple:
+        args, kwargs = tree_map(torch.clone, (args, kwargs))
+        try:
+            graph, outputs = record(lambda: self.function(*args, **kwargs), self.pool)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f'{self.name} cannot be recorded as a CUDA graph: {str(error).splitlines()[0]}'
+            ) from error
+        return graph, tree_flatten((args, kwargs))[0], outputs

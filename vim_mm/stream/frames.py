@@ -1,0 +1,160 @@
+"""Where frames come from: a video file, a folder of pictures, or a camera."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+PICTURES = {'.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp'}
+# Of a source that does not know its rate, in frames a second.
+USUAL_RATE = 25.0
+# A source that fails so often in a row has ended; a damaged part of a video fails less often.
+_PATIENCE = 64
+
+# Takes (height, width, 3) and returns an array of it to decode into, None if there is none free.
+Allocate = Callable[[tuple[int, int, int]], np.ndarray | None]
+
+
+class Source:
+    """Frames in their order.
+
+    Attributes:
+        rate (float): Frames a second.
+        length (int | None): Number of frames, as the source says; None if it does not.
+        live (bool): Whether frames come at their own pace and are lost if nobody takes them.
+    """
+
+    rate: float = USUAL_RATE
+    length: int | None = None
+    live: bool = False
+
+    def frames(self, allocate: Allocate) -> Iterator[np.ndarray | None]:
+        """Frames (H, W, 3), uint8, BGR; None stands for one that could not be read.
+
+        A frame may be the array that ``allocate`` returned last.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Release what is open."""
+
+
+def open_source(source: str) -> Source:
+    """The source that a user names: a path, or the index of a camera.
+
+    Raises:
+        FileNotFoundError: There is nothing of that name.
+        ValueError: It cannot be read.
+    """
+    path = Path(source)
+    if source.isdecimal() and not path.exists():
+        return Camera(int(source))
+    if path.is_dir():
+        return Folder(path)
+    if not path.exists():
+        raise FileNotFoundError(f'There is no {path}.')
+    return Folder(path) if path.suffix.lower() in PICTURES else Video(path)
+
+
+def find_pictures(path: Path) -> list[Path]:
+    """The picture, or those in the folder, sorted by name.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f'There is no {path}.')
+    candidates = sorted(path.iterdir()) if path.is_dir() else [path]
+    pictures = [p for p in candidates if p.suffix.lower() in PICTURES]
+    if not pictures:
+        raise FileNotFoundError(f'{path} holds no picture ({", ".join(sorted(PICTURES))}).')
+    return pictures
+
+
+class Folder(Source):
+    """The pictures of a folder, sorted by name."""
+
+    def __init__(self, path: Path):
+        self.paths = find_pictures(path)
+        self.length = len(self.paths)
+
+    def frames(self, allocate: Allocate) -> Iterator[np.ndarray | None]:
+        """As in :class:`Source`; pictures may differ in size."""
+        for path in self.paths:
+            yield cv2.imread(str(path), cv2.IMREAD_COLOR)
+
+
+class _Capture(Source):
+    """What OpenCV opens."""
+
+    def __init__(self, source: str | int):
+        self._capture = cv2.VideoCapture(source)
+        if not self._capture.isOpened():
+            raise ValueError(f'OpenCV cannot open {self._name(source)}.')
+        self.rate = self._capture.get(cv2.CAP_PROP_FPS)
+        if not 0 < self.rate < 1000:  # NaN too
+            self.rate = USUAL_RATE
+
+    @staticmethod
+    def _name(source: str | int) -> str:
+        return f'camera {source}' if isinstance(source, int) else f'{source} as a video'
+
+    def _retrieve(self, allocate: Allocate) -> np.ndarray | None:
+        """The frame that was grabbed, decoded into what ``allocate`` gives."""
+        size = (cv2.CAP_PROP_FRAME_HEIGHT, cv2.CAP_PROP_FRAME_WIDTH)
+        buffer = allocate((*(int(self._capture.get(side)) for side in size), 3))
+        if buffer is None:
+            return None
+        ok, picture = self._capture.retrieve(buffer)
+        return picture if ok else None
+
+    def close(self) -> None:
+        """Release the file or the camera."""
+        self._capture.release()
+
+
+class Video(_Capture):
+    """A video file.
+
+    A damaged part shows in the time stamps of its neighbours: each frame that fits into such a gap
+    is one that could not be read. What is damaged so slightly that the decoder conceals it is a
+    frame, and so is what follows the last readable one no frame.
+    """
+
+    def __init__(self, path: Path):
+        super().__init__(str(path))
+        length = self._capture.get(cv2.CAP_PROP_FRAME_COUNT)
+        self.length = int(length) if length > 0 else None
+
+    def frames(self, allocate: Allocate) -> Iterator[np.ndarray | None]:
+        """As in :class:`Source`."""
+        position, failures, origin = 0, 0, None
+        while failures < _PATIENCE and (self.length is None or position < self.length):
+            if not self._capture.grab():
+                failures += 1
+                continue
+            failures = 0
+            time = 1e-3 * self._capture.get(cv2.CAP_PROP_POS_MSEC)
+            origin = time if origin is None else origin
+            while position < round((time - origin) * self.rate):
+                yield None
+                position += 1
+            yield self._retrieve(allocate)
+            position += 1
+
+
+class Camera(_Capture):
+    """A camera. Frames that come while all buffers are taken are dropped."""
+
+    live = True
+
+    def frames(self, allocate: Allocate) -> Iterator[np.ndarray | None]:
+        """As in :class:`Source`, until the camera is gone."""
+        failures = 0
+        while failures < _PATIENCE:
+            if self._capture.grab():
+                failures = 0
+                yield self._retrieve(allocate)
+            else:
+                failures += 1

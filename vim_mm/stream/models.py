@@ -1,0 +1,56 @@
+"""Models as a stream takes them: which config, which parts are made fast."""
+
+from collections.abc import Sequence
+
+from mmengine.config import Config
+from torch import nn
+
+from vim_mm.acceleration import accelerate
+from vim_mm.stream.predictor import Predictor
+
+
+def for_stream(cfg: Config, native: bool = False) -> None:
+    """Change a config, in place, to one whose model predicts the same in less time and memory.
+
+    MMSegmentation's ``EncoderDecoder`` becomes a ``FastEncoderDecoder``.
+
+    Args:
+        cfg (Config): Of MMSegmentation or MMDetection.
+        native (bool): The model sees frames at their own size and as a whole: no Resize in the test
+            pipeline, no windows, for a detector padding to multiples of 32 only. This changes what
+            is predicted.
+    """
+    if cfg.default_scope == 'mmseg' and cfg.model.type == 'EncoderDecoder':
+        cfg.model.type = 'FastEncoderDecoder'
+    if native:
+        same_size = dict(type='Resize', scale_factor=1.0, keep_ratio=True)
+        dataset = cfg.test_dataloader.dataset
+        dataset.pipeline = [same_size if t.type == 'Resize' else t for t in dataset.pipeline]
+        if cfg.default_scope == 'mmseg':
+            cfg.model.test_cfg = dict(mode='whole')
+        else:
+            cfg.model.data_preprocessor.pad_size_divisor = 32
+
+
+def make_predictor(
+    model: nn.Module,
+    transforms: Sequence,
+    *,
+    amp: bool = False,
+    graph: bool = False,
+    compile: bool = False,
+    **options,
+) -> Predictor:
+    """A predictor of a model that is accelerated in place.
+
+    A ``FastEncoderDecoder`` whose stages are recorded as graphs needs none of its parts.
+
+    Args:
+        model (nn.Module): In evaluation mode, on its device.
+        transforms (Sequence): Of the test pipeline, built.
+        amp, graph, compile (bool): See :func:`vim_mm.accelerate`.
+        options: Further arguments of :class:`Predictor`.
+    """
+    staged = getattr(model, 'predicts_in_chunks', lambda: False)()
+    accelerate(model, amp=amp, graph=graph and not staged, compile=compile)
+    return Predictor(model, transforms, graph=graph, compile=compile, **options)

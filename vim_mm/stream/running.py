@@ -1,0 +1,257 @@
+"""The stream itself: decoding, prediction, drawing and writing, each in a thread of its own.
+
+A frame under way holds a slot, of which there are few: a reader without a free one waits, unless
+its source is live. As many frames again may be drawn and wait for the writer. So memory is bounded,
+however slow a stage is.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import Queue, SimpleQueue
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from vim_mm.stream.frames import Source
+from vim_mm.stream.overlay import Overlay
+from vim_mm.stream.predictor import Prediction, Predictor, Slot
+
+SLOTS = 6
+_END = object()
+
+
+@dataclass
+class Summary:
+    """What became of the frames of a source.
+
+    Attributes:
+        predicted (int): Frames that were predicted.
+        unreadable (int): Frames that could not be read, or of a camera that nobody took in time. A
+            written video has the frame before in their places.
+        length (int | None): What the source says of its number of frames.
+        limit (int | None): The number of frames that the user wants at most.
+        seconds (float): From the first frame that was there to the last that was done.
+        latencies (list[float]): Of each frame, seconds from where it was decoded to where its
+            prediction was in host memory.
+        interrupted (bool): Whether the user ended it.
+    """
+
+    predicted: int = 0
+    unreadable: int = 0
+    length: int | None = None
+    limit: int | None = None
+    seconds: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def rate(self) -> float:
+        """Frames a second."""
+        return self.predicted / self.seconds if self.seconds else 0.0
+
+    def __str__(self) -> str:
+        frames = self.predicted + self.unreadable
+        parts = [f'{self.predicted} of {frames} frames predicted']
+        if self.seconds:
+            parts.append(f'{self.seconds:.1f} s, {self.rate:.1f} frames/s')
+        if self.latencies:
+            median, worst = 1e3 * np.percentile(self.latencies, (50, 99))
+            parts.append(f'{median:.1f} ms from a frame to its prediction (p99 {worst:.1f} ms)')
+        parts.append(f'{self.unreadable} unreadable')
+        expected = min(n for n in (self.length, self.limit, frames) if n is not None)
+        if self.length is not None and not self.interrupted:
+            expected = self.length if self.limit is None else min(self.length, self.limit)
+        if frames < expected:
+            parts.append(f'the source names {expected - frames} more, which it does not hold')
+        return ('interrupted: ' if self.interrupted else '') + '; '.join(parts)
+
+
+class _Thread(threading.Thread):
+    """Runs a function that empties one queue and fills another.
+
+    What it raises is kept, and ends the stream; until the end of that it goes on emptying.
+    """
+
+    def __init__(self, stream: 'Stream', function: Callable, taken_from=None, given_to=None):
+        super().__init__(daemon=True, name=function.__name__)
+        self.stream, self.function = stream, function
+        self.taken_from, self.given_to = taken_from, given_to
+
+    def run(self) -> None:
+        try:
+            self.function()
+        except BaseException as error:
+            self.stream.errors.append(error)
+            self.stream.end()
+            while self.taken_from is not None and self.taken_from.get() is not _END:
+                pass
+        finally:
+            if self.given_to is not None:
+                self.given_to.put(_END)
+
+
+class Stream:
+    """Takes the frames of a source through a predictor, draws them and hands them to sinks.
+
+    Args:
+        source (Source): Closed at the end.
+        predictor (Predictor): Its results come in the order of the frames.
+        overlay (Overlay): Not asked if there are no sinks.
+        sinks (Sequence): With ``write(picture) -> bool``, False to end the stream, and ``close()``;
+            closed at the end.
+        limit (int, optional): Frames at most.
+        slots (int): Frames in memory at most.
+        on_result (Callable, optional): Called with number, slot and prediction of each frame.
+        progress (bool | None): Whether to show a line; None on a terminal only.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        predictor: Predictor,
+        overlay: Overlay,
+        sinks: Sequence[Any] = (),
+        *,
+        limit: int | None = None,
+        slots: int = SLOTS,
+        on_result: Callable[[int, Slot, Prediction], None] | None = None,
+        progress: bool | None = None,
+    ):
+        self.source, self.predictor, self.overlay, self.sinks = source, predictor, overlay, sinks
+        self.limit, self.on_result = limit, on_result
+        self.stop, self.errors = threading.Event(), []
+        # Slots bound the first three.
+        self.free, self.decoded, self.predicted = (SimpleQueue() for _ in range(3))
+        self.drawn: Queue = Queue(maxsize=slots)
+        for _ in range(slots):
+            self.free.put(predictor.slot())
+        self.summary = Summary(length=source.length, limit=limit)
+        lengths = [n for n in (source.length, limit) if n is not None]
+        self.bar = tqdm(
+            total=min(lengths, default=None),
+            unit=' frames',
+            disable=None if progress is None else not progress,
+        )
+        self._begin: float | None = None
+
+    def run(self) -> Summary:
+        """Until the source ends, a sink wants no more, the limit is reached, or Ctrl-C.
+
+        After Ctrl-C the frames under way are finished and the sinks closed; a second one does not
+        wait for that.
+
+        Raises:
+            Exception: What a stage raised, after the sinks were closed.
+        """
+        threads = [
+            _Thread(self, self._read, given_to=self.decoded),
+            _Thread(self, self._draw, self.predicted, self.drawn),
+            _Thread(self, self._write, self.drawn),
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            try:
+                self._predict()
+            except KeyboardInterrupt:
+                self.summary.interrupted = True
+        finally:
+            self.end()
+            self.predicted.put(_END)
+            for thread in threads[1:]:
+                thread.join()
+            self.bar.close()
+            for sink in self.sinks:
+                sink.close()
+        threads[0].join(timeout=5.0)  # of a camera that gives no frame, say
+        if not threads[0].is_alive():
+            self.source.close()
+        if self.errors:
+            raise self.errors[0]
+        return self.summary
+
+    def end(self) -> None:
+        """Let the reader end, also one that waits for a slot."""
+        self.stop.set()
+        self.free.put(None)
+
+    def _read(self) -> None:
+        slot: Slot | None = None
+
+        def allocate(shape: tuple[int, int, int]) -> np.ndarray | None:
+            nonlocal slot
+            if slot is None:
+                if self.source.live and self.free.empty():
+                    return None
+                slot = self.free.get()
+            return None if slot is None else slot.buffer(shape)
+
+        for number, picture in enumerate(self.source.frames(allocate)):
+            if self.stop.is_set():
+                return
+            taken = None
+            if picture is not None:
+                if slot is None:
+                    allocate(picture.shape)
+                if slot is not None:
+                    slot.put(picture)
+                    slot.ready = perf_counter()
+                    taken, slot = slot, None
+            self.decoded.put(taken)
+            if number + 1 == self.limit:
+                return
+
+    def _predict(self) -> None:
+        """In the main thread, which is the one that Ctrl-C interrupts."""
+        prepared = 0.0
+        while (slot := self.decoded.get()) is not _END and not self.stop.is_set():
+            if slot is not None:
+                if self.predictor.prepare(slot.picture.shape[:2]):
+                    prepared = perf_counter()
+                if self._begin is None:
+                    self._begin = prepared
+                # What is made once for a size is no part of any frame.
+                slot.ready = max(slot.ready, prepared)
+                self.predictor.submit(slot)
+            self.predicted.put(slot)
+
+    def _draw(self) -> None:
+        number = 0
+        while (slot := self.predicted.get()) is not _END:
+            picture = None
+            if slot is None:
+                self.summary.unreadable += 1
+            else:
+                prediction = self.predictor.result(slot)
+                self.summary.latencies.append(perf_counter() - slot.ready)
+                if self.on_result is not None:
+                    self.on_result(number, slot, prediction)
+                if self.sinks:
+                    picture = self.overlay(slot.picture, prediction)
+                self.free.put(slot)
+                self.summary.predicted += 1
+            self.drawn.put(picture)
+            number += 1
+
+    def _write(self) -> None:
+        last, waiting = None, 0
+        while (picture := self.drawn.get()) is not _END:
+            last = last if picture is None else picture
+            if last is None:  # unreadable frames before the first, whose size is not known yet
+                waiting += 1
+            else:
+                for _ in range(waiting):
+                    self._hand_over(np.zeros_like(last))
+                waiting = 0
+                self._hand_over(last)
+            if self._begin is not None:
+                self.summary.seconds = perf_counter() - self._begin
+            self.bar.update()
+
+    def _hand_over(self, picture: np.ndarray) -> None:
+        for sink in self.sinks:
+            if not sink.write(picture):
+                self.stop.set()
