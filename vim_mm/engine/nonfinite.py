@@ -10,6 +10,7 @@ from mmengine.optim import AmpOptimWrapper
 from mmengine.registry import HOOKS
 from torch import nn
 
+from vim_mm.engine.batch import MicroBatches, micro_batch_number
 from vim_mm.engine.randomness import seed_iteration
 
 
@@ -138,11 +139,13 @@ class NonFiniteLossHook(Hook):
                 for param, before in zip(params, self.weights):
                     param.copy_(before)
         model = revert_sync_batchnorm(model)  # the other processes do not take part
-        seed_iteration(runner.seed, runner.iter)
+        batches = data_batch if isinstance(data_batch, MicroBatches) else (data_batch,)
 
         def step() -> None:
-            with torch.no_grad(), runner.optim_wrapper.optim_context(model):
-                data = model.data_preprocessor(data_batch, True)
-                model._run_forward(data, mode='loss')
+            for index, batch in enumerate(batches):
+                seed_iteration(runner.seed, runner.iter, micro_batch_number(index))
+                with torch.no_grad(), runner.optim_wrapper.optim_context(model):
+                    data = model.data_preprocessor(batch, True)
+                    model._run_forward(data, mode='loss')
 
         return first_fault(model, step)
