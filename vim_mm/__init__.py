@@ -27,6 +27,7 @@ _OF_MMENGINE = (
     'config_names',
     'config_path',
     'datasets',
+    'detection',
     'engine',
     'registered',
     'segmentation',
@@ -38,7 +39,7 @@ except ModuleNotFoundError as _error:
     if _error.name != 'mmengine':  # it is there, and lacks something itself
         raise
 else:
-    from vim_mm import datasets, engine, registered, segmentation
+    from vim_mm import datasets, detection, engine, registered, segmentation
     from vim_mm.config import config_names, config_path
     from vim_mm.engine.activation import activate
 
@@ -47,6 +48,7 @@ else:
         'config_names',
         'config_path',
         'datasets',
+        'detection',
         'engine',
         'registered',
         'segmentation',
