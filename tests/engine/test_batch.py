@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 from multiprocessing import get_context
@@ -111,11 +112,19 @@ class Recorder(Hook):
 
 
 def train(
-    work_dir, size, model=None, steps=STEPS, epochs=None, scale=False, total=TOTAL, **options
+    work_dir,
+    size,
+    model=None,
+    steps=STEPS,
+    epochs=None,
+    scale=False,
+    total=TOTAL,
+    sampler=None,
+    **options,
 ):
     """A training with ``size`` pictures in a micro-batch; its runner and the record of it."""
     record = Recorder()
-    sampler = dict(type='DefaultSampler' if epochs else 'InfiniteSampler', shuffle=True)
+    sampler = dict(type=sampler or ('DefaultSampler' if epochs else 'InfiniteSampler'))
     length = dict(by_epoch=True, max_epochs=epochs) if epochs else dict(max_iters=steps)
     runner = make_runner(
         work_dir,
@@ -130,7 +139,7 @@ def train(
         train_cfg=dict(by_epoch=False, val_interval=100) | length,
         auto_scale_lr=recipe(total, enable=scale),
         param_scheduler=dict(type='LinearLR', by_epoch=False, start_factor=0.1, end=4),
-        default_hooks=dict(checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=2)),
+        default_hooks=dict(checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=3)),
         custom_hooks=[record],
         randomness=dict(seed=1),
         **options,
@@ -178,14 +187,17 @@ def test_a_scaled_learning_rate(tmp_path):
     assert {len(step) for step in record.pictures} == {2}
 
 
-def test_resuming_within_and_with_another_batch_per_gpu(tmp_path):
-    whole, record = train(tmp_path / 'whole', 2)
+@pytest.mark.parametrize('sampler', ['InfiniteSampler', 'DefaultSampler'])
+def test_resuming_within_and_with_another_batch_per_gpu(sampler, tmp_path):
+    """Also in the third epoch, of two steps, and with the noise of each sample."""
+    whole, record = train(tmp_path / 'whole', 2, sampler=sampler)
     for size in (2, 4):
         work_dir = tmp_path / f'resumed{size}'
-        options = dict(load_from=str(tmp_path / 'whole' / 'iter_2.pth'), resume=True)
-        resumed, added = train(work_dir, size, **options)
-        assert same_pictures(added.pictures, record.pictures[2:])
-        assert added.rates == record.rates[2:]
+        options = dict(load_from=str(tmp_path / 'whole' / 'iter_3.pth'), resume=True)
+        resumed, added = train(work_dir, size, sampler=sampler, **options)
+        assert len(added.pictures) == STEPS - 3
+        assert same_pictures(added.pictures, record.pictures[3:])
+        assert added.rates == record.rates[3:]
         if size == 2:
             assert torch.equal(weights(resumed), weights(whole))
 
@@ -200,6 +212,42 @@ def test_a_clipped_gradient_is_that_of_the_step(tmp_path):
         norms.append(runner.message_hub.get_scalar('train/grad_norm').data[0].tolist())
     assert len(norms[0]) == len(norms[1]) == 1
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+
+
+@pytest.fixture
+def loss_scaler(monkeypatch):
+    """What AmpOptimWrapper needs: CUDA and float16, or here a scaler for the CPU and float32."""
+    if not torch.cuda.is_available():
+        from mmengine.optim.optimizer import amp_optimizer_wrapper as module
+
+        monkeypatch.setattr(module, 'is_cuda_available', lambda: True)
+        monkeypatch.setattr(module, 'GradScaler', partial(torch.amp.GradScaler, 'cpu'))
+        monkeypatch.setattr('mmengine.runner.amp.autocast', lambda **_: nullcontext())
+    return dict(init_scale=16.0, growth_interval=2)
+
+
+def test_the_loss_scale_follows_steps(loss_scaler, tmp_path):
+    """It doubles after every second step, and the weights are those of the whole batch."""
+    trained, start = [], ToyModel().state_dict()
+    for size in (TOTAL, 2):
+        optim_wrapper = dict(
+            type='AmpOptimWrapper',
+            loss_scale=loss_scaler,
+            optimizer=dict(type='SGD', lr=0.01),
+            clip_grad=dict(max_norm=0.1),
+        )
+        model = ToyModel()
+        model.load_state_dict(start)
+        runner, _ = train(tmp_path / str(size), size, model, optim_wrapper=optim_wrapper)
+        assert runner.optim_wrapper.loss_scaler.get_scale() == 16 * 2 ** (STEPS // 2)
+        trained.append(weights(runner))
+    rtol = 1e-2 if torch.cuda.is_available() else 1e-4
+    torch.testing.assert_close(trained[1], trained[0], rtol=rtol, atol=1e-4)
+    assert (trained[0] - weights_of(start)).abs().max() > 1e-3
+
+
+def weights_of(state: dict) -> torch.Tensor:
+    return torch.cat([value.flatten() for value in state.values()])
 
 
 class FaultyModel(ToyModel):

@@ -70,10 +70,12 @@ class NumberedSampler(Sampler):
     Args:
         dataset (Dataset): To draw from.
         sampler (Mapping): Config of the other sampler. Its ``skip`` and ``set_epoch``, by which
-            MMEngine resumes, are passed on where it has them.
+            MMEngine resumes, are passed on where it has them. One that has an ``epoch`` learns to
+            skip as well.
         seed (int, optional): Of the run, the same in all processes.
         batch_size (int): Samples of a micro-batch.
         counts (int): Micro-batches of this process in a step.
+        drop_last (bool): Whether the loader drops the incomplete step at the end of an epoch.
     """
 
     def __init__(
@@ -83,18 +85,23 @@ class NumberedSampler(Sampler):
         seed: int | None = None,
         batch_size: int = 1,
         counts: int = 1,
+        drop_last: bool = False,
     ):
         self.sampler = DATA_SAMPLERS.build(sampler, default_args=dict(dataset=dataset, seed=seed))
-        self.start = self.epoch = 0
+        self.start = self.epoch = self.first_epoch = 0
         self.batch_size, self.counts = batch_size, counts
-        if hasattr(self.sampler, 'skip'):
+        self.drop_last = drop_last
+        self.by_epoch = hasattr(self.sampler, 'epoch')
+        if self.by_epoch or hasattr(self.sampler, 'skip'):
             self.skip = self._skip
 
     def __iter__(self) -> Iterator[NumberedIndex]:
         rank, processes = get_dist_info()
+        # Endless ones have skipped by themselves.
+        following = islice(self.sampler, self.start, None) if self.by_epoch else self.sampler
         indices = (
             NumberedIndex(index, number * processes + rank, self.epoch)
-            for number, index in enumerate(self.sampler, self.start)
+            for number, index in enumerate(following, self.start)
         )
         while step := list(islice(indices, self.batch_size * self.counts)):
             for index in range(self.counts):
@@ -109,15 +116,22 @@ class NumberedSampler(Sampler):
         return getattr(self.sampler, name)
 
     def _skip(self, num_samples: int) -> None:
-        self.sampler.skip(num_samples)
-        self.start = num_samples
+        if not self.by_epoch:
+            self.sampler.skip(num_samples)
+            self.start = num_samples
+            return
+        share = self.batch_size * self.counts
+        steps = len(self) // share if self.drop_last else -(-len(self) // share)
+        self.first_epoch, start = divmod(num_samples, steps * share)
+        self.set_epoch(0)
+        self.start = start
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch."""
+        """Go to the start of an epoch, counted from the one that was skipped to."""
         if hasattr(self.sampler, 'set_epoch'):
-            self.sampler.set_epoch(epoch)
-        if not hasattr(self, 'skip'):  # such samplers have one endless epoch
-            self.epoch = epoch
+            self.sampler.set_epoch(self.first_epoch + epoch)
+        if self.by_epoch:
+            self.start, self.epoch = 0, self.first_epoch + epoch
 
     def reseed(self, seed: int) -> None:
         """Give the sampler another seed, before it has drawn anything."""

@@ -185,7 +185,7 @@ class VimRunner(Runner):
             self._make_batch()
         loop = super().build_train_loop(loop)
         loader = loop.dataloader
-        if len(loader) == 0 and not hasattr(loader.sampler, 'skip'):  # the endless ones can
+        if len(loader) == 0 and getattr(loader.sampler, 'by_epoch', False):
             raise ValueError(
                 f'an epoch has {len(loader.dataset)} images, less than the {self.batch.total} of '
                 'a step'

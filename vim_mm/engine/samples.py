@@ -190,7 +190,11 @@ def build_dataloader(
         dataloader['dataset'] = dict(type='CheckedDataset', dataset=dataset, seed=seed)
     if isinstance(sampler, Mapping):
         dataloader['sampler'] = dict(
-            type='NumberedSampler', sampler=sampler, batch_size=batch_size, counts=counts
+            type='NumberedSampler',
+            sampler=sampler,
+            batch_size=batch_size,
+            counts=counts,
+            drop_last=dataloader.get('drop_last', False),
         )
     loader = build(dataloader, seed, diff_rank_seed)
     loader.num_workers, note = fit_workers(loader.num_workers, batch_size, loader.dataset)
