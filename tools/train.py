@@ -30,18 +30,36 @@ def parse_args(arguments: list[str] | None = None) -> Namespace:
         help='note in this JSON file which path the scans of the first iteration took, by the '
         "profiler's names, with commit and versions; a run that goes on by another path is refused",
     )
+    parser.add_argument(
+        '--batch-per-gpu',
+        type=int,
+        metavar='N',
+        help='images that fit a GPU at once, short for --cfg-options train_dataloader.batch_size=N;'
+        ' the gradients of several such batches make the batch of the recipe',
+    )
+    parser.add_argument(
+        '--scale-lr',
+        action='store_true',
+        help='accumulate nothing: a step has N images of each GPU, and the learning rate is scaled '
+        'linearly from the batch of the recipe',
+    )
     return parser.parse_args(arguments)
 
 
 def main(args: Namespace) -> None:
     # After the arguments: --help takes no PyTorch.
     from vim_mm.engine import build_runner
+    from vim_mm.engine.batch import scale_learning_rate
     from vim_mm.engine.checkpoint import last_checkpoint
     from vim_mm.engine.cli import read_config
 
     cfg = read_config(args)
     if args.amp:
         cfg.optim_wrapper.type = 'BFloat16OptimWrapper'
+    if args.batch_per_gpu is not None:
+        cfg.train_dataloader.batch_size = args.batch_per_gpu
+    if args.scale_lr:
+        scale_learning_rate(cfg)
     checkpoint = last_checkpoint(cfg.work_dir) if args.resume == 'auto' else args.resume
     if checkpoint is not None:
         cfg.load_from, cfg.resume = str(checkpoint), True

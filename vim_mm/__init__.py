@@ -16,6 +16,7 @@ _OF_MMENGINE = (
     'config_names',
     'config_path',
     'datasets',
+    'detection',
     'engine',
     'registered',
     'segmentation',
@@ -47,7 +48,7 @@ if not _DRAWS_DATA:
         if _error.name != 'mmengine':  # it is there, and lacks something itself
             raise
     else:
-        from vim_mm import datasets, engine, registered, segmentation
+        from vim_mm import datasets, detection, engine, registered, segmentation
         from vim_mm.config import config_names, config_path
         from vim_mm.engine.activation import activate
 
@@ -56,6 +57,7 @@ if not _DRAWS_DATA:
             'config_names',
             'config_path',
             'datasets',
+            'detection',
             'engine',
             'registered',
             'segmentation',

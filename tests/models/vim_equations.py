@@ -95,7 +95,11 @@ def turn(tokens, side, pretrained_side=14):
 
 
 def vim(image, w, bimamba_type, tap, depth, middle_cls=False, rope=False):
-    """The tokens after each layer: the mixer's output, the stream, or the stream normalized."""
+    """The tokens after each layer: the mixer's output, the stream, or the stream normalized.
+
+    The stream is the one that the next layer takes, and of the last layer the sum that nothing
+    turns.
+    """
     tokens = patch_tokens(image, w['patch_embed.proj.weight'], w['patch_embed.proj.bias'])
     if middle_cls:
         middle = tokens.shape[1] // 2
@@ -112,7 +116,7 @@ def vim(image, w, bimamba_type, tap, depth, middle_cls=False, rope=False):
         after = stream + mixed
         stream = stream + turn(mixed, side) if rope else after
         norm = w.get('norm_f.weight' if i == depth - 1 else f'norm{i}.weight')
-        outputs = {'mixer': mixed, 'residual': after}
+        outputs = {'mixer': mixed, 'residual': after if i == depth - 1 else stream}
         if norm is not None:
             outputs['norm'] = rms_norm(after, norm)
         taps.append(outputs.get(tap))

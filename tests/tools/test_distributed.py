@@ -48,6 +48,38 @@ def test_one_node(task, configs, data_root, options, tmp_path):
     assert metrics(tested, 'test') == metrics(log, 'val')
 
 
+def test_any_number_of_processes_makes_the_batch_of_the_recipe(configs, options, tmp_path):
+    """And a run goes on from another number of processes; the learning rate stays."""
+    rates = {}
+    for processes, line in (
+        (1, 'Batch: 4 images a step = 2 x 2 micro-batches, whose gradients are accumulated'),
+        (2, 'Batch: 4 images a step = 2 processes x 2; the batch and the learning rate are those'),
+    ):
+        log = run_tool(
+            'dist_train.sh', configs['seg'], processes, '--batch-per-gpu', 2, '--resume', *options,
+            f'train_cfg.max_iters={2 * processes}', cwd=tmp_path,
+        )  # fmt: skip
+        assert line in log
+        first = 2 * processes - 1
+        assert iterations(log) == [first, first + 1]
+        rates[processes] = re.findall(r'Iter\(train\).*? lr: (\S+)', log)
+    whole = run_tool(
+        'train.py', configs['seg'], '--batch-per-gpu', 2, '--work-dir', 'whole', *options[2:],
+        'train_cfg.max_iters=4', cwd=tmp_path,
+    )  # fmt: skip
+    assert re.findall(r'Iter\(train\).*? lr: (\S+)', whole)[2:] == rates[2]
+    scaled = run_tool(
+        'dist_train.sh', configs['seg'], 2, '--batch-per-gpu', 3, '--scale-lr', *options,
+        '--work-dir', 'scaled', cwd=tmp_path,
+    )  # fmt: skip
+    assert (
+        'Batch: 6 images a step = 2 processes x 3; the learning rate is multiplied by 6 / 4'
+        in scaled
+    )
+    failed = run_tool('dist_train.sh', configs['seg'], 3, *options, cwd=tmp_path, fails=True)
+    assert '3 processes cannot share the 4 images of a step evenly' in failed.splitlines()[-1]
+
+
 def test_two_nodes(configs, options, tmp_path):
     variables = dict(NNODES='2', MASTER_ADDR='127.0.0.1', PORT=free_port())
     processes = [

@@ -219,6 +219,7 @@ def prepare(args: Namespace, cfg: Config, folder: Path) -> None:
     for name in ('test_cfg', 'test_dataloader', 'test_evaluator'):
         cfg[name] = None
     cfg.default_hooks.checkpoint = None
+    cfg.auto_scale_lr = None  # an iteration is one batch of the loader
     if args.amp:
         cfg.optim_wrapper.type = 'BFloat16OptimWrapper'
 

@@ -53,7 +53,9 @@ model = dict(
     decode_head=dict(in_channels=[8] * 4, channels=8, dropout_ratio=0.3),
     auxiliary_head=dict(in_channels=8, channels=8),
 )
+# Of two micro-batches.
 train_dataloader = dict(batch_size=2)
+auto_scale_lr = dict(base_batch_size=4)
 train_cfg = dict(val_interval=7)
 default_hooks = dict(logger=dict(interval=1), checkpoint=dict(interval=3))
 log_level = 'ERROR'

@@ -13,6 +13,7 @@ from mmengine.registry import HOOKS
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+from vim_mm.engine.batch import MicroBatches, micro_batch_number
 from vim_mm.engine.randomness import seed_iteration
 
 
@@ -166,15 +167,17 @@ class NonFiniteLossHook(Hook):
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         if not sharded:
             model = revert_sync_batchnorm(model)  # the other processes do not take part
-        seed_iteration(runner.seed, runner.iter)
+        batches = data_batch if isinstance(data_batch, MicroBatches) else (data_batch,)
 
         def step() -> None:
-            with torch.no_grad(), runner.optim_wrapper.optim_context(model):
-                data = model.data_preprocessor(data_batch, True)
-                if sharded:  # by the wrapper, which gathers the weights
-                    runner.model(**data, mode='loss')
-                else:
-                    model._run_forward(data, mode='loss')
+            for index, batch in enumerate(batches):
+                seed_iteration(runner.seed, runner.iter, micro_batch_number(index))
+                with torch.no_grad(), runner.optim_wrapper.optim_context(model):
+                    data = model.data_preprocessor(batch, True)
+                    if sharded:  # by the wrapper, which gathers the weights
+                        runner.model(**data, mode='loss')
+                    else:
+                        model._run_forward(data, mode='loss')
 
         return first_fault(runner.model if sharded else model, step, whole=sharded)
 

@@ -37,6 +37,7 @@ def function_switches(module: nn.Module) -> dict:
         switches['if_divide_out'] = mixer.if_divide_out
     if module.if_rope:
         switches['rope_grid'] = module.rope_grid
+        switches['if_rope_residual'] = module.if_rope_residual
     return switches
 
 

@@ -1,8 +1,10 @@
 """Where VisionMamba's tokens stand: class tokens in the sequence, position embedding, rotation."""
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
-from einops import rearrange, repeat
+from einops import rearrange
 from torch import Tensor
 
 from vim_mm.ops.resample import resize
@@ -75,19 +77,41 @@ def rotary_table(
     """Cosine and sine, each (1, L, channels), of the 2-D rotary embedding as EVA-02 and Vim use it.
 
     The first half of the channels turns with the row, the second with the column, both scaled such
-    that any grid spans ``base_grid`` positions. Class tokens do not turn.
+    that any grid spans ``base_grid`` positions. Class tokens do not turn. Float32, in the bits that
+    the CPU gives on every device: those of the tables in Vim's checkpoints.
     """
-    half = channels // 2
-    frequency = 10000 ** (-torch.arange(0, half, 2, device=device) / half)
-    rows, columns = (
-        (torch.arange(n, device=device) * (base_grid / n))[:, None] * frequency for n in grid
-    )
-    rows = repeat(rows, 'h f -> h w (f pair)', w=grid[1], pair=2)
-    columns = repeat(columns, 'w f -> h w (f pair)', h=grid[0], pair=2)
-    angle = rearrange(torch.cat([rows, columns], dim=2), 'h w c -> 1 (h w) c')
-    still = angle.new_zeros(1, len(CLS_TOKENS[placement](0)), channels)
-    angle = insert_cls(angle, still, placement)
+    turns = _turns if torch.compiler.is_compiling() else _kept_turns
+    num_cls = len(CLS_TOKENS[placement](0))
+    table = []
+    along = zip(*(turns(n, channels // 2, base_grid, device) for n in grid), strict=True)
+    for (rows, columns), still in zip(along, (torch.ones, torch.zeros)):
+        rows, columns = rows[:, None].expand(*grid, -1), columns[None].expand(*grid, -1)
+        values = torch.cat([rows, columns], dim=2).flatten(0, 1)[None]
+        table.append(insert_cls(values, still(1, num_cls, channels, device=device), placement))
+    return table[0], table[1]
+
+
+def _turns(
+    positions: int, channels: int, base_grid: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Cosine and sine, each (positions, channels), along one axis of the grid."""
+    # In the order of operations of Vim's own table. Through 24 rotations of the stream, another
+    # rounding of a frequency grows to 1e-5 of the features.
+    exponent = torch.arange(0, channels, 2, dtype=torch.float32, device=device) / channels
+    frequency = 1 / 10000**exponent
+    position = torch.arange(positions, dtype=torch.float32, device=device) / positions * base_grid
+    angle = (position[:, None] * frequency).repeat_interleave(2, dim=1)
     return angle.cos(), angle.sin()
+
+
+@lru_cache(maxsize=64)
+def _kept_turns(
+    positions: int, channels: int, base_grid: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """:func:`_turns` as the CPU rounds them, kept on the device."""
+    with torch.inference_mode(False):  # whoever asks first, others may need them for gradients
+        cos, sin = _turns(positions, channels, base_grid, torch.device('cpu'))
+        return cos.to(device), sin.to(device)
 
 
 def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:

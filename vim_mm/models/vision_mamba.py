@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import torch
 from einops import rearrange
@@ -136,16 +137,21 @@ class VisionMamba(nn.Module):
         out_type (str): 'featmap', maps (B, C, H, W); 'cls_token', (B, C), the mean if there are
             two; 'avg_featmap', (B, C), the mean over patches; 'raw', all tokens (B, L, C).
         out_feature (str): What of a layer is returned: 'mixer', the mixer's output before it is
-            added to the residual stream (Vim's released segmentation); 'residual', the stream
-            after that; 'norm', the stream after that, normalized: by ``norm_f`` at the last layer,
-            by ``norm{i}`` at layer i, in the dtype of the mixer's output.
+            added to the residual stream (Vim's released tiny segmentor); 'residual', the stream as
+            the next layer takes it, and of the model's last layer the plain sum, without stochastic
+            depth (Vim's released detector and small segmentor); 'norm', the stream after the
+            layer, normalized: by ``norm_f`` at the last layer, by ``norm{i}`` at layer i, in the
+            dtype of the mixer's output.
         cls_token (str): 'none', 'head', 'middle', 'tail', or 'double' (head and tail).
         bimamba_type (str): 'none', 'v1' or 'v2', see :class:`Mamba`.
         if_divide_out (bool): See :class:`Mamba`.
         discretization_method (str): Of all layers, a name in ``vim_mm.ops.METHODS``.
         ssm_cfg (dict, optional): Further arguments of :class:`Mamba`, such as ``fused=False``.
         if_abs_pos_embed (bool): Whether to add a learned position embedding.
-        if_rope (bool): Whether to rotate the input of every layer by its position.
+        if_rope (bool): Whether to rotate the input of every layer by its position: the tokens in
+            front of the first, the output of the layer before in front of the others.
+        if_rope_residual (bool): Whether to rotate the residual stream along with that output, as
+            Vim's released detector and small segmentor do. It needs ``if_rope``.
         rope_grid (int): Positions that any grid spans under ``if_rope``: the side in patches of the
             grid in pre-training.
         residual_in_fp32 (bool): Keep the residual stream in at least float32.
@@ -176,6 +182,7 @@ class VisionMamba(nn.Module):
         ssm_cfg: dict | None = None,
         if_abs_pos_embed: bool = True,
         if_rope: bool = False,
+        if_rope_residual: bool = False,
         rope_grid: int = 14,
         residual_in_fp32: bool = True,
         drop_path_rate: float = 0.0,
@@ -192,17 +199,20 @@ class VisionMamba(nn.Module):
         check_counts(patch_size=patch_size, stride=stride, in_channels=in_channels)
         check_counts(rope_grid=rope_grid)
         check_bools(if_abs_pos_embed=if_abs_pos_embed, if_rope=if_rope, with_cp=with_cp)
-        check_bools(residual_in_fp32=residual_in_fp32)
+        check_bools(residual_in_fp32=residual_in_fp32, if_rope_residual=if_rope_residual)
         check_rate('drop_path_rate', drop_path_rate)
         self.embed_dims, self.num_layers = parse_arch(arch)
         if if_rope and self.embed_dims % 4:
             raise ValueError(f'if_rope needs embed_dims divisible by 4, got {self.embed_dims}')
+        if if_rope_residual and not if_rope:
+            raise ValueError('if_rope_residual needs if_rope, got if_rope False')
         self.out_indices = parse_out_indices(out_indices, self.num_layers)
         check_int('frozen_stages', frozen_stages, -1, self.out_indices[-1] + 1)
         self.out_type = out_type
         self.out_feature = out_feature
         self.placement = cls_token
         self.if_rope = if_rope
+        self.if_rope_residual = if_rope_residual
         self.rope_grid = rope_grid
         self.residual_in_fp32 = residual_in_fp32
         self.frozen_stages = frozen_stages
@@ -335,10 +345,11 @@ class VisionMamba(nn.Module):
         x = self._embed(rearrange(x, 'b c h w -> b (h w) c'), grid)
         if self.residual_in_fp32:
             x = x.to(torch.promote_types(x.dtype, torch.float32))
-        table = None
+        turn = None
         if self.if_rope:
             table = rotary_table(grid, self.embed_dims, self.rope_grid, self.placement, x.device)
-            x = rotate(x, table)
+            turn = partial(rotate, table=table)
+            x = turn(x)
 
         outputs = []
         update = None
@@ -352,11 +363,11 @@ class VisionMamba(nn.Module):
                 mixed, x = layer(x, update)
             update = layer.drop_path(mixed)
             if i in indices:
-                outputs.append(feature(i, mixed, x, update))
+                outputs.append(feature(i, mixed, x, update, turn))
             if i == max(indices):
                 break
-            if self.if_rope:
-                update = rotate(update, table)
+            if turn is not None:
+                x, update = self._turn(x, update, turn)
         return outputs, grid
 
     def _embed(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -369,12 +380,31 @@ class VisionMamba(nn.Module):
             return tokens
         return tokens + resize_pos_embed(self.pos_embed, self.grid, grid, self.placement)
 
-    def _feature(self, i: int, mixed: Tensor, residual: Tensor, update: Tensor) -> Tensor:
+    def _turn(
+        self, residual: Tensor, update: Tensor, turn: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        """The stream and its update as the next layer takes them under ``if_rope``."""
+        if self.if_rope_residual:  # a sum that turns is a sum of what turns, at half the cost
+            return turn(residual + update), None
+        return residual, turn(update)
+
+    def _feature(
+        self,
+        i: int,
+        mixed: Tensor,
+        residual: Tensor,
+        update: Tensor,
+        turn: Callable[[Tensor], Tensor] | None,
+    ) -> Tensor:
         """What is returned of layer i, given its output, and the stream before and its update."""
         if self.out_feature == 'mixer':
             return mixed
         if self.out_feature == 'residual':
-            return residual + update
+            if i == self.num_layers - 1:
+                return residual + mixed
+            if turn is not None:
+                residual, update = self._turn(residual, update, turn)
+            return residual if update is None else residual + update
         return self._normalize(getattr(self, self.norm_names[i]), i, mixed, residual, update)
 
     def _normalize(

@@ -216,7 +216,7 @@ class VisionMambaClassifier(VisionMamba):
         last = taken[-1] if stop_early or intermediates_only else len(self.layers) - 1
         layers = sorted({*taken, last})
 
-        def feature(i: int, mixed: Tensor, stream: Tensor, update: Tensor) -> tuple:
+        def feature(i: int, mixed: Tensor, stream: Tensor, update: Tensor, turn: Any) -> tuple:
             normed = None
             if norm or i == last:
                 normed = self._normalize(self.norm_f, i, mixed, stream, update)
@@ -282,7 +282,7 @@ class VisionMambaClassifier(VisionMamba):
         """Images (B, in_chans, H, W) to normalized tokens (B, n + L, C), class tokens first."""
 
         def feature(*of_layer: Any) -> Tensor:
-            return self._normalize(self.norm_f, *of_layer)
+            return self._normalize(self.norm_f, *of_layer[:-1])  # the last layer's does not turn
 
         (tokens,), _ = self._tap(x, [len(self.layers) - 1], feature)
         return self._prefix_first(tokens)
