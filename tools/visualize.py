@@ -25,10 +25,21 @@ def parse_args() -> Namespace:
         metavar='METHOD=FILE',
         help='for methods: weights that were trained with a method, in place of CHECKPOINT',
     )
-    parser.add_argument('--images', type=int, default=4, help='of the test set, spread evenly')
-    parser.add_argument('--layers', type=int, default=4, help='spread evenly, the last among them')
+    parser.add_argument(
+        '--images', type=int, default=4, help='number, of the test set, spread evenly'
+    )
+    parser.add_argument(
+        '--layers', type=int, default=4, help='number, spread evenly, the last among them'
+    )
+    parser.add_argument(
+        '--score', type=float, default=0.5, help='least score of a detection that is drawn'
+    )
     parser.add_argument('--out', type=Path, default=Path('work_dirs/visualize'), metavar='DIR')
-    return parser.parse_args()
+    args = parser.parse_args()
+    for name in ('images', 'layers'):
+        if getattr(args, name) < 1:
+            parser.error(f'--{name} must be at least 1, got {getattr(args, name)}')
+    return args
 
 
 # Above PyTorch, so that --help and a wrong option are answered at once.
@@ -70,7 +81,7 @@ def choose_layers(backbone: nn.Module, count: int) -> list[int]:
 
 
 def draw_predictions(cfg: Config, args: Namespace, path: Path) -> None:
-    plot_predictions(*predict_samples(cfg, args.checkpoint, args.images), path)
+    plot_predictions(*predict_samples(cfg, args.checkpoint, args.images, args.score), path)
 
 
 def draw_methods(cfg: Config, args: Namespace, path: Path) -> None:
@@ -91,7 +102,7 @@ def draw_methods(cfg: Config, args: Namespace, path: Path) -> None:
         cfg.model.backbone.discretization_method = method
         checkpoint = own.get(method, args.checkpoint)
         samples, classes, palette = predict_samples(
-            cfg, checkpoint, args.images, any_method=method not in own
+            cfg, checkpoint, args.images, args.score, any_method=method not in own
         )
         images = [sample.image for sample in samples]
         columns.setdefault('ground truth', [sample.truth for sample in samples])
