@@ -62,17 +62,27 @@ from vim_mm.progress import progress
 
 
 def load_inputs(cfg: Config, checkpoint: str, count: int) -> tuple[nn.Module, Tensor, list]:
-    """The model, images as it takes them (B, C, H, W), and the same in (H, W, 3) uint8 RGB."""
+    """The model, images as it takes them (B, C, H, W), and each without padding, uint8 RGB."""
     model, _ = load_model(cfg, checkpoint)
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     chosen = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int)
     preprocess = model.data_preprocessor
+    samples = [dataset[i] for i in chosen]
     # One by one, because mmseg takes no batch of several sizes; then padded, as in training.
-    each = [preprocess(pseudo_collate([dataset[i]]), False)['inputs'][0] for i in chosen]
+    each = [preprocess(pseudo_collate([s]), False)['inputs'][0] for s in samples]
     height, width = (max(image.shape[k] for image in each) for k in (1, 2))
     inputs = torch.stack([F.pad(t, (0, width - t.shape[2], 0, height - t.shape[1])) for t in each])
     pictures = (inputs * preprocess.std + preprocess.mean).clamp(0, 255).byte()
-    return model, inputs, [*pictures.permute(0, 2, 3, 1).cpu().numpy()]
+    pictures = pictures.permute(0, 2, 3, 1).cpu().numpy()
+    sizes = [s['data_samples'].img_shape[:2] for s in samples]
+    return model, inputs, [p[:rows, :columns] for p, (rows, columns) in zip(pictures, sizes)]
+
+
+def without_padding(maps: Tensor, inputs: Tensor, pictures: list) -> list[Tensor]:
+    """Maps (B, .., h, w) of padded inputs, cut to where their pictures are."""
+    ratios = [*zip(maps.shape[-2:], inputs.shape[-2:])]
+    sizes = [[-(-n * ours // whole) for n, (ours, whole) in zip(p.shape, ratios)] for p in pictures]
+    return [m[..., :rows, :columns] for m, (rows, columns) in zip(maps, sizes)]
 
 
 def choose_layers(backbone: nn.Module, count: int) -> list[int]:
@@ -116,8 +126,9 @@ def draw_features(cfg: Config, args: Namespace, path: Path) -> None:
     layers = choose_layers(backbone, args.layers)
     maps = {}
     for i, features in zip(layers, inspect.feature_maps(backbone, inputs, layers), strict=True):
+        features = without_padding(features, inputs, pictures)
         components = inspect.principal_components(features)
-        maps[f'layer {i + 1}'] = components.permute(0, 2, 3, 1).cpu().numpy()
+        maps[f'layer {i + 1}'] = [c.permute(1, 2, 0).cpu().numpy() for c in components]
     panels.plot_features(pictures, maps, path)
 
 
@@ -134,8 +145,10 @@ def draw_directions(cfg: Config, args: Namespace, path: Path) -> None:
     model, inputs, pictures = load_inputs(cfg, args.checkpoint, args.images)
     backbone = inspect.find_backbone(model)
     layers = choose_layers(backbone, args.layers)
-    shares = inspect.forward_shares(backbone, inputs, layers)
-    named = {f'layer {i + 1}': s.cpu().numpy() for i, s in zip(layers, shares, strict=True)}
+    named = {}
+    for i, share in zip(layers, inspect.forward_shares(backbone, inputs, layers), strict=True):
+        cut = without_padding(share, inputs, pictures)
+        named[f'layer {i + 1}'] = [s.cpu().numpy() for s in cut]
     panels.plot_directions(pictures, named, path)
 
 
