@@ -25,10 +25,21 @@ def parse_args() -> Namespace:
         metavar='METHOD=FILE',
         help='for methods: weights that were trained with a method, in place of CHECKPOINT',
     )
-    parser.add_argument('--images', type=int, default=4, help='of the test set, spread evenly')
-    parser.add_argument('--layers', type=int, default=4, help='spread evenly, the last among them')
+    parser.add_argument(
+        '--images', type=int, default=4, help='number, of the test set, spread evenly'
+    )
+    parser.add_argument(
+        '--layers', type=int, default=4, help='number, spread evenly, the last among them'
+    )
+    parser.add_argument(
+        '--score', type=float, default=0.5, help='least score of a detection that is drawn'
+    )
     parser.add_argument('--out', type=Path, default=Path('work_dirs/visualize'), metavar='DIR')
-    return parser.parse_args()
+    args = parser.parse_args()
+    for name in ('images', 'layers'):
+        if getattr(args, name) < 1:
+            parser.error(f'--{name} must be at least 1, got {getattr(args, name)}')
+    return args
 
 
 # Above PyTorch, so that --help and a wrong option are answered at once.
@@ -51,17 +62,27 @@ from vim_mm.progress import progress
 
 
 def load_inputs(cfg: Config, checkpoint: str, count: int) -> tuple[nn.Module, Tensor, list]:
-    """The model, images as it takes them (B, C, H, W), and the same in (H, W, 3) uint8 RGB."""
+    """The model, images as it takes them (B, C, H, W), and each without padding, uint8 RGB."""
     model, _ = load_model(cfg, checkpoint)
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     chosen = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int)
     preprocess = model.data_preprocessor
+    samples = [dataset[i] for i in chosen]
     # One by one, because mmseg takes no batch of several sizes; then padded, as in training.
-    each = [preprocess(pseudo_collate([dataset[i]]), False)['inputs'][0] for i in chosen]
+    each = [preprocess(pseudo_collate([s]), False)['inputs'][0] for s in samples]
     height, width = (max(image.shape[k] for image in each) for k in (1, 2))
     inputs = torch.stack([F.pad(t, (0, width - t.shape[2], 0, height - t.shape[1])) for t in each])
     pictures = (inputs * preprocess.std + preprocess.mean).clamp(0, 255).byte()
-    return model, inputs, [*pictures.permute(0, 2, 3, 1).cpu().numpy()]
+    pictures = pictures.permute(0, 2, 3, 1).cpu().numpy()
+    sizes = [s['data_samples'].img_shape[:2] for s in samples]
+    return model, inputs, [p[:rows, :columns] for p, (rows, columns) in zip(pictures, sizes)]
+
+
+def without_padding(maps: Tensor, inputs: Tensor, pictures: list) -> list[Tensor]:
+    """Maps (B, .., h, w) of padded inputs, cut to where their pictures are."""
+    ratios = [*zip(maps.shape[-2:], inputs.shape[-2:])]
+    sizes = [[-(-n * ours // whole) for n, (ours, whole) in zip(p.shape, ratios)] for p in pictures]
+    return [m[..., :rows, :columns] for m, (rows, columns) in zip(maps, sizes)]
 
 
 def choose_layers(backbone: nn.Module, count: int) -> list[int]:
@@ -70,7 +91,7 @@ def choose_layers(backbone: nn.Module, count: int) -> list[int]:
 
 
 def draw_predictions(cfg: Config, args: Namespace, path: Path) -> None:
-    plot_predictions(*predict_samples(cfg, args.checkpoint, args.images), path)
+    plot_predictions(*predict_samples(cfg, args.checkpoint, args.images, args.score), path)
 
 
 def draw_methods(cfg: Config, args: Namespace, path: Path) -> None:
@@ -91,7 +112,7 @@ def draw_methods(cfg: Config, args: Namespace, path: Path) -> None:
         cfg.model.backbone.discretization_method = method
         checkpoint = own.get(method, args.checkpoint)
         samples, classes, palette = predict_samples(
-            cfg, checkpoint, args.images, any_method=method not in own
+            cfg, checkpoint, args.images, args.score, any_method=method not in own
         )
         images = [sample.image for sample in samples]
         columns.setdefault('ground truth', [sample.truth for sample in samples])
@@ -105,8 +126,9 @@ def draw_features(cfg: Config, args: Namespace, path: Path) -> None:
     layers = choose_layers(backbone, args.layers)
     maps = {}
     for i, features in zip(layers, inspect.feature_maps(backbone, inputs, layers), strict=True):
+        features = without_padding(features, inputs, pictures)
         components = inspect.principal_components(features)
-        maps[f'layer {i + 1}'] = components.permute(0, 2, 3, 1).cpu().numpy()
+        maps[f'layer {i + 1}'] = [c.permute(1, 2, 0).cpu().numpy() for c in components]
     panels.plot_features(pictures, maps, path)
 
 
@@ -123,8 +145,10 @@ def draw_directions(cfg: Config, args: Namespace, path: Path) -> None:
     model, inputs, pictures = load_inputs(cfg, args.checkpoint, args.images)
     backbone = inspect.find_backbone(model)
     layers = choose_layers(backbone, args.layers)
-    shares = inspect.forward_shares(backbone, inputs, layers)
-    named = {f'layer {i + 1}': s.cpu().numpy() for i, s in zip(layers, shares, strict=True)}
+    named = {}
+    for i, share in zip(layers, inspect.forward_shares(backbone, inputs, layers), strict=True):
+        cut = without_padding(share, inputs, pictures)
+        named[f'layer {i + 1}'] = [s.cpu().numpy() for s in cut]
     panels.plot_directions(pictures, named, path)
 
 

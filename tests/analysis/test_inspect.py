@@ -26,7 +26,7 @@ def test_principal_components_find_three_planted_directions():
     planted = torch.rand(2, 3, 8, 8) * torch.tensor([9.0, 4.0, 1.0]).view(3, 1, 1)
     rotation = torch.linalg.qr(torch.randn(10, 10)).Q[:, :3]
     features = torch.einsum('ck,bkhw->bchw', rotation, planted)
-    found = inspect.principal_components(features)
+    found = torch.stack(inspect.principal_components(features))
     assert found.shape == (2, 3, 8, 8) and found.min() >= 0 and found.max() <= 1
     for k in range(3):
         pair = torch.stack([found[:, k].flatten(), planted[:, k].flatten()])

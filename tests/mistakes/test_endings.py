@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -44,6 +45,35 @@ def test_torchrun_does_not_bury_it(wrong, tmp_path):
     log = run_tool('dist_train.sh', wrong, 2, cwd=tmp_path, fails=True)
     assert log.splitlines()[-1] == SENTENCE
     assert 'Traceback' not in log
+
+
+@pytest.mark.slow
+def test_a_work_dir_that_cannot_be_written_is_named(configs, data_root, tmp_path):  # noqa: F811
+    (tmp_path / 'read_only').mkdir(mode=0o555)
+    work_dir = tmp_path / 'read_only' / 'run'
+    under = []
+    if os.access(work_dir.parent, os.W_OK):  # root writes everywhere, unless it gives that up
+        if shutil.which('setpriv') is None:
+            pytest.skip('root needs setpriv to be kept from writing')
+        under = ['setpriv', '--bounding-set=-dac_override']
+    options = ('--work-dir', work_dir, '--cfg-options', f'data_root={data_root}')
+    log = run_tool('train.py', configs['seg'], *options, cwd=tmp_path, fails=True, under=under)
+    assert log.splitlines()[-1] == f'train.py: error: {work_dir}: Permission denied'
+    assert 'Traceback' not in log
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_sentence(configs, data_root, tmp_path):  # noqa: F811
+    """Files may have 60 kB: the log has room, a checkpoint has not."""
+    options = ('--work-dir', 'run', '--cfg-options', f'data_root={data_root}')
+    under = ['bash', '-c', 'ulimit -f 60 && exec "$@"', 'full']
+    log = run_tool('train.py', configs['seg'], *options, cwd=tmp_path, fails=True, under=under)
+    checkpoint = tmp_path / 'run' / 'iter_2.pth'
+    assert log.splitlines()[-1] == (
+        f'train.py: error: {checkpoint} cannot be written (File too large); there is no checkpoint '
+        'before it.'
+    )
+    assert 'Traceback' not in log and not list(checkpoint.parent.glob('*.pth*'))
 
 
 def test_torchrun_points_at_a_traceback(tmp_path):

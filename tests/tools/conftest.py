@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -48,10 +49,15 @@ def environment(**variables) -> dict[str, str]:
     return {**os.environ, **ours, **variables}
 
 
-def run_tool(tool: str, *args, cwd: Path, fails: bool = False, **variables) -> str:
-    """Run a script in tools/ from the directory ``cwd``; returns all that it printed."""
+def run_tool(
+    tool: str, *args, cwd: Path, fails: bool = False, under: Sequence[str] = (), **variables
+) -> str:
+    """Run a script in tools/ from the directory ``cwd``; returns all that it printed.
+
+    ``under`` is a command that runs another one, with its arguments.
+    """
     done = subprocess.run(
-        command(tool, *args),
+        [*under, *command(tool, *args)],
         cwd=cwd,
         env=environment(**variables),
         stdout=subprocess.PIPE,

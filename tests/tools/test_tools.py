@@ -3,16 +3,19 @@
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.tools.conftest import command, environment, run_tool
+from tests.tools.conftest import TOOLS, command, environment, run_tool
 from vim_mm.engine.checkpoint import last_checkpoint
+from vim_mm.ops import METHODS
 
 # Trainings in processes of their own.
 pytestmark = pytest.mark.slow
@@ -98,13 +101,40 @@ def test_infer_draws_over_every_picture(trained, data_root, tmp_path):
             assert not np.array_equal(np.array(overlay), np.array(picture))
 
 
-@pytest.mark.parametrize('tool', ['test', 'infer'])
+WHAT = ('predictions', 'methods', 'features', 'receptive-field', 'directions')
+
+
+def test_visualize_draws_every_picture(trained, data_root, tmp_path, monkeypatch, capsys):
+    """In this process, which has imported everything."""
+    _, config, work_dir, _ = trained
+    monkeypatch.syspath_prepend(TOOLS)  # as for a script that is run
+    monkeypatch.setattr(sys, 'excepthook', sys.excepthook)  # which the tool replaces
+    options = ('--images', '2', '--layers', '2', '--score', '0', '--out', tmp_path)
+    data = ('--cfg-options', f'data_root={data_root}')
+    sizes = {}
+    for what in WHAT:
+        arguments = ('visualize.py', what, config, work_dir / 'iter_4.pth', *options, *data)
+        monkeypatch.setattr(sys, 'argv', [*map(str, arguments)])
+        runpy.run_path(str(TOOLS / 'visualize.py'), run_name='__main__')
+        printed = capsys.readouterr().out
+        assert printed.splitlines()[-1] == str(tmp_path / f'{what}.png')
+        assert ('Every method runs with the weights of' in printed) == (what == 'methods')
+        picture = np.array(Image.open(tmp_path / f'{what}.png').convert('RGB'))
+        assert picture.std() > 20
+        sizes[what] = picture.shape[:2]
+    # Two rows of an image, the ground truth and a column for each method.
+    height, width = sizes['methods']
+    assert width / height == pytest.approx((2 + len(METHODS)) / 2.4, rel=0.1)
+
+
+@pytest.mark.parametrize('tool', ['test', 'infer', 'visualize'])
 def test_another_method_is_refused(tool, trained, data_root, tmp_path):
     _, config, work_dir, _ = trained
     options = ('--cfg-options', f'data_root={data_root}')
     other = 'model.backbone.discretization_method=rk4'
-    pictures = [] if tool == 'test' else [data_root / 'images' / 'validation']
-    arguments = (f'{tool}.py', config, work_dir / 'iter_4.pth', *pictures, *options, other)
+    what = ['features'] if tool == 'visualize' else []
+    pictures = [data_root / 'images' / 'validation'] if tool == 'infer' else []
+    arguments = (f'{tool}.py', *what, config, work_dir / 'iter_4.pth', *pictures, *options, other)
     log = run_tool(*arguments, cwd=tmp_path, fails=True)
     assert "iter_4.pth was trained with discretization_method 'bilinear', here 'rk4'" in log
     assert '--allow-mismatch' in log

@@ -66,13 +66,13 @@ def feature_maps(backbone: VisionMamba, images: Tensor, layers: Sequence[int]) -
     return [_to_map(record['layers'][i], backbone, record['grid']).float() for i in layers]
 
 
-def principal_components(features: Tensor) -> Tensor:
-    """The three principal components over all places, (B, 3, H, W), each scaled to [0, 1].
+def principal_components(features: Sequence[Tensor]) -> list[Tensor]:
+    """The three principal components over all places, (3, H, W) each, scaled to [0, 1].
 
     Args:
-        features: (B, C, H, W), C >= 3.
+        features: (C, H, W) each, C >= 3 the same for all.
     """
-    rows = features.permute(0, 2, 3, 1).flatten(0, 2)
+    rows = torch.cat([feature.flatten(1).T for feature in features])
     centred = (rows - rows.mean(0)).double()
     _, _, directions = torch.linalg.svd(centred, full_matrices=False)
     components = centred @ directions[:3].T
@@ -81,9 +81,9 @@ def principal_components(features: Tensor) -> Tensor:
         components.pow(3).sum(0) != 0, components.new_ones(())
     )
     low, high = components.quantile(0.01, dim=0), components.quantile(0.99, dim=0)
-    scaled = ((components - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
-    batch, _, height, width = features.shape
-    return scaled.unflatten(0, (batch, height, width)).permute(0, 3, 1, 2).float()
+    scaled = ((components - low) / (high - low).clamp(min=1e-12)).clamp(0, 1).float()
+    parts = scaled.split([feature[0].numel() for feature in features])
+    return [part.T.unflatten(1, f.shape[1:]) for part, f in zip(parts, features, strict=True)]
 
 
 def receptive_fields(backbone: VisionMamba, images: Tensor, layers: Sequence[int]) -> list[Tensor]:

@@ -69,9 +69,9 @@ def plot_methods(
 
 
 def plot_features(
-    images: Sequence[np.ndarray], maps: dict[str, np.ndarray], path: str | Path
+    images: Sequence[np.ndarray], maps: dict[str, Sequence[np.ndarray]], path: str | Path
 ) -> None:
-    """Draw images and maps (B, H, W, 3) in [0, 1] of each image, a column for each title."""
+    """Draw images and a map (H, W, 3) in [0, 1] of each image, a column for each title."""
     figure, panels = _grid(len(images), 1 + len(maps))
     panels[0, 0].set_title('image', fontsize=_FONT)
     for k, (title, coloured) in enumerate(maps.items(), 1):
@@ -97,15 +97,16 @@ def plot_receptive_fields(fields: dict[str, np.ndarray], path: str | Path) -> No
 
 
 def plot_directions(
-    images: Sequence[np.ndarray], shares: dict[str, np.ndarray], path: str | Path
+    images: Sequence[np.ndarray], shares: dict[str, Sequence[np.ndarray]], path: str | Path
 ) -> None:
-    """Draw images and the forward scan's share (B, H, W), a column for each title."""
+    """Draw images and the forward scan's share (H, W) of each, a column for each title."""
     figure, panels = _grid(len(images), 1 + len(shares), extra=0.5)
     panels[0, 0].set_title('image', fontsize=_FONT)
     for row, image in zip(panels, images, strict=True):
         _show(row[0], image)
     for k, (title, share) in enumerate(shares.items(), 1):
-        panels[0, k].set_title(f'{title}\nforward {share.mean():.0%}', fontsize=_FONT)
+        mean = np.concatenate([picture.ravel() for picture in share]).mean()
+        panels[0, k].set_title(f'{title}\nforward {mean:.0%}', fontsize=_FONT)
         for row, picture in zip(panels, share, strict=True):
             handle = _show(row[k], picture, cmap='RdBu_r', vmin=0, vmax=1, interpolation='nearest')
     bar = figure.colorbar(
