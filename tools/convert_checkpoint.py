@@ -30,7 +30,7 @@ def parse_args() -> Namespace:
         nargs='+',
         default=[],
         metavar='NAME',
-        help='beginnings of names of weights that may be missing or left over, such as decode_head.',
+        help='beginnings of names of weights that may be missing or left over: neck. decode_head.',
     )
     parser.add_argument(
         '--backbone',

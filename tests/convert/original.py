@@ -1,8 +1,8 @@
 """The forward pass of hustvl/Vim's three models, in plain PyTorch, from what its code computes.
 
-Independent of vim_mm.models: it shares the equations of tests/models/vim_equations.py, which are the
-paper's. The stream is kept as the original keeps it: each layer gets the output of the layer before
-and the residual without it. What is rotated, dropped and returned, and where, is hustvl/Vim's
+Independent of vim_mm.models: it shares the paper's equations with tests/models/vim_equations.py.
+The stream is kept as the original keeps it: each layer gets the output of the layer before and the
+residual without it. What is rotated, dropped and returned, and where, is hustvl/Vim's
 (vim/models_mamba.py, seg/backbone/vim.py, det/detectron2/modeling/backbone/vim.py).
 """
 

@@ -80,22 +80,17 @@ def random_weights(shapes, dtype=torch.float32):
     return weights
 
 
-def as_classifier(weights, name=MODEL_NAME.format('tiny'), **others):
+def as_classifier(weights, name=MODEL_NAME.format('tiny')):  # noqa: B008  a constant
     """What vim/main.py writes."""
     args = argparse.Namespace(model=name, lr=5e-4, data_path='/data', input_size=224, drop_path=0.0)
-    return (
-        dict(
-            model=weights,
-            optimizer=dict(
-                state={0: dict(step=1, exp_avg=torch.zeros(2))}, param_groups=[dict(lr=0.1)]
-            ),
-            lr_scheduler=dict(base_values=[5e-4], t_initial=300),
-            epoch=299,
-            model_ema=OrderedDict((k, v + 1) for k, v in weights.items()),
-            scaler=None,
-            args=args,
-        )
-        | others
+    return dict(
+        model=weights,
+        optimizer=dict(state={0: dict(exp_avg=torch.zeros(2))}, param_groups=[dict(lr=0.1)]),
+        lr_scheduler=dict(base_values=[5e-4], t_initial=300),
+        epoch=299,
+        model_ema=OrderedDict((k, v + 1) for k, v in weights.items()),
+        scaler=None,
+        args=args,
     )
 
 

@@ -1,4 +1,4 @@
-"""How files wrap their weights: DeiT's and detectron2's ``model``, MMCV's ``state_dict``, or bare."""
+"""How files wrap their weights: DeiT and detectron2 in ``model``, MMCV in ``state_dict``."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

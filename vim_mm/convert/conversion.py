@@ -32,7 +32,7 @@ class Conversion:
     origin: str
     state_dict: OrderedDict[str, Tensor]
     kind: str = 'backbone'
-    switches: Switches = Switches({}, {})
+    switches: Switches = field(default_factory=lambda: Switches({}, {}))
     mapped: dict[str, list[str]] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
@@ -64,12 +64,12 @@ def convert_checkpoint(checkpoint: Any, switches: Mapping[str, Any] | None = Non
         _ORIGINS.get(root, f'another form, with a Vim called {root}'), state_dict
     )
     stages = naming.cascade_stages(contents.weights)
-    halved = 'backbone.fpn1.0.weight' in contents.weights
-    halved = halved and 'backbone.fpn1.3.weight' not in contents.weights
+    original = 'backbone.fpn1.0.weight' in contents.weights
+    of_two = original and 'backbone.fpn1.3.weight' not in contents.weights
     for name, weight in contents.weights.items():
-        if (why := naming.unneeded(name, root)) is not None:
+        if (why := naming.unneeded(name, root, original)) is not None:
             conversion.dropped[name] = why
-        elif new := naming.new_names(name, root, stages, halved):
+        elif new := naming.new_names(name, root, stages, of_two):
             conversion.mapped[name] = new
             state_dict.update(dict.fromkeys(new, weight))
         else:

@@ -1,7 +1,7 @@
 """Names of weights elsewhere, and their names in our models.
 
-The sources of the names are hustvl/Vim: ``vim/models_mamba.py`` (classification),
-``seg/backbone/vim.py`` under MMSegmentation 0.x, and ``det/``, which is detectron2 with ViTDet's heads.
+The names are those of hustvl/Vim: ``vim/models_mamba.py`` (classification), ``seg/backbone/vim.py``
+under MMSegmentation 0.x, and ``det/``, which is detectron2 with the heads of ViTDet.
 """
 
 import re
@@ -25,9 +25,17 @@ def backbone_roots(names: Iterable[str]) -> list[str]:
     return [match[1] for match in map(_FIRST_LAYER.fullmatch, names) if match]
 
 
-def unneeded(name: str, root: str) -> str | None:
-    """Why a weight has no counterpart in our models, None for one that has."""
+def unneeded(name: str, root: str, original: bool) -> str | None:
+    """Why a weight has no counterpart in our models, None for one that has.
+
+    Args:
+        name (str): Its name there.
+        root (str): Of the Vim there, see :func:`backbone_roots`.
+        original (bool): The Vim there is one of hustvl/Vim's segmentors.
+    """
     name = name.removeprefix(root)
+    if original and name == 'norm_f.weight':
+        return 'the segmentor does not normalize its features'
     return next((why for pattern, why in _UNNEEDED if re.fullmatch(pattern, name)), None)
 
 

@@ -1,7 +1,7 @@
-"""What the weights of a file compute: the arguments of a VisionMamba under which they were trained.
+"""What the weights of a file compute: the arguments of a VisionMamba that they were trained with.
 
-Weights tell some of them by names and shapes, the name of the model in a file of DeiT's kind and the
-config in a file of MMCV's kind tell others. What no file tells is what hustvl's released models have.
+Names and shapes tell some of them. Others are told by the name of the model, which a file of DeiT's
+kind holds, and by the config in one of MMCV's kind. The rest is taken as hustvl released it.
 """
 
 import ast

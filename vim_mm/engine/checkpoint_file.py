@@ -1,4 +1,4 @@
-"""What a file given as a checkpoint is: torch's formats, safetensors, a pickle of arrays, or none."""
+"""What a file given as a checkpoint is: torch's formats, safetensors, pickled arrays, or none."""
 
 import json
 import tarfile

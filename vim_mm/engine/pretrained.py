@@ -61,6 +61,7 @@ def find_backbone(state_dict: Mapping[str, Tensor], prefix: str | None, filename
     if asked not in roots:
         names = [root.rstrip('.') for root in roots]
         raise ValueError(
-            f'{filename} holds {len(roots)} backbones: prefix must be one of {names}, got {prefix!r}'
+            f'{filename} holds {len(roots)} backbones: '
+            f'prefix must be one of {names}, got {prefix!r}'
         )
     return asked

@@ -1,4 +1,4 @@
-"""The model that converted weights are for: the config's, or the shipped one of their kind and size.
+"""The model that converted weights are for: a config's, or the shipped one of their kind and size.
 
 Models are built on the meta device, because only names and shapes are asked.
 """
