@@ -3,6 +3,7 @@
 from vim_mm.engine import flops
 from vim_mm.engine.activation import activate
 from vim_mm.engine.checkpoint import UnsafeCheckpointError
+from vim_mm.engine.label_file import LabelFile
 from vim_mm.engine.layer_decay import LayerDecayOptimWrapperConstructor
 from vim_mm.engine.mixed_precision import BFloat16OptimWrapper
 from vim_mm.engine.provenance import CheckpointMismatchError
@@ -12,6 +13,7 @@ from vim_mm.engine.strategy import build_runner, wrap_vim_blocks
 __all__ = [
     'BFloat16OptimWrapper',
     'CheckpointMismatchError',
+    'LabelFile',
     'LayerDecayOptimWrapperConstructor',
     'UnsafeCheckpointError',
     'VimRunner',
