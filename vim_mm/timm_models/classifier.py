@@ -216,7 +216,7 @@ class VisionMambaClassifier(VisionMamba):
         last = taken[-1] if stop_early or intermediates_only else len(self.layers) - 1
         layers = sorted({*taken, last})
 
-        def feature(i: int, mixed: Tensor, stream: Tensor, update: Tensor) -> tuple:
+        def feature(i: int, mixed: Tensor, stream: Tensor, update: Tensor, *_: Any) -> tuple:
             normed = None
             if norm or i == last:
                 normed = self._normalize(self.norm_f, i, mixed, stream, update)
@@ -281,8 +281,8 @@ class VisionMambaClassifier(VisionMamba):
     def forward_features(self, x: Tensor) -> Tensor:
         """Images (B, in_chans, H, W) to normalized tokens (B, n + L, C), class tokens first."""
 
-        def feature(*of_layer: Any) -> Tensor:
-            return self._normalize(self.norm_f, *of_layer)
+        def feature(i: int, mixed: Tensor, stream: Tensor, update: Tensor, *_: Any) -> Tensor:
+            return self._normalize(self.norm_f, i, mixed, stream, update)
 
         (tokens,), _ = self._tap(x, [len(self.layers) - 1], feature)
         return self._prefix_first(tokens)
