@@ -13,7 +13,7 @@ with any matrices and is given the same. ``--parallel_scans`` adds the five form
 ``vim_mm/analysis/parallel_scans.py`` for causal methods. Ends with what the figures say of the
 notes' expectation that Python may be faster than a kernel.
 
-Throughput is in millions of steps per second, where a step is one position of one sequence, all D
+Throughput is in thousands of steps per second, where a step is one position of one sequence, all D
 channels of it: B L steps a call.
 
 Times are wall clock as a caller sees them, launches included, medians of ``--n_trials`` calls or of
@@ -315,7 +315,7 @@ def table(records: list[Record]) -> str:
                     )
             for name in ('forward', 'both'):
                 if rate := record.get(f'{name}_steps_per_second'):
-                    row[f'{name}, Msteps/s'] = figures(1e-6 * rate)
+                    row[f'{name}, ksteps/s'] = figures(1e-3 * rate)
             row['peak, MiB'] = figures(record['peak_bytes'] / 2**20)
             errors = {name: value for name, value in record.items() if name.endswith('_error')}
             row |= {n.replace('_error', ' error'): f'{e:.1e}' for n, e in errors.items()}

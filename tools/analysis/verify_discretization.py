@@ -2,6 +2,7 @@
 
     python tools/analysis/verify_discretization.py
     python tools/analysis/verify_discretization.py --methods foh --batch 1 --dim 64 --seqlen 4097
+    python tools/analysis/verify_discretization.py --pictures docs/images --no_checks
 
 Paths: the Python reference, the CPU kernel, and the CUDA kernel where there is a GPU. Four parts:
 
@@ -12,6 +13,9 @@ Paths: the Python reference, the CPU kernel, and the CUDA kernel where there is 
    against the reference in fp64 on the same rounded inputs, in every dtype.
 4. The methods against one another: each pair differs on the same input by every path, or one of
    them is not what it is called.
+
+``--pictures`` also draws what the methods are: the stability regions, errors, responses and
+differences of docs/methods_explained.md.
 
 Errors of 2 and 3 are relative to the largest entry of what is expected. Exits with 1 if any line
 fails. mpmath, which computes the exact values, comes with PyTorch.
@@ -37,6 +41,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--dim', type=int, default=16, help='D of part 3')
     parser.add_argument('--seqlen', type=int, default=1025, help='L of part 3')
     parser.add_argument('--dstate', type=int, default=16, help='N of part 3')
+    parser.add_argument(
+        '--pictures', type=pathlib.Path, metavar='DIR', help='draw the methods into this folder'
+    )
+    parser.add_argument('--no_checks', action='store_true', help='the pictures only')
     add_debug(parser)
     return parser.parse_args()
 
@@ -51,6 +59,13 @@ from torch import Tensor
 from vim_mm.analysis.coefficients import by_kernel, by_python, points
 from vim_mm.analysis.errors import errors_of, largest, outputs_and_gradients, random_weights
 from vim_mm.analysis.exact import DIGITS, QUANTITIES, exact_scan, truth
+from vim_mm.analysis.method_plots import (
+    plot_differences,
+    plot_errors,
+    plot_inputs,
+    plot_responses,
+    plot_stability,
+)
 from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
 from vim_mm.analysis.tables import markdown_table
 from vim_mm.analysis.timing import DTYPES, ScanShape, make_inputs
@@ -65,6 +80,7 @@ APART = 1e-3
 # Below this a coefficient may be off by anything: it is subnormal, or its bound would be.
 TINY = {'fp64': 1e-300, 'fp32': torch.finfo(torch.float32).tiny}
 
+PICTURED = ScanShape(2, 16, 256, 16, 'fp64')
 SMALL = ScanShape(2, 2, 6, 3, 'fp64')
 SITUATIONS = {
     'forwards': {},
@@ -215,7 +231,34 @@ def verify_pairs(report: Report, paths: list[Path], methods: list[str]) -> None:
         report.line(least >= APART, text)
 
 
+def draw(folder: pathlib.Path) -> None:
+    """The pictures of docs/methods_explained.md, of all methods."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names, relative = [*METHODS], {}
+    for dt, bias in (('0.02', -4.0), ('0.7', 0.0)):
+        inputs = {n: x.detach() for n, x in make_inputs(PICTURED, 'cpu', dt_bias=bias).items()}
+        outputs = {m: PATHS[0].scan(inputs, m, delta_softplus=True) for m in names}
+        table = np.zeros((len(names), len(names)))
+        for one, other, _, difference in differences(outputs):
+            row, column = names.index(one), names.index(other)
+            table[row, column] = table[column, row] = difference
+        relative[f'dt about {dt}'] = table
+    plot_differences(relative, names, folder / 'methods_differences.png')
+    for name, plot in (
+        ('inputs', plot_inputs),
+        ('stability', plot_stability),
+        ('errors', plot_errors),
+        ('responses', plot_responses),
+    ):
+        plot(folder / f'methods_{name}.png')
+    print(f'Pictures: {folder}')
+
+
 def main(args: argparse.Namespace) -> int:
+    if args.pictures:
+        draw(args.pictures)
+    if args.no_checks:
+        return 0
     paths = [path for path in PATHS if path.missing() is None]
     print(f'Paths: {", ".join(path.name for path in paths)}')
     for path in PATHS:

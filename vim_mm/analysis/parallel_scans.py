@@ -28,7 +28,7 @@ CHUNK = 64  # steps of a chunk
 
 
 def sequential(a: Tensor, b: Tensor) -> Tensor:
-    """One step after the other: L dependent operations, work L."""
+    """One step after the other: L dependent operations, L multiplications."""
     x, states = torch.zeros_like(b[:, :, 0]), []
     for a_t, b_t in zip(a.unbind(2), b.unbind(2)):
         x = a_t * x + b_t
@@ -37,7 +37,7 @@ def sequential(a: Tensor, b: Tensor) -> Tensor:
 
 
 def hillis_steele(a: Tensor, b: Tensor) -> Tensor:
-    """Every step with the one 1, 2, 4 ... before it: log2 L dependent ones, work L log2 L."""
+    """Every step with the one 1, 2, 4 ... before it: log2 L and 2 L log2 L of them."""
     distance = 1
     while distance < b.shape[2]:
         earlier_a, earlier_b = a[:, :, :-distance], b[:, :, :-distance]
@@ -49,7 +49,7 @@ def hillis_steele(a: Tensor, b: Tensor) -> Tensor:
 
 
 def blelloch(a: Tensor, b: Tensor) -> Tensor:
-    """Pairs, then pairs of pairs, and back down: 2 log2 L dependent operations, work 2 L."""
+    """Pairs, then pairs of pairs, and back down: 2 log2 L and 3 L of them."""
     length = b.shape[2]
     if length == 1:
         return b
@@ -68,7 +68,7 @@ def blelloch(a: Tensor, b: Tensor) -> Tensor:
 
 
 def chunked(a: Tensor, b: Tensor) -> Tensor:
-    """Chunks side by side, then their last states one after the other: CHUNK + L / CHUNK, work 3 L.
+    """Chunks side by side, then their ends one after the other: CHUNK + L / CHUNK and 3 L of them.
 
     The form of most GPU scans, the backward pass of this package's among them.
     """

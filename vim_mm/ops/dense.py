@@ -1,7 +1,8 @@
 """The selective scan with dense state matrices: ``bilinear`` by solving a system at every step.
 
-For research on systems that are not diagonal. It costs about N times the memory and N^2 times the
-arithmetic of the diagonal scan, and there is no kernel: it is not meant for training at size.
+For research on systems that are not diagonal. It keeps several N x N matrices for every step and
+takes about N^2 times the arithmetic of the diagonal scan, and there is no kernel: it is not meant
+for training at size.
 """
 
 import torch
