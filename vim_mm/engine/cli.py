@@ -20,7 +20,11 @@ from vim_mm.engine.activation import activate
 from vim_mm.engine.channels import check_channels
 from vim_mm.mistakes import sentence
 
-TASK_LIBRARIES = {'mmseg': 'onedl-mmsegmentation', 'mmdet': 'onedl-mmdetection'}
+TASK_LIBRARIES = {
+    'mmseg': 'onedl-mmsegmentation',
+    'mmdet': 'onedl-mmdetection',
+    'mmpretrain': 'onedl-mmpretrain',
+}
 
 
 class ConfigError(ValueError):
