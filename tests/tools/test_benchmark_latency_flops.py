@@ -4,7 +4,6 @@ import json
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import cv2
 import pytest
@@ -167,7 +166,7 @@ def test_the_scripts_say_how(script, tmp_path):
 
 
 @pytest.mark.slow
-def test_after_training(configs, tmp_path):
+def test_after_training(run, configs, tmp_path):
     """A folder as a run leaves it: dumped config and weights."""
     from mmengine.config import Config
     from mmengine.model import revert_sync_batchnorm
@@ -179,16 +178,23 @@ def test_after_training(configs, tmp_path):
     activate()
     cfg = Config.fromfile(configs['seg'])
     init_default_scope('mmseg')
-    run = tmp_path / 'run'
-    run.mkdir()
-    cfg.dump(run / 'tiny.py')
+    folder = tmp_path / 'run'
+    folder.mkdir()
+    cfg.dump(folder / 'tiny.py')
     model = revert_sync_batchnorm(MODELS.build(cfg.model))
-    save_checkpoint({'state_dict': model.state_dict(), 'meta': {}}, str(run / 'iter_4.pth'))
-    (run / 'last_checkpoint').write_text(str(run / 'iter_4.pth'))
-    subprocess.run(
-        ['bash', str(ANALYSIS / 'run_benchmark_after_training.sh'), str(run)], check=True,
-        env=environment(BENCHMARK=' '.join([*SIZES, '--passes', 'infer'])),
+    save_checkpoint({'state_dict': model.state_dict(), 'meta': {}}, str(folder / 'iter_4.pth'))
+    (folder / 'last_checkpoint').write_text(str(folder / 'iter_4.pth'))
+    run('benchmark_latency_flops.py', folder, *SIZES, '--passes', 'infer',
+        '--out', tmp_path / 'a.json')  # fmt: skip
+    (found,) = json.loads((tmp_path / 'a.json').read_text())['records']
+    assert found['checkpoint'] == str(folder / 'iter_4.pth') and found['latency'] > 0
+
+
+def test_each_run_gets_its_figures(tmp_path):
+    done = subprocess.run(
+        ['bash', str(ANALYSIS / 'run_benchmark_after_training.sh'), 'a', 'b'], cwd=tmp_path,
+        capture_output=True, text=True, env=environment(PYTHON='echo', BENCHMARK='--sizes 64'),
     )  # fmt: skip
-    (found,) = json.loads((run / 'benchmark.json').read_text())['records']
-    assert found['checkpoint'] == str(run / 'iter_4.pth') and found['latency'] > 0
-    assert Path(run / 'benchmark.md').read_text().count('tiny') >= 1
+    assert [line.split(' ', 1)[1] for line in done.stdout.splitlines()] == [
+        f'{run} --out {run}/benchmark.json --markdown {run}/benchmark.md --sizes 64' for run in 'ab'
+    ]

@@ -58,8 +58,10 @@ def find_config(name: str) -> Path:
 def forget_pretrained(value: Any) -> None:
     """Take the weights to download out of a config of a model, in place, at any depth."""
     if isinstance(value, dict):
-        if (value.get('init_cfg') or {}).get('type') == 'Pretrained':
-            value['init_cfg'] = None
+        init = value.get('init_cfg') or []
+        init = init if isinstance(init, list) else [init]
+        if any(cfg['type'] == 'Pretrained' for cfg in init):
+            value['init_cfg'] = [cfg for cfg in init if cfg['type'] != 'Pretrained'] or None
         if 'pretrained' in value:
             value['pretrained'] = None
     for item in value.values() if isinstance(value, dict) else value:
