@@ -60,8 +60,8 @@ def test_both_paths_of_a_segmentor_compute_the_same(segmentor):
     kernel, python = (found[path, 'train'] for path in ('kernel', 'python'))
     assert kernel['loss'] == pytest.approx(python['loss'], rel=1e-4)
     assert kernel['parameters'] == python['parameters']
-    assert kernel['ran'] == ('CPU kernel' if has_kernel('cpu') else 'Python reference')
-    assert python['ran'] == 'Python reference'
+    assert kernel['ran'] == ('CPU kernel' if has_kernel('cpu') else 'PyTorch operators')
+    assert python['ran'] == 'PyTorch operators'
     assert python['peak_bytes'] > kernel['peak_bytes'] > 4 * kernel['parameters']
     assert kernel['operations'] > found['kernel', 'infer']['operations'] > 1e6
     for r in found.values():
