@@ -55,17 +55,3 @@ def test_workers_that_keep_up(tool):
     loader = dict(LOADER, num_workers=1)
     (first, *_) = tool['advice'](dict(iteration=0.1, data=0.06, host=0.04), 0.02, loader)
     assert 'num_workers=5' in first
-
-
-@pytest.mark.slow
-def test_segmentors_side_by_side(tmp_path):
-    printed = run_tool(
-        'analysis/benchmark_segmentors.py', '--models', 'deit_t', '--forms', 'eager', 'graph',
-        '--size', 32, '--batch', 2, '--n_trials', 1, '--rounds', 1, '--out', 'figures.json',
-        cwd=tmp_path,
-    )  # fmt: skip
-    assert 'left out: deit_t, fast, graph: CUDA graphs need CUDA' in printed
-    fast, mmseg = json.loads((tmp_path / 'figures.json').read_text())['records'][:2]
-    assert (fast['heads'], mmseg['heads']) == ('fast', 'mmseg')
-    assert fast['loss'] == pytest.approx(mmseg['loss'], rel=1e-5)
-    assert fast['parameters'] == mmseg['parameters']

@@ -209,7 +209,7 @@ def test_a_fallback_is_seen(calls, given):
     assert check_paths(calls, 'CPU kernel').status == 'passed'
     fallback = {**calls, 'foh': scan('foh', given['foh'], kernel=False)}
     found = faults(check_paths(fallback, 'CPU kernel'))
-    assert 'foh takes the Python reference where the CPU kernel was expected' in found
+    assert 'foh takes the PyTorch operators where the CPU kernel was expected' in found
     assert 'zoh takes' not in found
     both = {'zoh': lambda: [call() for call in fallback.values()]}
     assert 'zoh takes the mixed' in faults(check_paths(both, 'CPU kernel', scans={'zoh': 2}))
@@ -217,9 +217,9 @@ def test_a_fallback_is_seen(calls, given):
 
 def test_a_fallback_in_a_run_is_seen(given):
     python = {m: scan(m, given[m], kernel=False) for m in METHODS}
-    assert check_paths(python, 'Python reference').status == 'passed'
-    recorded = {'zoh_seed0': 'CUDA kernel', 'foh_seed0': 'Python reference'}
-    found = check_paths(python, 'Python reference', recorded=recorded)
+    assert check_paths(python, 'PyTorch operators').status == 'passed'
+    recorded = {'zoh_seed0': 'CUDA kernel', 'foh_seed0': 'PyTorch operators'}
+    found = check_paths(python, 'PyTorch operators', recorded=recorded)
     assert 'runs: path is CUDA kernel for zoh_seed0' in faults(found)
 
 
@@ -298,7 +298,7 @@ def test_the_tool_prints_json(run):
 
 def test_the_tool_sees_runs_that_do_not_compare(run, tmp_path):
     """A run with another entry, other threads and another path than its pair."""
-    for name, threads, path in (('zoh', 1, 'CPU kernel'), ('rk4', 2, 'Python reference')):
+    for name, threads, path in (('zoh', 1, 'CPU kernel'), ('rk4', 2, 'PyTorch operators')):
         folder = tmp_path / f'small_{name}_seed0'
         folder.mkdir()
         (folder / 'small.py').write_text(f"lr = 1\nname = '{name}'\n")

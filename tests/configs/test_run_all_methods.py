@@ -175,7 +175,7 @@ def record(folder: Path, run: str) -> dict:
 
 @pytest.mark.slow
 def test_every_run_ends_and_says_what_ran(folder):
-    path = 'CPU kernel' if has_kernel('cpu') else 'Python reference'
+    path = 'CPU kernel' if has_kernel('cpu') else 'PyTorch operators'
     for run in RUNS:
         found = record(folder, run)
         assert (found['status'], found['ran']['path']) == ('finished', path)

@@ -79,10 +79,10 @@ def latex_table(rows: Rows) -> str:
 
 def sections(task: TaskResults) -> list[tuple[str, Rows]]:
     """Titles and tables of a task, those that are not empty."""
-    count = 'six' if len(task.compared) == 6 else str(len(task.compared))
+    methods = 'six methods' if len(task.compared) == 6 else 'each method'
     found = [
         ('Each method', summary_rows(task)),
-        (f'Primary: {count} methods against the control', family_rows(task)),
+        (f'Primary: {methods} against the control', family_rows(task)),
         ('Exploratory, p without correction', secondary_rows(task)),
         ('Other resolutions: dt as trained, and divided by the factor', resolution_rows(task)),
     ]

@@ -17,7 +17,6 @@ import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
@@ -40,81 +39,17 @@ def parse_args() -> Namespace:
 # Above PyTorch, so that --help and a wrong option are answered at once.
 ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
-import numpy as np
 import torch
 from mmengine.config import Config
-from mmengine.model import BaseModel, revert_sync_batchnorm
-from mmengine.registry import MODELS, init_default_scope
-from mmengine.structures import InstanceData, PixelData
+from mmengine.model import BaseModel
+from whole_models import adapt, build, make_batch
 
 from vim_mm.analysis.tables import figures, markdown_table, write_text
-from vim_mm.analysis.timing import environment
+from vim_mm.analysis.timing import environment, steady_times
 from vim_mm.engine import BFloat16OptimWrapper
 from vim_mm.engine.cli import read_config
 
-OBJECTS = 8  # in a picture, boxes of 1/16 to 1/2 of its sides
 MIB = 2**20
-
-
-def _segmentation_sample(height: int, width: int, classes: int) -> Any:
-    from mmseg.structures import SegDataSample
-
-    labels = torch.randint(0, classes, (1, height, width))
-    meta = dict(img_shape=(height, width), ori_shape=(height, width))
-    return SegDataSample(gt_sem_seg=PixelData(data=labels), metainfo=meta)
-
-
-def _detection_sample(height: int, width: int, classes: int) -> Any:
-    from mmdet.structures import DetDataSample
-    from mmdet.structures.mask import BitmapMasks
-
-    size = torch.tensor([width, height])
-    extent = (torch.rand(OBJECTS, 2) * 7 / 16 + 1 / 16) * size
-    corner = torch.rand(OBJECTS, 2) * (size - extent)
-    boxes = torch.cat([corner, corner + extent], dim=1)
-    masks = np.zeros((OBJECTS, height, width), np.uint8)
-    for mask, (left, top, right, bottom) in zip(masks, boxes.int().tolist(), strict=True):
-        mask[top:bottom, left:right] = 1
-    instances = InstanceData(
-        bboxes=boxes,
-        labels=torch.randint(0, classes, (OBJECTS,)),
-        masks=BitmapMasks(masks, height, width),
-    )
-    meta = dict(
-        img_shape=(height, width),
-        ori_shape=(height, width),
-        pad_shape=(height, width),
-        batch_input_shape=(height, width),
-        scale_factor=(1.0, 1.0),
-    )
-    sample = DetDataSample(gt_instances=instances, metainfo=meta)
-    sample.ignored_instances = InstanceData(bboxes=torch.zeros(0, 4), labels=torch.zeros(0).long())
-    return sample
-
-
-def make_batch(cfg: Config, size: tuple[int, int], batch: int) -> dict[str, list]:
-    """Random pictures and their labels, as a loader hands them over."""
-    if cfg.default_scope == 'mmseg':
-        make, classes = _segmentation_sample, cfg.model.decode_head.num_classes
-    else:
-        heads = cfg.model.roi_head.bbox_head
-        make = _detection_sample
-        classes = (heads[0] if isinstance(heads, list) else heads).num_classes
-    pictures = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for _ in range(batch)]
-    pinned = torch.cuda.is_available()  # as the runner's loader does it
-    return dict(
-        inputs=[picture.pin_memory() if pinned else picture for picture in pictures],
-        data_samples=[make(*size, classes) for _ in range(batch)],
-    )
-
-
-def build(cfg: Config, size: tuple[int, int], device: str) -> BaseModel:
-    init_default_scope(cfg.default_scope)
-    if 'size' in cfg.model.data_preprocessor:
-        cfg.model.data_preprocessor.size = size
-    cfg.model.data_preprocessor.pop('batch_augments', None)  # they change the size
-    torch.manual_seed(0)
-    return revert_sync_batchnorm(MODELS.build(cfg.model)).to(device).train()
 
 
 class ModuleClock:
@@ -160,20 +95,6 @@ class ModuleClock:
         }
 
 
-def wall_seconds(step: Any, steps: int) -> float:
-    """Median of three rounds of steps that follow one another."""
-    cuda = torch.cuda.is_available()
-    times = []
-    for _ in range(3):
-        start = perf_counter()
-        for _ in range(steps):
-            step()
-        if cuda:
-            torch.cuda.synchronize()
-        times.append((perf_counter() - start) / steps)
-    return median(times)
-
-
 def kernel_table(step: Any, steps: int) -> dict[str, tuple[float, int]]:
     """Seconds and calls of a step by the name of the kernel, the longest first."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
@@ -191,7 +112,8 @@ def kernel_table(step: Any, steps: int) -> dict[str, tuple[float, int]]:
 def profile(args: Namespace, cfg: Config, device: str) -> dict[str, Any]:
     """All figures of a config."""
     size = tuple(args.size)
-    model = build(cfg, size, device)
+    adapt(cfg, size)
+    model = build(cfg, device)
     batch = make_batch(cfg, size, args.batch)
     wrapper = BFloat16OptimWrapper(torch.optim.AdamW(model.parameters(), lr=1e-5))
     wrapper.initialize_count_status(model, 0, 10**9)
@@ -199,9 +121,7 @@ def profile(args: Namespace, cfg: Config, device: str) -> dict[str, Any]:
     def step() -> None:
         model.train_step(dict(batch), wrapper)
 
-    for _ in range(3):
-        step()
-    result: dict[str, Any] = {'seconds': wall_seconds(step, args.steps)}
+    result: dict[str, Any] = {'seconds': median(steady_times(step, args.steps))}
     if device != 'cuda':
         return result
     torch.cuda.reset_peak_memory_stats()

@@ -69,6 +69,7 @@ from vim_mm.analysis.method_plots import (
 from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
 from vim_mm.analysis.tables import markdown_table
 from vim_mm.analysis.timing import DTYPES, ScanShape, make_inputs
+from vim_mm.ops import METHODS
 
 PATHS = (python_on('cpu'), CPU_KERNEL, CUDA_KERNEL)
 # Largest errors that pass: of coefficients, of scans; a GPU's exponentials are approximate.

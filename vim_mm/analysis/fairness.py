@@ -217,7 +217,7 @@ def check_paths(
     Args:
         calls: A scan, or a model, by method.
         scans: How many scans the calls of these names hold, for those that hold more than one.
-        expected: 'CUDA kernel', 'CPU kernel' or 'Python reference'.
+        expected: 'CUDA kernel', 'CPU kernel' or 'PyTorch operators'.
         recorded: Paths by the name of a run, from its record.
     """
     faults, evidence = [], []

@@ -23,8 +23,10 @@ from vim_mm.engine.nonfinite import NonFiniteLossError
 from vim_mm.engine.provenance import code_version
 from vim_mm.models.mamba import Mamba
 
-# Operators that hold a whole scan in compiled code, forward; each is called once for a mixer.
-_SCANS = ('vim_mm::selective_scan_fwd', 'vim_mm::mixer_fwd')
+# Operators that hold a whole scan in one call, forward; each is called once for a mixer.
+_COMPILED = ('vim_mm::selective_scan_fwd', 'vim_mm::mixer_fwd')
+_TRITON = ('vim_mm::triton_scan_fwd', 'vim_mm::triton_mixer_fwd')
+PYTORCH = 'PyTorch operators'
 _LIBRARIES = ('torch', 'numpy', 'mmengine', 'mmcv', 'mmseg', 'mmdet', 'mmpretrain', 'timm')
 
 
@@ -46,8 +48,8 @@ class Observed:
 
     @property
     def scans(self) -> int:
-        """Mixers, or scans by themselves, that compiled code computed forwards."""
-        return sum(self.operators[name] for name in _SCANS)
+        """Mixers, or scans by themselves, that an operator of ``vim_mm`` computed forwards."""
+        return sum(self.operators[name] for name in (*_COMPILED, *_TRITON))
 
     @property
     def our_kernels(self) -> list[str]:
@@ -59,16 +61,19 @@ class Observed:
         """Which path computed the scans.
 
         Args:
-            expected (int): Scans that were called, by compiled code or not.
+            expected (int): Scans that were called, by operators of ``vim_mm`` or not.
 
         Returns:
-            str: 'CUDA kernel', 'CPU kernel', 'Python reference', or 'mixed' where compiled code
-            computed some of them.
+            str: 'CUDA kernel', 'CPU kernel', 'Triton kernel', ``PYTORCH`` for the Python reference,
+            which has no operator of its own, or 'mixed'.
         """
         if self.scans == 0:
-            return 'Python reference'
-        if self.scans < expected:
+            return PYTORCH
+        by_triton = sum(self.operators[name] for name in _TRITON)
+        if self.scans < expected or 0 < by_triton < self.scans:
             return 'mixed'
+        if by_triton:
+            return 'Triton kernel'
         return 'CUDA kernel' if self.our_kernels else 'CPU kernel'
 
 

@@ -1,0 +1,200 @@
+"""The benchmarks of whole models as a user runs them, at sizes that say nothing about speed."""
+
+import json
+import runpy
+import subprocess
+import sys
+
+import cv2
+import pytest
+
+from tests.tools.conftest import TOOLS, environment
+from vim_mm.analysis.benchmarks import (
+    UnlikeMachinesError,
+    best_table,
+    comparison_rows,
+    insist_on_one_machine,
+    merge,
+)
+from vim_mm.ops.library import has_kernel
+
+pytest.importorskip('mmseg')
+ANALYSIS = TOOLS / 'analysis'
+SIZES = ('--sizes', '32x64', '--batch', '2', '--n_trials', '1', '--device', 'cpu')
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+    """Run a tool of tools/analysis with arguments in this process."""
+
+    def run(tool, *arguments):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, 'argv', [str(ANALYSIS / tool), *map(str, arguments)])
+            patch.syspath_prepend(str(ANALYSIS))
+            runpy.run_path(str(ANALYSIS / tool), run_name='__main__')
+
+    return run
+
+
+@pytest.fixture(scope='module')
+def segmentor(run, configs, tmp_path_factory):
+    """The JSON of a tiny UPerNet by both paths, inference and training step, and its tables."""
+    folder = tmp_path_factory.mktemp('segmentor')
+    out = folder / 'seg.json'
+    run(
+        'benchmark_latency_flops.py', configs['seg'], *SIZES, '--paths', 'kernel', 'python',
+        '--forms', 'eager', 'graph', '--out', out, '--markdown', folder / 'seg.md',
+    )  # fmt: skip
+    return out, (folder / 'seg.md').read_text()
+
+
+def measured(out):
+    records = json.loads(out.read_text())['records']
+    return {(r['path'], r['mode']): r for r in records if r['form'] == 'eager'}
+
+
+def test_both_paths_of_a_segmentor_compute_the_same(segmentor):
+    found = measured(segmentor[0])
+    assert [*found] == [(p, m) for m in ('infer', 'train') for p in ('kernel', 'python')]
+    assert not any('left_out' in r for r in found.values()), found
+    kernel, python = (found[path, 'train'] for path in ('kernel', 'python'))
+    assert kernel['loss'] == pytest.approx(python['loss'], rel=1e-4)
+    assert kernel['parameters'] == python['parameters']
+    assert kernel['ran'] == ('CPU kernel' if has_kernel('cpu') else 'PyTorch operators')
+    assert python['ran'] == 'PyTorch operators'
+    assert python['peak_bytes'] > kernel['peak_bytes'] > 4 * kernel['parameters']
+    assert kernel['operations'] > found['kernel', 'infer']['operations'] > 1e6
+    for r in found.values():
+        assert r['seconds'] > 0 and r['images_per_second'] == pytest.approx(2 / r['seconds'])
+
+
+def test_machine_commit_and_clocks_stand_with_the_figures(segmentor):
+    facts = json.loads(segmentor[0].read_text())['environment']
+    assert {'commit', 'processor', 'torch', 'versions', 'clocks', 'clock'} <= facts.keys()
+    assert {'mmseg', 'mmcv', 'torch'} <= facts['versions'].keys()
+
+
+def test_what_cannot_be_measured_is_said(segmentor):
+    assert (
+        'left out: tiny_seg, kernel, config, inference, graph: CUDA graphs need CUDA'
+        in (segmentor[1])
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('config', ['tiny detector', 'mmpretrain::deit/deit-tiny_4xb256_in1k.py'])
+def test_detectors_and_classifiers(run, config, configs, tmp_path):
+    if config == 'tiny detector':
+        pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
+        config, size = configs['det'], SIZES
+    else:
+        pytest.importorskip('mmpretrain')
+        size = ('--sizes', '32', *SIZES[2:])
+    run('benchmark_latency_flops.py', config, *size, '--out', tmp_path / 'a.json')
+    found = measured(tmp_path / 'a.json')
+    assert not any('left_out' in r for r in found.values()), found
+    assert found['config', 'train']['loss'] > 0
+    assert found['config', 'infer']['operations'] > 1e6
+
+
+def altered(result, **environment):
+    return result | {'environment': result['environment'] | environment}
+
+
+def test_comparison(run, segmentor, tmp_path, capsys):
+    first = json.loads(segmentor[0].read_text())
+    second = altered(first, commit='later')
+    second['records'] = [
+        r if 'left_out' in r else r | {'images_per_second': 2 * r['images_per_second']}
+        for r in first['records']
+    ]
+    files = [tmp_path / 'a.json', tmp_path / 'b.json']
+    for file, result in zip(files, (first, second), strict=True):
+        file.write_text(json.dumps(result))
+    run('compare_benchmarks.py', *files, '--picture', tmp_path / 'both.png')
+    printed = capsys.readouterr().out
+    assert printed.count(' 2.00 |') == 4 and 'commit later' in printed
+    picture = cv2.imread(str(tmp_path / 'both.png'))
+    assert picture is not None and picture.std() > 10
+    files[1].write_text(json.dumps(altered(second, processor='another')))
+    with pytest.raises(SystemExit) as refused:
+        run('compare_benchmarks.py', *files)
+    assert 'processor is' in str(refused.value) and '--allow-unlike' in str(refused.value)
+    run('compare_benchmarks.py', *files, '--allow-unlike')
+
+
+def record(form, speed, name='a', mode='train'):
+    return {
+        'name': name, 'path': 'config', 'heads': 'fast', 'size': [512, 512], 'batch': 8,
+        'dtype': 'bf16', 'form': form, 'mode': mode, 'images_per_second': speed,
+        'peak_bytes': 2**20 * speed, 'parameters': 10**6,
+    }  # fmt: skip
+
+
+def test_each_at_its_best():
+    records = [record('eager', 10.0), record('graph', 30.0), record('eager', 90.0, mode='infer')]
+    left_out = record('compiled', 0.0) | {'left_out': 'the budget is spent'}
+    (row,) = best_table([*records, left_out]).splitlines()[2:]
+    cells = [cell.strip() for cell in row.strip('|').split('|')]
+    assert cells == ['a', '1', '90', '90', 'eager', '30', '30', 'graph']
+
+
+def test_parts_of_a_run_are_merged():
+    lost = record('graph', 0.0) | {'left_out': 'the budget is spent'}
+    parts = {
+        'a': {'environment': {'commit': 'x'}, 'records': [record('eager', 1.0), lost]},
+        'b': {'environment': {'commit': 'y'}, 'records': [record('graph', 3.0)]},
+    }
+    found = merge(parts)
+    assert [r['form'] for r in found['records']] == ['eager', 'graph']
+    assert not any('left_out' in r for r in found['records'])
+    assert found['environment']['commit'] == 'x and y'
+    assert comparison_rows(parts) == []
+    parts['b']['environment']['threads'] = 4
+    with pytest.raises(UnlikeMachinesError, match='threads is None in a, 4 in b'):
+        insist_on_one_machine(parts)
+
+
+@pytest.mark.parametrize('script', ['benchmark_all_methods.sh', 'run_benchmark_after_training.sh'])
+def test_the_scripts_say_how(script, tmp_path):
+    (tmp_path / 'torch.py').write_text('raise AssertionError')
+    done = subprocess.run(
+        ['bash', str(ANALYSIS / script), '--help'], cwd=tmp_path, capture_output=True, text=True,
+        env=environment(PYTHONPATH=str(tmp_path)),
+    )  # fmt: skip
+    assert done.returncode == 0 and 'benchmark_latency_flops.py' in done.stdout
+
+
+@pytest.mark.slow
+def test_after_training(run, configs, tmp_path):
+    """A folder as a run leaves it: dumped config and weights."""
+    from mmengine.config import Config
+    from mmengine.model import revert_sync_batchnorm
+    from mmengine.registry import MODELS, init_default_scope
+    from mmengine.runner import save_checkpoint
+
+    from vim_mm.engine import activate
+
+    activate()
+    cfg = Config.fromfile(configs['seg'])
+    init_default_scope('mmseg')
+    folder = tmp_path / 'run'
+    folder.mkdir()
+    cfg.dump(folder / 'tiny.py')
+    model = revert_sync_batchnorm(MODELS.build(cfg.model))
+    save_checkpoint({'state_dict': model.state_dict(), 'meta': {}}, str(folder / 'iter_4.pth'))
+    (folder / 'last_checkpoint').write_text(str(folder / 'iter_4.pth'))
+    run('benchmark_latency_flops.py', folder, *SIZES, '--passes', 'infer',
+        '--out', tmp_path / 'a.json')  # fmt: skip
+    (found,) = json.loads((tmp_path / 'a.json').read_text())['records']
+    assert found['checkpoint'] == str(folder / 'iter_4.pth') and found['latency'] > 0
+
+
+def test_each_run_gets_its_figures(tmp_path):
+    done = subprocess.run(
+        ['bash', str(ANALYSIS / 'run_benchmark_after_training.sh'), 'a', 'b'], cwd=tmp_path,
+        capture_output=True, text=True, env=environment(PYTHON='echo', BENCHMARK='--sizes 64'),
+    )  # fmt: skip
+    assert [line.split(' ', 1)[1] for line in done.stdout.splitlines()] == [
+        f'{run} --out {run}/benchmark.json --markdown {run}/benchmark.md --sizes 64' for run in 'ab'
+    ]

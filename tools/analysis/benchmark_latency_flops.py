@@ -1,0 +1,319 @@
+"""Latency, throughput, operations, parameters and memory of whole models, by config.
+
+    python tools/analysis/benchmark_latency_flops.py seg/upernet_vim_t_zoh.py \
+        mmseg::swin/swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py \
+        --heads fast --forms eager graph --out seg.json --markdown seg.md
+    python tools/analysis/benchmark_latency_flops.py configs/seg/upernet_vim_t_{method}.py
+    python tools/analysis/benchmark_latency_flops.py work_dirs/upernet_vim_t_zoh_seed0
+
+A CONFIG is a file, a config that vim_mm ships, 'mmseg::', 'mmdet::' or 'mmpretrain::' and a config
+of that library, or the folder of a run, which is measured with its last weights. {method} stands
+for each of --methods. Weights are random, and nothing is downloaded.
+
+Latency is the median of what a caller waits for one call; throughput is that of calls that follow
+one another. A call takes normalized pictures that lie on the device: inference gives labels, boxes
+or scores, a training step is the loss, backward and AdamW. Forms: eager; compiled, by
+torch.compile; graph, replayed as a CUDA graph; of a detector its backbone and neck alone are
+compiled or captured. Paths: as the config says; kernel and python, the compiled scan and the
+Python reference in the same plain block. Operations are PyTorch's count for one picture, two for
+a multiply-add. What fails or does not fit into --budget is left out, and said.
+"""
+
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import ConfigOptions, end
+
+FORMS = ('eager', 'graph', 'compiled')  # those that take longest come last
+PASSES = ('infer', 'train')
+# A compiled form is not begun with less of the budget left, in seconds.
+COMPILE_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one record measures."""
+
+    config: str
+    checkpoint: str | None
+    path: str
+    heads: str
+    size: tuple[int, int]
+    batch: int
+    dtype: str
+    form: str
+    mode: str  # 'infer' or 'train'
+
+
+def image_size(text: str) -> tuple[int, int]:
+    """'512' or '800x1333', height first."""
+    try:
+        height, _, width = text.partition('x')
+        return int(height), int(width or height)
+    except ValueError:
+        raise ArgumentTypeError(f'expected SIDE or HEIGHTxWIDTH, got {text!r}') from None
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument('configs', nargs='+', metavar='CONFIG')
+    parser.add_argument('--methods', nargs='+', help='what {method} stands for (default: the six)')
+    parser.add_argument('--paths', nargs='+', default=['config'],
+                        choices=('config', 'kernel', 'python'))  # fmt: skip
+    parser.add_argument('--heads', nargs='+', choices=('config', 'mmseg', 'fast'),
+                        default=['config'], help='of segmentors')  # fmt: skip
+    parser.add_argument('--sizes', nargs='+', type=image_size, default=[(512, 512)],
+                        metavar='HxW')  # fmt: skip
+    parser.add_argument('--batch', nargs='+', type=int, default=[8])
+    parser.add_argument('--dtypes', nargs='+', choices=('fp32', 'bf16', 'fp16'),
+                        help='of autocast (default: bf16 on CUDA, else fp32)')  # fmt: skip
+    parser.add_argument('--forms', nargs='+', choices=FORMS, default=['eager'])
+    parser.add_argument('--passes', nargs='+', choices=PASSES, default=[*PASSES])
+    parser.add_argument('--cfg-options', nargs='+', action=ConfigOptions, default={},
+                        metavar='KEY=VALUE', help='override entries of every config')  # fmt: skip
+    parser.add_argument('--device', choices=['cpu', 'cuda'], help='default: cuda if there is one')
+    parser.add_argument('--threads', type=int, help='of the CPU')
+    parser.add_argument('--n_trials', type=int, default=10, help='calls that are timed')
+    parser.add_argument('--seconds', type=float, default=20.0, help='for the calls of one figure')
+    parser.add_argument('--budget', type=float, default=1e9,
+                        help='seconds after which no record is begun')  # fmt: skip
+    parser.add_argument('--out', type=Path, help='write every figure as JSON to this file')
+    parser.add_argument('--markdown', type=Path, help='write the tables to this file as well')
+    return parser.parse_args()
+
+
+def resolve(name: str, methods: list[str]) -> list[tuple[str, str | None]]:
+    """The files of a CONFIG, each with the checkpoint to load."""
+    from whole_models import find_config
+
+    from vim_mm.analysis.runs import find_checkpoint
+    from vim_mm.analysis.runs import find_config as dumped_config
+
+    if Path(name).is_dir():
+        return [(str(dumped_config(name)), str(find_checkpoint(name)))]
+    names = [name.replace('{method}', m) for m in methods] if '{method}' in name else [name]
+    return [(str(find_config(each)), None) for each in names]
+
+
+def cases(args: Namespace) -> list[Case]:
+    """What to measure, in order; a path or heads that a config does not have are left out."""
+    from itertools import product
+
+    files = [pair for name in args.configs for pair in resolve(name, args.methods)]
+    return [
+        Case(file, checkpoint, path, heads, size, batch, dtype, form, mode)
+        for form, (file, checkpoint), size, batch, dtype, mode, heads, path in product(
+            sorted(args.forms, key=FORMS.index), files, args.sizes, args.batch, args.dtypes,
+            args.passes, args.heads, args.paths,
+        )
+    ]  # fmt: skip
+
+
+def prepare(threads: int | None) -> None:
+    """Settings of a process that measures."""
+    import torch
+
+    if threads:
+        torch.set_num_threads(threads)
+    torch.backends.cudnn.benchmark = True  # sizes do not change
+
+
+def measure(case: Case, args: Namespace) -> dict[str, Any]:
+    """The figures of a case, or why it was left out."""
+    import gc
+
+    import torch
+
+    prepare(args.threads)
+    gc.collect()
+    if args.device == 'cuda':
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        return figures_of(case, args)
+    # Whatever a form meets: one that waits for the device cannot be captured, say.
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        return {'left_out': f'{type(error).__name__}: {reason[:160]}'}
+
+
+def figures_of(case: Case, args: Namespace) -> dict[str, Any]:
+    """Parameters, operations, path, seconds and bytes of a case."""
+    import torch
+    from whole_models import Passes, build, count_operations, make_batch
+
+    from vim_mm.analysis.timing import peak_memory
+    from vim_mm.engine.observed import observe
+    from vim_mm.models import Mamba
+
+    cuda = args.device == 'cuda'
+    cfg = read(case, args.cfg_options)
+    model = build(cfg, args.device)
+    if case.checkpoint:
+        from mmengine.runner import load_checkpoint
+
+        load_checkpoint(model, case.checkpoint, map_location='cpu', strict=True)
+    record: dict[str, Any] = {'parameters': sum(p.numel() for p in model.parameters())}
+    passes = Passes(model, make_batch(cfg, case.size, case.batch), case.dtype, case.mode == 'train')
+    if case.path != 'python':  # made of elementwise operations, which nobody counts
+        record['operations'] = count_operations(passes) / case.batch
+    mixers = sum(isinstance(module, Mamba) for module in model.modules())
+    if mixers:
+        with observe() as seen:
+            passes.eager()
+        record['ran'] = seen.path(mixers)
+        record['kernels'] = seen.our_kernels
+    run = passes.form(case.form)
+    first = run()
+    if case.mode == 'train':
+        record['loss'] = float(first)
+    del first
+    record |= times(run, case, args)
+    if cuda and case.form == 'graph':
+        # Replays allocate nothing: the peak since the start, with the capture, is theirs.
+        record['peak_bytes'] = torch.cuda.max_memory_allocated()
+    elif cuda:
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        torch.cuda.synchronize()
+        record['peak_bytes'] = torch.cuda.max_memory_allocated()
+    else:
+        record['peak_bytes'] = peak_memory(run, 'cpu') + passes.held_bytes()
+    return record
+
+
+def times(run: Any, case: Case, args: Namespace) -> dict[str, Any]:
+    """Seconds of a call that is waited for and of one among others, and the clocks meanwhile."""
+    from statistics import median, quantiles
+
+    from vim_mm.analysis.timing import clock_rates, kernel_seconds, steady_times, wall_times
+
+    alone = wall_times(run, args.n_trials, args.seconds)
+    calls = max(1, min(args.n_trials, int(args.seconds / 3 / median(alone))))
+    steady = median(steady_times(run, calls))
+    record = {
+        'latency': median(alone),
+        'latency_deciles': quantiles(alone, n=10)[::8] if len(alone) > 1 else alone * 2,
+        'seconds': steady,
+        'images_per_second': case.batch / steady,
+        'clocks': clock_rates(args.device),
+    }
+    if args.device == 'cuda':
+        record['kernel_seconds'] = sum(kernel_seconds(run, 3).values())
+    return record
+
+
+def read(case: Case, options: dict[str, Any]) -> Any:
+    """The config of a case, ready to be built; its library is imported."""
+    from mmengine.config import Config
+    from whole_models import adapt
+
+    from vim_mm.config import merge_options
+    from vim_mm.engine import activate
+    from vim_mm.engine.cli import import_task_library
+
+    activate()
+    cfg = Config.fromfile(case.config)
+    merge_options(cfg, options)
+    import_task_library(cfg)
+    adapt(cfg, case.size, case.path, case.heads)
+    return cfg
+
+
+class Worker:
+    """A process for the forms that may spoil one: a new one after a failure or a compilation."""
+
+    def __init__(self):
+        self.pool: Any = None
+
+    def measure(self, case: Case, args: Namespace) -> dict[str, Any]:
+        from multiprocessing import get_context
+
+        self.pool = self.pool or get_context('spawn').Pool(1)
+        record = self.pool.apply(measure, (case, args))
+        if 'left_out' in record or case.form == 'compiled':
+            self.close()
+        return record
+
+    def close(self) -> None:
+        if self.pool is not None:
+            self.pool.terminate()
+            self.pool.join()
+        self.pool = None
+
+
+def run(args: Namespace) -> Iterator[dict[str, Any]]:
+    """Measure case by case; what cannot be measured is a record with its reason."""
+    from time import perf_counter
+
+    start, worker = perf_counter(), Worker()
+    try:
+        for case in cases(args):
+            record = asdict(case) | {'name': Path(case.config).stem}
+            left = args.budget - (perf_counter() - start)
+            if left < (COMPILE_SECONDS if case.form == 'compiled' else 0):
+                yield record | {'left_out': 'the budget is spent'}
+            elif case.form == 'graph' and args.device == 'cpu':
+                yield record | {'left_out': 'CUDA graphs need CUDA'}
+            elif case.form == 'eager':
+                yield record | measure(case, args)
+            else:
+                yield record | worker.measure(case, args)
+    finally:
+        worker.close()
+
+
+def facts(args: Namespace) -> dict[str, Any]:
+    """What the figures depend on: machine, commit, versions, clocks."""
+    from vim_mm.analysis.timing import clock_rates, environment
+    from vim_mm.engine.observed import versions
+
+    return environment(args.device) | {
+        'versions': versions(),
+        'clocks': clock_rates(args.device),
+        'clock': 'time.perf_counter; the GPU is waited for after each call (latency) or round',
+    }
+
+
+def complete(args: Namespace) -> None:
+    """Fill in the defaults that depend on the machine."""
+    import torch
+
+    from vim_mm.ops import METHODS
+
+    args.device = args.device or ('cuda' if torch.cuda.is_available() else 'cpu')
+    args.dtypes = args.dtypes or ['bf16' if args.device == 'cuda' else 'fp32']
+    args.methods = args.methods or [m for m in METHODS if not METHODS[m].control]
+
+
+def main(args: Namespace) -> None:
+    import json
+
+    from vim_mm.analysis.benchmarks import report
+    from vim_mm.analysis.tables import write_text
+
+    complete(args)
+    prepare(args.threads)
+    result: dict[str, Any] = {'environment': facts(args), 'units': 'seconds, bytes', 'records': []}
+    try:
+        for record in run(args):
+            result['records'].append(record)
+            print(json.dumps(record), file=sys.stderr, flush=True)
+            if args.out:  # each time: a run may be killed
+                result['environment'] = facts(args)
+                write_text(args.out, json.dumps(result, indent=2))
+    finally:
+        if result['records']:
+            text = report(result)
+            print(text)
+            if args.markdown:
+                write_text(args.markdown, text)
+
+
+if __name__ == '__main__':
+    end(main, parse_args())

@@ -1,0 +1,55 @@
+"""Holds results of benchmark_latency_flops.py side by side.
+
+    python tools/analysis/compare_benchmarks.py before.json after.json --picture both.png
+    python tools/analysis/compare_benchmarks.py seg.json seg_compiled.json --merge
+
+The table has a row for each case that the first file and another one hold, with the images per
+second of each over those of the first. --merge takes the files for parts of one run instead, and
+prints each model at its best form. Results of unlike machines, threads or versions of torch are
+refused.
+"""
+
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import end
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument('results', nargs='+', type=Path, metavar='JSON')
+    parser.add_argument('--merge', action='store_true', help='parts of one run, not two runs')
+    parser.add_argument(
+        '--allow-unlike', action='store_true', help='compare unlike machines all the same'
+    )
+    parser.add_argument('--picture', type=Path, help='draw bars into this file')
+    parser.add_argument('--markdown', type=Path, help='write the tables to this file as well')
+    return parser.parse_args()
+
+
+def main(args: Namespace) -> None:
+    from vim_mm.analysis import benchmarks
+    from vim_mm.analysis.tables import markdown_table, write_text
+
+    results = benchmarks.read_results(args.results)
+    if not args.allow_unlike:
+        benchmarks.insist_on_one_machine(results)
+    if args.merge:
+        text = benchmarks.report(benchmarks.merge(results))
+    else:
+        rows = benchmarks.comparison_rows(results)
+        lines = [f'{name}: {benchmarks.head(result)}' for name, result in results.items()]
+        if not rows:
+            raise SystemExit('no case is in the first file and in another one')
+        text = '\n\n'.join([*lines, markdown_table(rows)])
+    print(text)
+    if args.markdown:
+        write_text(args.markdown, text)
+    if args.picture:
+        benchmarks.draw(results, args.picture)
+
+
+if __name__ == '__main__':
+    end(main, parse_args())
