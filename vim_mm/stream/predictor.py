@@ -43,13 +43,13 @@ class Slot:
 
     Attributes:
         picture (ndarray): (H, W, 3), uint8, BGR: the frame, in pinned memory where there is a GPU.
-        ready (float): When the frame was there, by ``perf_counter``.
+        taken (float): When the frame was taken to be predicted, by ``perf_counter``.
         seconds (dict): By stage, of the last frame, where the predictor takes times.
     """
 
     cuda: bool = False
     picture: np.ndarray | None = None
-    ready: float = 0.0
+    taken: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
     _tensors: dict[str, Tensor] = field(default_factory=dict)
     _marks: list = field(default_factory=list)
@@ -110,10 +110,10 @@ class Predictor:
         return Slot(self.cuda)
 
     @torch.no_grad()
-    def prepare(self, size: tuple[int, int]) -> bool:
-        """Make the stages for frames of (H, W) pixels; False if there are such."""
+    def prepare(self, size: tuple[int, int]) -> None:
+        """Make the stages for frames of (H, W) pixels, unless there are such."""
         if size in self._stages:
-            return False
+            return
         stages = stages_of(self.model, self.transforms, size)
         if self.compile and isinstance(stages, SegmentorStages):
             stages.compile()
@@ -127,7 +127,6 @@ class Predictor:
                     stages = GraphedStages(stages, blank, self._pool)
             torch.cuda.synchronize()
         self._stages[size] = stages
-        return True
 
     @torch.no_grad()
     def submit(self, slot: Slot) -> None:
