@@ -51,7 +51,9 @@ def test_torchrun_points_at_a_traceback(tmp_path):
     assert done.stderr.splitlines()[-1].startswith('Process 0 failed (exit code 1)')
 
 
-@pytest.mark.parametrize('tool', ['train', 'test', 'infer', 'compare_runs', 'demo_report'])
+@pytest.mark.parametrize(
+    'tool', ['train', 'test', 'infer', 'stream', 'compare_runs', 'demo_report']
+)
 def test_help_takes_no_pytorch(tool, tmp_path):
     for module in ('torch', 'mmengine', 'vim_mm', 'numpy'):
         (tmp_path / f'{module}.py').write_text('raise ImportError')
