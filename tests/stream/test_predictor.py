@@ -1,8 +1,8 @@
 """The order of copies, stages and events of the GPU's path, on tensors of the CPU.
 
-Streams here do at once what they are given; a graph calls its function again, and writes what comes
-out into the tensors that the first call returned. So this sees wrong buffers and missing calls, and
-not a missing wait: for that there is test_predictor_cuda.py.
+Streams here do at once what they are given, and graphs are those of ``tests/graphs.py``. So this
+sees wrong buffers and missing calls, and not a missing wait: for that there is
+test_predictor_cuda.py.
 """
 
 import copy
@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from torch.utils._pytree import tree_flatten
 
+from tests.graphs import GraphOfCalls, record_calls
 from tests.stream.conftest import draw
 from tests.stream.test_running import Drawn, infer, stream
 from vim_mm import acceleration
@@ -44,26 +44,9 @@ class Stream:
         assert other is not self
 
 
-class Graph:
-    replays = 0
-
-    def __init__(self, function):
-        self.function, self.outputs = function, function()
-
-    def replay(self):
-        Graph.replays += 1
-        for own, new in zip(*(tree_flatten(x)[0] for x in (self.outputs, self.function()))):
-            own.copy_(new)
-
-
 @contextmanager
 def stream_context(stream):
     yield stream
-
-
-def record(function, pool=None):
-    graph = Graph(function)
-    return graph, graph.outputs
 
 
 @pytest.fixture
@@ -81,10 +64,10 @@ def gpu(monkeypatch):
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(module, 'on_gpu', lambda device: True)
-    monkeypatch.setattr('vim_mm.stream.stages.record', record)
-    monkeypatch.setattr(acceleration, 'record', record)
+    monkeypatch.setattr('vim_mm.stream.stages.record', record_calls)
+    monkeypatch.setattr(acceleration, 'record', record_calls)
     monkeypatch.setattr(GraphedCall, '_can_be_recorded', lambda self, leaves: True)
-    monkeypatch.setattr(Graph, 'replays', 0)
+    monkeypatch.setattr(GraphOfCalls, 'replays', 0)
 
 
 @pytest.mark.usefixtures('gpu')
@@ -108,7 +91,7 @@ def test_labels(mode, graph, seg, tmp_path, monkeypatch):
         assert [*seconds] == stages and min(seconds.values()) > 0
     assert [*predictor._stages] == [(80, 64), (64, 96)]
     graphed = [isinstance(stages, GraphedStages) for stages in predictor._stages.values()]
-    assert graphed == [graph] * 2 and Graph.replays == (4 * len(pictures) if graph else 0)
+    assert graphed == [graph] * 2 and GraphOfCalls.replays == (4 * len(pictures) if graph else 0)
 
 
 @pytest.mark.usefixtures('gpu')
@@ -127,4 +110,4 @@ def test_instances(det, tmp_path):
             'upload', 'preprocess', 'backbone', 'head', 'postprocess', 'download'
         }  # fmt: skip
     # Backbone, neck and RPN: the second of three calls that warm up records, all others replay.
-    assert Graph.replays == 3 * (2 + 3)
+    assert GraphOfCalls.replays == 3 * (2 + 3)

@@ -131,8 +131,16 @@ def test_the_limit_and_a_sink_that_wants_no_more():
     assert summary.predicted == 7 and 'more' not in str(summary)
     sink = Kept(wanted=4)
     source = Drawn([draw(i) for i in range(60)], interval=0.002)
-    assert stream(source, sinks=[sink]).run().predicted < 60
+    summary = stream(source, sinks=[sink]).run()
+    assert summary.predicted < 60 and 'more' not in str(summary)
     assert drawn_numbers(sink.pictures)[:4] == [0, 1, 2, 3] and sink.closed
+
+
+def test_a_source_with_fewer_frames_than_it_names():
+    source = Drawn([draw(i) for i in range(7)])
+    source.length = 12
+    summary = stream(source, limit=10).run()
+    assert str(summary).endswith('; the source names 3 more, which it does not hold')
 
 
 @pytest.mark.parametrize('slow', ['model', 'writer'])

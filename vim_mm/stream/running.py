@@ -39,7 +39,8 @@ class Summary:
         seconds (float): From the first frame that was there to the last that was done.
         latencies (list[float]): Of each frame, seconds from where it was taken, in host memory, to
             where its prediction was.
-        interrupted (bool): Whether the user ended it.
+        exhausted (bool): Whether the source has no more frames.
+        interrupted (bool): Whether the user ended it by Ctrl-C.
     """
 
     predicted: int = 0
@@ -48,6 +49,7 @@ class Summary:
     limit: int | None = None
     seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
+    exhausted: bool = False
     interrupted: bool = False
 
     @property
@@ -64,11 +66,10 @@ class Summary:
             median, worst = 1e3 * np.percentile(self.latencies, (50, 99))
             parts.append(f'{median:.1f} ms from a frame to its prediction (p99 {worst:.1f} ms)')
         parts.append(f'{self.unreadable} unreadable')
-        expected = min(n for n in (self.length, self.limit, frames) if n is not None)
-        if self.length is not None and not self.interrupted:
-            expected = self.length if self.limit is None else min(self.length, self.limit)
-        if frames < expected:
-            parts.append(f'the source names {expected - frames} more, which it does not hold')
+        if self.exhausted and self.length is not None:
+            missing = min(self.length, self.limit or self.length) - frames
+            if missing > 0:
+                parts.append(f'the source names {missing} more, which it does not hold')
         return ('interrupted: ' if self.interrupted else '') + '; '.join(parts)
 
 
@@ -207,6 +208,7 @@ class Stream:
             self.decoded.put(taken)
             if number + 1 == self.limit:
                 return
+        self.summary.exhausted = True
 
     def _predict(self) -> None:
         """In the main thread, which is the one that Ctrl-C interrupts."""
