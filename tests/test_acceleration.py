@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 import vim_mm
+from tests.graphs import GraphOfCalls, record_calls
 from tests.models.small import small_backbone
+from vim_mm import acceleration
 from vim_mm.acceleration import GraphedCall, accelerate, parts_of
 
 
@@ -69,6 +71,7 @@ def test_without_options_nothing_changes():
     assert torch.equal(fast(x), plain(x))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_compile_takes_the_same_parts_and_differs_by_rounding(monkeypatch):
     compiled = []
@@ -102,34 +105,68 @@ def test_gradients_and_tensors_elsewhere_make_no_graph():
     assert not call.graphs
 
 
-@pytest.mark.parametrize('amp', [False, True])
-@pytest.mark.parametrize('kind', ['whole', 'parts'])
-@needs_cuda
-@torch.no_grad()
-def test_graphs_give_the_same_bits_and_sizes_reuse_them(kind, amp):
-    plain = (Segmentor() if kind == 'parts' else small_backbone()).eval().cuda()
-    fast = copy.deepcopy(plain)
-    accelerate(plain, amp=amp)
-    accelerate(fast, amp=amp, graph=True)
+@pytest.fixture
+def graphs_of_calls(monkeypatch):
+    """Graphs on the CPU."""
+    monkeypatch.setattr(acceleration, 'record', record_calls)
+    monkeypatch.setattr(GraphedCall, '_can_be_recorded', lambda self, leaves: True)
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'graph_pool_handle', lambda: (0, 0))
+    monkeypatch.setattr(GraphOfCalls, 'replays', 0)
+
+
+def check_sizes_reuse_their_graphs(plain, fast, device):
+    accelerate(fast, graph=True)
     kept = []
     for size in [(32, 32), (48, 40), (32, 32), (48, 40), (32, 32), (48, 40)]:
-        x = torch.randn(2, 3, *size, device='cuda')
+        x = torch.randn(2, 3, *size, device=device)
         kept.append((fast(x), plain(x)))
     for result, expected in kept:  # a replay leaves what earlier ones returned
         torch.testing.assert_close(result, expected, rtol=0, atol=0)
     calls = [part.forward for part in parts_of(fast, of_pictures=True)]
     assert all(len(call.graphs) == 2 and None not in call.graphs.values() for call in calls)
+    return len(calls)
 
 
-@needs_cuda
+@pytest.mark.usefixtures('graphs_of_calls')
+@torch.no_grad()
+def test_a_graph_is_made_when_a_size_comes_again():
+    calls = check_sizes_reuse_their_graphs(*models(), 'cpu')
+    assert GraphOfCalls.replays == 4 * calls
+
+
+@pytest.mark.usefixtures('graphs_of_calls')
 @torch.no_grad()
 def test_the_sizes_seen_last_are_kept(monkeypatch):
-    monkeypatch.setattr('vim_mm.acceleration.MAX_GRAPHS', 2)
+    monkeypatch.setattr(acceleration, 'MAX_GRAPHS', 2)
     call = GraphedCall(lambda x: x + 1, 'add')
     for length in (1, 1, 2, 2, 1, 3):
-        x = torch.randn(length, device='cuda')
+        x = torch.randn(length)
         assert torch.equal(call(x), x + 1)
     assert [graph is not None for graph in call.graphs.values()] == [True, False]
+
+
+@pytest.mark.usefixtures('graphs_of_calls')
+def test_dtypes_strides_and_structures_have_graphs_of_their_own():
+    call = GraphedCall(lambda x: {'twice': [2 * y for y in x]}, 'double')
+    inputs = [torch.randn(3, 4), torch.randn(4, 3).T, torch.randn(3, 4).double()]
+    for x in ([inputs[0]], [inputs[1]], [inputs[2]], (inputs[0],), [inputs[0]]):
+        for _ in range(3):
+            with torch.no_grad():
+                assert torch.equal(call(x)['twice'][0], 2 * x[0])
+    assert len(call.graphs) == 4
+
+
+@pytest.mark.parametrize('amp', [False, True])
+@pytest.mark.parametrize('kind', ['whole', 'parts'])
+@needs_cuda
+@torch.no_grad()
+def test_graphs_give_the_same_bits(kind, amp):
+    plain = (Segmentor() if kind == 'parts' else small_backbone()).eval().cuda()
+    fast = copy.deepcopy(plain)
+    for model in (plain, fast):
+        accelerate(model, amp=amp)
+    check_sizes_reuse_their_graphs(plain, fast, 'cuda')
 
 
 WAITING = """

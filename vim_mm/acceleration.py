@@ -114,7 +114,8 @@ def record(
             overwrite the outputs of any other graph of the pool that was recorded later.
     """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    # Other threads, such as those that load data, may go on allocating and waiting.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode='thread_local'):
         outputs = function()
     return graph, outputs
 

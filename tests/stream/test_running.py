@@ -1,5 +1,6 @@
 """The stream as a whole: what comes out of it, in which order, and how it ends."""
 
+import copy
 import threading
 import time
 
@@ -35,7 +36,7 @@ class Counting:
         return Slot()
 
     def prepare(self, size):
-        return False
+        pass
 
     def submit(self, slot):
         number = number_of(slot.picture)
@@ -130,8 +131,16 @@ def test_the_limit_and_a_sink_that_wants_no_more():
     assert summary.predicted == 7 and 'more' not in str(summary)
     sink = Kept(wanted=4)
     source = Drawn([draw(i) for i in range(60)], interval=0.002)
-    assert stream(source, sinks=[sink]).run().predicted < 60
+    summary = stream(source, sinks=[sink]).run()
+    assert summary.predicted < 60 and 'more' not in str(summary)
     assert drawn_numbers(sink.pictures)[:4] == [0, 1, 2, 3] and sink.closed
+
+
+def test_a_source_with_fewer_frames_than_it_names():
+    source = Drawn([draw(i) for i in range(7)])
+    source.length = 12
+    summary = stream(source, limit=10).run()
+    assert str(summary).endswith('; the source names 3 more, which it does not hold')
 
 
 @pytest.mark.parametrize('slow', ['model', 'writer'])
@@ -233,6 +242,24 @@ def test_labels_are_those_of_infer(mode, seg, tmp_path, monkeypatch):
         assert found.dtype == np.uint8 and np.array_equal(found, truth)
         assert len(np.unique(found)) > 1
     assert not np.array_equal(labels[0], labels[1])
+
+
+@pytest.mark.slow
+def test_compiled_labels_are_those_of_infer(seg, tmp_path, monkeypatch):
+    original, compiled = torch.compile, []
+
+    def compile_quickly(function):
+        compiled.append(function.__qualname__)
+        return original(function, backend='aot_eager')  # Inductor takes minutes
+
+    monkeypatch.setattr(torch, 'compile', compile_quickly)
+    model = copy.deepcopy(seg.model)
+    predictor = make_predictor(model, seg.transforms, compile=True)
+    labels = []
+    stream(Drawn([draw(9)]), predictor, on_result=lambda n, slot, x: labels.append(x.copy())).run()
+    assert any('labels' in name for name in compiled) and len(compiled) > 3
+    truth = infer(seg, draw(9), tmp_path).pred_sem_seg.data[0].numpy()
+    assert (labels[0] == truth).mean() > 0.995  # where logits are nearly equal
 
 
 def test_instances_are_those_of_infer(det, tmp_path):

@@ -67,6 +67,15 @@ def test_test_repeats_the_metrics_and_saves_predictions(trained, data_root, tmp_
             labels = Image.open(tmp_path / 'out' / f'{image.stem}.png')
             assert labels.size == Image.open(image).size
             assert set(np.unique(labels)) <= set(range(1, 8))
+        run_tool(
+            'test.py', config, work_dir / 'iter_4.pth', '--out', 'amp', '--amp',
+            '--cfg-options', f'data_root={data_root}', cwd=tmp_path,
+        )  # fmt: skip
+        plain, amp = (
+            np.concatenate([np.ravel(Image.open(tmp_path / out / f'{i.stem}.png')) for i in images])
+            for out in ('out', 'amp')
+        )
+        assert (plain == amp).mean() > 0.9
     else:
         for kind in ('bbox', 'segm'):
             results = json.loads((tmp_path / 'out' / f'predictions.{kind}.json').read_text())
@@ -87,7 +96,8 @@ def test_infer_draws_over_every_picture(trained, data_root, tmp_path):
     for name, (width, height) in sizes.items():
         pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f'{name}.jpg')
-    arguments = ('infer.py', config, work_dir / 'iter_4.pth', 'pictures', '--out', 'overlays')
+    checkpoint = work_dir / 'iter_4.pth'
+    arguments = ('infer.py', config, checkpoint, 'pictures', '--out', 'overlays', '--amp')
     log = run_tool(*arguments, cwd=tmp_path, fails=True)
     assert 'pictures/broken.png: ' in log.splitlines()[-2]
     assert log.splitlines()[-1] == 'infer.py: error: 1 of 3 pictures could not be read.'

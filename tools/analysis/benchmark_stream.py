@@ -67,6 +67,8 @@ PERCENTILES = (50, 90, 99)
 # Of sixty frames a second.
 PERIOD = 1 / 60
 WARM_UP = 10  # frames
+# By this part the sum of the stages and the wall clock may differ.
+TOLERANCE = 0.1
 VIDEO_FRAMES = 60
 MIB = 2**20
 
@@ -286,10 +288,17 @@ def tables(records: list[dict[str, Any]]) -> str:
             for stage in STAGES
         }
         stages.append(case | cells)
-    parts = [markdown_table(whole), 'Stages, ms: p50 / p90 / p99', markdown_table(stages)]
+    parts = []
+    if measured:
+        parts = [markdown_table(whole), 'Stages, ms: p50 / p90 / p99', markdown_table(stages)]
+    unequal = [r for r in measured if abs(r['sum_of_wall'] - 1) > TOLERANCE]
+    parts += [
+        f'{r["model"]}, {r["size"]}, {r["form"]}: the stages do not add up to the wall clock'
+        for r in unequal
+    ]
     left_out = [r for r in records if 'left_out' in r]
     lines = [f'left out: {r["model"]}, {r["size"]}, {r["form"]}: {r["left_out"]}' for r in left_out]
-    return '\n\n'.join([*(parts if measured else []), *lines])
+    return '\n\n'.join([*parts, *lines])
 
 
 def size(text: str) -> tuple[int, int]:

@@ -15,6 +15,11 @@ from torch import Tensor, nn
 from vim_mm.stream.stages import AnyStages, GraphedStages, SegmentorStages, label_dtype, stages_of
 
 
+def on_gpu(device: torch.device) -> bool:
+    """Whether frames are copied to a device and back, in streams of their own."""
+    return device.type == 'cuda'
+
+
 @dataclass
 class Instances:
     """What a detector found in a frame, the best first.
@@ -33,6 +38,7 @@ class Instances:
 
 
 _WARM_UP_CALLS = 3
+CPU = torch.device('cpu')
 # Labels (H, W) of a segmentor, or what a detector found.
 Prediction = np.ndarray | Instances
 
@@ -43,13 +49,13 @@ class Slot:
 
     Attributes:
         picture (ndarray): (H, W, 3), uint8, BGR: the frame, in pinned memory where there is a GPU.
-        ready (float): When the frame was there, by ``perf_counter``.
+        taken (float): When the frame was taken to be predicted, by ``perf_counter``.
         seconds (dict): By stage, of the last frame, where the predictor takes times.
     """
 
-    cuda: bool = False
+    device: torch.device = CPU
     picture: np.ndarray | None = None
-    ready: float = 0.0
+    taken: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
     _tensors: dict[str, Tensor] = field(default_factory=dict)
     _marks: list = field(default_factory=list)
@@ -59,10 +65,10 @@ class Slot:
     def buffer(self, shape: tuple[int, int, int]) -> np.ndarray:
         """An array to decode a frame of this shape into; it becomes :attr:`picture`."""
         if self.picture is None or self.picture.shape != tuple(shape):
-            host = torch.empty(shape, dtype=torch.uint8, pin_memory=self.cuda)
+            host = torch.empty(shape, dtype=torch.uint8, pin_memory=on_gpu(self.device))
             self._tensors = {'frame': host}
-            if self.cuda:
-                self._tensors['frame on device'] = torch.empty_like(host, device='cuda')
+            if on_gpu(self.device):
+                self._tensors['frame on device'] = torch.empty_like(host, device=self.device)
             self.picture = host.numpy()
         return self.picture
 
@@ -99,7 +105,7 @@ class Predictor:
         self.model, self.transforms = model, transforms
         self.graph, self.compile, self.score, self.timed = graph, compile, score, timed
         self.device = model.data_preprocessor.device
-        self.cuda = self.device.type == 'cuda'
+        self.cuda = on_gpu(self.device)
         self._stages: dict[tuple[int, int], SegmentorStages | GraphedStages | AnyStages] = {}
         if self.cuda:
             self._upload, self._compute, self._download = (torch.cuda.Stream() for _ in range(3))
@@ -107,13 +113,13 @@ class Predictor:
 
     def slot(self) -> Slot:
         """Memory for a frame."""
-        return Slot(self.cuda)
+        return Slot(self.device)
 
     @torch.no_grad()
-    def prepare(self, size: tuple[int, int]) -> bool:
-        """Make the stages for frames of (H, W) pixels; False if there are such."""
+    def prepare(self, size: tuple[int, int]) -> None:
+        """Make the stages for frames of (H, W) pixels, unless there are such."""
         if size in self._stages:
-            return False
+            return
         stages = stages_of(self.model, self.transforms, size)
         if self.compile and isinstance(stages, SegmentorStages):
             stages.compile()
@@ -127,7 +133,6 @@ class Predictor:
                     stages = GraphedStages(stages, blank, self._pool)
             torch.cuda.synchronize()
         self._stages[size] = stages
-        return True
 
     @torch.no_grad()
     def submit(self, slot: Slot) -> None:

@@ -20,6 +20,9 @@ from vim_mm.stream.overlay import Overlay
 from vim_mm.stream.predictor import Prediction, Predictor, Slot
 
 SLOTS = 6
+# Frames that are predicted at a time: one is uploaded while the other is computed. More would be
+# later each, and no faster together.
+PREDICTED_AT_A_TIME = 2
 _END = object()
 
 
@@ -34,9 +37,10 @@ class Summary:
         length (int | None): What the source says of its number of frames.
         limit (int | None): The number of frames that the user wants at most.
         seconds (float): From the first frame that was there to the last that was done.
-        latencies (list[float]): Of each frame, seconds from where it was decoded to where its
-            prediction was in host memory.
-        interrupted (bool): Whether the user ended it.
+        latencies (list[float]): Of each frame, seconds from where it was taken, in host memory, to
+            where its prediction was.
+        exhausted (bool): Whether the source has no more frames.
+        interrupted (bool): Whether the user ended it by Ctrl-C.
     """
 
     predicted: int = 0
@@ -45,6 +49,7 @@ class Summary:
     limit: int | None = None
     seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
+    exhausted: bool = False
     interrupted: bool = False
 
     @property
@@ -61,11 +66,10 @@ class Summary:
             median, worst = 1e3 * np.percentile(self.latencies, (50, 99))
             parts.append(f'{median:.1f} ms from a frame to its prediction (p99 {worst:.1f} ms)')
         parts.append(f'{self.unreadable} unreadable')
-        expected = min(n for n in (self.length, self.limit, frames) if n is not None)
-        if self.length is not None and not self.interrupted:
-            expected = self.length if self.limit is None else min(self.length, self.limit)
-        if frames < expected:
-            parts.append(f'the source names {expected - frames} more, which it does not hold')
+        if self.exhausted and self.length is not None:
+            missing = min(self.length, self.limit or self.length) - frames
+            if missing > 0:
+                parts.append(f'the source names {missing} more, which it does not hold')
         return ('interrupted: ' if self.interrupted else '') + '; '.join(parts)
 
 
@@ -128,6 +132,7 @@ class Stream:
         self.drawn: Queue = Queue(maxsize=slots)
         for _ in range(slots):
             self.free.put(predictor.slot())
+        self.room = threading.Semaphore(PREDICTED_AT_A_TIME)
         self.summary = Summary(length=source.length, limit=limit)
         lengths = [n for n in (source.length, limit) if n is not None]
         self.bar = tqdm(
@@ -174,9 +179,10 @@ class Stream:
         return self.summary
 
     def end(self) -> None:
-        """Let the reader end, also one that waits for a slot."""
+        """Let reading and predicting end, also where they wait."""
         self.stop.set()
         self.free.put(None)
+        self.room.release()
 
     def _read(self) -> None:
         slot: Slot | None = None
@@ -198,23 +204,24 @@ class Stream:
                     allocate(picture.shape)
                 if slot is not None:
                     slot.put(picture)
-                    slot.ready = perf_counter()
                     taken, slot = slot, None
             self.decoded.put(taken)
             if number + 1 == self.limit:
                 return
+        self.summary.exhausted = True
 
     def _predict(self) -> None:
         """In the main thread, which is the one that Ctrl-C interrupts."""
-        prepared = 0.0
-        while (slot := self.decoded.get()) is not _END and not self.stop.is_set():
+        while (slot := self.decoded.get()) is not _END:
             if slot is not None:
-                if self.predictor.prepare(slot.picture.shape[:2]):
-                    prepared = perf_counter()
-                if self._begin is None:
-                    self._begin = prepared
                 # What is made once for a size is no part of any frame.
-                slot.ready = max(slot.ready, prepared)
+                self.predictor.prepare(slot.picture.shape[:2])
+                self.room.acquire()
+                if self.stop.is_set():
+                    return
+                slot.taken = perf_counter()
+                if self._begin is None:
+                    self._begin = slot.taken
                 self.predictor.submit(slot)
             self.predicted.put(slot)
 
@@ -226,7 +233,8 @@ class Stream:
                 self.summary.unreadable += 1
             else:
                 prediction = self.predictor.result(slot)
-                self.summary.latencies.append(perf_counter() - slot.ready)
+                self.summary.latencies.append(perf_counter() - slot.taken)
+                self.room.release()
                 if self.on_result is not None:
                     self.on_result(number, slot, prediction)
                 if self.sinks:
