@@ -27,7 +27,7 @@ endif
 NATIVE_SOURCES := setup.py $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-det demo demo-det test test-fast lint format docs lock clean distclean
+.PHONY: help install install-det demo demo-det demo-real test test-fast lint format docs lock clean distclean
 .DELETE_ON_ERROR:
 # pip must not run twice at once in one environment.
 .NOTPARALLEL:
@@ -45,8 +45,16 @@ demo: install ## Train a small segmentor on drawn shapes; pictures in work_dirs/
 demo-det: install-det ## The same with a detector, in mask_rcnn_vim_shapes
 	$(call run_demo,configs/det/mask_rcnn_vim_shapes.py)
 
+demo-real: install ## Train a small classifier on photographs of garments; its mistakes in vim_fashion_zoh
+	$(IN_VENV) python -m vim_mm.datasets.fashion --out data/fashion --only classes
+	$(call train_and_report,configs/cls/vim_fashion_zoh.py)
+
 define run_demo
 $(IN_VENV) python -m vim_mm.datasets.shapes --out data/shapes
+$(call train_and_report,$(1))
+endef
+
+define train_and_report
 $(IN_VENV) python tools/train.py $(1) --resume
 $(IN_VENV) python tools/demo_report.py work_dirs/$(basename $(notdir $(1)))
 endef

@@ -10,9 +10,11 @@ from _command_line import add_arguments, end
 if TYPE_CHECKING:  # --help takes no PyTorch
     from mmengine.config import Config
     from mmengine.dataset import Compose
+    from mmengine.structures import BaseDataElement
     from mmengine.visualization import Visualizer
     from torch import nn
 
+LEAST_SIDE = 224  # pixels of an overlay that names a class
 PICTURES = {'.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp'}
 
 
@@ -69,8 +71,33 @@ def build_visualizer(cfg: 'Config') -> 'Visualizer':
     return visualizer
 
 
-def main(args: Namespace) -> None:
+def read_sample(pipeline: 'Compose', picture: Path) -> dict:
+    """The picture as the model takes it; data sets without files have no transform that reads."""
     import mmcv
+
+    sample = dict(img_path=str(picture), img_id=0)
+    if 'LoadImageFromFile' not in str(pipeline):
+        sample['img'] = mmcv.imread(picture, channel_order='rgb')
+    return pipeline(sample)
+
+
+def draw(
+    visualizer: 'Visualizer', picture: Path, prediction: 'BaseDataElement', overlay: Path
+) -> None:
+    """Write the picture with the prediction over it."""
+    import mmcv
+
+    image = mmcv.imread(picture, channel_order='rgb')
+    if 'pred_label' in prediction:
+        size = max(LEAST_SIDE, *image.shape[:2])
+        visualizer.visualize_cls(
+            image, prediction, draw_gt=False, resize=size, out_file=str(overlay)
+        )
+        return
+    visualizer.add_datasample(picture.name, image, prediction, draw_gt=False, out_file=str(overlay))
+
+
+def main(args: Namespace) -> None:
     import torch
     from mmengine.dataset import pseudo_collate
     from tqdm import tqdm
@@ -84,7 +111,7 @@ def main(args: Namespace) -> None:
     failed = []
     for picture in tqdm(pictures, desc='pictures', disable=None):  # on a terminal alone
         try:
-            data = pipeline(dict(img_path=str(picture), img_id=0))
+            data = read_sample(pipeline, picture)
         except Exception as error:  # whatever a transform makes of a file that is no picture
             reason = ' '.join(str(error).split()) or type(error).__name__
             failed.append(f'{picture}: {reason}')
@@ -92,13 +119,7 @@ def main(args: Namespace) -> None:
         with torch.no_grad():
             (prediction,) = model.test_step(pseudo_collate([data]))
         overlay = args.out / f'{picture.name}.png'
-        visualizer.add_datasample(
-            picture.name,
-            mmcv.imread(picture, channel_order='rgb'),
-            prediction,
-            draw_gt=False,
-            out_file=str(overlay),
-        )
+        draw(visualizer, picture, prediction, overlay)
         tqdm.write(str(overlay))
     if failed:
         print(*failed, sep='\n', file=sys.stderr)

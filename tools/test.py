@@ -11,27 +11,31 @@ if TYPE_CHECKING:  # --help takes no PyTorch
 
 
 def parse_args() -> Namespace:
-    parser = ArgumentParser(description='Test a checkpoint of a segmentor or a detector.')
+    parser = ArgumentParser(description='Test a checkpoint of any task.')
     add_arguments(parser)
     parser.add_argument('checkpoint', help='path or URL of the weights')
     parser.add_argument(
         '--out',
         metavar='DIR',
-        help='save the predictions: a PNG of labels for each image, or for detection one file in '
-        "COCO's result format for boxes and one for masks",
+        help='save the predictions: a PNG of labels for each image, for detection one file in '
+        "COCO's result format for boxes and one for masks, for classification labels.csv",
     )
     return parser.parse_args()
 
 
 def save_predictions(cfg: 'Config', out_dir: str) -> None:
-    """Let the metric, which formats predictions anyway, write them."""
+    """Let the metric, which formats predictions anyway, write them; classes have a table."""
+    Path(out_dir).mkdir(parents=True, exist_ok=True)
+    metrics = cfg.test_evaluator
+    metrics = metrics if isinstance(metrics, list) else [metrics]
+    if cfg.default_scope == 'mmpretrain':
+        cfg.test_evaluator = [*metrics, dict(type='LabelFile', path=f'{out_dir}/labels.csv')]
+        return
     if cfg.default_scope == 'mmdet':
         option = dict(outfile_prefix=str(Path(out_dir) / 'predictions'))
     else:
         option = dict(output_dir=out_dir)
-    Path(out_dir).mkdir(parents=True, exist_ok=True)
-    metrics = cfg.test_evaluator
-    for metric in metrics if isinstance(metrics, list) else [metrics]:
+    for metric in metrics:
         metric.update(option)
 
 

@@ -1,4 +1,4 @@
-"""Trains a segmentor or a detector: ``python tools/train.py CONFIG``."""
+"""Trains a classifier, a segmentor or a detector: ``python tools/train.py CONFIG``."""
 
 from argparse import ArgumentParser, Namespace
 
@@ -6,7 +6,7 @@ from _command_line import add_arguments, end
 
 
 def parse_args() -> Namespace:
-    parser = ArgumentParser(description='Train a segmentor or a detector.')
+    parser = ArgumentParser(description='Train a classifier, a segmentor or a detector.')
     add_arguments(parser)
     parser.add_argument(
         '--resume',

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from vim_mm.analysis import inspect, panels
+from vim_mm.analysis.labels import pictures_of, plot_labels, predict_labels
 from vim_mm.analysis.plots import plot_predictions
 from vim_mm.analysis.runs import predict_samples
 from vim_mm.engine.cli import load_model, read_config
@@ -63,10 +64,17 @@ def choose_layers(backbone: nn.Module, count: int) -> list[int]:
 
 
 def draw_predictions(cfg: Config, args: Namespace, path: Path) -> None:
+    if cfg.default_scope == 'mmpretrain':
+        found, dataset = predict_labels(cfg, args.checkpoint, args.images)
+        pictures = pictures_of(cfg, dataset, found)
+        plot_labels(pictures, found, dataset.metainfo['classes'], path)
+        return
     plot_predictions(*predict_samples(cfg, args.checkpoint, args.images), path)
 
 
 def draw_methods(cfg: Config, args: Namespace, path: Path) -> None:
+    if cfg.default_scope == 'mmpretrain':
+        raise SystemExit('methods draws maps of labels or boxes, which a classifier has none of.')
     own = dict(pair.split('=', 1) for pair in args.checkpoints)
     unknown = own.keys() - METHODS.keys()
     if unknown:

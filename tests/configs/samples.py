@@ -4,6 +4,17 @@ import torch
 from mmengine.structures import PixelData
 
 SIZE = (32, 64)
+SIDE = 28  # of images to classify
+
+
+def classification_batch(num_classes: int) -> dict:
+    """Two images with their classes."""
+    from mmpretrain.structures import DataSample
+
+    inputs = [torch.randint(0, 256, (3, SIDE, SIDE), dtype=torch.uint8) for _ in range(2)]
+    labels = torch.randint(0, num_classes, (2,)).tolist()
+    data_samples = [DataSample().set_gt_label(label) for label in labels]
+    return dict(inputs=inputs, data_samples=data_samples)
 
 
 def segmentation_batch(num_classes: int) -> dict:

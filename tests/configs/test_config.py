@@ -21,7 +21,7 @@ DET = 'det/cascade_mask_rcnn_vim_t_bilinear.py'
 def test_config_names_are_the_files_in_configs():
     expected = [
         f'{task}/{p.name}'
-        for task in ('seg', 'det')
+        for task in ('cls', 'seg', 'det')
         for p in (ROOT / 'configs' / task).glob('*.py')
     ]
     assert config_names() == sorted(expected)
@@ -81,7 +81,7 @@ def test_unknown_shipped_base(tmp_path):
         Config.fromfile(tmp_path / 'mine.py')
 
 
-@pytest.mark.parametrize('scope', ['mmdet', 'mmseg'])
+@pytest.mark.parametrize('scope', ['mmdet', 'mmseg', 'mmpretrain'])
 def test_bases_of_other_packages_resolve(scope, tmp_path):
     activate()
     (tmp_path / 'mine.py').write_text(f"_base_ = '{scope}::_base_/default_runtime.py'\n")

@@ -9,16 +9,28 @@ from mmengine.config import Config
 from mmengine.model import BaseModel, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper, build_optim_wrapper
 from mmengine.registry import MODELS, init_default_scope
+from mmengine.utils import import_modules_from_strings
 from torch import nn
 
-from tests.configs.samples import SIZE, detection_batch, segmentation_batch
+from tests.configs.samples import (
+    SIZE,
+    classification_batch,
+    detection_batch,
+    segmentation_batch,
+)
 from vim_mm.config import config_names, config_path
+from vim_mm.engine import activate
+from vim_mm.engine.cli import import_task_library
+from vim_mm.models import VisionMamba
 from vim_mm.ops import METHODS
 
 SIZES = {'t': 'tiny', 's': 'small', 'b': 'base'}
 PER_METHOD = [f'seg/upernet_vim_{size}' for size in 'tsb'] + [
     f'det/{model}_vim_{size}' for model in ('mask_rcnn', 'cascade_mask_rcnn') for size in 'ts'
 ]
+# Small models and comparisons on garments: of every method, the control too.
+FASHION = ('cls/vim_fashion', 'cls/vim_t_fashion', 'seg/upernet_vim_fashion')
+FASHION += ('det/mask_rcnn_vim_fashion',)
 TOP_LEVEL = {
     *('model', 'data_root', 'optim_wrapper', 'param_scheduler', 'auto_scale_lr', 'custom_imports'),
     *('train_dataloader', 'val_dataloader', 'test_dataloader', 'val_evaluator', 'test_evaluator'),
@@ -28,6 +40,7 @@ TOP_LEVEL = {
 
 
 def load(name: str) -> Config:
+    activate()
     return Config.fromfile(config_path(name))
 
 
@@ -46,6 +59,43 @@ def test_configs_differ_in_the_method_only(stem):
         assert cfg == configs['zoh']
 
 
+@pytest.mark.parametrize('stem', FASHION)
+def test_configs_on_garments_differ_in_the_method_only(stem):
+    expected = load(f'{stem}_zoh.py').to_dict()
+    for method in METHODS:
+        cfg = load(f'{stem}_{method}.py').to_dict()
+        assert cfg['model']['backbone']['discretization_method'] == method
+        cfg['model']['backbone']['discretization_method'] = 'zoh'
+        assert cfg == expected
+
+
+@pytest.mark.parametrize(
+    ('reference', 'others'),
+    [
+        ('cls/vim_t_fashion_zoh.py', ['cls/deit_t_fashion.py', 'cls/resnet18_fashion.py']),
+        (
+            'seg/upernet_vim_t_fashion_zoh.py',
+            [f'seg/upernet_{name}_t_fashion.py' for name in ('deit', 'swin', 'convnext')],
+        ),
+        ('det/mask_rcnn_vim_t_fashion_zoh.py', ['det/mask_rcnn_swin_t_fashion.py']),
+    ],
+)
+def test_backbones_are_compared_by_one_recipe(reference, others):
+    """All but the backbone, its neck, and the widths that a head reads."""
+
+    def rest(name: str) -> dict:
+        cfg = load(name).to_dict()
+        del cfg['custom_imports'], cfg['model']['backbone']
+        cfg['model'].pop('neck', None)
+        for head in ('head', 'decode_head', 'auxiliary_head'):
+            cfg['model'].get(head, {}).pop('in_channels', None)
+        return cfg
+
+    expected = rest(reference)
+    for name in others:
+        assert rest(name) == expected
+
+
 @pytest.mark.parametrize('stem', PER_METHOD)
 def test_no_stray_names(stem):
     """A name that only the config file uses would look like an option, and change nothing."""
@@ -54,11 +104,18 @@ def test_no_stray_names(stem):
 
 def make_cheap(cfg: Config) -> None:
     """Fewer proposals and detections: the size of the model stays."""
+    if cfg.default_scope == 'mmpretrain':
+        return
     if cfg.default_scope == 'mmseg':
         cfg.model.data_preprocessor.size = SIZE
         return
     cfg.model.data_preprocessor.pad_size_divisor = 32
     train, test = cfg.model.train_cfg, cfg.model.test_cfg
+    if 'rcnn' not in train:
+        test.update(max_per_img=3, score_thr=0.0)
+        if 'num_queries' in cfg.model:
+            cfg.model.num_queries = 20  # there are 43 places to choose them from
+        return
     stages = train.rcnn if isinstance(train.rcnn, list) else [train.rcnn]
     for sampled in (train.rpn, *stages):
         sampled.sampler.num = 8
@@ -75,49 +132,79 @@ def release_memory():
 def build_cheap(cfg: Config) -> tuple[BaseModel, OptimWrapper]:
     """The model in training mode, and its optimizer."""
     make_cheap(cfg)
+    import_task_library(cfg)
     init_default_scope(cfg.default_scope)
+    if cfg.get('custom_imports'):
+        import_modules_from_strings(**cfg.custom_imports)
     model = revert_sync_batchnorm(MODELS.build(cfg.model)).train()
     return model, build_optim_wrapper(model, cfg.optim_wrapper)
 
 
 # Configs of one model differ in the method only, as the first test shows: in a hurry one of each
 # task speaks for all.
-IN_A_HURRY = ('seg/upernet_vim_t_bilinear.py', 'det/mask_rcnn_vim_t_bilinear.py')
+IN_A_HURRY = (
+    'cls/vim_fashion_zoh.py',
+    'seg/upernet_vim_t_bilinear.py',
+    'det/mask_rcnn_vim_t_bilinear.py',
+)
+OF_ANOTHER_METHOD = {f'{stem}_{method}.py' for stem in FASHION for method in METHODS}
+OF_ANOTHER_METHOD -= {f'{stem}_zoh.py' for stem in FASHION}
 EACH_CONFIG = [
     pytest.param(name, marks=() if name in IN_A_HURRY else pytest.mark.slow)
     for name in config_names()
+    if name not in OF_ANOTHER_METHOD
 ]
+
+
+def num_classes(model: dict) -> int:
+    """What the heads of a config tell apart."""
+    if 'roi_head' in model:
+        return model.roi_head.mask_head.num_classes
+    return next(model[h].num_classes for h in ('head', 'decode_head', 'bbox_head') if h in model)
+
+
+def check_predictions(predictions: list, cfg: Config) -> None:
+    """Of two images: classes, maps of labels, or up to three boxes, with masks if asked for."""
+    assert len(predictions) == 2
+    first, classes = predictions[0], num_classes(cfg.model)
+    if cfg.default_scope == 'mmpretrain':
+        assert first.pred_score.shape == (classes,)
+        assert int(first.pred_label) == int(first.pred_score.argmax())
+    elif cfg.default_scope == 'mmseg':
+        label = first.pred_sem_seg.data
+        assert label.shape == (1, *SIZE)
+        assert set(label.unique().tolist()) <= set(range(classes))
+    else:
+        instances = first.pred_instances
+        assert 0 < len(instances) <= 3
+        if 'roi_head' in cfg.model:
+            assert instances.masks.shape[1:] == SIZE
 
 
 @pytest.mark.parametrize('name', EACH_CONFIG)
 def test_builds_trains_a_step_and_predicts(name):
     cfg = load(name)
     model, optim_wrapper = build_cheap(cfg)
-    segmentation = cfg.default_scope == 'mmseg'
-    if segmentation:
-        batch = segmentation_batch(model.num_classes)
-    else:
-        batch = detection_batch(cfg.model.roi_head.mask_head.num_classes)
-    mixer = model.backbone.layers[-1].mixer
-    before = mixer.A_log.detach().clone()
+    make_batch = {
+        'mmpretrain': classification_batch,
+        'mmseg': segmentation_batch,
+        'mmdet': detection_batch,
+    }[cfg.default_scope]
+    batch = make_batch(num_classes(cfg.model))
+    watched = next(model.backbone.parameters())
+    if isinstance(model.backbone, VisionMamba):
+        mixer = model.backbone.layers[-1].mixer
+        watched = mixer.A_log
+        assert mixer.discretization_method == cfg.model.backbone.discretization_method
+    before = watched.detach().clone()
 
     log = model.train_step(batch, optim_wrapper)
     assert math.isfinite(log['loss'])
-    assert not torch.equal(mixer.A_log, before)
-    assert mixer.discretization_method == cfg.model.backbone.discretization_method
+    assert not torch.equal(watched, before)
 
     model.eval()
     with torch.no_grad():
-        predictions = model.test_step(batch)
-    assert len(predictions) == 2
-    if segmentation:
-        label = predictions[0].pred_sem_seg.data
-        assert label.shape == (1, *SIZE)
-        assert set(label.unique().tolist()) <= set(range(model.num_classes))
-    else:
-        instances = predictions[0].pred_instances
-        assert 0 < len(instances) <= 3
-        assert instances.masks.shape[1:] == SIZE
+        check_predictions(model.test_step(batch), cfg)
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Fashion-MNIST and scenes of it, from tiny IDX files drawn here: no network."""
 
-import gzip
-import hashlib
 import json
 from collections import Counter
 
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 from mmengine.config import Config
 
+from tests.datasets.idx import COUNTS, draw_garment, encode_idx, write_idx_files
 from vim_mm.config import config_path
 from vim_mm.datasets import fashion, garments
 from vim_mm.datasets.fashion import FashionConfig, class_folder, write_classes, write_scenes
@@ -22,42 +21,14 @@ from vim_mm.datasets.garments import (
 )
 from vim_mm.datasets.scenes import SCENE_CLASSES, Garments, draw_scene, scene
 
-COUNTS = {'train': 40, 't10k': 20}
 CONFIG = FashionConfig(train=6, val=4, height=96, width=64)
-
-
-def _idx(array):
-    head = bytes((0, 0, 8, array.ndim)) + np.array(array.shape, '>u4').tobytes()
-    return head + array.astype(np.uint8).tobytes()
-
-
-def _garment(label, level):
-    """A bright upright box whose height tells its class."""
-    image = np.zeros((28, 28), np.uint8)
-    image[4 : 14 + label, 6:22] = level
-    return image
 
 
 @pytest.fixture
 def source(tmp_path, monkeypatch):
-    """A folder of tiny files, half of them packed, that the checksums are made to fit.
-
-    Garments of the training split are of level 200 and 100, those of the test split 50.
-    """
-    folder = tmp_path / 'source'
-    folder.mkdir()
-    for prefix, count in COUNTS.items():
-        labels = np.arange(count) % 10
-        levels = np.where(np.arange(count) % 2, 100, 200) if prefix == 'train' else [50] * count
-        images = np.stack([_garment(*pair) for pair in zip(labels, levels)])
-        for kind, array in (('images-idx3-ubyte', images), ('labels-idx1-ubyte', labels)):
-            content, name = _idx(array), f'{prefix}-{kind}'
-            monkeypatch.setitem(CHECKSUMS, name, hashlib.sha256(content).hexdigest())
-            if array.ndim == 1:
-                (folder / name).write_bytes(content)
-            else:
-                (folder / f'{name}.gz').write_bytes(gzip.compress(content))
-    return folder
+    """A folder of tiny files that the checksums are made to fit."""
+    write_idx_files(tmp_path / 'source', monkeypatch)
+    return tmp_path / 'source'
 
 
 def _files(root):
@@ -66,11 +37,11 @@ def _files(root):
 
 def test_read_idx():
     array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
-    np.testing.assert_array_equal(read_idx(_idx(array)), array)
+    np.testing.assert_array_equal(read_idx(encode_idx(array)), array)
     with pytest.raises(ValueError, match='no IDX file'):
         read_idx(b'\x1f\x8b\x08\x00')
     with pytest.raises(ValueError, match=r'shape \(2, 3, 4\) ends after 39 bytes'):
-        read_idx(_idx(array)[:-1])
+        read_idx(encode_idx(array)[:-1])
 
 
 def test_fetch_unpacks_checks_and_keeps(source, tmp_path):
@@ -120,7 +91,7 @@ def test_scene_masks(source, size):
 
 def test_garments_are_as_large_as_they_should_be():
     """1 to 2.3 times: a box of 24 x 16 pixels, alone on the canvas."""
-    pool = Garments(np.stack([_garment(9, 255)] * 2), np.array([9, 9], np.uint8))
+    pool = Garments(np.stack([draw_garment(9, 255)] * 2), np.array([9, 9], np.uint8))
     rng = np.random.default_rng(0)
     areas = [mask.sum() for _ in range(60) for mask in draw_scene(rng, pool, (128, 128)).masks[-1:]]
     whole = 23 * 16
@@ -159,7 +130,7 @@ def test_classes_are_folders(source, tmp_path):
         files = [*(tmp_path / 'classes' / split).rglob('*.png')]
         assert Counter(f.parent.name for f in files) == dict.fromkeys(names, COUNTS[prefix] // 10)
     image = cv2.imread(str(tmp_path / 'classes/test/9_ankle_boot/00009.png'), cv2.IMREAD_UNCHANGED)
-    np.testing.assert_array_equal(image, _garment(9, 50))
+    np.testing.assert_array_equal(image, draw_garment(9, 50))
 
 
 def test_torchvision_reads_the_classes(source, tmp_path):

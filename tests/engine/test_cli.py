@@ -10,8 +10,8 @@ import vim_mm
 from vim_mm.engine.cli import import_task_library
 
 
-def test_a_config_of_neither_task_is_refused():
-    with pytest.raises(SystemExit, match=r"must be one of \['mmseg', 'mmdet'\], got 'mmpose'"):
+def test_a_config_of_no_task_is_refused():
+    with pytest.raises(SystemExit, match=r"must be one of \['mmseg', .*\], got 'mmpose'"):
         import_task_library(Config({'default_scope': 'mmpose'}))
 
 

@@ -129,7 +129,12 @@ def test_bad_rate(rate):
 
 def test_model_without_layer_depths():
     with pytest.raises(TypeError, match=r'Sequential\.backbone must have get_layer_depth'):
-        build(nn.Sequential(nn.Linear(2, 2)))
+        build(nn.Sequential(nn.Linear(2, 2)), layer_decay_rate=RATE)
+
+
+def test_a_rate_of_one_needs_no_layer_depths():
+    model = nn.Sequential(nn.Linear(2, 2))
+    assert settings(model, build(model)) == {'0.weight': (LR, DECAY), '0.bias': (LR, 0.0)}
 
 
 def test_optimizer_without_lr():

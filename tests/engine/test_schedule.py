@@ -131,7 +131,7 @@ def test_deits_schedule_is_timms_one_epoch_late(tmp_path):
     from timm.scheduler import CosineLRScheduler
 
     numbers = dict(epochs=10, warmup_epochs=3, warmup_lr=1e-6, eta_min=1e-5)
-    ours = dict(type='DeiTCosineLR', iters_per_epoch=2, **numbers)
+    ours = dict(type='DeiTCosineLR', by_epoch=False, iters_per_epoch=2, **numbers)
     rates, _ = train(tmp_path, 24, [ours])
     optimizer = torch.optim.AdamW([torch.zeros(1)], lr=1e-3)
     theirs = CosineLRScheduler(

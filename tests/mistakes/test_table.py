@@ -315,7 +315,7 @@ def arguments(config: Path, **options) -> Namespace:
         ("_base_ = 'vim_mm::seg/upernet_vim_t_fo.py'", 'did you mean .*upernet_vim_t_foh'),
         ("_base_ = 'nothing::a.py'", r'config\.py: ValueError: .*package name'),
         ("default_scope = 'mmseg'", 'model must be a dict, got None'),
-        ("model = dict(type='X')", r"default_scope must be one of \['mmseg', 'mmdet'\], got None"),
+        ("model = dict(type='X')", r"default_scope must be one of \['mmseg', .*\], got None"),
         ("model = 3\ndefault_scope = 'mmseg'", 'model must be a dict, got 3'),
         (
             "default_scope = 'mmpose'\nmodel = dict(type='X')",

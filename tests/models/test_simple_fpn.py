@@ -43,9 +43,22 @@ def test_extra_level_subsamples():
     assert torch.equal(outs[5], outs[4][..., ::2, ::2])
 
 
+def test_start_level_leaves_the_finer_ones_out():
+    neck = SimpleFPN(16, 8, num_outs=5, start_level=1)
+    outs = neck((torch.randn(1, 16, 8, 8),))
+    assert [o.shape[-1] for o in outs] == [16, 8, 4, 2, 1]
+    assert torch.equal(outs[3], outs[2][..., ::2, ::2])
+    sum(o.square().sum() for o in outs).backward()
+    assert all(p.grad is not None and p.grad.any() for p in neck.parameters())
+
+
 @pytest.mark.parametrize(
     'arguments, message',
     [
+        pytest.param(
+            dict(in_channels=16, num_outs=2, start_level=1), 'num_outs.* 2', id='num_outs of 3'
+        ),
+        pytest.param(dict(in_channels=16, start_level=4), 'start_level.* 4', id='start_level'),
         pytest.param(dict(in_channels=16, num_outs=3), 'num_outs.* 3', id='num_outs'),
         pytest.param(dict(in_channels=18), 'in_channels.* 18', id='in_channels'),
     ],

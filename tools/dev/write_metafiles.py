@@ -10,9 +10,12 @@ import vim_mm
 
 ROOT = Path(__file__).resolve().parents[2]
 COLLECTIONS = {
+    'cls': ('Vision Mamba', 'ImageNet-1k', 'docs/classification.md'),
     'seg': ('UPerNet with Vision Mamba', 'ADE20K', 'seg/README.md'),
     'det': ('Mask R-CNN with Vision Mamba', 'COCO', 'det/README.md'),
 }
+# By the class of the data set, where it is not the one of the task.
+OTHER_DATA = {'CIFAR100': 'CIFAR-100'}
 PAPER = {
     'URL': 'https://arxiv.org/abs/2401.09417',
     'Title': 'Vision Mamba: Efficient Visual Representation Learning with Bidirectional State '
@@ -28,6 +31,13 @@ def recipes(task: str) -> list[Path]:
     return [path.relative_to(ROOT) for path in paths if not any(o in path.stem for o in own)]
 
 
+def length(train_cfg: dict) -> dict:
+    """How long a config trains."""
+    if 'max_epochs' in train_cfg:
+        return {'Epochs': train_cfg['max_epochs']}
+    return {'Iterations': train_cfg['max_iters']}
+
+
 def model(path: Path, collection: str, data: str) -> dict:
     """The entry of a config. It has no results before weights are published."""
     cfg = Config.fromfile(ROOT / path)
@@ -36,8 +46,8 @@ def model(path: Path, collection: str, data: str) -> dict:
         'In Collection': collection,
         'Config': path.as_posix(),
         'Metadata': {
-            'Training Data': data,
-            'Iterations': cfg.train_cfg.max_iters,
+            'Training Data': OTHER_DATA.get(cfg.train_dataloader.dataset.type, data),
+            **length(cfg.train_cfg),
             'Batch Size': cfg.auto_scale_lr.base_batch_size,
             'Discretization': cfg.model.backbone.discretization_method,
         },

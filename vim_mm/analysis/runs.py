@@ -16,6 +16,7 @@ from vim_mm.engine.cli import load_model
 
 # Metrics by their name in the log: how to call them, and what makes them percent.
 _METRICS = {
+    'accuracy/top1': ('top-1 accuracy', 1),
     'mIoU': ('mIoU', 1),
     'coco/bbox_mAP': ('box AP', 100),
     'coco/segm_mAP': ('mask AP', 100),

@@ -95,6 +95,7 @@ def main(argv: list[str] | None = None) -> None:
         default=(defaults.height, defaults.width), help='of a scene in pixels',
     )  # fmt: skip
     parser.add_argument('--seed', type=int, default=defaults.seed)
+    parser.add_argument('--only', choices=('classes', 'scenes'), help='write one of the forms')
     args = parser.parse_args(argv)
     try:
         config = FashionConfig(args.train, args.val, *args.size, args.seed)
@@ -102,11 +103,14 @@ def main(argv: list[str] | None = None) -> None:
     except (FileNotFoundError, ValueError) as error:
         raise SystemExit(f'error: {error}') from None
     print(f'Fashion-MNIST from {origin}')
-    for name, made in (
-        ('classes', write_classes(args.out / 'classes', args.out / 'idx')),
-        ('scenes', write_scenes(args.out / 'scenes', args.out / 'idx', config)),
-    ):
-        print(f'{"Made" if made else "Reusing"} {args.out / name}')
+    forms = {
+        'classes': lambda out: write_classes(out, args.out / 'idx'),
+        'scenes': lambda out: write_scenes(out, args.out / 'idx', config),
+    }
+    for name, write in forms.items():
+        if args.only in (None, name):
+            made = write(args.out / name)
+            print(f'{"Made" if made else "Reusing"} {args.out / name}')
 
 
 if __name__ == '__main__':

@@ -4,6 +4,7 @@ from vim_mm.engine import flops
 from vim_mm.engine.activation import activate
 from vim_mm.engine.averaging import SideEMAHook
 from vim_mm.engine.checkpoint import UnsafeCheckpointError
+from vim_mm.engine.label_file import LabelFile
 from vim_mm.engine.layer_decay import LayerDecayOptimWrapperConstructor
 from vim_mm.engine.mixed_precision import BFloat16OptimWrapper
 from vim_mm.engine.provenance import CheckpointMismatchError
@@ -15,6 +16,7 @@ __all__ = [
     'BFloat16OptimWrapper',
     'CheckpointMismatchError',
     'DeiTCosineLR',
+    'LabelFile',
     'LayerDecayOptimWrapperConstructor',
     'SideEMAHook',
     'UnsafeCheckpointError',

@@ -2,6 +2,8 @@
 
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from mmengine.config.utils import MODULE2PACKAGE
@@ -19,7 +21,8 @@ def activate() -> None:
 
     - checkpoints are read as data on every path, see :mod:`vim_mm.engine.checkpoint`;
     - ``_base_ = 'vim_mm::seg/upernet_vim_t_bilinear.py'`` finds a config of this package;
-    - ``_base_ = 'mmseg::...'`` finds one of MMSegmentation, whichever distribution holds it.
+    - ``_base_ = 'mmseg::...'`` finds one of MMSegmentation, whichever distribution holds it;
+    - MMPretrain can be imported beside a version of transformers that it does not know.
 
     The runner and the tools of this package call it. Other tools need the call before they read
     their config, or ``python -m vim_mm.activated`` in front of them; for checkpoints alone
@@ -29,6 +32,7 @@ def activate() -> None:
     read_checkpoints_as_data()
     resolve_shipped_bases()
     _resolve_bases_of_other_distributions()
+    _leave_out_multimodal_models()
 
 
 def is_active() -> bool:
@@ -46,3 +50,18 @@ def _resolve_bases_of_other_distributions() -> None:
         with suppress(ModuleNotFoundError):  # an importer may say so by raising
             if not is_installed(distribution) and find_spec(module) is not None:
                 MODULE2PACKAGE[module] = module
+
+
+def _leave_out_multimodal_models() -> None:
+    """Let MMPretrain's models be imported beside transformers 5.
+
+    MMPretrain 1.3 reads transformers 4 for its multimodal models alone. It leaves them out where
+    transformers is missing; where it is newer, ``import mmpretrain.models`` raises TypeError.
+    """
+    try:
+        known = int(version('transformers').partition('.')[0]) < 5
+    except PackageNotFoundError:
+        known = True
+    if known or find_spec('mmpretrain') is None:
+        return
+    import_module('mmpretrain.utils.dependency').WITH_MULTIMODAL = False

@@ -11,7 +11,7 @@ def check_channels(model: dict) -> None:
     Other backbones and necks are not looked at.
 
     Args:
-        model (dict): Of a segmentor or a detector, as a config holds it.
+        model (dict): Of a classifier, a segmentor or a detector, as a config holds it.
 
     Raises:
         ValueError: They differ; the message names both arguments.
@@ -34,14 +34,14 @@ def check_channels(model: dict) -> None:
         _count('model.neck.rescales', len(neck.get('rescales', [4, 2, 1, 0.5])), maps)
     if kind not in (None, 'Feature2Pyramid'):
         return  # a neck decides what the heads get
-    for name in ('decode_head', 'auxiliary_head'):
+    for name in ('decode_head', 'auxiliary_head', 'head'):
         heads = model.get(name) or []
         for head in heads if isinstance(heads, list | tuple) else [heads]:
             _check_head(f'model.{name}', head, width, maps)
 
 
 def _check_head(name: str, head: dict, width: int, maps: int) -> None:
-    """A head of MMSegmentation, which reads maps by ``in_index``."""
+    """A head of MMSegmentation, which reads maps by ``in_index``, or of MMPretrain."""
     channels, index = head.get('in_channels'), head.get('in_index', -1)
     for value in channels if isinstance(channels, Sequence) else [channels]:
         _same(f'{name}.in_channels', value, width, channels)

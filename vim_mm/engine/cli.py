@@ -20,7 +20,11 @@ from vim_mm.engine.activation import activate
 from vim_mm.engine.channels import check_channels
 from vim_mm.mistakes import sentence
 
-TASK_LIBRARIES = {'mmseg': 'onedl-mmsegmentation', 'mmdet': 'onedl-mmdetection'}
+TASK_LIBRARIES = {
+    'mmseg': 'onedl-mmsegmentation',
+    'mmdet': 'onedl-mmdetection',
+    'mmpretrain': 'onedl-mmpretrain',
+}
 
 
 class ConfigError(ValueError):
@@ -31,7 +35,7 @@ def read_config(args: Namespace) -> Config:
     """Read the config that the arguments name, with their changes, and import the task's library.
 
     Raises:
-        SystemExit: The config is of neither task, or the task's library is missing.
+        SystemExit: The config is of no such task, or the task's library is missing.
         ConfigError: The config fails when it is read, or with an option.
         ValueError: Parts of the model do not fit each other.
     """
@@ -96,8 +100,8 @@ def import_task_library(cfg: Config) -> None:
     """Import the library that ``default_scope`` of the config names, and no other.
 
     Raises:
-        SystemExit: ``default_scope`` is neither 'mmseg' (segmentation) nor 'mmdet' (detection), or
-            the library cannot be imported.
+        SystemExit: ``default_scope`` is none of 'mmseg' (segmentation), 'mmdet' (detection) and
+            'mmpretrain' (classification), or the library cannot be imported.
     """
     scope = cfg.get('default_scope')
     if scope not in TASK_LIBRARIES:

@@ -14,7 +14,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     The learning rate of depth d out of n is multiplied by ``layer_decay_rate ** (n - 1 - d)``,
     where ``model.backbone.get_layer_depth(name, 'backbone.')`` tells (d, n): heads and necks keep
-    the full one.
+    the full one. At a rate of 1 any model will do.
     Weights of one dimension (unless ``flat_decay_mult`` says otherwise) and those that carry
     ``_no_weight_decay`` (unless ``marked_decay_mult`` does) are not decayed.
 
@@ -26,7 +26,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             multiply.
 
     Raises:
-        TypeError: The model has no ``backbone`` with ``get_layer_depth``.
+        TypeError: The rate is not 1, and the model has no ``backbone`` with ``get_layer_depth``.
         ValueError: The optimizer has no ``lr``, or the rate is not in (0, 1].
     """
 
@@ -55,7 +55,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         if prefix:
             return
         backbone = getattr(module, 'backbone', None)
-        if not hasattr(backbone, 'get_layer_depth'):
+        if self.rate != 1 and not hasattr(backbone, 'get_layer_depth'):
             raise TypeError(
                 f'{type(module).__name__}.backbone must have get_layer_depth(), '
                 f'got {type(backbone).__name__}'
@@ -64,8 +64,10 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         merged = {}
         for group in params:
             (param,) = group.pop('params')
-            depth, num_depths = backbone.get_layer_depth(names[param], 'backbone.')
-            group['lr'] = group.get('lr', self.base_lr) * self.rate ** (num_depths - 1 - depth)
+            group['lr'] = group.get('lr', self.base_lr)
+            if self.rate != 1:
+                depth, num_depths = backbone.get_layer_depth(names[param], 'backbone.')
+                group['lr'] *= self.rate ** (num_depths - 1 - depth)
             if self.base_wd is not None and getattr(param, '_no_weight_decay', False):
                 decay = group.get('weight_decay', self.base_wd)
                 group['weight_decay'] = decay * self.marked_decay_mult

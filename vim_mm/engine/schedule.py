@@ -90,7 +90,11 @@ class DeiTCosineLR(LRSchedulerMixin, _ParamScheduler):
         warmup_epochs (int): The cosine sets in after these.
         warmup_lr (float): Rate of epoch 0, whatever that of the optimizer.
         eta_min (float): Rate at the end of the cosine.
+        by_epoch (bool): Must be False, so that MMEngine steps it in every iteration.
         kwargs: ``begin``, ``end``, ``last_step`` and ``verbose``, as in MMEngine.
+
+    Raises:
+        ValueError: ``by_epoch`` is not False.
     """
 
     def __init__(
@@ -101,15 +105,18 @@ class DeiTCosineLR(LRSchedulerMixin, _ParamScheduler):
         warmup_epochs: int,
         warmup_lr: float,
         eta_min: float,
+        by_epoch: bool = True,
         **kwargs,
     ):
+        if by_epoch:
+            raise ValueError('DeiTCosineLR counts iterations: give by_epoch=False')
         self.iters_per_epoch, self.epochs, self.warmup_epochs = (
             iters_per_epoch,
             epochs,
             warmup_epochs,
         )
         self.warmup_lr, self.eta_min = warmup_lr, eta_min
-        super().__init__(optimizer, **{**kwargs, 'by_epoch': False})
+        super().__init__(optimizer, by_epoch=False, **kwargs)
 
     def _get_value(self) -> list[float]:
         epoch = max(self.last_step // self.iters_per_epoch - 1, 0)

@@ -23,21 +23,26 @@ class SimpleFPN(nn.Module):
 
     One map of stride 16 becomes maps of strides 4, 8, 16 and 32, by transposed convolutions and
     max pooling; each further level halves the one before, as region proposal networks want it.
+    One-stage detectors want none of stride 4.
 
     Args:
         in_channels (int): Channels of the map.
         out_channels (int): Channels of every level.
-        num_outs (int): Number of levels, at least 4.
+        num_outs (int): Number of levels, at least ``4 - start_level``.
+        start_level (int): The finest level that is made: 0 is stride 4, 1 is stride 8.
 
     Raises:
         TypeError: A number is no integer.
-        ValueError: ``num_outs`` is below 4, ``in_channels`` not divisible by 4, or forward gets
-            more than one map, or one of other channels.
+        ValueError: ``start_level`` is not in [0, 3], ``num_outs`` too small, ``in_channels`` not
+            divisible by 4, or forward gets more than one map, or one of other channels.
     """
 
-    def __init__(self, in_channels: int, out_channels: int = 256, num_outs: int = 5):
+    def __init__(
+        self, in_channels: int, out_channels: int = 256, num_outs: int = 5, start_level: int = 0
+    ):
         super().__init__()
-        check_int('num_outs', num_outs, 4)
+        check_int('start_level', start_level, 0, 3)
+        check_int('num_outs', num_outs, 4 - start_level)
         check_counts(in_channels=in_channels, out_channels=out_channels)
         if in_channels % 4:
             raise ValueError(f'in_channels must be divisible by 4, got {in_channels}')
@@ -55,11 +60,11 @@ class SimpleFPN(nn.Module):
                 nn.ConvTranspose2d(in_channels, half, 2, stride=2),
                 nn.Identity(),
                 nn.MaxPool2d(2),
-            ]
+            ][start_level:]
         )
         self.lateral = nn.ModuleList(
             _lateral(channels, out_channels)
-            for channels in (quarter, half, in_channels, in_channels)
+            for channels in (quarter, half, in_channels, in_channels)[start_level:]
         )
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

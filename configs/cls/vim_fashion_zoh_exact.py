@@ -1,0 +1,3 @@
+_base_ = './vim_fashion_zoh.py'
+
+model = dict(backbone=dict(discretization_method='zoh_exact'))

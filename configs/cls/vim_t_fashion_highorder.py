@@ -1,0 +1,3 @@
+_base_ = './vim_t_fashion_zoh.py'
+
+model = dict(backbone=dict(discretization_method='highorder'))
