@@ -49,8 +49,8 @@ def ssm(u, w, end, A_log, scan, flip):
     return (y.flip(1) if flip else y) + w[f'D{end}'] * u
 
 
-def mixer(tokens, w, bimamba_type, scan=zoh_scan):
-    """tokens (B, L, C) through a mixer whose weights are w; v2 averages its directions."""
+def mixer(tokens, w, bimamba_type, scan=zoh_scan, halve=True):
+    """tokens (B, L, C) through a mixer whose weights are w; v2 may halve the sum of directions."""
     x, z = (tokens @ w['in_proj.weight'].T).chunk(2, dim=-1)
     u = silu(short_conv(x, w['conv1d.weight'], w['conv1d.bias']))
     y = ssm(u, w, '', 'A_log', scan, flip=False)
@@ -58,7 +58,8 @@ def mixer(tokens, w, bimamba_type, scan=zoh_scan):
         y = y + ssm(u, w, '', 'A_b_log', scan, flip=True)
     if bimamba_type == 'v2':
         u = silu(short_conv(x.flip(1), w['conv1d_b.weight'], w['conv1d_b.bias'])).flip(1)
-        y = (y + ssm(u, w, '_b', 'A_b_log', scan, flip=True)) / 2
+        y = y + ssm(u, w, '_b', 'A_b_log', scan, flip=True)
+        y = y / 2 if halve else y
     return (y * silu(z)) @ w['out_proj.weight'].T
 
 
