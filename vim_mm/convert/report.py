@@ -80,7 +80,6 @@ def fit(
     weights = conversion.state_dict
     own = {k: v for k, v in target.state_dict().items() if k.startswith(part)}
     report = Report(dropped=dict(conversion.dropped), unknown=[*conversion.unknown])
-    _rename_norms(conversion, own)
     report.resized = _resize(weights, target, part)
     taken = {name for name in weights if name in own}
     for old, new in conversion.mapped.items():
@@ -150,30 +149,3 @@ def _resize(weights: dict[str, Tensor], target: nn.Module, part: str) -> list[st
                 resized.append(f'{key}: {before} entries to {after}, for {rows}x{columns} patches')
             note.update(grid=module.grid, cls_token=module.placement)
     return resized
-
-
-def _rename_norms(conversion: Conversion, own: Mapping[str, Tensor]) -> None:
-    """Call norms of convolutions as the target does, which need not be ``ln``.
-
-    Heads of one mask branch for all stages take the first of the copies.
-    """
-    called = {}
-    for name in own:
-        if match := re.fullmatch(r'(.*convs\.\d+)\.(?!conv\.)(\w+)\.(weight|bias)', name):
-            called[match[1]] = match[2]
-    single = any(name.startswith('roi_head.mask_head.convs.') for name in own)
-    for old, new in conversion.mapped.items():
-        renamed = []
-        for name in new:
-            match = re.fullmatch(r'(.*convs\.\d+)\.ln\.(.*)', name)
-            other = (
-                f'{match[1]}.{called[match[1]]}.{match[2]}'
-                if match and match[1] in called
-                else name
-            )
-            if single:
-                other = re.sub(r'^roi_head\.mask_head\.0\.', 'roi_head.mask_head.', other)
-            if other != name:
-                conversion.state_dict[other] = conversion.state_dict.pop(name)
-            renamed.append(other)
-        conversion.mapped[old] = renamed
