@@ -192,5 +192,7 @@ def test_command_line(source, tmp_path, capsys):
     fashion.main(command)
     printed = capsys.readouterr().out
     assert printed.count('Made') == printed.count('Reusing') == 2
+    fashion.main([*command, '--only', 'classes'])
+    assert capsys.readouterr().out.splitlines()[1:] == [f'Reusing {out / "classes"}']
     with pytest.raises(SystemExit, match='error: height must be at least 32, got 8'):
         fashion.main([*command, '--size', '8', '64'])

@@ -145,6 +145,7 @@ NECK = [
     (dict(in_channels=[16]), r'in_channels must be an integer, got \[16\]'),
     (dict(in_channels=16, out_channels=0), 'out_channels must be at least 1, got 0'),
     (dict(in_channels=16, num_outs=3), 'num_outs must be at least 4, got 3'),
+    (dict(in_channels=16, start_level=4), r'start_level must lie in \[0, 3\], got 4'),
     (dict(in_channels=16, num_outs=5.0), r'num_outs must be an integer, got 5\.0'),
     (dict(), "missing 1 required positional argument: 'in_channels'"),
 ]
