@@ -10,11 +10,12 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.registry import MODELS, PARAM_SCHEDULERS, init_default_scope
 from torch import nn
 
 from vim_mm.config import config_path
 from vim_mm.engine import activate
+from vim_mm.engine.cli import import_task_library
 
 LAYERS = 24
 
@@ -67,7 +68,20 @@ def released_detection(name: str, param: nn.Parameter) -> tuple[float, bool]:
     return 0.837 ** (LAYERS + 1 - depth), not name.endswith('pos_embed')
 
 
+def released_classification(name: str, param: nn.Parameter) -> tuple[float, bool]:
+    """timm 0.4.12, which hustvl/Vim's vim/main.py builds its optimizer by.
+
+    No weight decay for one dimension, for biases, and for what the model's no_weight_decay() names:
+    pos_embed and the class token.
+    """
+    exempt = name in ('backbone.pos_embed', 'backbone.cls_token')
+    return 1.0, not (param.dim() == 1 or name.endswith('.bias') or exempt)
+
+
 RULES = {
+    'cls/vim_t_zoh_released.py': (1e-3, 0.1, released_classification),
+    'cls/vim_s_zoh_released.py': (1e-3, 0.05, released_classification),
+    'cls/vim_s_stride8_zoh_released.py': (1e-5, 1e-8, released_classification),
     'seg/upernet_vim_t_zoh_released.py': (2e-4, 0.1, lambda *a: released_segmentation(*a, 0.92)),
     'seg/upernet_vim_s_zoh_released.py': (1e-4, 0.05, lambda *a: released_segmentation(*a, 0.95)),
     'det/cascade_mask_rcnn_vim_t_zoh_released.py': (1e-4, 0.1, released_detection),
@@ -78,6 +92,14 @@ RULES = {
 # Some rows of the tables, as factors of the learning rate and whether weight decay is on, worked
 # out by hand from the original's source.
 ROWS = {
+    'cls/vim_t_zoh_released.py': {
+        'backbone.pos_embed': (1.0, False),
+        'backbone.cls_token': (1.0, False),
+        'backbone.layers.0.mixer.A_log': (1.0, True),
+        'backbone.layers.0.mixer.D': (1.0, False),
+        'backbone.norm_f.weight': (1.0, False),
+        'head.fc.weight': (1.0, True),
+    },
     'seg/upernet_vim_t_zoh_released.py': {
         'backbone.pos_embed': (0.124364, True),
         'backbone.patch_embed.proj.weight': (0.124364, True),
@@ -112,6 +134,7 @@ def test_parameter_groups(name):
     cfg = load(name)
     if cfg.default_scope == 'mmdet':
         pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
+    import_task_library(cfg)
     lr, decay, rule = RULES[name]
     found = settings(cfg)
     for parameter, (actual_lr, actual_decay, param) in found.items():
@@ -136,8 +159,6 @@ def test_the_recommended_recipe_decays_no_state():
 
 def learning_rates(cfg: Config, iterations: list[int]) -> list[float]:
     """The factor of the learning rate in some iterations."""
-    from mmengine.registry import PARAM_SCHEDULERS
-
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     schedulers = [
         PARAM_SCHEDULERS.build({'end': cfg.train_cfg.max_iters, **s, 'optimizer': optimizer})
@@ -151,6 +172,18 @@ def learning_rates(cfg: Config, iterations: list[int]) -> list[float]:
         for scheduler in schedulers:
             scheduler.step()
     return factors
+
+
+def test_rates_of_the_released_classification():
+    """timm's cosine by epochs, stepped at the end of each with its own number."""
+    (scheduler,) = load('cls/vim_t_zoh_released.py').param_scheduler
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1e-3)
+    built = PARAM_SCHEDULERS.build({**scheduler, 'optimizer': optimizer})
+    for epoch, expected in ((0, 1e-6), (1, 1e-6), (2, 1e-6 + 0.999e-3 / 5), (5, 0.8002e-3)):
+        built.last_step = epoch * 1251 + 7
+        assert built._get_value() == [pytest.approx(expected, rel=1e-9)], epoch
+    built.last_step = 151 * 1251  # half of the cosine
+    assert built._get_value() == [pytest.approx((1e-3 + 1e-5) / 2, rel=1e-9)]
 
 
 @pytest.mark.slow
@@ -178,6 +211,10 @@ def test_rates_of_the_released_detection():
 
 def test_released_switches():
     """Of the backbones and the heads, as the original's configs set them."""
+    for size, drop_path in (('t', 0.0), ('s', 0.05)):
+        backbone = load(f'cls/vim_{size}_zoh_released.py').model.backbone
+        assert (backbone.cls_token, backbone.out_type) == ('middle', 'cls_token')
+        assert (backbone.out_feature, backbone.drop_path_rate) == ('norm', drop_path)
     backbones = {name: load(name).model.backbone for name in RULES if 'released' in name}
     small = backbones['seg/upernet_vim_s_zoh_released.py']
     detection = backbones['det/cascade_mask_rcnn_vim_t_zoh_released.py']

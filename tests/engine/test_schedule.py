@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
 
@@ -123,3 +124,22 @@ def test_results_of_past_validations_cannot_be_replayed(tmp_path):
     options = dict(load_from=str(tmp_path / 'epoch_2.pth'), resume=True, by_epoch=True)
     with pytest.raises(ValueError, match='ReduceOnPlateauLR cannot be resumed under another'):
         train(tmp_path / 'on', 6, [{**plateau, 'patience': 3}], **options)
+
+
+def test_deits_schedule_is_timms_one_epoch_late(tmp_path):
+    """Two iterations are an epoch; timm's own scheduler is stepped after each, as DeiT does."""
+    from timm.scheduler import CosineLRScheduler
+
+    numbers = dict(epochs=10, warmup_epochs=3, warmup_lr=1e-6, eta_min=1e-5)
+    ours = dict(type='DeiTCosineLR', by_epoch=False, iters_per_epoch=2, **numbers)
+    rates, _ = train(tmp_path, 24, [ours])
+    optimizer = torch.optim.AdamW([torch.zeros(1)], lr=1e-3)
+    theirs = CosineLRScheduler(
+        optimizer, t_initial=10, lr_min=1e-5, warmup_t=3, warmup_lr_init=1e-6, cycle_limit=1
+    )
+    expected = []
+    for epoch in range(11):
+        expected += 2 * [optimizer.param_groups[0]['lr']]
+        theirs.step(epoch)
+    # Heads have the full rate, which is the greatest of the groups'.
+    assert [max(rate) for rate in rates[:22]] == pytest.approx(expected, rel=1e-12)

@@ -195,7 +195,7 @@ class VimRunner(Runner):
     def _make_batch(self) -> None:
         loader = self._train_dataloader
         given = isinstance(loader, DataLoader)
-        size = loader.batch_size if given else loader['batch_size']
+        size = loader.batch_size if given else loader.get('batch_size', 1)
         self.batch = plan_batch(size, self.world_size, self.auto_scale_lr)
         self.logger.info(self.batch)
         if given:

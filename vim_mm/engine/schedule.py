@@ -1,9 +1,12 @@
-"""Learning rates of a training that is resumed under another schedule, such as a longer one."""
+"""Learning rates: DeiT's schedule, and those of a training that is resumed under another one."""
 
+import math
 import warnings
 from collections.abc import Sequence
 
 from mmengine.optim import _ParamScheduler
+from mmengine.optim.scheduler.lr_scheduler import LRSchedulerMixin
+from mmengine.registry import PARAM_SCHEDULERS
 
 # What a scheduler's state holds besides its arguments.
 _PROGRESS = {'last_step', '_global_step', '_last_value', 'base_values', 'verbose'}
@@ -70,3 +73,55 @@ def reset_values(schedulers: Sequence[_ParamScheduler]) -> None:
         name = scheduler.param_name
         for group in scheduler.optimizer.param_groups:
             group[name] = group.get(f'initial_{name}', group[name])
+
+
+@PARAM_SCHEDULERS.register_module()
+class DeiTCosineLR(LRSchedulerMixin, _ParamScheduler):
+    """timm's cosine schedule as DeiT's training script, and so Vim's, steps it.
+
+    The rate changes once an epoch, by the number of the epoch before: the first two epochs have
+    the rate of epoch 0. In the warmup it grows linearly from ``warmup_lr``; then it is that of a
+    half cosine over ``epochs`` epochs, of which the warmup is a part, down to ``eta_min``.
+
+    Args:
+        optimizer (Optimizer | OptimWrapper): Whose learning rates are set.
+        iters_per_epoch (int): Iterations of an epoch.
+        epochs (int): Length of the half cosine.
+        warmup_epochs (int): The cosine sets in after these.
+        warmup_lr (float): Rate of epoch 0, whatever that of the optimizer.
+        eta_min (float): Rate at the end of the cosine.
+        by_epoch (bool): Must be False, so that MMEngine steps it in every iteration.
+        kwargs: ``begin``, ``end``, ``last_step`` and ``verbose``, as in MMEngine.
+
+    Raises:
+        ValueError: ``by_epoch`` is not False.
+    """
+
+    def __init__(
+        self,
+        optimizer,
+        iters_per_epoch: int,
+        epochs: int,
+        warmup_epochs: int,
+        warmup_lr: float,
+        eta_min: float,
+        by_epoch: bool = True,
+        **kwargs,
+    ):
+        if by_epoch:
+            raise ValueError('DeiTCosineLR counts iterations: give by_epoch=False')
+        self.iters_per_epoch, self.epochs, self.warmup_epochs = (
+            iters_per_epoch,
+            epochs,
+            warmup_epochs,
+        )
+        self.warmup_lr, self.eta_min = warmup_lr, eta_min
+        super().__init__(optimizer, by_epoch=False, **kwargs)
+
+    def _get_value(self) -> list[float]:
+        epoch = max(self.last_step // self.iters_per_epoch - 1, 0)
+        if epoch < self.warmup_epochs:
+            grown = epoch / self.warmup_epochs
+            return [self.warmup_lr + grown * (lr - self.warmup_lr) for lr in self.base_values]
+        share = (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+        return [self.eta_min + share * (lr - self.eta_min) for lr in self.base_values]

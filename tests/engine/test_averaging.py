@@ -1,0 +1,36 @@
+"""The average that stands beside the weights."""
+
+import torch
+
+from tests.engine.toy import make_runner
+
+OPTIONS = dict(custom_hooks=[dict(type='SideEMAHook', momentum=0.25)])
+
+
+def load(path):
+    return torch.load(path, map_location='cpu', weights_only=False)
+
+
+def test_weights_are_tested_and_saved_and_the_average_is_kept(tmp_path):
+    runner = make_runner(tmp_path, **OPTIONS)
+    runner.train()
+    first, second = (load(tmp_path / f'iter_{i}.pth') for i in (1, 2))
+    weight = 'head.weight'
+    torch.testing.assert_close(
+        runner.model.state_dict()[weight].cpu(), second['state_dict'][weight]
+    )
+    # MMEngine's average begins with the weights after the first step.
+    average = second['ema_state_dict'][f'module.{weight}']
+    expected = 0.75 * first['state_dict'][weight] + 0.25 * second['state_dict'][weight]
+    torch.testing.assert_close(average, expected)
+    assert not torch.allclose(average, second['state_dict'][weight])
+
+
+def test_the_average_is_resumed(tmp_path):
+    longer = dict(train_cfg=dict(by_epoch=False, max_iters=4, val_interval=2), **OPTIONS)
+    make_runner(tmp_path / 'whole', **longer).train()
+    last = str(tmp_path / 'whole' / 'iter_2.pth')
+    make_runner(tmp_path / 'on', load_from=last, resume=True, **longer).train()
+    whole, resumed = (load(tmp_path / name / 'iter_4.pth') for name in ('whole', 'on'))
+    for name, value in whole['ema_state_dict'].items():
+        assert torch.equal(resumed['ema_state_dict'][name], value), name
