@@ -476,9 +476,10 @@ class TestOnCuda:
         assert_compiled(small_backbone(out_feature='norm').cuda(), inputs, dynamic=True)
 
     @pytest.mark.parametrize('training', [True, False], ids=['training', 'inference'])
-    def test_graph_capture_and_replay(self, training):
+    @pytest.mark.parametrize('rope', [False, True], ids=['plain', 'rope'])
+    def test_graph_capture_and_replay(self, training, rope):
         """The eager bits, for new images too."""
-        model = small_backbone().cuda().train(training)
+        model = small_backbone(if_rope=rope, if_rope_residual=rope).cuda().train(training)
         x = images(40, 24).cuda()
 
         def run():

@@ -65,6 +65,8 @@ def convert_checkpoint(checkpoint: Any, switches: Mapping[str, Any] | None = Non
     )
     stages = naming.cascade_stages(contents.weights)
     original = 'backbone.fpn1.0.weight' in contents.weights
+    if original:
+        conversion.origin = 'the form of MMSegmentation 0.x (hustvl/Vim, seg/)'
     of_two = original and 'backbone.fpn1.3.weight' not in contents.weights
     for name, weight in contents.weights.items():
         if (why := naming.unneeded(name, root, original)) is not None:

@@ -24,7 +24,7 @@ from mmengine.runner.checkpoint import (
     get_torchvision_models,
 )
 
-from vim_mm.convert import convert_checkpoint, needs_conversion
+from vim_mm.convert import ConversionError, convert_checkpoint, needs_conversion
 from vim_mm.engine.checkpoint_file import read_file
 from vim_mm.engine.conversion import as_checkpoint, describe
 
@@ -102,7 +102,10 @@ def _read(name: str, load: Callable[[], dict]) -> dict:
 def _as_ours(name: str, checkpoint: dict) -> dict:
     """What a file holds, in the form that our models load: Vim's own files are converted."""
     if needs_conversion(checkpoint):
-        conversion = convert_checkpoint(checkpoint)
+        try:
+            conversion = convert_checkpoint(checkpoint)
+        except ConversionError as error:
+            raise ConversionError(f'{name} cannot be converted: {error}') from error
         checkpoint = as_checkpoint(conversion, name)
         print_log(
             f'{name} is not in the form of this package, and was converted while it was read: '
