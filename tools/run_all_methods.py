@@ -145,8 +145,6 @@ def make_runs(args: Namespace, extra: list[str]) -> list[Run]:
     """All runs in their order, each checked against what its folder holds."""
     from vim_mm.version import __version__, commit
 
-    if args.config is None:
-        raise SystemExit('CONFIG or --config must name the config to train')
     for method in args.methods:
         if not Path(config_of(args.config, method)).is_file():
             raise SystemExit(f'no config {config_of(args.config, method)} for the method {method}')
@@ -342,6 +340,8 @@ def parse_args() -> tuple[Namespace, list[str]]:
     parser.add_argument('--work-dir', type=Path, default=Path(env('WORK_DIR') or 'work_dirs'))
     parser.add_argument('--dry-run', action='store_true', help='print the commands and end')
     args, extra = parser.parse_known_args()
+    if not args.config:
+        parser.error('--config or the variable CONFIG is required')
     if args.jobs_per_gpu < 1:
         parser.error('--jobs-per-gpu must be at least 1')
     args.processes = args.processes or 1

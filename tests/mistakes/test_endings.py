@@ -133,7 +133,7 @@ def test_a_wrong_argument_is_one_sentence(command, tmp_path):
     assert re.search('--no-such-argument|required|invalid choice', last)
 
 
-@pytest.mark.parametrize('tool', ['verify_discretization', 'measure_batch'])
+@pytest.mark.parametrize('tool', ['verify_discretization', 'benchmark_scan'])
 def test_a_missing_library_is_one_sentence(tool, tmp_path):
     done, _ = ask((str(TOOLS / f'analysis/{tool}.py'),), '--debug', tmp_path)
     assert done.returncode == 1

@@ -21,6 +21,31 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_debug, end, parse_first
+
+DTYPES = {'float32': 'OptimWrapper', 'bfloat16': 'BFloat16OptimWrapper'}
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('configs', nargs='+')
+    parser.add_argument('--memory', nargs='+', type=float, default=[24, 80], help='of cards, in GB')
+    parser.add_argument('--dtypes', nargs='+', choices=DTYPES, default=[*DTYPES])
+    parser.add_argument('--with_cp', nargs='+', type=int, choices=(0, 1), default=[0, 1])
+    parser.add_argument('--most', type=int, help='largest batch to try (default: the recipe)')
+    parser.add_argument('--steps', type=int, default=4, help='steps that are timed')
+    parser.add_argument('--device', help='(default: cuda if there is one)')
+    parser.add_argument('--budget', type=float, default=600, help='begin nothing after S seconds')
+    parser.add_argument('--out', type=Path, help='write the rows as JSON to this file')
+    parser.add_argument('--markdown', type=Path, help='write the table to this file')
+    add_debug(parser)
+    return parser.parse_args()
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
+
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
@@ -34,14 +59,10 @@ from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import environment
 from vim_mm.engine.cli import read_config
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import end
-
 GIB = 2**30
 # What CUDA's context and libraries take of a card besides the allocator's memory.
 RESERVED = 1.5
 WARMUP = 2
-DTYPES = {'float32': 'OptimWrapper', 'bfloat16': 'BFloat16OptimWrapper'}
 
 
 def resolution(cfg: Config) -> tuple[int, int]:
@@ -196,23 +217,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def parse_args() -> Namespace:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('configs', nargs='+')
-    parser.add_argument('--memory', nargs='+', type=float, default=[24, 80], help='of cards, in GB')
-    parser.add_argument('--dtypes', nargs='+', choices=DTYPES, default=[*DTYPES])
-    parser.add_argument('--with_cp', nargs='+', type=int, choices=(0, 1), default=[0, 1])
-    parser.add_argument('--most', type=int, help='largest batch to try (default: the recipe)')
-    parser.add_argument('--steps', type=int, default=4, help='steps that are timed')
-    parser.add_argument('--device', default=get_device())
-    parser.add_argument('--budget', type=float, default=600, help='begin nothing after S seconds')
-    parser.add_argument('--out', type=Path, help='write the rows as JSON to this file')
-    parser.add_argument('--markdown', type=Path, help='write the table to this file')
-    return parser.parse_args()
-
-
 def main(args: Namespace) -> None:
     MMLogger.get_instance('mmengine', log_level='ERROR')  # it lists every parameter
+    args.device = args.device or get_device()
     begin, rows = perf_counter(), []
     for path, dtype, with_cp in product(args.configs, args.dtypes, map(bool, args.with_cp)):
         name = f'{Path(path).stem}, {dtype}, with_cp={with_cp}'
@@ -235,4 +242,4 @@ def main(args: Namespace) -> None:
 
 
 if __name__ == '__main__':
-    end(main, parse_args())
+    end(main, ARGUMENTS)
