@@ -8,7 +8,7 @@ from mmengine.model.weight_init import PretrainedInit, update_init_info
 from mmengine.runner.checkpoint import load_state_dict
 from torch import Tensor, nn
 
-from vim_mm.convert.container import unwrap
+from vim_mm.convert.container import Contents, ConversionError, unwrap
 from vim_mm.convert.names import backbone_roots
 from vim_mm.engine.checkpoint import read_checkpoint
 
@@ -28,7 +28,15 @@ class PretrainedBackbone(PretrainedInit):
 
     def __call__(self, module: nn.Module) -> None:
         """Load the weights into ``module``, a VisionMamba, which insists on all that it needs."""
-        contents = unwrap(read_checkpoint(self.checkpoint, self.map_location))
+        checkpoint = read_checkpoint(self.checkpoint, self.map_location)
+        try:
+            self._load(module, unwrap(checkpoint))
+        except (ConversionError, RuntimeError) as error:
+            raise type(error)(f'{self.checkpoint}: {error}') from error
+        if hasattr(module, '_params_init_info'):
+            update_init_info(module, init_info=self._get_init_info())
+
+    def _load(self, module: nn.Module, contents: Contents) -> None:
         root = find_backbone(contents.weights, self.prefix, self.checkpoint)
         where = f'{root.rstrip(".")} in ' if root else ''
         print_log(f'load {where}{self.checkpoint}', logger='current')
@@ -36,8 +44,6 @@ class PretrainedBackbone(PretrainedInit):
         part = OrderedDict((name.removeprefix(root), contents.weights[name]) for name in names)
         part._metadata = OrderedDict({'': contents.note.get(root.rstrip('.'), {})})
         load_state_dict(module, part, strict=False, logger='current')
-        if hasattr(module, '_params_init_info'):
-            update_init_info(module, init_info=self._get_init_info())
 
 
 def find_backbone(state_dict: Mapping[str, Tensor], prefix: str | None, filename: str) -> str:
