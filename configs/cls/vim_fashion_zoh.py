@@ -4,9 +4,9 @@ _base_ = './vim_t_fashion_zoh.py'
 
 model = dict(
     backbone=dict(
-        arch=dict(_delete_=True, embed_dims=96, num_layers=4), patch_size=4, drop_path_rate=0.0
+        arch=dict(_delete_=True, embed_dims=64, num_layers=4), patch_size=4, drop_path_rate=0.0
     ),
-    head=dict(in_channels=96, loss=dict(_delete_=True, type='CrossEntropyLoss')),
+    head=dict(in_channels=64, loss=dict(_delete_=True, type='CrossEntropyLoss')),
 )
 train_dataloader = dict(
     batch_size=64,

@@ -197,7 +197,7 @@ def test_maps_of_another_backbone(maps, expected):
     assert_matches(expected, sentence_of(SimpleFPN(16), maps()))
 
 
-SEG, DET = 'seg/upernet_vim_t_zoh.py', 'det/mask_rcnn_vim_t_zoh.py'
+CLS, SEG, DET = 'cls/vim_t_zoh.py', 'seg/upernet_vim_t_zoh.py', 'det/mask_rcnn_vim_t_zoh.py'
 
 
 @pytest.mark.parametrize(
@@ -209,6 +209,7 @@ SEG, DET = 'seg/upernet_vim_t_zoh.py', 'det/mask_rcnn_vim_t_zoh.py'
         (SEG, {'backbone.out_indices': [5, 11, 17, 24]}, 'out_indices must name layers'),
         (SEG, {'neck.embed_dim': 384}, 'neck.embed_dim is 384, .*192'),
         (SEG, {'decode_head.in_channels': [192, 192, 192, 384]}, r'decode_head.in_channels is \['),
+        (CLS, {'backbone.arch': 'small'}, r'model.head.in_channels is 192, .* gives 384'),
         (SEG, {'auxiliary_head.in_channels': 384}, 'auxiliary_head.in_channels is 384, .*192'),
         (SEG, {'auxiliary_head.in_index': 4}, 'auxiliary_head.in_index is 4, .* 4 maps'),
         (SEG, {'backbone.out_indices': {0: 1}}, 'out_indices must be'),
@@ -218,8 +219,9 @@ SEG, DET = 'seg/upernet_vim_t_zoh.py', 'det/mask_rcnn_vim_t_zoh.py'
     ],
 )
 def test_parts_that_do_not_fit(name, options, expected):
-    if name == DET:
-        pytest.importorskip('mmdet', reason='a base of this config lies in mmdet')
+    library = {DET: 'mmdet', CLS: 'mmpretrain'}.get(name)
+    if library is not None:
+        pytest.importorskip(library, reason=f'a base of this config lies in {library}')
     cfg = Config.fromfile(config_path(name))
     for key, value in options.items():
         part, _, argument = key.partition('.')

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, init_default_scope
 from PIL import Image
 
+from tests.configs.samples import classification_batch
 from tests.datasets.idx import write_idx_files
 from tests.tools.conftest import TOOLS
 from vim_mm.config import config_path
@@ -65,6 +67,25 @@ def folder(tmp_path_factory):
     method = ('--discretization-method', 'foh')
     run('train.py', config, '--work-dir', folder / 'run', *method, *data)
     return folder
+
+
+@pytest.mark.parametrize(
+    'options',
+    [dict(cls_token=place) for place in ('head', 'middle', 'tail', 'double')]
+    + [dict(cls_token='none', out_type='avg_featmap')],
+)
+def test_every_pooling_learns(options):
+    activate()
+    cfg = Config.fromfile(config_path('cls/vim_fashion_zoh.py'))
+    import_task_library(cfg)
+    init_default_scope(cfg.default_scope)
+    cfg.model.backbone.update(arch=dict(embed_dims=16, num_layers=1), **options)
+    cfg.model.head.in_channels = 16
+    model = MODELS.build(cfg.model)
+    optim_wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
+    batch = classification_batch(10)
+    losses = [float(model.train_step(batch, optim_wrapper)['loss'].detach()) for _ in range(8)]
+    assert losses[-1] < losses[0]
 
 
 def test_train_logs_and_saves(folder):
