@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -372,8 +373,8 @@ class VisionMamba(nn.Module):
         return tuple(self._format(t, grid) for t in tokens)
 
     def _tap(
-        self, x: Tensor, indices: Collection[int], feature: Callable[..., Tensor]
-    ) -> tuple[list[Tensor], tuple[int, int]]:
+        self, x: Tensor, indices: Collection[int], feature: Callable[..., Any]
+    ) -> tuple[list, tuple[int, int]]:
         """``feature`` of the layers in ``indices``, called as :meth:`_feature`, and the grid.
 
         Layers after the last of them do not run.
