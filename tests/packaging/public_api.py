@@ -8,6 +8,7 @@ from vim_mm.ops import (
     METHODS,
     causal_conv1d,
     discretize,
+    selective_scan_dense_ref,
     selective_scan_fn,
     selective_scan_grouped_fn,
     selective_scan_ref,
@@ -30,6 +31,14 @@ def backbones(images: Tensor) -> list[tuple[Tensor, ...]]:
     return [model.forward(images) for model in models]
 
 
+def classifiers(images: Tensor) -> list[Tensor]:
+    """The one that timm knows by name."""
+    model = vim_mm.timm_models.VisionMambaClassifier(num_classes=10, discretization_method='foh')
+    model.reset_classifier(5, 'avg')
+    model.set_input_size((224, 320))
+    return [model(images), model.forward_head(model.forward_features(images), pre_logits=True)]
+
+
 def mixers() -> nn.ModuleList:
     """And their options."""
     return nn.ModuleList([vim_mm.Mamba(64), vim_mm.Mamba(64, dt_rank=4, fused=False)])
@@ -45,6 +54,7 @@ def operators(u: Tensor, A: Tensor, B: Tensor) -> list[Tensor | tuple[Tensor, Te
         selective_scan_fn(u, u, A, B, B, z=u, discretization_method=names[0], reverse=True),
         selective_scan_grouped_fn(u, u, A, B, B, reverse=[True, False], return_last_state=True),
         selective_scan_ref(u, u, A, B, B, delta_bias=None),
+        selective_scan_dense_ref(u, u, A, B, B, return_last_state=True),
     ]
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -333,8 +334,8 @@ class VisionMamba(nn.Module):
         return tuple(self._format(t, grid) for t in tokens)
 
     def _tap(
-        self, x: Tensor, indices: Collection[int], feature: Callable[..., Tensor]
-    ) -> tuple[list[Tensor], tuple[int, int]]:
+        self, x: Tensor, indices: Collection[int], feature: Callable[..., Any]
+    ) -> tuple[list, tuple[int, int]]:
         """``feature`` of the layers in ``indices``, called as :meth:`_feature`, and the grid.
 
         Layers after the last of them do not run.

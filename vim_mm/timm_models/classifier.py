@@ -102,7 +102,7 @@ class VisionMambaClassifier(VisionMamba):
                 raise ValueError("global_pool 'token' needs a class_token, got class_token 'none'")
             self.global_pool = global_pool
         self.num_classes = num_classes
-        self.head = nn.Identity()
+        self.head: nn.Module = nn.Identity()
         if num_classes:
             weight = self.patch_embed.proj.weight
             self.head = nn.Linear(
@@ -144,7 +144,7 @@ class VisionMambaClassifier(VisionMamba):
             old = self.pos_embed
             resized = self.resize_pos_embed(old.detach(), self.grid, grid, self.placement)
             self.pos_embed = nn.Parameter(resized, requires_grad=old.requires_grad)
-            self.pos_embed._no_weight_decay = True
+            self.pos_embed._no_weight_decay = True  # type: ignore[attr-defined]
         self.grid = grid
 
     def _resize_patches(self, patch_size: int | tuple[int, int]) -> None:
@@ -302,6 +302,6 @@ class VisionMambaClassifier(VisionMamba):
         x = self.head_drop(x)
         return x if pre_logits else self.head(x)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """Images (B, in_chans, H, W) to logits (B, num_classes)."""
         return self.forward_head(self.forward_features(x))

@@ -11,14 +11,15 @@ from timm.models import (
     register_model,
     register_model_deprecations,
 )
-from torch import nn
 
 from vim_mm.timm_models.classifier import VisionMambaClassifier
 
 __all__ = ['checkpoint_filter_fn']  # timm adds the models
 
 
-def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+def checkpoint_filter_fn(
+    state_dict: Mapping[str, Any], model: VisionMambaClassifier
+) -> dict[str, Any]:
     """The weights of a classifier, from those of this package and of Vim's own checkpoints.
 
     Takes the model out of a whole checkpoint, the prefix ``backbone.`` off its names, calls
@@ -27,10 +28,10 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: nn.Module) -> dic
     """
     for key in ('state_dict', 'model'):
         state_dict = state_dict.get(key, state_dict)
-    names = {
-        name: name.removeprefix('backbone.').replace('head.fc.', 'head.') for name in state_dict
+    weights = {
+        name.removeprefix('backbone.').replace('head.fc.', 'head.'): value
+        for name, value in state_dict.items()
     }
-    weights = {names[name]: value for name, value in state_dict.items()}
     patches = weights.get('patch_embed.proj.weight')
     size = model.patch_embed.patch_size
     if patches is not None and patches.shape[2:] != (size, size):
@@ -38,25 +39,20 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: nn.Module) -> dic
     return weights
 
 
-def _cfg(**kwargs: Any) -> dict[str, Any]:
+def _cfg() -> dict[str, Any]:
     """What timm knows of a variant: images as Vim's published training and evaluation take them."""
-    return (
-        dict(
-            url='',
-            num_classes=1000,
-            input_size=(3, 224, 224),
-            pool_size=None,
-            crop_pct=0.875,
-            interpolation='bicubic',
-            mean=IMAGENET_DEFAULT_MEAN,
-            std=IMAGENET_DEFAULT_STD,
-            first_conv='patch_embed.proj',
-            classifier='head',
-            paper_ids='arXiv:2401.09417',
-            paper_name='Vision Mamba: Efficient Visual Representation Learning with Bidirectional '
-            'State Space Model',
-        )
-        | kwargs
+    return dict(
+        url='',
+        num_classes=1000,
+        input_size=(3, 224, 224),
+        pool_size=None,
+        crop_pct=0.875,
+        interpolation='bicubic',
+        mean=IMAGENET_DEFAULT_MEAN,
+        std=IMAGENET_DEFAULT_STD,
+        first_conv='patch_embed.proj',
+        classifier='head',
+        paper_ids='arXiv:2401.09417',
     )
 
 
