@@ -107,7 +107,7 @@ class Stream:
         sinks (Sequence): With ``write(picture) -> bool``, False to end the stream, and ``close()``;
             closed at the end.
         limit (int, optional): Frames at most.
-        slots (int): Frames in memory at most.
+        slots (int): Frames between decoding and drawing at most.
         on_result (Callable, optional): Called with number, slot and prediction of each frame.
         progress (bool | None): Whether to show a line; None on a terminal only.
     """
