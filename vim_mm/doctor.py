@@ -8,7 +8,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
@@ -22,6 +21,7 @@ import torch
 import vim_mm
 from vim_mm import selftest
 from vim_mm.ops import METHODS, library, path_of
+from vim_mm.ops.library import built_architectures, runs_on
 from vim_mm.version import commit
 
 # Module, the distributions that hold it, and what it is for; None where vim_mm needs it.
@@ -85,35 +85,6 @@ def _version(distribution: str) -> str | None:
         return f'{version(distribution)} ({distribution})'
     except PackageNotFoundError:
         return None
-
-
-def built_architectures() -> list[str]:
-    """GPU architectures of the compiled library as TORCH_CUDA_ARCH_LIST names them."""
-    if library.MISSING is not None or not hasattr(torch.ops.vim_mm, 'build_info'):
-        return []
-    text = torch.ops.vim_mm.build_info().partition('cuda=')[2]
-    return [name for name in text.split(';') if name]
-
-
-def runs_on(capability: tuple[int, int], architectures: list[str]) -> bool:
-    """Whether code for one of the architectures runs on a GPU of that compute capability.
-
-    Machine code runs on the same major version from its minor version on; with +PTX it is compiled
-    for every later one at the first call. A suffix a or f ties code to its own version.
-    """
-    for name in architectures:
-        match = re.fullmatch(r'(\d+)\.(\d+)([af]?)(\+PTX)?', name)
-        if match is None:
-            continue
-        built = (int(match[1]), int(match[2]))
-        if match[3]:
-            if built == capability:
-                return True
-        elif (built[0] == capability[0] and built <= capability) or (
-            match[4] and built <= capability
-        ):
-            return True
-    return False
 
 
 def kernels() -> Iterator[Line]:

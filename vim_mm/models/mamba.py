@@ -22,9 +22,10 @@ from vim_mm.models.paths import (
     why_not_read,
 )
 from vim_mm.ops import causal_conv1d, selective_scan_grouped_fn
+from vim_mm.ops.backends import BACKENDS, chosen_backend
 from vim_mm.ops.block import MAX_TAPS, FusedMixer, fused_mixer
 from vim_mm.ops.discretization import get_method
-from vim_mm.ops.selective_scan import MAX_STATES, use_compiled
+from vim_mm.ops.selective_scan import MAX_STATES
 
 # What the formulas read of a module instead of calling it: why it must be called after all, and its
 # parameters. The step size's bias is added inside the scan.
@@ -69,7 +70,8 @@ class Mamba(nn.Module):
         dt_init_b (str): 'both' gives the step-size initialization to both directions of v2; 'vim'
             to the forward one only, as Vim's code does (the other keeps PyTorch's weight, bias 0).
         fused (bool): Whether CUDA may take the fast block. False keeps PyTorch's norm, convolution
-            and projections around the scan that ``use_cuda_kernel`` chooses.
+            and projections around the scan that ``backend`` chooses.
+        backend (str, optional): As in ``selective_scan_fn``.
 
     Raises:
         TypeError: An argument is of another type.
@@ -98,6 +100,7 @@ class Mamba(nn.Module):
         dt_init_b: str = 'both',
         *,
         fused: bool = True,
+        backend: str | None = None,
     ):
         super().__init__()
         check_choice('dt_init', dt_init, ('random', 'constant'))
@@ -118,6 +121,8 @@ class Mamba(nn.Module):
         check_bools(conv_bias=conv_bias, bias=bias, if_divide_out=if_divide_out)
         if use_cuda_kernel is not None:
             check_bools(use_cuda_kernel=use_cuda_kernel)
+        if backend is not None:
+            check_choice('backend', backend, BACKENDS)
         self.d_model = d_model
         self.d_state = d_state
         self.d_inner = int(expand * d_model)
@@ -131,6 +136,7 @@ class Mamba(nn.Module):
         self.average = if_divide_out and bimamba_type == 'v2'
         self.discretization_method = discretization_method
         self.use_cuda_kernel = use_cuda_kernel
+        self.backend = backend
         self.may_fuse = fused
         self.d_conv = d_conv
 
@@ -214,7 +220,7 @@ class Mamba(nn.Module):
             return f'there is none for {device_type}'
         if self.d_conv > MAX_TAPS:
             return f'd_conv is {self.d_conv}, more than {MAX_TAPS}'
-        if not use_compiled(self.use_cuda_kernel, device_type, dtype):
+        if chosen_backend(self.backend, self.use_cuda_kernel, device_type, dtype) != 'native':
             return f'the compiled scan is not taken for {dtype}'
         return None
 
@@ -330,6 +336,7 @@ class Mamba(nn.Module):
             delta_softplus=True,
             discretization_method=self.discretization_method,
             use_cuda_kernel=self.use_cuda_kernel,
+            backend=self.backend,
             reverse=self.reverse,
         )
 
