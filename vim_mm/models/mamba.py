@@ -220,9 +220,14 @@ class Mamba(nn.Module):
             return f'there is none for {device_type}'
         if self.d_conv > MAX_TAPS:
             return f'd_conv is {self.d_conv}, more than {MAX_TAPS}'
-        if chosen_backend(self.backend, self.use_cuda_kernel, device_type, dtype) != 'native':
+        name = self.fused_backend(device_type, dtype)
+        if name not in ('native', 'triton'):
             return f'the compiled scan is not taken for {dtype}'
         return None
+
+    def fused_backend(self, device_type: str, dtype: torch.dtype) -> str:
+        """That of the scan, of which the fast block has the same."""
+        return chosen_backend(self.backend, self.use_cuda_kernel, device_type, dtype)
 
     def fused_dtype(self, hidden_states: Tensor) -> torch.dtype | None:
         """The dtype in which the fast block computes, None where the plain one is taken.
@@ -246,19 +251,23 @@ class Mamba(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Mix along the sequence: (B, L, d_model) to the same shape."""
         dtype = self.fused_dtype(hidden_states)
-        arguments = None if dtype is None else self.fused_arguments()
+        arguments = None if dtype is None else self.fused_arguments(dtype)
         if arguments is None:
             return self.forward_plain(hidden_states)
         return fused_mixer(hidden_states.to(dtype), arguments)
 
-    def fused_arguments(self) -> FusedMixer | None:
-        """What the fast block takes of this mixer, None where a module of it must be called."""
+    def fused_arguments(self, dtype: torch.dtype) -> FusedMixer | None:
+        """What the fast block takes of this mixer, None where a module of it must be called.
+
+        ``dtype`` is that in which it computes, of :meth:`fused_dtype`.
+        """
         parameters, reason = self._read_modules()
         if reason is not None:
             return None
         method = get_method(self.discretization_method).id
         scale = 0.5 if self.average else 1.0
-        return FusedMixer(parameters, method, [*self.reverse], scale)
+        backend = self.fused_backend('cuda', dtype)
+        return FusedMixer(parameters, method, [*self.reverse], scale, backend)
 
     def plain_reasons(self, device_type: str, dtype: torch.dtype | None) -> dict[str, str | None]:
         """By part, see :func:`vim_mm.models.paths.path_of_layers`."""

@@ -101,14 +101,13 @@ def _on(x: Tensor) -> Any:
 
 @triton_scan_fwd.register_fake
 def _(u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse):
-    from vim_mm.ops.triton.scan import edges_shape, is_narrow
+    from vim_mm.ops.triton.scan import edges_shape, is_narrow, like_rows
 
     batch, groups, channels, _ = u.shape
     states = A.shape[-1]
     last_state = u.new_empty((batch, groups, states, channels), dtype=torch.float32)
     shape = edges_shape(u.shape, states, method, is_narrow(u, delta, z, B, C))
-    out = torch.empty(u.shape, dtype=u.dtype, device=u.device)
-    return out, last_state.mT, u.new_empty(shape, dtype=torch.float32)
+    return like_rows(u), last_state.mT, u.new_empty(shape, dtype=torch.float32)
 
 
 @triton_scan_bwd.register_fake
@@ -116,10 +115,16 @@ def _(
     grad_out, grad_last_state, edges, u, delta, A, B, C, D, z, delta_bias, delta_softplus, method,
     reverse,
 ):  # fmt: skip
-    return tuple(
-        u.new_empty(0) if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        for x in (u, delta, A, B, C, D, z, delta_bias)
-    )
+    from vim_mm.ops.triton.scan import like_rows
+
+    def empty(x: Tensor | None) -> Tensor:
+        if x is None:
+            return u.new_empty(0)
+        if x is u or x is delta or x is z:
+            return like_rows(u, x.dtype)
+        return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+    return tuple(map(empty, (u, delta, A, B, C, D, z, delta_bias)))
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -158,3 +163,40 @@ def scan(tensors: Sequence[Tensor | None], *options: Any) -> tuple[Tensor, Tenso
     """out and last_state of the grouped scan, differentiable."""
     out, last_state, _ = triton_scan_fwd(*tensors, *options)
     return out, last_state
+
+
+# The fused block: vim_mm.ops.triton.block. Defined without torch.library.custom_op, whose checks
+# take longer than a launch.
+_library = torch.library.Library('vim_mm', 'FRAGMENT')
+_library.define(
+    'triton_add_rms_norm_fwd(Tensor residual, Tensor? update, Tensor weight, float eps, '
+    'ScalarType dtype) -> (Tensor normed, Tensor sum, Tensor rstd)'
+)
+_library.define(
+    'triton_add_rms_norm_bwd(Tensor grad_normed, Tensor? grad_sum, Tensor sum, Tensor rstd, '
+    'Tensor weight, bool with_update) -> (Tensor, Tensor, Tensor)'
+)
+_library.define(
+    'triton_mixer_fwd(Tensor x, Tensor? update, Tensor? norm, float eps, ScalarType dtype, '
+    'Tensor?[] parameters, int method, int[] reverse, float scale, bool keep) '
+    '-> (Tensor out, Tensor sum, Tensor[] kept)'
+)
+_library.define(
+    'triton_mixer_bwd(Tensor grad_out, Tensor? grad_sum, Tensor x, Tensor? norm, Tensor[] kept, '
+    'int[] sizes, int[] types, bool with_update, int method, int[] reverse, float scale) '
+    '-> Tensor[]'
+)
+
+
+def _call(name: str) -> Any:
+    def operator(x: Tensor, *arguments: Any) -> Any:
+        from vim_mm.ops.triton import block
+
+        with _on(x):
+            return getattr(block, name)(x, *arguments)
+
+    return operator
+
+
+for _name in ('add_rms_norm_fwd', 'add_rms_norm_bwd', 'mixer_fwd', 'mixer_bwd'):
+    _library.impl(f'triton_{_name}', _call(_name), 'CompositeExplicitAutograd')

@@ -71,6 +71,14 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
+def like_rows(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """An empty tensor of that shape and, if its steps are side by side, of its strides."""
+    out = torch.empty_like(x, dtype=dtype)
+    return (
+        out if out.stride(-1) == 1 else torch.empty_like(out, memory_format=torch.contiguous_format)
+    )
+
+
 def _strides_of_matrix(M: Tensor) -> tuple[int, int, int]:
     """Of B or C: (batch or, if constant, channel; group; state)."""
     if M.dim() == 4:
@@ -110,7 +118,7 @@ class _Inputs(NamedTuple):
         )  # fmt: skip
 
 
-def _inputs(u, delta, A, B, C, D, z, delta_bias, softplus, method, backward) -> _Inputs:
+def _inputs(like, u, delta, A, B, C, D, z, delta_bias, softplus, method, backward) -> _Inputs:
     batch, groups, channels, length = u.shape
     narrow = is_narrow(u, delta, z, B, C)
     tile = tile_of(batch * groups * channels, length, narrow, backward)
@@ -122,6 +130,7 @@ def _inputs(u, delta, A, B, C, D, z, delta_bias, softplus, method, backward) -> 
     strides = {}
     for name, x in (('u', u), ('delta', delta), ('z', u if z is None else z)):
         strides |= {f'{name}_{axis}': x.stride(i) for i, axis in enumerate('bgh')}
+    strides |= {f'out_{axis}': like.stride(i) for i, axis in enumerate('bgh')}
     for name, M in (('B', B), ('C', C)):
         b, g, n = _strides_of_matrix(M)
         if M.dim() == 3:
@@ -160,21 +169,21 @@ def scan_forward(
     Shapes as csrc/ops.cpp has them, A real; what varies in time is float32, float16 or bfloat16.
     """
     batch, groups, channels, _ = u.shape
-    out = torch.empty(u.shape, dtype=u.dtype, device=u.device)
+    out = like_rows(u)
     states = A.shape[-1]
     last_state = u.new_zeros((batch, groups, states, channels), dtype=torch.float32)
     narrow = is_narrow(u, delta, z, B, C)
     edges = u.new_empty(edges_shape(u.shape, states, method, narrow), dtype=torch.float32)
     if out.numel() == 0:
         return out, last_state.mT, edges
-    inputs = _inputs(u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, False)
+    inputs = _inputs(out, u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, False)
     given = dict(out=out, last_state=last_state)
     if _CAUSAL[method]:
         inputs.launch(
             scan_forward_kernel, reverse, **given, edges=edges, partial=last_state, PART=0
         )
     else:
-        partial = torch.empty_like(out, dtype=torch.float32)
+        partial = like_rows(u, torch.float32)
         for part, (flags, kept) in enumerate(zip(_both_ways(reverse), edges, strict=True), 1):
             inputs.launch(
                 scan_forward_kernel, flags, **given, edges=kept, partial=partial, PART=part
@@ -210,7 +219,8 @@ def scan_backward(
     given = (u, delta, A, B, C, D, z, delta_bias)
     if u.numel() == 0:
         return tuple(u.new_empty(0) if x is None else torch.zeros_like(x) for x in given)
-    inputs = _inputs(*given, delta_softplus, method, True)
+    like = like_rows(u)
+    inputs = _inputs(like, *given, delta_softplus, method, True)
     (batch, groups, channels, length), states = u.shape, A.shape[-1]
     causal = _CAUSAL[method]
     parts, tile, device = 1 if causal else 2, inputs.tile, u.device
@@ -220,9 +230,10 @@ def scan_backward(
     def floats(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=device)
 
-    grads = [torch.empty(x.shape, dtype=x.dtype, device=device) for x in (u, delta)]
-    grads.append(grads[0] if z is None else torch.empty(z.shape, dtype=z.dtype, device=device))
-    wide = grads if causal else [floats(*u.shape) for _ in grads]
+    # All in the layout of u.
+    grads = [like, like_rows(u, delta.dtype)]
+    grads.append(grads[0] if z is None else like_rows(u, z.dtype))
+    wide = grads if causal else [like_rows(u, torch.float32) for _ in grads]
     # Sums over blocks of channels, and over steps: of A, D, the bias, and of constant B and C.
     sums = [floats(parts, batch, groups, blocks, states, length) if v else None for v in varies]
     kinds = 2 + states * (1 + varies.count(False))
@@ -261,18 +272,16 @@ def scan_backward(
             found[name], rest = rest[:, :states].mT, rest[:, states:]
         else:
             found[name] = partial.sum((0, 3))
-    found |= {'u': grads[0], 'delta': grads[1], 'z': grads[2]}
+    timed = {'u': grads[0], 'delta': grads[1], 'z': grads[2]}
     names = ('u', 'delta', 'A', 'B', 'C', 'D', 'z', 'delta_bias')
     return tuple(
-        u.new_empty(0) if x is None else _own(found[name], x)
+        u.new_empty(0) if x is None else timed[name] if name in timed else _own(found[name], x)
         for name, x in zip(names, given, strict=True)
     )
 
 
 def _own(grad: Tensor, like: Tensor) -> Tensor:
     """In the dtype of its tensor, contiguous, and sharing no memory with another gradient."""
-    return (
-        torch.empty(like.shape, dtype=like.dtype, device=like.device).copy_(grad)
-        if (grad.dtype != like.dtype or not grad.is_contiguous() or grad._base is not None)
-        else grad
-    )
+    if grad.dtype == like.dtype and grad.is_contiguous() and grad._base is None:
+        return grad
+    return torch.empty(like.shape, dtype=like.dtype, device=like.device).copy_(grad)

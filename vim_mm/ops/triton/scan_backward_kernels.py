@@ -45,7 +45,7 @@ def _backward_rows(
     grad_u, grad_delta, grad_z, grad_B, grad_C, channels, adjoints,
     other_u, other_delta, other_z, b, g, h, block, blocks, H, L, G, items, chunks,
     grad_out_b, grad_out_g, grad_out_h, u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h,
-    B_b, B_g, B_n, C_b, C_g, C_n,
+    B_b, B_g, B_n, C_b, C_g, C_n, out_b, out_g, out_h,
     N: tl.constexpr, METHOD: tl.constexpr, SOFTPLUS: tl.constexpr,
     HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OUT: tl.constexpr,
     HAS_LAST: tl.constexpr, B_VARIES: tl.constexpr, C_VARIES: tl.constexpr, PART: tl.constexpr,
@@ -61,7 +61,7 @@ def _backward_rows(
     z += b * z_b + g * z_g + row * z_h
     grad_out += b * grad_out_b + g * grad_out_g + row * grad_out_h
     item = b * G + g
-    place = (item * H + row) * L
+    place = b * out_b + g * out_g + row * out_h
     B = _matrix(B, b, g, h, B_b, B_g, B_VARIES)
     C = _matrix(C, b, g, h, C_b, C_g, C_VARIES)
     grad_B += (item * blocks + block) * N * L
@@ -203,7 +203,7 @@ def scan_backward_kernel(
     grad_u, grad_delta, grad_z, grad_B, grad_C, channels, adjoints,
     other_u, other_delta, other_z, H, L, G, items, chunks, reverse_bits,
     grad_out_b, grad_out_g, grad_out_h, u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h,
-    B_b, B_g, B_n, C_b, C_g, C_n,
+    B_b, B_g, B_n, C_b, C_g, C_n, out_b, out_g, out_h,
     N: tl.constexpr, METHOD: tl.constexpr, SOFTPLUS: tl.constexpr,
     HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OUT: tl.constexpr,
     HAS_LAST: tl.constexpr, B_VARIES: tl.constexpr, C_VARIES: tl.constexpr, PART: tl.constexpr,
@@ -231,7 +231,7 @@ def scan_backward_kernel(
             grad_u, grad_delta, grad_z, grad_B, grad_C, channels, adjoints,
             other_u, other_delta, other_z, b, g, h, block, blocks, H, L, G, items, chunks,
             grad_out_b, grad_out_g, grad_out_h,
-            u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n,
+            u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n, out_b, out_g, out_h,
             N, METHOD, SOFTPLUS, HAS_D, HAS_Z, HAS_BIAS, HAS_OUT, HAS_LAST, B_VARIES, C_VARIES,
             PART, False, SEGMENT, BLOCK_H, BLOCK_T,
         )  # fmt: skip
@@ -241,7 +241,7 @@ def scan_backward_kernel(
             grad_u, grad_delta, grad_z, grad_B, grad_C, channels, adjoints,
             other_u, other_delta, other_z, b, g, h, block, blocks, H, L, G, items, chunks,
             grad_out_b, grad_out_g, grad_out_h,
-            u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n,
+            u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n, out_b, out_g, out_h,
             N, METHOD, SOFTPLUS, HAS_D, HAS_Z, HAS_BIAS, HAS_OUT, HAS_LAST, B_VARIES, C_VARIES,
             PART, True, SEGMENT, BLOCK_H, BLOCK_T,
         )  # fmt: skip
