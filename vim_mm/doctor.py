@@ -20,7 +20,7 @@ import torch
 
 import vim_mm
 from vim_mm import selftest
-from vim_mm.ops import METHODS, library, path_of
+from vim_mm.ops import METHODS, library, path_of, triton
 from vim_mm.ops.library import built_architectures, runs_on
 from vim_mm.version import commit
 
@@ -90,7 +90,7 @@ def _version(distribution: str) -> str | None:
 def kernels() -> Iterator[Line]:
     """The compiled library: whether it loads, and for what it was compiled."""
     if library.MISSING is not None:
-        yield Line('kernels', 'fail', library.MISSING, BUILD)
+        yield Line('kernels', 'note', library.MISSING, f'faster, with a compiler: {BUILD}')
         return
     yield Line('CPU kernel', 'ok', f'instructions {torch.ops.vim_mm.cpu_capability()}')
     if library.has_kernel('cuda'):
@@ -115,11 +115,16 @@ def devices() -> Iterator[Line]:
         name = f'{torch.cuda.get_device_name(index)}, needs {needed}'
         build = f'TORCH_CUDA_ARCH_LIST={needed} VIM_MM_BUILD_CUDA=1 {BUILD}'
         architectures = built_architectures()
+        built = ' '.join(architectures)
+        # Without kernels for it a GPU works by Triton, or by PyTorch's operators, which are slow.
+        state, rest = 'note', ': Triton is taken'
+        if triton.MISSING is not None:
+            state, rest = 'fail', f', and {triton.MISSING}'
         if not library.has_kernel('cuda'):
-            yield Line(f'GPU {index}', 'fail', f'{name}: no CUDA kernel', build)
+            finding = f'{name}: no CUDA kernel, {rest.lstrip(":, ")}'
+            yield Line(f'GPU {index}', state, finding, build)
         elif architectures and not runs_on(capability, architectures):
-            built = ' '.join(architectures)
-            yield Line(f'GPU {index}', 'fail', f'{name}, but compiled for {built}', build)
+            yield Line(f'GPU {index}', state, f'{name}, but compiled for {built}{rest}', build)
         else:
             yield Line(f'GPU {index}', 'ok', name)
 
@@ -180,14 +185,20 @@ def paths() -> Iterator[Line]:
         for dtype in dtypes:
             groups.setdefault(tuple(path_of(device, dtype)), []).append(_short(dtype))
         for (name, reason), names in groups.items():
-            state = {'native': 'ok', 'reference': 'note', 'error': 'fail'}[name]
-            advice = '' if name == 'native' else 'the reference is exact and slow'
-            if name == 'error':
-                advice = 'unset VIM_USE_CUDA_KERNEL'
+            state, advice = _STATE_OF_BACKEND[name]
             yield Line(
                 f'scan on {device}', state, f'{name} for {" ".join(names)}: {reason}', advice
             )
         yield _block_path(device)
+
+
+_STATE_OF_BACKEND = {
+    'native': ('ok', ''),
+    'triton': ('ok', ''),
+    'torch': ('note', 'exact, and slower than a compiled kernel: see docs/backends.md'),
+    'reference': ('note', 'the reference is exact and slow'),
+    'error': ('fail', 'unset VIM_USE_CUDA_KERNEL and VIM_MM_BACKEND'),
+}
 
 
 def _block_path(device: str) -> Line:
@@ -202,7 +213,9 @@ def _block_path(device: str) -> Line:
     dtype = mixer.fused_dtype(torch.zeros(1, 4, 16, device=device))
     if dtype is not None:
         return Line(f'block on {device}', 'ok', f'fused, in {_short(dtype)} or autocast')
-    reason = 'the fused block is for CUDA' if device == 'cpu' else 'the scan is the reference'
+    reason = (
+        'the fused block is for CUDA' if device == 'cpu' else f'the scan is {path_of(device)[0]}'
+    )
     return Line(f'block on {device}', 'ok' if device == 'cpu' else 'note', f'plain: {reason}')
 
 

@@ -1,4 +1,4 @@
-"""The Triton kernels compile for GPUs that are not there: types, shapes and layouts are in order."""
+"""The Triton kernels compile for GPUs that are not there: types, shapes and layouts hold."""
 
 import pytest
 

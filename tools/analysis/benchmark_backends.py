@@ -3,10 +3,10 @@
     python tools/analysis/benchmark_backends.py --device cuda --markdown backends.md
     python tools/analysis/benchmark_backends.py --backends torch reference --shapes small --images
 
-Shapes are those of benchmark_scan.py, ``small`` is one for a CPU. ``--shapes`` are timed in
-``--method``, and every method at the first of them. A time of a scan is that of
-``vim_mm.analysis.timing.pass_times``: on CUDA of the device alone. Tables have the time of a backend
-over that of the first one in brackets. A backend that cannot run here is left out, and said.
+Shapes are those of benchmark_scan.py, and ``small`` and ``seed_small`` for a CPU. All ``--shapes``
+are timed in ``--method``, and every method at the first of them. A time of a scan is that of
+``vim_mm.analysis.timing.pass_times``: on CUDA of the device alone. Tables have in brackets the time
+over that of the first backend. What cannot run here is left out, and said.
 """
 
 import argparse

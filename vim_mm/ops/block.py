@@ -1,9 +1,9 @@
 """The fast block: residual add + RMSNorm, and the mixer, as fused operators around the scan.
 
-There are compiled ones for CUDA, and Triton's. All of them equal a plain composition (``Block`` and ``Mamba.forward_plain`` of vim_mm.models) and
-exist because that takes some thirty launches a layer and as much of Python's time. Their
-backward passes are written by hand. Shapes and letters of the operators stand with their schemas
-in csrc/ops.cpp.
+There are compiled ones for CUDA, and Triton's. All of them equal a plain composition (``Block`` and
+``Mamba.forward_plain`` of vim_mm.models) and exist because that takes some thirty launches a layer
+and as much of Python's time. Their backward passes are written by hand. Shapes and letters of the
+operators stand with their schemas in csrc/ops.cpp.
 """
 
 import math

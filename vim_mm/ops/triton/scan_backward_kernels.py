@@ -231,7 +231,8 @@ def scan_backward_kernel(
             grad_u, grad_delta, grad_z, grad_B, grad_C, channels, adjoints,
             other_u, other_delta, other_z, b, g, h, block, blocks, H, L, G, items, chunks,
             grad_out_b, grad_out_g, grad_out_h,
-            u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n, out_b, out_g, out_h,
+            u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n,
+            out_b, out_g, out_h,
             N, METHOD, SOFTPLUS, HAS_D, HAS_Z, HAS_BIAS, HAS_OUT, HAS_LAST, B_VARIES, C_VARIES,
             PART, False, SEGMENT, BLOCK_H, BLOCK_T,
         )  # fmt: skip
@@ -241,7 +242,8 @@ def scan_backward_kernel(
             grad_u, grad_delta, grad_z, grad_B, grad_C, channels, adjoints,
             other_u, other_delta, other_z, b, g, h, block, blocks, H, L, G, items, chunks,
             grad_out_b, grad_out_g, grad_out_h,
-            u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n, out_b, out_g, out_h,
+            u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n,
+            out_b, out_g, out_h,
             N, METHOD, SOFTPLUS, HAS_D, HAS_Z, HAS_BIAS, HAS_OUT, HAS_LAST, B_VARIES, C_VARIES,
             PART, True, SEGMENT, BLOCK_H, BLOCK_T,
         )  # fmt: skip

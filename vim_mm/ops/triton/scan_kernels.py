@@ -89,7 +89,8 @@ def _state_tile(
 def _forward_rows(
     u, delta, A, B, C, D, z, delta_bias, out, last_state, edges, partial,
     b, g, h, H, L, G, items, chunks,
-    u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n, out_b, out_g, out_h,
+    u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n,
+    out_b, out_g, out_h,
     N: tl.constexpr, METHOD: tl.constexpr, SOFTPLUS: tl.constexpr,
     HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_BIAS: tl.constexpr,
     B_VARIES: tl.constexpr, C_VARIES: tl.constexpr, PART: tl.constexpr, REVERSE: tl.constexpr,
@@ -160,7 +161,8 @@ def _forward_rows(
 def scan_forward_kernel(
     u, delta, A, B, C, D, z, delta_bias, out, last_state, edges, partial,
     H, L, G, items, chunks, reverse_bits,
-    u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n, out_b, out_g, out_h,
+    u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n,
+    out_b, out_g, out_h,
     N: tl.constexpr, METHOD: tl.constexpr, SOFTPLUS: tl.constexpr,
     HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_BIAS: tl.constexpr,
     B_VARIES: tl.constexpr, C_VARIES: tl.constexpr, PART: tl.constexpr, DIRECTIONS: tl.constexpr,
@@ -184,7 +186,8 @@ def scan_forward_kernel(
         _forward_rows(
             u, delta, A, B, C, D, z, delta_bias, out, last_state, edges, partial,
             b, g, h, H, L, G, items, chunks,
-            u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n, out_b, out_g, out_h,
+            u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n,
+            out_b, out_g, out_h,
             N, METHOD, SOFTPLUS, HAS_D, HAS_Z, HAS_BIAS, B_VARIES, C_VARIES,
             PART, False, SEGMENT, BLOCK_T,
         )  # fmt: skip
@@ -192,7 +195,8 @@ def scan_forward_kernel(
         _forward_rows(
             u, delta, A, B, C, D, z, delta_bias, out, last_state, edges, partial,
             b, g, h, H, L, G, items, chunks,
-            u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n, out_b, out_g, out_h,
+            u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n,
+            out_b, out_g, out_h,
             N, METHOD, SOFTPLUS, HAS_D, HAS_Z, HAS_BIAS, B_VARIES, C_VARIES,
             PART, True, SEGMENT, BLOCK_T,
         )  # fmt: skip
