@@ -196,7 +196,7 @@ def _scan(
         out, last_state, _ = torch.ops.vim_mm.selective_scan_fwd(*tensors, *options)
         return out, last_state
     if name == 'triton':
-        return triton.scan(tensors, *options)
+        return triton.triton_scan(tensors, *options)
     if name == 'torch':
         return chunked_scan(*tensors, delta_softplus, method, reverse)
     results = [

@@ -159,7 +159,7 @@ triton_scan_fwd.register_autograd(_backward, setup_context=_setup_context)
 triton_scan_bwd.register_autograd(_no_double_backward)
 
 
-def scan(tensors: Sequence[Tensor | None], *options: Any) -> tuple[Tensor, Tensor]:
+def triton_scan(tensors: Sequence[Tensor | None], *options: Any) -> tuple[Tensor, Tensor]:
     """out and last_state of the grouped scan, differentiable."""
     out, last_state, _ = triton_scan_fwd(*tensors, *options)
     return out, last_state
