@@ -1,16 +1,21 @@
 """Builds the one extension, vim_mm._C; everything else about the package is in pyproject.toml.
 
-C++ always; CUDA when there are CUDA sources and a toolkit, which VIM_MM_BUILD_CUDA=0/1 overrides.
+Nothing without a compiler, which VIM_MM_BUILD=0/1 overrides (tools/dev/build_backend.py): then the
+package is Python alone. C++ else; CUDA when there are CUDA sources and a toolkit, which
+VIM_MM_BUILD_CUDA=0/1 overrides.
 A live GPU is never asked for: TORCH_CUDA_ARCH_LIST names the architectures.
 The extension uses only LibTorch's stable ABI and Python's limited API, so that one binary serves
 every Python from 3.10 and every torch from 2.10.
 """
 
 import os
+import sys
 from pathlib import Path
 
 from setuptools import setup
-from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CppExtension, CUDAExtension
+
+sys.path.insert(0, str(Path(__file__).parent / 'tools/dev'))
+from build_backend import left_out
 
 CPP_SOURCES = [
     'csrc/ops.cpp',
@@ -58,6 +63,8 @@ NVCC_FLAGS = ['-std=c++17', '-O3', '-Xfatbin', '-compress-all', '--threads=3']
 
 def build_cuda() -> bool:
     """Whether to build the CUDA sources; VIM_MM_BUILD_CUDA decides, else what is there."""
+    from torch.utils.cpp_extension import CUDA_HOME
+
     wish = os.environ.get('VIM_MM_BUILD_CUDA', '')
     if wish not in ('', '0', '1'):
         raise SystemExit(f'VIM_MM_BUILD_CUDA is {wish!r}, expected 0, 1 or nothing')
@@ -68,6 +75,8 @@ def build_cuda() -> bool:
 
 def extension():
     """The extension vim_mm._C."""
+    from torch.utils.cpp_extension import CppExtension, CUDAExtension
+
     cuda = build_cuda()
     if cuda:
         os.environ.setdefault('TORCH_CUDA_ARCH_LIST', CUDA_ARCHITECTURES)
@@ -89,8 +98,23 @@ def extension():
     )
 
 
-setup(
-    ext_modules=[extension()],
-    cmdclass={'build_ext': BuildExtension},
-    options={'bdist_wheel': {'py_limited_api': 'cp310'}},
-)
+def arguments():
+    """Those of ``setup``: without the extension those of a package in Python alone."""
+    reason = left_out()
+    if reason is not None:
+        print(
+            f'vim_mm: the compiled kernels are left out, because {reason}. Scans are computed by '
+            'Triton on a GPU and by PyTorch operators elsewhere.',
+            file=sys.stderr,
+        )
+        return {}
+    from torch.utils.cpp_extension import BuildExtension
+
+    return dict(
+        ext_modules=[extension()],
+        cmdclass={'build_ext': BuildExtension},
+        options={'bdist_wheel': {'py_limited_api': 'cp310'}},
+    )
+
+
+setup(**arguments())

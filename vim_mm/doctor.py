@@ -8,7 +8,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
@@ -22,7 +21,8 @@ import torch
 
 import vim_mm
 from vim_mm import selftest
-from vim_mm.ops import METHODS, library, path_of
+from vim_mm.ops import METHODS, library, path_of, triton
+from vim_mm.ops.library import built_architectures, runs_on
 from vim_mm.version import commit
 
 # Module, the distributions that hold it, and what it is for; None where vim_mm needs it.
@@ -101,39 +101,10 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def built_architectures() -> list[str]:
-    """GPU architectures of the compiled library as TORCH_CUDA_ARCH_LIST names them."""
-    if library.MISSING is not None or not hasattr(torch.ops.vim_mm, 'build_info'):
-        return []
-    text = torch.ops.vim_mm.build_info().partition('cuda=')[2]
-    return [name for name in text.split(';') if name]
-
-
-def runs_on(capability: tuple[int, int], architectures: list[str]) -> bool:
-    """Whether code for one of the architectures runs on a GPU of that compute capability.
-
-    Machine code runs on the same major version from its minor version on; with +PTX it is compiled
-    for every later one at the first call. A suffix a or f ties code to its own version.
-    """
-    for name in architectures:
-        match = re.fullmatch(r'(\d+)\.(\d+)([af]?)(\+PTX)?', name)
-        if match is None:
-            continue
-        built = (int(match[1]), int(match[2]))
-        if match[3]:
-            if built == capability:
-                return True
-        elif (built[0] == capability[0] and built <= capability) or (
-            match[4] and built <= capability
-        ):
-            return True
-    return False
-
-
 def kernels() -> Iterator[Line]:
     """The compiled library: whether it loads, and for what it was compiled."""
     if library.MISSING is not None:
-        yield Line('kernels', 'fail', library.MISSING, BUILD)
+        yield Line('kernels', 'note', library.MISSING, f'faster, with a compiler: {BUILD}')
         return
     yield Line('CPU kernel', 'ok', f'instructions {torch.ops.vim_mm.cpu_capability()}')
     if library.has_kernel('cuda'):
@@ -158,11 +129,16 @@ def devices() -> Iterator[Line]:
         name = f'{torch.cuda.get_device_name(index)}, needs {needed}'
         build = f'TORCH_CUDA_ARCH_LIST={needed} VIM_MM_BUILD_CUDA=1 {BUILD}'
         architectures = built_architectures()
+        built = ' '.join(architectures)
+        # Without kernels for it a GPU works by Triton, or by PyTorch's operators, which are slow.
+        state, rest = 'note', ': Triton is taken'
+        if triton.MISSING is not None:
+            state, rest = 'fail', f', and {triton.MISSING}'
         if not library.has_kernel('cuda'):
-            yield Line(f'GPU {index}', 'fail', f'{name}: no CUDA kernel', build)
+            finding = f'{name}: no CUDA kernel, {rest.lstrip(":, ")}'
+            yield Line(f'GPU {index}', state, finding, build)
         elif architectures and not runs_on(capability, architectures):
-            built = ' '.join(architectures)
-            yield Line(f'GPU {index}', 'fail', f'{name}, but compiled for {built}', build)
+            yield Line(f'GPU {index}', state, f'{name}, but compiled for {built}{rest}', build)
         else:
             yield Line(f'GPU {index}', 'ok', name)
 
@@ -223,14 +199,20 @@ def paths(config: str | None = None) -> Iterator[Line]:
         for dtype in dtypes:
             groups.setdefault(tuple(path_of(device, dtype)), []).append(_short(dtype))
         for (name, reason), names in groups.items():
-            state = {'native': 'ok', 'reference': 'note', 'error': 'fail'}[name]
-            advice = '' if name == 'native' else 'the reference is exact and slow'
-            if name == 'error':
-                advice = 'unset VIM_USE_CUDA_KERNEL'
+            state, advice = _STATE_OF_BACKEND[name]
             yield Line(
                 f'scan on {device}', state, f'{name} for {" ".join(names)}: {reason}', advice
             )
         yield from _block_paths(device, config)
+
+
+_STATE_OF_BACKEND = {
+    'native': ('ok', ''),
+    'triton': ('ok', ''),
+    'torch': ('note', 'exact, and slower than a compiled kernel: see docs/backends.md'),
+    'reference': ('note', 'the reference is exact and slow'),
+    'error': ('fail', 'unset VIM_USE_CUDA_KERNEL and VIM_MM_BACKEND'),
+}
 
 
 def _block_paths(device: str, config: str | None) -> Iterator[Line]:

@@ -246,7 +246,12 @@ def test_choice_of_block_and_choice_of_scan_are_two_switches(monkeypatch):
     """On CUDA, told by a stand-in: without the fast block the compiled scan is still taken."""
     asked = []
     on_cuda = SimpleNamespace(is_cuda=True)
-    monkeypatch.setattr(mamba, 'use_compiled', lambda wish, *_: asked.append(wish) or wish is None)
+
+    def choose(backend, wish, *_):
+        asked.append(wish)
+        return 'native' if wish is None else 'reference'
+
+    monkeypatch.setattr(mamba, 'chosen_backend', choose)
     assert Mamba(8).fused_dtype(on_cuda) == torch.float32
     assert Mamba(8, use_cuda_kernel=False).fused_dtype(on_cuda) is None
     assert asked == [None, False]

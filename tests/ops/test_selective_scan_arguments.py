@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from tests.ops.inputs import grouped_inputs, make_inputs
-from vim_mm.ops import library, selective_scan, selective_scan_fn, selective_scan_grouped_fn
+from vim_mm.ops import (
+    backends as choice,
+)
+from vim_mm.ops import (
+    library,
+    path_of,
+    selective_scan,
+    selective_scan_fn,
+    selective_scan_grouped_fn,
+    triton,
+)
 from vim_mm.ops.discretization import METHODS
 
 B, D, L, N = 2, 4, 6, 3
@@ -118,6 +128,7 @@ def backends(monkeypatch):
     """Records which backend runs, in order; the log of 'said once' starts empty."""
     taken = []
     reference, kernel = selective_scan.selective_scan_ref, torch.ops.vim_mm.selective_scan_fwd
+    chunked = selective_scan.chunked_scan
 
     def record(name, function):
         def recorder(*args, **kwargs):
@@ -127,9 +138,11 @@ def backends(monkeypatch):
         return recorder
 
     monkeypatch.setattr(selective_scan, 'selective_scan_ref', record('reference', reference))
+    monkeypatch.setattr(selective_scan, 'chunked_scan', record('torch', chunked))
     monkeypatch.setattr(torch.ops.vim_mm, 'selective_scan_fwd', record('kernel', kernel))
-    monkeypatch.delenv('VIM_USE_CUDA_KERNEL', raising=False)
-    selective_scan._say_once.cache_clear()
+    for variable in ('VIM_USE_CUDA_KERNEL', 'VIM_MM_BACKEND'):
+        monkeypatch.delenv(variable, raising=False)
+    choice._say_once.cache_clear()
     return taken
 
 
@@ -192,37 +205,110 @@ def test_the_variable_is_read_at_each_eager_call(backends, monkeypatch):
 
 
 def test_without_the_extension(backends, monkeypatch, caplog):
-    """The reference takes over, says so once, and why."""
+    """PyTorch's operators take over, say so once, and why."""
     monkeypatch.setattr(library, 'MISSING', 'vim_mm._C is not built')
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             selective_scan_fn(**make_inputs())
-    assert backends == ['reference'] * 3
+    assert backends == ['torch'] * 3
     assert [record.getMessage() for record in caplog.records] == [
-        'selective scan on cpu: PyTorch reference, because vim_mm._C is not built'
+        'selective scan on cpu: PyTorch operators, because vim_mm._C is not built'
     ]
 
 
 @pytest.mark.parametrize(
     ('has_kernel', 'dtype', 'wish', 'outcome'),
     [
-        (True, f32, None, True),
-        (True, f32, True, True),
-        (True, f32, False, False),
-        (True, f64, None, False),
-        (True, f64, True, 'the CUDA scan has no float64'),
-        (False, f32, None, False),
-        (False, f32, True, 'vim_mm._C has no scan for cuda'),
+        (True, f32, dict(), 'native'),
+        (True, f32, dict(use_cuda_kernel=True), 'native'),
+        (True, f32, dict(use_cuda_kernel=False), 'reference'),
+        (True, f32, dict(backend='triton'), 'triton'),
+        (True, f32, dict(is_complex=True), 'native'),
+        (True, f64, dict(), 'torch'),
+        (False, f32, dict(), 'triton'),
+        (False, f32, dict(is_complex=True), 'torch'),
+        (False, f64, dict(), 'torch'),
+        (True, f64, dict(use_cuda_kernel=True), RuntimeError('the CUDA scan has no float64')),
+        (False, f32, dict(use_cuda_kernel=True), RuntimeError('vim_mm._C has no scan for cuda')),
+        (False, f32, dict(backend='native'), RuntimeError("'native' was demanded, but vim_mm._C")),
+        (True, f64, dict(backend='triton'), RuntimeError('the Triton scan has no float64')),
     ],
 )
 def test_backend_on_cuda(backends, monkeypatch, has_kernel, dtype, wish, outcome):
     """The choice for CUDA tensors depends on device type and dtype only: no GPU is needed."""
     monkeypatch.setattr(library, 'has_kernel', lambda device_type: has_kernel)
-    if isinstance(outcome, str):
-        with pytest.raises(RuntimeError, match=outcome):
-            selective_scan.use_compiled(wish, 'cuda', dtype)
+    monkeypatch.setattr(library, 'MISSING', None)
+    monkeypatch.setattr(triton, 'MISSING', None)
+    wish = dict(backend=None, use_cuda_kernel=None) | wish
+    if isinstance(outcome, Exception):
+        with pytest.raises(type(outcome), match=str(outcome)):
+            choice.chosen_backend(device_type='cuda', dtype=dtype, **wish)
     else:
-        assert selective_scan.use_compiled(wish, 'cuda', dtype) is outcome
+        assert choice.chosen_backend(device_type='cuda', dtype=dtype, **wish) == outcome
+
+
+def test_without_triton_a_gpu_takes_operators_of_torch(backends, monkeypatch):
+    monkeypatch.setattr(library, 'MISSING', 'vim_mm._C is not built')
+    monkeypatch.setattr(triton, 'MISSING', 'Triton is not installed')
+    assert path_of('cuda') == ('torch', 'vim_mm._C is not built')
+    assert path_of('cuda', backend='triton') == ('error', 'Triton is not installed')
+
+
+def test_a_library_that_is_not_built_for_the_card(backends, monkeypatch):
+    reason = 'vim_mm._C is compiled for 8.0, and the GPU needs 9.0'
+    monkeypatch.setattr(library, 'has_kernel', lambda device_type: True)
+    monkeypatch.setattr(library, 'MISSING', None)
+    monkeypatch.setattr(library, 'why_not_on_card', lambda: reason)
+    monkeypatch.setattr(triton, 'MISSING', None)
+    assert path_of('cuda') == ('triton', reason)
+    assert path_of('cuda', use_cuda_kernel=True) == ('error', reason)
+
+
+@pytest.mark.parametrize('backend', ['native', 'torch', 'reference'])
+def test_a_named_backend_is_taken(backends, monkeypatch, backend):
+    """By the argument, by the variable, and by the argument against the variable."""
+    taken = {'native': 'kernel'}.get(backend, backend)
+    selective_scan_fn(**make_inputs(), backend=backend)
+    monkeypatch.setenv('VIM_MM_BACKEND', backend)
+    selective_scan_fn(**make_inputs())
+    selective_scan_grouped_fn(**grouped_inputs(groups=1), reverse=(True,))
+    monkeypatch.setenv('VIM_MM_BACKEND', 'triton')
+    monkeypatch.setenv('VIM_USE_CUDA_KERNEL', '1')
+    selective_scan_fn(**make_inputs(), backend=backend)
+    assert backends == [taken] * 4
+    assert path_of(backend=backend) == (backend, f'backend={backend} asks for it')
+
+
+@pytest.mark.parametrize(
+    ('wish', 'variables', 'message'),
+    [
+        (dict(backend='triton', use_cuda_kernel=True), {}, 'backend=triton and use_cuda_kernel=T'),
+        (dict(backend='torch', use_cuda_kernel=False), {}, 'backend=torch and use_cuda_kernel=F'),
+        ({}, {'VIM_MM_BACKEND': 'native', 'VIM_USE_CUDA_KERNEL': '0'}, 'VIM_MM_BACKEND=native and'),
+        (dict(backend='cuda'), {}, r"backend: expected one of \['native', .*, got 'cuda'"),
+        ({}, {'VIM_MM_BACKEND': 'fast'}, "VIM_MM_BACKEND: expected one of .*, got 'fast'"),
+    ],
+)
+def test_contradictions_and_unknown_backends(backends, monkeypatch, wish, variables, message):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message):
+        selective_scan_fn(**make_inputs(), **wish)
+    assert backends == []
+
+
+def test_two_words_for_the_same_are_no_contradiction(backends):
+    selective_scan_fn(**make_inputs(), backend='reference', use_cuda_kernel=False)
+    assert backends == ['reference']
+    with pytest.raises(RuntimeError, match='the tensors are on cpu'):
+        selective_scan_fn(**make_inputs(), backend='native', use_cuda_kernel=True)
+
+
+@pytest.mark.skipif(triton.MISSING is not None, reason=str(triton.MISSING))
+def test_triton_on_the_cpu_is_an_error(backends, monkeypatch):
+    monkeypatch.delenv('TRITON_INTERPRET', raising=False)
+    with pytest.raises(RuntimeError, match="'triton' was demanded, but Triton has no code for cpu"):
+        selective_scan_fn(**make_inputs(dtype=f32), backend='triton')
 
 
 @pytest.mark.parametrize('method', METHODS)

@@ -23,9 +23,10 @@ from vim_mm.models.paths import (
     why_not_read,
 )
 from vim_mm.ops import causal_conv1d, selective_scan_grouped_fn
+from vim_mm.ops.backends import BACKENDS, chosen_backend
 from vim_mm.ops.block import MAX_TAPS, FusedMixer, fused_mixer
 from vim_mm.ops.discretization import get_method
-from vim_mm.ops.selective_scan import MAX_STATES, use_compiled
+from vim_mm.ops.selective_scan import MAX_STATES
 
 # What the formulas read of a module instead of calling it: why it must be called after all, and its
 # parameters. The step size's bias is added inside the scan.
@@ -70,7 +71,8 @@ class Mamba(nn.Module):
         dt_init_b (str): 'both' gives the step-size initialization to both directions of v2; 'vim'
             to the forward one only, as Vim's code does (the other keeps PyTorch's weight, bias 0).
         fused (bool): Whether CUDA may take the fast block. False keeps PyTorch's norm, convolution
-            and projections around the scan that ``use_cuda_kernel`` chooses.
+            and projections around the scan that ``backend`` chooses.
+        backend (str, optional): As in ``selective_scan_fn``.
 
     Raises:
         TypeError: An argument is of another type.
@@ -99,6 +101,7 @@ class Mamba(nn.Module):
         dt_init_b: str = 'both',
         *,
         fused: bool = True,
+        backend: str | None = None,
     ):
         super().__init__()
         check_choice('dt_init', dt_init, ('random', 'constant'))
@@ -119,6 +122,8 @@ class Mamba(nn.Module):
         check_bools(conv_bias=conv_bias, bias=bias, if_divide_out=if_divide_out)
         if use_cuda_kernel is not None:
             check_bools(use_cuda_kernel=use_cuda_kernel)
+        if backend is not None:
+            check_choice('backend', backend, BACKENDS)
         self.d_model = d_model
         self.d_state = d_state
         self.d_inner = int(expand * d_model)
@@ -132,6 +137,7 @@ class Mamba(nn.Module):
         self.average = if_divide_out and bimamba_type == 'v2'
         self.discretization_method = discretization_method
         self.use_cuda_kernel = use_cuda_kernel
+        self.backend = backend
         self.may_fuse = fused
         self.d_conv = d_conv
 
@@ -215,9 +221,14 @@ class Mamba(nn.Module):
             return f'there is none for {device_type}'
         if self.d_conv > MAX_TAPS:
             return f'd_conv is {self.d_conv}, more than {MAX_TAPS}'
-        if not use_compiled(self.use_cuda_kernel, device_type, dtype):
+        name = self.fused_backend(device_type, dtype)
+        if name not in ('native', 'triton'):
             return f'the compiled scan is not taken for {dtype}'
         return None
+
+    def fused_backend(self, device_type: str, dtype: torch.dtype) -> str:
+        """That of the scan, of which the fast block has the same."""
+        return chosen_backend(self.backend, self.use_cuda_kernel, device_type, dtype)
 
     def fused_dtype(self, hidden_states: Tensor) -> torch.dtype | None:
         """The dtype in which the fast block computes, None where the plain one is taken.
@@ -241,19 +252,23 @@ class Mamba(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Mix along the sequence: (B, L, d_model) to the same shape."""
         dtype = self.fused_dtype(hidden_states)
-        arguments = None if dtype is None else self.fused_arguments()
+        arguments = None if dtype is None else self.fused_arguments(dtype)
         if arguments is None:
             return self.forward_plain(hidden_states)
         return fused_mixer(hidden_states.to(dtype), arguments)
 
-    def fused_arguments(self) -> FusedMixer | None:
-        """What the fast block takes of this mixer, None where a module of it must be called."""
+    def fused_arguments(self, dtype: torch.dtype) -> FusedMixer | None:
+        """What the fast block takes of this mixer, None where a module of it must be called.
+
+        ``dtype`` is that in which it computes, of :meth:`fused_dtype`.
+        """
         parameters, reason = self._read_modules()
         if reason is not None:
             return None
         method = get_method(self.discretization_method).id
         scale = 0.5 if self.average else 1.0
-        return FusedMixer(parameters, method, [*self.reverse], scale)
+        backend = self.fused_backend('cuda', dtype)
+        return FusedMixer(parameters, method, [*self.reverse], scale, backend)
 
     def plain_reasons(self, device_type: str, dtype: torch.dtype | None) -> dict[str, str | None]:
         """By part, see :func:`vim_mm.models.paths.path_of_layers`."""
@@ -332,6 +347,7 @@ class Mamba(nn.Module):
             delta_softplus=True,
             discretization_method=self.discretization_method,
             use_cuda_kernel=self.use_cuda_kernel,
+            backend=self.backend,
             reverse=self.reverse,
         )
 

@@ -49,20 +49,23 @@ OUT_FEATURES = ('mixer', 'residual', 'norm')
 
 
 def add_norm(
-    norm: nn.RMSNorm, residual: Tensor, update: Tensor | None, dtype: torch.dtype | None
+    norm: nn.RMSNorm, residual: Tensor, update: Tensor | None, mixer: nn.Module
 ) -> tuple[Tensor, Tensor]:
     """The norm of residual + update, and that sum in the dtype of residual.
 
-    ``dtype`` is that of the fast block, in one launch; None where the plain one is taken. Compiled
+    In one launch where ``mixer`` takes the fast block. Compiled
     code has the plain one too: Inductor fuses it, and of an operator that it has not met in the
     layers it prints the operands, with all that went before, which doubles with every layer.
     """
+    dtype = _fused_dtype(mixer, residual)
     if dtype is None or torch.compiler.is_compiling() or _why_call_norm(norm) is not None:
         stream = residual if update is None else residual + update
         # What stands in the place of a norm need not have a weight.
         weight = getattr(norm, 'weight', None)
         return norm(stream if weight is None else stream.to(weight.dtype)), stream
-    return add_rms_norm(_stream(residual, dtype), update, read(norm, 'weight'), norm.eps, dtype)
+    stream, weight = _stream(residual, dtype), read(norm, 'weight')
+    backend = mixer.fused_backend(residual.device.type, dtype)
+    return add_rms_norm(stream, update, weight, norm.eps, dtype, backend=backend)
 
 
 def _why_call_norm(norm: nn.Module) -> str | None:
@@ -93,9 +96,9 @@ class Block(nn.Module):
         dtype = _fused_dtype(mixer, residual)
         arguments = None
         if dtype is not None and why_call(mixer, Mamba) is None and why_call_norm(norm) is None:
-            arguments = mixer.fused_arguments()
+            arguments = mixer.fused_arguments(dtype)
         if arguments is None:
-            normed, stream = add_norm(norm, residual, update, dtype)
+            normed, stream = add_norm(norm, residual, update, mixer)
             return mixer(normed), stream
         stream = _stream(residual, dtype)
         return fused_block(stream, update, read(norm, 'weight'), norm.eps, dtype, arguments)
@@ -412,7 +415,7 @@ class VisionMamba(nn.Module):
         self, norm: nn.Module, i: int, mixed: Tensor, residual: Tensor, update: Tensor
     ) -> Tensor:
         """The norm of the stream after layer i, in the dtype of the mixer's output."""
-        normed, _ = add_norm(norm, residual, update, _fused_dtype(self.layers[i].mixer, residual))
+        normed, _ = add_norm(norm, residual, update, self.layers[i].mixer)
         return normed.to(mixed.dtype)
 
     def _format(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -1,9 +1,9 @@
-"""The fast block: residual add + RMSNorm, and the mixer, as fused CUDA operators around the scan.
+"""The fast block: residual add + RMSNorm, and the mixer, as fused operators around the scan.
 
-All of them equal a plain composition (``Block`` and ``Mamba.forward_plain`` of vim_mm.models) and
-exist because that takes some thirty launches a layer and as much of Python's time. Their
-backward passes are written by hand. Shapes and letters of the operators stand with their schemas
-in csrc/ops.cpp.
+There are compiled ones for CUDA, and Triton's. All of them equal a plain composition (``Block`` and
+``Mamba.forward_plain`` of vim_mm.models) and exist because that takes some thirty launches a layer
+and as much of Python's time. Their backward passes are written by hand. Shapes and letters of the
+operators stand with their schemas in csrc/ops.cpp.
 """
 
 import math
@@ -15,14 +15,20 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from vim_mm.ops import library
+from vim_mm.ops import library, triton  # noqa: F401, which defines Triton's operators
 
 MAX_TAPS = 8  # kMaxTaps of csrc/cuda/block.h
 _ops = torch.ops.vim_mm
 
 
 def add_rms_norm(
-    residual: Tensor, update: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
+    residual: Tensor,
+    update: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    dtype: torch.dtype,
+    *,
+    backend: str = 'native',
 ) -> tuple[Tensor, Tensor]:
     """RMSNorm of ``residual + update``, and that sum, in one launch on CUDA.
 
@@ -32,6 +38,7 @@ def add_rms_norm(
         weight: (C,), float32 or ``dtype``.
         eps: Added to the mean of squares.
         dtype: float32, float16 or bfloat16.
+        backend: 'native' or 'triton'.
 
     Returns:
         The normalized sum in ``dtype``, and the sum in residual's dtype.
@@ -42,16 +49,23 @@ def add_rms_norm(
     residual = residual.contiguous()
     update = None if update is None else update.contiguous()
     if torch.is_grad_enabled() and _any_requires_grad(residual, update, weight):
-        normed, total = _AddRMSNorm.apply(residual, update, weight, eps, dtype)
+        normed, total = _AddRMSNorm.apply(residual, update, weight, eps, dtype, backend)
     else:
-        normed, total, _ = _ops.add_rms_norm_fwd(residual, update, weight, eps, dtype)
+        operator = _operator('add_rms_norm_fwd', backend)
+        normed, total, _ = operator(residual, update, weight, eps, dtype)
     return normed, residual if update is None else total
+
+
+def _operator(name: str, backend: str) -> Any:
+    return getattr(_ops, name if backend == 'native' else f'{backend}_{name}')
 
 
 class _AddRMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, residual, update, weight, eps, dtype):
-        normed, total, rstd = _ops.add_rms_norm_fwd(residual, update, weight, eps, dtype)
+    def forward(ctx: Any, residual, update, weight, eps, dtype, backend):
+        operator = _operator('add_rms_norm_fwd', backend)
+        normed, total, rstd = operator(residual, update, weight, eps, dtype)
+        ctx.backend = backend
         ctx.with_update, ctx.dtype = update is not None, dtype
         ctx.save_for_backward(total if ctx.with_update else residual, rstd, weight)
         ctx.set_materialize_grads(False)
@@ -64,10 +78,18 @@ class _AddRMSNorm(torch.autograd.Function):
         if grad_normed is None:  # only the sum was used
             grad_normed = torch.zeros_like(total, dtype=ctx.dtype)
         grad_total = None if grad_total is None else grad_total.contiguous()
-        grad_residual, grad_update, grad_weight = _ops.add_rms_norm_bwd(
+        operator = _operator('add_rms_norm_bwd', ctx.backend)
+        grad_residual, grad_update, grad_weight = operator(
             grad_normed.contiguous(), grad_total, total, rstd, weight, ctx.with_update
         )
-        return grad_residual, grad_update if ctx.with_update else None, grad_weight, None, None
+        return (
+            grad_residual,
+            grad_update if ctx.with_update else None,
+            grad_weight,
+            None,
+            None,
+            None,
+        )
 
 
 class FusedMixer(NamedTuple):
@@ -83,10 +105,11 @@ class FusedMixer(NamedTuple):
     method: int  # number of the discretization
     reverse: list[bool]  # one flag per direction, of which there are one or two
     scale: float  # on the sum of directions
+    backend: str = 'native'  # or 'triton'
 
 
 def fused_mixer(x: Tensor, mixer: FusedMixer) -> Tensor:
-    """The mixer of a block on CUDA, in the dtype of ``x``.
+    """The mixer of a block, in the dtype of ``x``.
 
     Parameters are converted at every call. Backward computes the convolution and the step sizes
     once more, accumulates gradients of parameters in float32, and has no derivative itself.
@@ -140,10 +163,11 @@ def fused_block(
 def _mix(x, update, norm, eps, dtype, mixer):
     x = x.contiguous()
     update = None if update is None else update.contiguous()
-    parameters, *options = mixer
+    parameters, *options, backend = mixer
     if torch.is_grad_enabled() and _any_requires_grad(x, update, norm, *parameters):
-        return _Mixer.apply(x, update, norm, (eps, dtype), options, *parameters)
-    return _ops.mixer_fwd(x, update, norm, eps, dtype, parameters, *options, False)[:2]
+        return _Mixer.apply(x, update, norm, (eps, dtype), options, backend, *parameters)
+    operator = _operator('mixer_fwd', backend)
+    return operator(x, update, norm, eps, dtype, parameters, *options, False)[:2]
 
 
 def _any_requires_grad(*tensors: Tensor | None) -> bool:
@@ -155,6 +179,7 @@ _SINGLE, _EACH = 4, 6
 _CONV, _DT_PROJ = _SINGLE, _SINGLE + 3
 # Storage of csrc/cuda/kernels.h.
 _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
+DTYPES = [*_TYPES]  # by that number
 _ALIGNMENT = 256  # Plan::kAlignment of csrc/cuda/tensors.h
 
 
@@ -177,8 +202,8 @@ def mixer_sizes(
 
 class _Mixer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x, update, norm, norm_options, options, *parameters):
-        out, total, kept = _ops.mixer_fwd(
+    def forward(ctx: Any, x, update, norm, norm_options, options, backend, *parameters):
+        out, total, kept = _operator('mixer_fwd', backend)(
             x, update, norm, *norm_options, parameters, *options, True
         )
         # Backward takes the parameters as forward converted them, and of themselves no more than
@@ -186,24 +211,25 @@ class _Mixer(torch.autograd.Function):
         ctx.sizes = _sizes(parameters)
         ctx.types = [-1 if p is None else _TYPES[p.dtype] for p in parameters]
         ctx.dtype, ctx.options, ctx.with_update = out.dtype, options, update is not None
-        ctx.save_for_backward(total if ctx.with_update else x, norm, kept)
+        ctx.backend, kept = backend, [kept] if isinstance(kept, Tensor) else kept
+        ctx.save_for_backward(total if ctx.with_update else x, norm, *kept)
         ctx.set_materialize_grads(False)
         return out, total if ctx.with_update else None
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out, grad_total):
-        x, norm, kept = ctx.saved_tensors
+        x, norm, *kept = ctx.saved_tensors
         if grad_out is None:  # only the sum was used
             grad_out = x.new_zeros(x.shape, dtype=ctx.dtype)
         if grad_total is not None:
             grad_total = grad_total.contiguous()
-        grad_x, grad_update, grad_norm, *grads = _ops.mixer_bwd(
+        grad_x, grad_update, grad_norm, *grads = _operator('mixer_bwd', ctx.backend)(
             grad_out.contiguous(),
             grad_total,
             x,
             norm,
-            kept,
+            kept[0] if ctx.backend == 'native' else kept,
             ctx.sizes,
             ctx.types,
             ctx.with_update,
@@ -214,6 +240,7 @@ class _Mixer(torch.autograd.Function):
             grad_x,
             grad_update if ctx.with_update else None,
             None if norm is None else grad_norm,
+            None,
             None,
             None,
             *grads,
@@ -289,13 +316,12 @@ def _mixer_bwd_fake(
     kinds = _shapes(x.shape[2], sizes, sets, len(reverse))
     single, each, A_log = kinds[:_SINGLE], kinds[_SINGLE:-1], kinds[-1]
     shapes = [*chain(*single), *chain(*zip(*each, strict=True)), *A_log]
-    dtypes = [*_TYPES]
     return [
         torch.empty_like(x),
         torch.empty_like(grad_out) if with_update else grad_out.new_empty(0),
         grad_out.new_empty(0) if norm is None else torch.empty_like(norm),
         *(
-            grad_out.new_empty(0) if type < 0 else x.new_empty(shape, dtype=dtypes[type])
+            grad_out.new_empty(0) if type < 0 else x.new_empty(shape, dtype=DTYPES[type])
             for shape, type in zip(shapes, types, strict=True)
         ),
     ]
@@ -306,3 +332,21 @@ if library.MISSING is None:
     torch.library.register_fake('vim_mm::add_rms_norm_bwd')(_add_rms_norm_bwd_fake)
     torch.library.register_fake('vim_mm::mixer_fwd')(_mixer_fwd_fake)
     torch.library.register_fake('vim_mm::mixer_bwd')(_mixer_bwd_fake)
+
+
+def _triton_mixer_fwd_fake(x, update, norm, eps, dtype, parameters, method, reverse, scale, keep):
+    from vim_mm.ops.triton.block import kept_shapes, shape_of
+
+    out = torch.empty_like(x, dtype=dtype)
+    total = x.new_empty(0) if update is None else torch.empty_like(x)
+    if not keep:
+        return out, total, []
+    sizes = shape_of(x, _sizes(parameters), len(parameters), len(reverse), dtype)
+    kept = kept_shapes(sizes, method, norm is not None)
+    return out, total, [x.new_empty(shape, dtype=dtype) for shape, dtype in kept]
+
+
+torch.library.register_fake('vim_mm::triton_add_rms_norm_fwd')(_add_rms_norm_fwd_fake)
+torch.library.register_fake('vim_mm::triton_add_rms_norm_bwd')(_add_rms_norm_bwd_fake)
+torch.library.register_fake('vim_mm::triton_mixer_fwd')(_triton_mixer_fwd_fake)
+torch.library.register_fake('vim_mm::triton_mixer_bwd')(_mixer_bwd_fake)

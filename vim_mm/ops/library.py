@@ -5,6 +5,7 @@ Shapes and letters of the operators stand with their schemas in csrc/ops.cpp.
 
 import functools
 import importlib.util
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,6 +46,51 @@ def _is_registered(device_type: str) -> bool:
     except RuntimeError:  # how it says that there is none
         return False
     return True
+
+
+def built_architectures() -> list[str]:
+    """GPU architectures of the compiled library as TORCH_CUDA_ARCH_LIST names them."""
+    if MISSING is not None or not hasattr(torch.ops.vim_mm, 'build_info'):
+        return []
+    text = torch.ops.vim_mm.build_info().partition('cuda=')[2]
+    return [name for name in text.split(';') if name]
+
+
+def runs_on(capability: tuple[int, int], architectures: list[str]) -> bool:
+    """Whether code for one of the architectures runs on a GPU of that compute capability.
+
+    Machine code runs on the same major version from its minor version on; with +PTX it is compiled
+    for every later one at the first call. A suffix a or f ties code to its own version.
+    """
+    for name in architectures:
+        match = re.fullmatch(r'(\d+)\.(\d+)([af]?)(\+PTX)?', name)
+        if match is None:
+            continue
+        built = (int(match[1]), int(match[2]))
+        if match[3]:
+            if built == capability:
+                return True
+        elif (built[0] == capability[0] and built <= capability) or (
+            match[4] and built <= capability
+        ):
+            return True
+    return False
+
+
+@functools.cache
+def why_not_on_card() -> str | None:
+    """Why the compiled kernels do not run on the GPU of this machine, None where they do.
+
+    The first GPU stands for all; without one, and where it is unknown what was compiled, nothing
+    speaks against them.
+    """
+    if not torch.cuda.is_available() or not (architectures := built_architectures()):
+        return None
+    capability = torch.cuda.get_device_capability(0)
+    if runs_on(capability, architectures):
+        return None
+    needed = '.'.join(map(str, capability))
+    return f'vim_mm._C is compiled for {" ".join(architectures)}, and the GPU needs {needed}'
 
 
 def _forward_fake(

@@ -1,15 +1,13 @@
 """selective_scan_fn: the public op. Checks its arguments, chooses the backend, calls it."""
 
-import logging
-import os
 from collections.abc import Sequence
-from functools import cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vim_mm.ops import library
+from vim_mm.ops import triton
+from vim_mm.ops.backends import chosen_backend
+from vim_mm.ops.chunked import chunked_scan
 from vim_mm.ops.discretization import method_id
 from vim_mm.ops.reference import selective_scan_ref
 
@@ -17,7 +15,6 @@ MAX_STATES = 256
 _REAL = (torch.float32, torch.float16, torch.bfloat16)
 _ANY_FLOAT = (*_REAL, torch.float64)
 _COMPLEX = (torch.complex64, torch.complex128)
-_logger = logging.getLogger(__name__)
 
 
 def selective_scan_fn(
@@ -34,12 +31,14 @@ def selective_scan_fn(
     discretization_method: str = 'zoh',
     use_cuda_kernel: bool | None = None,
     reverse: bool = False,
+    *,
+    backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Selective scan: x_t = A_bar_t x_{t-1} + beta_t B_t u_t, out_t = (C_t x_t + D u_t) silu(z_t).
 
     Letters: B batch, D channels, L steps, N states, G groups of channels. All tensors may have any
     strides and any L >= 0, B >= 0. Every tensor argument receives a gradient of its own dtype; the
-    compiled kernels have no second derivative, the reference has.
+    reference alone has a second derivative.
 
     Args:
         u, delta, z: (B, D, L), float32, float16 or bfloat16 in any mix, or all float64.
@@ -56,11 +55,14 @@ def selective_scan_fn(
             the control. 'poly' averages the scans in both directions; its last state is that of the
             direction asked for.
         use_cuda_kernel: True for the compiled CUDA kernel or an error, False for the PyTorch
-            reference. None leaves it to the environment variable VIM_USE_CUDA_KERNEL (1, 0 or
-            empty), and without that to the tensors' device: its compiled kernel where there is
-            one, else the reference. The variable is read at each eager call and frozen into a
-            compiled graph.
+            reference, None for what ``backend`` says.
         reverse: Scan from the last step to the first.
+        backend: 'native' (the compiled kernel of the device), 'triton', 'torch' (PyTorch
+            operators) or 'reference', or an error where it cannot be had. Where it and
+            ``use_cuda_kernel`` are None, the environment variables VIM_MM_BACKEND (a name) and
+            VIM_USE_CUDA_KERNEL (1 or 0) decide, and where those are empty the first of these
+            names that can be had. Variables are read at each eager call and frozen into a compiled
+            graph.
 
     Returns:
         out (B, D, L) in u's dtype; with ``return_last_state`` also the state (B, D, N), float32
@@ -68,8 +70,9 @@ def selective_scan_fn(
 
     Raises:
         TypeError: An argument has a wrong type or dtype.
-        ValueError: An argument has a wrong shape, device or value, or the method is unknown.
-        RuntimeError: The compiled CUDA kernel was demanded and is not available.
+        ValueError: An argument has a wrong shape, device or value, the method is unknown, or
+            ``backend`` and ``use_cuda_kernel`` contradict each other.
+        RuntimeError: The backend that was demanded is not available.
 
     Source: S6 of Gu & Dao, Mamba, arXiv 2312.00752; discretizations in vim_mm.ops.discretization.
     """
@@ -99,6 +102,7 @@ def selective_scan_fn(
         return_last_state=return_last_state,
         method=discretization_method,
         use_cuda_kernel=use_cuda_kernel,
+        backend=backend,
         reverse=[reverse] * groups,
     )
     out = out.flatten(1, 2)
@@ -119,6 +123,8 @@ def selective_scan_grouped_fn(
     discretization_method: str = 'zoh',
     use_cuda_kernel: bool | None = None,
     reverse: Sequence[bool] = (False, True),
+    *,
+    backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Selective scans of K groups, each in its own direction, in one call of the native op.
 
@@ -132,7 +138,7 @@ def selective_scan_grouped_fn(
         B, C: (B, K, N, L) or (K, D, N); complex if A is.
         D, delta_bias: (K, D).
         reverse: K bools, True for a group that is scanned from the last step to the first.
-        delta_softplus, return_last_state, discretization_method, use_cuda_kernel: As in
+        delta_softplus, return_last_state, discretization_method, use_cuda_kernel, backend: As in
             :func:`selective_scan_fn`, and so are the dtypes and the errors.
 
     Returns:
@@ -156,6 +162,7 @@ def selective_scan_grouped_fn(
         return_last_state=return_last_state,
         method=discretization_method,
         use_cuda_kernel=use_cuda_kernel,
+        backend=backend,
         reverse=reverse,
     )  # fmt: skip
     return (out, last_state) if return_last_state else out
@@ -175,17 +182,23 @@ def _scan(
     return_last_state: bool,
     method: str,
     use_cuda_kernel: bool | None,
+    backend: str | None,
     reverse: Sequence[bool],
 ) -> tuple[Tensor, Tensor]:
     """Both public forms, once their shapes are checked and are those of the grouped one."""
     _check_bool('delta_softplus', delta_softplus)
     _check_bool('return_last_state', return_last_state)
     number = method_id(method)
-    if use_compiled(use_cuda_kernel, u.device.type, u.dtype):
-        out, last_state, _ = torch.ops.vim_mm.selective_scan_fwd(
-            u, delta, A, B, C, D, z, delta_bias, delta_softplus, number, [*map(int, reverse)]
-        )
+    name = chosen_backend(backend, use_cuda_kernel, u.device.type, u.dtype, A.is_complex())
+    tensors = (u, delta, A, B, C, D, z, delta_bias)
+    options = (delta_softplus, number, [*map(int, reverse)])
+    if name == 'native':
+        out, last_state, _ = torch.ops.vim_mm.selective_scan_fwd(*tensors, *options)
         return out, last_state
+    if name == 'triton':
+        return triton.triton_scan(tensors, *options)
+    if name == 'torch':
+        return chunked_scan(*tensors, delta_softplus, method, reverse)
     results = [
         selective_scan_ref(
             u[:, k],
@@ -340,79 +353,3 @@ def check_state_matrices(B: Tensor, C: Tensor, u: Tensor, A: Tensor) -> int:
                 f'{name}: expected shape (D, N), (B, N, L) or (B, G, N, L), got {(*M.shape,)}'
             )
     return groups
-
-
-def _requested_kernel(use_cuda_kernel: bool | None) -> bool | None:
-    """The argument, or where it is None what VIM_USE_CUDA_KERNEL says."""
-    if use_cuda_kernel is not None:
-        _check_bool('use_cuda_kernel', use_cuda_kernel)
-        return use_cuda_kernel
-    variable = os.environ.get('VIM_USE_CUDA_KERNEL', '')
-    if variable not in ('', '0', '1'):
-        raise ValueError(f'VIM_USE_CUDA_KERNEL: expected 1, 0 or empty, got {variable!r}')
-    return None if variable == '' else variable == '1'
-
-
-class ScanPath(NamedTuple):
-    """What computes a scan: 'native', 'reference', or 'error' where a demand cannot be met."""
-
-    name: str
-    reason: str
-
-
-def path_of(
-    device: torch.device | str = 'cpu',
-    dtype: torch.dtype = torch.float32,
-    use_cuda_kernel: bool | None = None,
-) -> ScanPath:
-    """Which path :func:`selective_scan_fn` would take for tensors of a device and dtype, and why.
-
-    The device need not exist; ``use_cuda_kernel`` and the errors are as there.
-    """
-    device_type = torch.device(device).type
-    name, obstacle = _choose(use_cuda_kernel, device_type, dtype)
-    if obstacle is None and name == 'reference':
-        obstacle = 'use_cuda_kernel=False or VIM_USE_CUDA_KERNEL=0 asks for it'
-    return ScanPath(name, obstacle or f'vim_mm._C has a scan for {device_type}')
-
-
-@torch.compiler.assume_constant_result
-def use_compiled(use_cuda_kernel: bool | None, device_type: str, dtype: torch.dtype) -> bool:
-    """Whether to call the compiled kernel; RuntimeError if it is demanded and is not there."""
-    name, obstacle = _choose(use_cuda_kernel, device_type, dtype)
-    if name == 'error':
-        raise RuntimeError(f'the compiled CUDA scan was demanded, but {obstacle}')
-    if obstacle:
-        _say_once(f'selective scan on {device_type}: PyTorch reference, because {obstacle}')
-    return name == 'native'
-
-
-def _choose(
-    use_cuda_kernel: bool | None, device_type: str, dtype: torch.dtype
-) -> tuple[str, str | None]:
-    """A :class:`ScanPath`, its reason if it is an obstacle; the one place where one is chosen."""
-    wish = _requested_kernel(use_cuda_kernel)
-    if wish is False:
-        return 'reference', None
-    obstacle = _obstacle(device_type, dtype)
-    if wish is True and device_type != 'cuda':
-        obstacle = f'the tensors are on {device_type}'
-    if obstacle is None:
-        return 'native', None
-    return ('error' if wish else 'reference'), obstacle
-
-
-def _obstacle(device_type: str, dtype: torch.dtype) -> str | None:
-    """Why there is no compiled kernel for tensors of that device and dtype, or None."""
-    if library.MISSING is not None:
-        return library.MISSING
-    if not library.has_kernel(device_type):
-        return f'vim_mm._C has no scan for {device_type}'
-    if device_type == 'cuda' and dtype == torch.float64:
-        return 'the CUDA scan has no float64'
-    return None
-
-
-@cache
-def _say_once(message: str) -> None:
-    _logger.warning(message)

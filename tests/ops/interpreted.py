@@ -1,0 +1,126 @@
+"""Tests of the Triton backend for Triton's interpreter; tests/ops/test_triton.py runs them.
+
+By hand: ``TRITON_INTERPRET=1 python -m pytest tests/ops/interpreted.py``.
+"""
+
+import copy
+import functools
+import os
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import triton.runtime.interpreter as interpreter
+
+from tests.models.small import scramble
+from tests.ops.inputs import grouped_inputs, make_inputs, results_and_gradients, worst_error
+from vim_mm.models import Mamba
+from vim_mm.ops import selective_scan_fn, selective_scan_grouped_fn
+from vim_mm.ops.block import fused_block
+from vim_mm.ops.discretization import METHODS
+from vim_mm.ops.triton import block, scan
+
+assert os.environ.get('TRITON_INTERPRET') == '1', 'set TRITON_INTERPRET=1'
+triton_scan = functools.partial(selective_scan_fn, backend='triton')
+BOUND = 2e-5  # as on CUDA, relative to the largest entry
+
+
+def scan_by_slices(self, inputs):
+    """The interpreter's scan goes by single entries, some thousand times more slowly than this."""
+    data = [np.moveaxis(x.handle.data, self.axis, 0) for x in inputs]
+    results = [np.array(x) for x in data]
+    for t in range(1, len(data[0])):
+        before = [self.to_tensor(r[t - 1], x.dtype) for r, x in zip(results, inputs)]
+        here = [self.to_tensor(d[t], x.dtype) for d, x in zip(data, inputs)]
+        for result, value in zip(results, self.combine_fn.fn(*before, *here), strict=True):
+            result[t] = value.handle.data
+    moved = [np.moveaxis(r, 0, self.axis) for r in results]
+    return [self.to_tensor(r, x.dtype) for r, x in zip(moved, inputs)]
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Two channels and eight steps: few programs, and several chunks of short sequences."""
+    monkeypatch.setattr(interpreter.ScanOps, 'generic_scan', scan_by_slices)
+    monkeypatch.setattr(scan, 'tile_of', lambda *_: scan.Tile(2, 8, 4, 4))
+    monkeypatch.setattr(block, '_BLOCK', 16)
+    monkeypatch.setattr(block, '_norm_tile', lambda channels: dict(BLOCK_R=4, BLOCK_C=8))
+    # What is infinite or NaN and not selected is no mistake.
+    with np.errstate(all='ignore'):
+        yield
+
+
+def compare(inputs, function=triton_scan, reference=None, **options):
+    """Outputs and gradients against the reference in fp64."""
+    reference = reference or functools.partial(selective_scan_fn, backend='reference')
+    results = results_and_gradients(function, inputs, **options)
+    wide = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
+    expected = results_and_gradients(reference, wide, **options)
+    for name, value in results.items():
+        assert torch.isfinite(value).all(), name
+        error = worst_error(value, expected[name])
+        assert error <= BOUND, f'{name} is off by {error:.1e}'
+
+
+@pytest.mark.parametrize('reverse', [False, True], ids=['forwards', 'reverse'])
+def test_two_chunks(reverse):
+    """The fast one: a psi method, whose backward pass has everything."""
+    inputs = make_inputs(batch=1, channels=3, length=11, states=2, dtype=torch.float32)
+    compare(inputs, delta_softplus=True, discretization_method='foh', reverse=reverse)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('form', 'length'),
+    [('shared', 11), ('grouped', 8), ('constant', 3), ('constant_B_grouped_C', 19)],
+)
+@pytest.mark.parametrize('method', METHODS)
+def test_every_form(method, form, length):
+    sizes = dict(batch=1, channels=4, states=2, dtype=torch.float32)
+    inputs = make_inputs(form=form, length=length, **sizes)
+    for reverse in (False, True):
+        options = dict(discretization_method=method, reverse=reverse, delta_softplus=length > 8)
+        compare(inputs, **options)
+    if form == 'shared':
+        both, reference = (
+            functools.partial(selective_scan_grouped_fn, backend=backend)
+            for backend in ('triton', 'reference')
+        )
+        inputs = grouped_inputs(2, shared=('u', 'z'), length=length, **sizes)
+        compare(inputs, both, reference, discretization_method=method)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'options',
+    [
+        dict(bias=True, d_conv=3),
+        dict(bimamba_type='none'),
+        dict(bimamba_type='v1', conv_bias=False, if_divide_out=False),
+    ],
+    ids=['v2', 'none', 'v1'],
+)
+def test_the_block(options):
+    """Norm, mixer and all gradients against plain PyTorch in fp64."""
+    module = scramble(Mamba(6, d_state=2, expand=1, **options))
+    truth = copy.deepcopy(module).double()
+    truth.backend = 'reference'
+    arguments = module.fused_arguments(torch.float32)._replace(backend='triton')
+    given = [torch.randn(2, 9, 6), torch.randn(2, 9, 6), torch.randn(6)]
+    grads = torch.randn(2, 2, 9, 6)
+
+    def leaves(dtype):
+        return [x.to(dtype).requires_grad_() for x in given]
+
+    narrow, wide = leaves(torch.float32), leaves(torch.float64)
+    outputs = fused_block(*narrow, 1e-5, torch.float32, arguments)
+    with torch.no_grad():
+        assert torch.equal(fused_block(*narrow, 1e-5, torch.float32, arguments)[0], outputs[0])
+    total = wide[0] + wide[1]
+    expected = truth.forward_plain(F.rms_norm(total, (6,), wide[2], 1e-5)), total
+    found = torch.autograd.grad(outputs, [*narrow, *module.parameters()], [*grads])
+    exact = torch.autograd.grad(expected, [*wide, *truth.parameters()], [*grads.double()])
+    for value, wanted in zip((*outputs, *found), (*expected, *exact), strict=True):
+        assert value.dtype == torch.float32 and value.shape == wanted.shape
+        assert worst_error(value, wanted) <= BOUND

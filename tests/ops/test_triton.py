@@ -1,0 +1,54 @@
+"""The Triton kernels on a CPU, under Triton's interpreter.
+
+It is chosen when Triton is imported, so these tests are run by a process of their own
+(tests/ops/interpreted.py), and stand here by what it prints.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vim_mm.ops import METHODS, triton
+
+pytestmark = pytest.mark.skipif(triton.MISSING is not None, reason=str(triton.MISSING))
+ROOT = Path(__file__).parents[2]
+
+
+def interpret(*arguments):
+    """Runs the tests of that file; what it prints, if they fail."""
+    command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', *arguments]
+    environment = {**os.environ, 'TRITON_INTERPRET': '1', 'OMP_NUM_THREADS': '1'}
+    done = subprocess.run(
+        [*command, 'tests/ops/interpreted.py'],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert ' passed' in done.stdout
+
+
+def test_a_scan():
+    interpret('-m', 'not slow')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('method', METHODS)
+def test_every_method(method):
+    interpret('-k', f'test_every_form and {method}-')
+
+
+@pytest.mark.slow
+def test_the_block():
+    interpret('-k', 'test_the_block')
+
+
+def test_importing_the_package_imports_no_triton():
+    code = "import sys, vim_mm.ops.triton; print('triton' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == 'False', 'it takes a second, and not everyone has it'
+    assert importlib.util.find_spec('triton') is not None

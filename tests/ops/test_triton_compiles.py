@@ -1,0 +1,109 @@
+"""The Triton kernels compile for GPUs that are not there: types, shapes and layouts hold."""
+
+import pytest
+
+triton = pytest.importorskip('triton')
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from vim_mm.ops.discretization import METHODS  # noqa: E402
+from vim_mm.ops.triton import block_kernels, scan_backward_kernels, scan_kernels  # noqa: E402
+
+TARGETS = {'cuda': GPUTarget('cuda', 90, 32), 'hip': GPUTarget('hip', 'gfx942', 64)}
+each_target = pytest.mark.parametrize('target', TARGETS)
+TIMED = ('u', 'delta', 'B', 'C', 'z', 'out', 'grad_out', 'grad_u', 'grad_delta', 'grad_z')
+# Arguments of the kernels that are no pointers.
+INTEGERS = ('H', 'L', 'G', 'items', 'chunks', 'reverse_bits')
+
+
+def compile_kernel(kernel, target, dtype, aligned=True, **constants):
+    """Compile for a target; what varies in time is of ``dtype``, all else float32."""
+    signature, attributes = {}, {}
+    for i, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = 'constexpr'
+            continue
+        is_size = name in INTEGERS or name[-2:] in ('_b', '_g', '_h', '_n')
+        signature[name] = 'i32' if is_size else f'*{dtype if name in TIMED else "fp32"}'
+        if aligned or not is_size:
+            attributes[(i,)] = [['tt.divisibility', 16]]
+    source = ASTSource(kernel, signature, constants, attributes)
+    return triton.compile(source, target=TARGETS[target], options={'num_warps': 4})
+
+
+def constants_of(method, dtype='bf16', varies=True, directions=2, part=None):
+    """Of both kernels."""
+    segment = 4 if dtype == 'fp32' else 8
+    if part is None:
+        part = 0 if METHODS[method].causal else 2
+    return dict(
+        N=16, METHOD=METHODS[method].id, SOFTPLUS=True, HAS_D=True, HAS_Z=True, HAS_BIAS=True,
+        B_VARIES=varies, C_VARIES=varies, PART=part, DIRECTIONS=directions, SEGMENT=segment,
+        BLOCK_H=4, BLOCK_T=32 * segment,
+    )  # fmt: skip
+
+
+def compile_both(target, method, dtype='bf16', aligned=True, **options):
+    constants = constants_of(method, dtype, **options)
+    forward = compile_kernel(scan_kernels.scan_forward_kernel, target, dtype, aligned, **constants)
+    backward = compile_kernel(
+        scan_backward_kernels.scan_backward_kernel, target, dtype, aligned,
+        **constants, HAS_OUT=True, HAS_LAST=True,
+    )  # fmt: skip
+    return forward, backward
+
+
+@each_target
+def test_a_method_compiles(target):
+    forward, backward = compile_both(target, 'zoh', directions=0)
+    assert all(kernel.asm['ttgir'] for kernel in (forward, backward))
+
+
+@pytest.mark.slow
+@each_target
+@pytest.mark.parametrize('method', METHODS)
+@pytest.mark.parametrize('dtype', ['fp32', 'bf16', 'fp16'])
+def test_every_method_and_dtype_compiles(target, method, dtype):
+    compile_both(target, method, dtype)
+
+
+@pytest.mark.slow
+@each_target
+@pytest.mark.parametrize('part', [1, 2])
+def test_other_forms_compile(target, part):
+    compile_both(target, 'poly', aligned=False, part=part)
+    compile_both(target, 'foh', varies=False)
+
+
+# Constants of the kernels of the block, and which of their pointers are of 16 bits.
+NORM = dict(BLOCK_R=8, BLOCK_C=256)
+CONV = dict(W=4, BACKWARDS=False, BLOCK=512)
+BLOCK_KERNELS = {
+    'add_rms_norm_kernel': (dict(HAS_UPDATE=True, **NORM), ('update', 'normed')),
+    'add_rms_norm_backward_kernel': (
+        dict(HAS_TOTAL=True, HAS_UPDATE=True, **NORM),
+        ('grad_normed', 'grad_update'),
+    ),
+    'conv_kernel': (dict(SETS=2, **CONV), ('x', 'u')),
+    'conv_backward_kernel': (dict(TAPS=4, **CONV), ('x', 'grad_u')),
+    'conv_input_backward_kernel': (dict(SETS=2, **CONV), ('grad', 'grad_x')),
+    'gate_kernel': (dict(DIRECTIONS=2, KEEP=True, BLOCK=1024), ('y', 'z', 'out', 'total')),
+    'gate_backward_kernel': (
+        dict(BLOCK=1024),
+        ('grad_out', 'total', 'z', 'grad_y', 'grad_z', 'out'),
+    ),
+}
+SIZES = ('rows', 'C', 'H', 'B', 'L', 'count')
+
+
+@each_target
+@pytest.mark.parametrize('name', BLOCK_KERNELS)
+def test_the_block_compiles(target, name):
+    constants, narrow = BLOCK_KERNELS[name]
+    kernel = getattr(block_kernels, name)
+    kinds = dict.fromkeys(SIZES, 'i32') | dict.fromkeys(narrow, '*bf16')
+    kinds |= {'eps': 'fp32', 'scale': 'fp32'} | dict.fromkeys(constants, 'constexpr')
+    signature = {argument: kinds.get(argument, '*fp32') for argument in kernel.arg_names}
+    source = ASTSource(kernel, signature, constants)
+    triton.compile(source, target=TARGETS[target])

@@ -1,0 +1,205 @@
+"""Times the backends of the scan side by side, then a whole Vim on each.
+
+    python tools/analysis/benchmark_backends.py --device cuda --markdown backends.md
+    python tools/analysis/benchmark_backends.py --backends torch reference --shapes small --images
+
+Shapes are those of benchmark_scan.py, and ``small`` and ``seed_small`` for a CPU. All ``--shapes``
+are timed in ``--method``, and every method at the first of them. A time of a scan is that of
+``vim_mm.analysis.timing.pass_times``: on CUDA of the device alone. Tables have in brackets the time
+over that of the first backend. What cannot run here is left out, and said.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import DTYPES, METHODS, Names, add_run_arguments, end, parse_first
+
+BACKENDS = Names('vim_mm.ops', 'BACKENDS')
+MODES = ('infer', 'graph', 'train')
+
+
+def image_sizes(word: str) -> list[tuple[int, int]]:
+    """What one word of ``--images`` means, as (side, batch)."""
+    return import_module('benchmark_backbone').image_sizes(word)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        '--backends', nargs='+', type=BACKENDS, default=['native', 'triton', 'torch']
+    )
+    parser.add_argument('--shapes', nargs='*', metavar='SHAPE', help='(default: benchmark_scan.py)')
+    parser.add_argument('--method', type=METHODS, default='zoh')
+    parser.add_argument('--methods', nargs='*', type=METHODS, default=METHODS, metavar='METHOD')
+    parser.add_argument(
+        '--images', nargs='*', type=image_sizes, default=[[(512, 8)]], metavar='SIDExBATCH'
+    )
+    parser.add_argument('--arch', choices=['tiny', 'small', 'base'], default='tiny')
+    parser.add_argument('--modes', nargs='+', choices=MODES, default=[*MODES])
+    parser.add_argument('--dtype', choices=DTYPES, default='bf16')
+    parser.add_argument('--seconds', type=float, default=5.0, help='limit on timing one record')
+    add_run_arguments(parser)
+    args = parser.parse_args()
+    args.sizes = [size for sizes in args.images for size in sizes]
+    return args
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
+
+import torch
+from benchmark_scan import TABLE
+from peers.backbones import Workload, measure
+
+from vim_mm.analysis.tables import figures, markdown_table, write_text
+from vim_mm.analysis.timing import DTYPES as DTYPE_OF
+from vim_mm.analysis.timing import (
+    ScanShape,
+    differentiable_scan,
+    environment,
+    make_inputs,
+    pass_times,
+)
+from vim_mm.models import VisionMamba
+from vim_mm.ops import path_of, selective_scan_fn
+
+SHAPES = {name: ScanShape(*sizes, dtype=dtype) for name, (*sizes, dtype) in TABLE.items()} | {
+    'small': ScanShape(2, 384, 1024, dtype='fp32'),
+    'seed_small': ScanShape(32, 60, 512, dtype='fp32'),
+}
+Record = dict[str, Any]
+
+
+def present(names: list[str], device: str, dtype: str) -> list[str]:
+    """Those of the backends that take tensors of that device and dtype; others are said."""
+    chosen = []
+    for name in names:
+        path = path_of(device, DTYPE_OF[dtype], backend=name)
+        if path.name == 'error':
+            print(f'left out: {name}: {path.reason}', file=sys.stderr)
+        else:
+            chosen.append(name)
+    return chosen
+
+
+def scan_records(args: argparse.Namespace) -> Iterator[Record]:
+    """One record for each shape, method and backend."""
+    cases = [(shape, args.method) for shape in args.shapes]
+    cases += [(args.shapes[0], m) for m in args.methods if m != args.method]
+    for name, method in cases:
+        shape = SHAPES[name]
+        inputs = make_inputs(shape, args.device)
+        grad_out = torch.randn_like(inputs['u'])
+        for backend in present(args.backends, args.device, shape.dtype):
+            print(f'{name}, {method}: {backend}', file=sys.stderr, flush=True)
+            scan = differentiable_scan(
+                partial(
+                    selective_scan_fn,
+                    **inputs,
+                    delta_softplus=True,
+                    discretization_method=method,
+                    backend=backend,
+                ),
+                inputs.values(),
+                grad_out,
+            )
+            times = pass_times(scan, args.device, args.n_trials)
+            yield {'shape': name, 'method': method, 'backend': backend, **vars(shape), **times}
+
+
+def model_records(args: argparse.Namespace) -> Iterator[Record]:
+    """One record for each image, backend and mode of a whole Vim."""
+    for side, batch in args.sizes:
+        images = torch.randn(batch, 3, side, side, device=args.device)
+        for backend in present(args.backends, args.device, args.dtype):
+            torch.manual_seed(0)
+            model = VisionMamba(
+                args.arch,
+                img_size=side,
+                out_type='raw',
+                out_feature='norm',
+                discretization_method=args.method,
+                ssm_cfg=dict(backend=backend),
+            ).to(args.device)
+            workload = Workload(model, images, args.dtype)
+            for mode in args.modes:
+                if mode == 'graph' and args.device != 'cuda':
+                    continue
+                print(f'{side} x {side}: {backend}, {mode}', file=sys.stderr, flush=True)
+                result = measure(workload, mode, args.n_trials, args.seconds)
+                image = f'{side} x {side}, batch {batch}'
+                yield {'image': image, 'backend': backend, 'mode': mode, **result}
+
+
+def compare(records: list[Record], row: tuple[str, ...], key: str, scale: float) -> str:
+    """A row for each case, a column for each backend, with its time over the first one's."""
+    rows: dict[tuple, dict[str, Any]] = {}
+    for record in records:
+        case = tuple(record[name] for name in row)
+        rows.setdefault(case, dict(zip(row, case)))[record['backend']] = scale * record[key]
+    names = [*dict.fromkeys(r['backend'] for r in records)]
+    table = []
+    for line in rows.values():
+        found = [name for name in names if name in line]
+        texts = {
+            name: figures(line[name])
+            + ('' if name == found[0] else f' ({line[name] / line[found[0]]:.2f})')
+            for name in found
+        }
+        table.append({name: line[name] for name in row} | {n: texts.get(n, '') for n in names})
+    return markdown_table(table)
+
+
+def report(scans: list[Record], models: list[Record]) -> str:
+    """All tables in Markdown."""
+    parts = []
+    if scans:
+        for record in scans:
+            sizes = f'({record["batch"]}, {record["dim"]}, {record["seqlen"]})'
+            record['(B, D, L)'] = f'{sizes} {record["dtype"]}'
+        for key in ('forward', 'backward'):
+            table = compare(scans, ('shape', '(B, D, L)', 'method'), key, 1e6)
+            parts.append(f'{key.capitalize()}, microseconds:\n\n{table}')
+    if models:
+        table = compare(models, ('image', 'mode'), 'seconds', 1e3)
+        parts.append(f'Vim, milliseconds:\n\n{table}')
+        if all('host_seconds' in r for r in models if r['mode'] != 'graph'):
+            eager = [r for r in models if r['mode'] != 'graph' and 'launches' in r]
+            if eager:
+                table = compare(eager, ('image', 'mode'), 'launches', 1)
+                parts.append(f'Launches:\n\n{table}')
+                table = compare(eager, ('image', 'mode'), 'host_seconds', 1e3)
+                parts.append(f'Milliseconds of the host:\n\n{table}')
+    return '\n\n'.join(parts)
+
+
+def main(args: argparse.Namespace) -> None:
+    args.shapes = [*TABLE] if args.shapes is None else args.shapes
+    if unknown := {*args.shapes} - {*SHAPES}:
+        raise SystemExit(f'--shapes: {sorted(unknown)} are not in {[*SHAPES]}')
+    torch.set_num_threads(args.threads or torch.get_num_threads())
+    facts = environment(args.device)
+    head = ', '.join(f'{name} {value}' for name, value in facts.items() if value is not None)
+    scans = [*scan_records(args)] if args.shapes else []
+    print(f'{head}\n\n{report(scans, [])}', flush=True)
+    models = [*model_records(args)]
+    tables = f'{head}\n\n{report(scans, models)}'
+    print(tables)
+    if args.markdown:
+        write_text(args.markdown, tables)
+    if args.out:
+        records = {'environment': facts, 'units': 'seconds, bytes', 'records': scans + models}
+        write_text(args.out, json.dumps(records, indent=2))
+
+
+if __name__ == '__main__':
+    end(main, ARGUMENTS)

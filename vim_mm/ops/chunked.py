@@ -1,0 +1,183 @@
+"""The selective scan in PyTorch operators, chunk by chunk: where there is no kernel.
+
+Coefficients of a chunk of steps are computed at once, in the precision of the state, by the table
+of :mod:`vim_mm.ops.discretization`; its steps are one operator each, in place, and everything else
+is one operator for a chunk. Backward computes the states of a chunk anew and the adjoints step by
+step, and has autograd differentiate the coefficients alone. There is no second derivative.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from vim_mm.ops.discretization import get_method
+from vim_mm.ops.reference import state_dtype
+
+# Entries of a chunk, steps times B G H N: some tensors of that size stay in a processor's cache.
+_CHUNK_ENTRIES = 1 << 17
+_MAX_CHUNK = 64
+
+
+def chunked_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    delta_bias: Tensor | None,
+    delta_softplus: bool,
+    method: str,
+    reverse: Sequence[bool],
+) -> tuple[Tensor, Tensor]:
+    """out (B, G, H, L) in u's dtype, and last_state (B, G, H, N), of any dtypes and device.
+
+    Args:
+        u, delta, z: (B, G, H, L).
+        A: (G, H, N), real or complex.
+        B, C: (B, G, N, L) or (G, H, N).
+        D, delta_bias: (G, H).
+        delta_softplus, method: As in ``selective_scan_fn``.
+        reverse: G flags.
+    """
+    state = state_dtype(u, A)
+    dtype = state.to_real()
+    steps = delta.to(dtype)
+    if delta_bias is not None:
+        steps = steps + delta_bias.to(dtype)[..., None]
+    if delta_softplus:
+        steps = F.softplus(steps, threshold=40)  # the default threshold is off by 2e-9
+    signal = u.to(dtype)
+    turned = torch.tensor([bool(flag) for flag in reverse], device=u.device)
+    first = [_in_scan_order(x, turned, reverse) for x in (signal, steps)]
+    matrices = [_matrix(M.to(state), turned, reverse) for M in (B, C)]
+    y, last_state = _Scan.apply(*first, A.to(state), *matrices, method)
+    if not get_method(method).causal:
+        turn = [x.flip(0) for x in first], [M.flip(0) if len(M) > 1 else M for M in matrices]
+        y = (y + _Scan.apply(*turn[0], A.to(state), *turn[1], method)[0].flip(0)) / 2
+    y = _in_scan_order(y.movedim(0, -1), turned, reverse).movedim(0, -1)
+    if D is not None:
+        y = y + D.to(dtype)[..., None] * signal
+    if z is not None:
+        y = y * F.silu(z.to(dtype))
+    return y.to(u.dtype), last_state
+
+
+def _in_scan_order(x: Tensor, turned: Tensor, reverse: Sequence[bool]) -> Tensor:
+    """(B, G, .., L) to (L, B, G, ..), the steps of turned groups from the last to the first."""
+    if all(reverse):
+        x = x.flip(-1)
+    elif any(reverse):
+        x = torch.where(turned.view(-1, *[1] * (x.dim() - 2)), x.flip(-1), x)
+    return x.movedim(-1, 0)
+
+
+def _matrix(M: Tensor, turned: Tensor, reverse: Sequence[bool]) -> Tensor:
+    """B or C in scan order, (L, B, G, 1, N), or (1, 1, G, H, N) where it is constant."""
+    if M.dim() == 3:
+        return M[None, None]
+    return _in_scan_order(M, turned, reverse).unsqueeze(3)
+
+
+def _ranges(shape: Sequence[int], states: int) -> list[tuple[int, int]]:
+    """Begin and end of each chunk, of a sequence (L, B, G, H)."""
+    length, entries = shape[0], max(shape[1] * shape[2] * shape[3] * states, 1)
+    size = max(1, min(_MAX_CHUNK, _CHUNK_ENTRIES // entries))
+    return [(first, min(first + size, length)) for first in range(0, length, size)]
+
+
+def _of(M: Tensor, first: int, last: int) -> Tensor:
+    return M if len(M) == 1 else M[first:last]
+
+
+def _states(A_bar: Tensor, drive: Tensor, x: Tensor) -> Tensor:
+    """x_t = A_bar_t x_{t-1} + drive_t of a chunk, in the place of drive."""
+    for A_t, x_t in zip(A_bar.unbind(0), drive.unbind(0), strict=True):
+        x = torch.addcmul(x_t, A_t, x, out=x_t)
+    return drive
+
+
+class _Scan(torch.autograd.Function):
+    """(u, dt, A, B, C) to y and the last state, everything in scan order.
+
+    u, dt, y: (L, B, G, H), real. A: (G, H, N). B, C: (L, B, G, 1, N) or (1, 1, G, H, N).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, u, dt, A, B, C, method):
+        coefficients = get_method(method).coefficients
+        x = A.new_zeros((*u.shape[1:], A.shape[-1]))
+        y, edges = torch.empty_like(u, memory_format=torch.contiguous_format), []
+        for first, last in _ranges(u.shape, A.shape[-1]):
+            edges.append(x)
+            A_bar, beta = _expanded(coefficients, dt[first:last], A)
+            drive = beta * (_of(B, first, last) * u[first:last, ..., None])
+            states = _states(A_bar, drive, x)
+            x = states[-1].clone()
+            y[first:last] = _output(_of(C, first, last), states)
+        ctx.method = method
+        ctx.save_for_backward(u, dt, A, B, C, *edges)
+        return y, x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y, grad_last):
+        u, dt, A, B, C, *edges = ctx.saved_tensors
+        coefficients = get_method(ctx.method).coefficients
+        scale = 2 if A.is_complex() else 1
+        grad_u, grad_dt = torch.empty_like(u), torch.empty_like(dt)
+        grad_A, grad_B, grad_C = torch.zeros_like(A), torch.zeros_like(B), torch.zeros_like(C)
+        carried = grad_last.to(A.dtype)  # the adjoint of the state after a chunk
+        for (first, last), edge in zip(
+            reversed(_ranges(u.shape, A.shape[-1])), reversed(edges), strict=True
+        ):
+            B_t, C_t = _of(B, first, last), _of(C, first, last)
+            signal, grad_out = u[first:last, ..., None], scale * grad_y[first:last, ..., None]
+            with torch.enable_grad():
+                leaves = [x.detach().requires_grad_() for x in (dt[first:last], A)]
+                A_bar, beta = _expanded(coefficients, *leaves)
+            values = A_bar.detach(), beta.detach()
+            input_t = B_t * signal
+            states = _states(values[0], values[1] * input_t, edge)
+            before = torch.cat([edge[None], states[:-1]])
+            adjoints = grad_out * C_t.conj() if C_t.dim() else grad_out
+            adjoints = adjoints.expand_as(states).contiguous()
+            transposed = values[0].conj().resolve_conj()
+            for t in range(last - first - 1, -1, -1):
+                adjoints[t] += carried
+                carried = transposed[t] * adjoints[t]
+            by_input = adjoints * values[1].conj()
+            grad_u[first:last] = torch.real(by_input * B_t.conj()).sum(-1)
+            _add(grad_B, first, last, by_input * signal)
+            _add(grad_C, first, last, grad_out * states.conj())
+            by_dt, by_A = torch.autograd.grad(
+                (A_bar, beta), leaves, (adjoints * before.conj(), adjoints * input_t.conj())
+            )
+            grad_dt[first:last] = by_dt
+            grad_A += by_A
+        return grad_u, grad_dt, grad_A, grad_B, grad_C, None
+
+
+def _expanded(coefficients, dt: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
+    """A_bar and beta (T, B, G, H, N) of dt (T, B, G, H) and A (G, H, N)."""
+    dt, a = torch.broadcast_tensors(dt[..., None], A)
+    A_bar, beta = coefficients(dt, a)
+    return A_bar, beta.to(A_bar.dtype)
+
+
+def _output(C: Tensor, states: Tensor) -> Tensor:
+    y = (C * states).sum(-1)
+    return 2 * y.real if y.is_complex() else y
+
+
+def _add(total: Tensor, first: int, last: int, part: Tensor) -> None:
+    """Add a chunk's gradient of B or C, summed over what they do not depend on."""
+    if len(total) == 1:
+        total += part.sum_to_size(total.shape)
+    else:
+        total[first:last] = part.sum_to_size(total[first:last].shape)

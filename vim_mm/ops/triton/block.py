@@ -1,0 +1,338 @@
+"""The fused block by Triton kernels and PyTorch's products: what csrc/cuda/mixer.cpp does.
+
+The operators have the arguments and results of the compiled ones (csrc/ops.cpp), but that a mixer
+keeps a list of tensors. docs/block.md has the order of launches.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from vim_mm.ops.triton import block_kernels as kernels
+from vim_mm.ops.triton.scan import edges_shape, scan_backward, scan_forward
+
+_BLOCK = 1024
+# Programs of the norm's backward pass, each of which sums the gradient of the weight over its rows.
+_NORM_PROGRAMS = 264
+_SINGLE, _EACH = 4, 6  # parameters of a mixer that there are once, and for each set
+
+
+def _norm_tile(channels: int) -> dict:
+    columns = triton.next_power_of_2(channels)
+    return dict(BLOCK_R=max(1, 2048 // columns), BLOCK_C=columns)
+
+
+def add_rms_norm_fwd(
+    residual: Tensor, update: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """normed, the sum (empty without an update), and 1 / rms."""
+    channels = residual.shape[-1]
+    rows = residual.numel() // max(channels, 1)
+    normed = torch.empty_like(residual, dtype=dtype)
+    total = residual.new_empty(0) if update is None else torch.empty_like(residual)
+    rstd = residual.new_empty(residual.shape[:-1], dtype=torch.float32)
+    if rows:
+        tile = _norm_tile(channels)
+        kernels.add_rms_norm_kernel[(triton.cdiv(rows, tile['BLOCK_R']),)](
+            residual, residual if update is None else update, weight, normed, total, rstd,
+            rows, channels, eps, HAS_UPDATE=update is not None, **tile,
+        )  # fmt: skip
+    return normed, total, rstd
+
+
+def add_rms_norm_bwd(
+    grad_normed: Tensor,
+    grad_sum: Tensor | None,
+    total: Tensor,
+    rstd: Tensor,
+    weight: Tensor,
+    with_update: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of residual, update (empty if not asked for) and weight."""
+    channels = total.shape[-1]
+    rows = total.numel() // max(channels, 1)
+    tile = _norm_tile(channels)
+    programs = max(1, min(_NORM_PROGRAMS, triton.cdiv(rows, tile['BLOCK_R'])))
+    grad = torch.empty_like(total)
+    grad_update = torch.empty_like(grad_normed) if with_update else grad_normed.new_empty(0)
+    by_program = total.new_empty((programs, channels), dtype=torch.float32)
+    kernels.add_rms_norm_backward_kernel[(programs,)](
+        grad_normed, total if grad_sum is None else grad_sum, total, rstd, weight,
+        grad, grad_update, by_program, rows, channels,
+        HAS_TOTAL=grad_sum is not None, HAS_UPDATE=with_update, **tile,
+    )  # fmt: skip
+    return grad, grad_update, by_program.sum(0).to(weight.dtype)
+
+
+class _Shape(NamedTuple):
+    """Letters as in csrc/ops.cpp."""
+
+    B: int
+    L: int
+    C: int
+    H: int
+    N: int
+    R: int
+    W: int
+    P: int  # sets of parameters
+    K: int  # directions
+    dtype: torch.dtype
+
+    @property
+    def rows(self) -> int:
+        return self.R + 2 * self.N
+
+    def narrow_shapes(self) -> list[tuple[int, ...]]:
+        """Of the parameters that products take, in the dtype of activations."""
+        return [
+            (2 * self.H, self.C),
+            (self.C, self.H),
+            (self.P, self.rows, self.H),
+            (self.P, self.H, self.R),
+        ]
+
+    def wide_shapes(self) -> list[tuple[int, ...]]:
+        """Of those that kernels take, in float32: conv, its bias, the bias of dt_proj, D and A."""
+        sets = (self.P, self.H)
+        return [(*sets, self.W), sets, sets, sets, (self.K, self.H, self.N)]
+
+
+def _views(memory: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:
+    """Tensors of those shapes, which lie behind each other."""
+    views, first = [], 0
+    for shape in shapes:
+        size = torch.Size(shape).numel()
+        views.append(memory[first : first + size].view(shape))
+        first += size
+    return views
+
+
+def _pack(parameters: Sequence[Tensor | None], s: _Shape, device: torch.device) -> list[Tensor]:
+    """The parameters as products and kernels take them, in one piece of memory for each dtype."""
+    narrow, wide = (
+        torch.empty(sum(torch.Size(x).numel() for x in shapes), dtype=dtype, device=device)
+        for shapes, dtype in ((s.narrow_shapes(), s.dtype), (s.wide_shapes(), torch.float32))
+    )
+    in_proj, out_proj, x_proj, dt_proj = _views(narrow, s.narrow_shapes())
+    conv, conv_bias, dt_bias, D, A = _views(wide, s.wide_shapes())
+    to, source = [in_proj, out_proj], [parameters[0], parameters[2]]
+    for p in range(s.P):
+        given = parameters[_SINGLE + p * _EACH :][:_EACH]
+        places = (conv[p].unsqueeze(1), conv_bias[p], x_proj[p], dt_proj[p], dt_bias[p], D[p])
+        for place, parameter in zip(places, given, strict=True):
+            if parameter is None:
+                place.zero_()
+            else:
+                to.append(place)
+                source.append(parameter)
+    to += A.unbind(0)
+    source += parameters[-s.K :]
+    torch._foreach_copy_(to, source)
+    A.exp_().neg_()
+    return [narrow, wide]
+
+
+def shape_of(x: Tensor, sizes: Sequence[int], count: int, directions: int, dtype) -> _Shape:
+    sets = (count - _SINGLE - directions) // _EACH
+    return _Shape(*x.shape, *sizes, sets, directions, dtype)
+
+
+def _convolve(s: _Shape, x: Tensor, conv: Tensor, bias: Tensor, backwards: bool) -> Tensor:
+    u = x.new_empty((s.P, s.H, s.B, s.L))
+    kernels.conv_kernel[(s.H * s.B, triton.cdiv(s.L, _BLOCK))](
+        x, conv, bias, u, s.H, s.B, s.L, W=s.W, SETS=s.P, BACKWARDS=backwards, BLOCK=_BLOCK
+    )
+    return u
+
+
+def _groups(s: _Shape, rows: Tensor) -> Tensor:
+    """(P, rows, B L) as (B, K, rows, L)."""
+    return rows.view(*rows.shape[:2], s.B, s.L).permute(2, 0, 1, 3).expand(-1, s.K, -1, -1)
+
+
+def _scan_inputs(s: _Shape, u: Tensor, dt_B_C: Tensor, packs: Sequence[Tensor]) -> list:
+    """Those of the scan of all directions, without a gate."""
+    dt_proj = _views(packs[0], s.narrow_shapes())[3]
+    _, _, dt_bias, D, A = _views(packs[1], s.wide_shapes())
+    dt, B, C = dt_B_C.split((s.R, s.N, s.N), 1)
+    delta = torch.bmm(dt_proj, dt)
+    shared = (s.K, s.H)
+    return [
+        _groups(s, u.view(s.P, s.H, -1)), _groups(s, delta), A, _groups(s, B), _groups(s, C),
+        D.expand(shared), None, dt_bias.expand(shared), True,
+    ]  # fmt: skip
+
+
+def mixer_fwd(
+    x: Tensor,
+    update: Tensor | None,
+    norm: Tensor | None,
+    eps: float,
+    dtype: torch.dtype,
+    parameters: Sequence[Tensor | None],
+    method: int,
+    reverse: Sequence[int],
+    scale: float,
+    keep: bool,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """The mixer of rms_norm(x + update), that sum, and what backward takes."""
+    A_log, conv, dt_proj = parameters[-1], parameters[_SINGLE], parameters[_SINGLE + 3]
+    sizes = (*A_log.shape, dt_proj.shape[1], conv.shape[2])
+    s = shape_of(x, sizes, len(parameters), len(reverse), dtype)
+    packs = _pack(parameters, s, x.device)
+    in_proj, out_proj, x_proj, _ = _views(packs[0], s.narrow_shapes())
+    conv, conv_bias, *_ = _views(packs[1], s.wide_shapes())
+    tokens = s.B * s.L
+    normed, total, rstd = x, x.new_empty(0), None
+    if norm is not None:
+        normed, total, rstd = add_rms_norm_fwd(x, update, norm, eps, dtype)
+    xz = torch.mm(in_proj, normed.view(tokens, s.C).t())
+    if parameters[1] is not None:
+        xz += parameters[1].to(dtype)[:, None]
+    u = _convolve(s, xz, conv, conv_bias, bool(reverse[0]))
+    dt_B_C = torch.bmm(x_proj, u.view(s.P, s.H, tokens))
+    inputs = _scan_inputs(s, u, dt_B_C, packs)
+    # Of both directions the outputs lie like u's: [K, H, B, L].
+    y, _, edges = scan_forward(*inputs, method, reverse)
+    y = y.permute(1, 2, 0, 3).contiguous()
+    gated = xz.new_empty((s.H, tokens))
+    kept_sum = torch.empty_like(gated) if keep else gated
+    count = gated.numel()
+    if count:
+        kernels.gate_kernel[(triton.cdiv(count, _BLOCK),)](
+            y, xz[s.H :], gated, kept_sum, count, scale,
+            DIRECTIONS=s.K, KEEP=keep, BLOCK=_BLOCK,
+        )  # fmt: skip
+    out = torch.mm(gated.t(), out_proj.t())
+    if parameters[3] is not None:
+        out += parameters[3].to(dtype)
+    kept = []
+    if keep:
+        kept = [xz, dt_B_C, edges, kept_sum, *packs]
+        kept += [] if norm is None else [normed, rstd]
+    return out.view(s.B, s.L, s.C), total, kept
+
+
+def mixer_bwd(
+    grad_out: Tensor,
+    grad_sum: Tensor | None,
+    x: Tensor,
+    norm: Tensor | None,
+    kept: Sequence[Tensor],
+    sizes: Sequence[int],
+    types: Sequence[int],
+    with_update: bool,
+    method: int,
+    reverse: Sequence[int],
+    scale: float,
+) -> list[Tensor]:
+    """Gradients of x, update, norm and all parameters; an empty tensor where there is none."""
+    from vim_mm.ops.block import DTYPES
+
+    xz, dt_B_C, edges, kept_sum, *packs = kept[:6]
+    normed, rstd = kept[6:] if norm is not None else (x, None)
+    s = shape_of(x, sizes, len(types), len(reverse), grad_out.dtype)
+    tokens, count = s.B * s.L, s.H * s.B * s.L
+    in_proj, out_proj, x_proj, dt_proj = _views(packs[0], s.narrow_shapes())
+    conv, conv_bias, _, _, A = _views(packs[1], s.wide_shapes())
+    grad_rows = grad_out.view(tokens, s.C)
+    none = grad_out.new_empty(0)
+    grads: list[Tensor] = [none] * len(types)
+
+    # The gate and out_proj.
+    grad_gated = torch.mm(out_proj.t(), grad_rows.t())
+    gated, grad_y, grad_xz = (torch.empty_like(t) for t in (kept_sum, kept_sum, xz))
+    if count:
+        kernels.gate_backward_kernel[(triton.cdiv(count, _BLOCK),)](
+            grad_gated, kept_sum, xz[s.H :], grad_y, grad_xz[s.H :], gated, count, scale,
+            BLOCK=_BLOCK,
+        )  # fmt: skip
+    grads[2] = torch.mm(grad_rows.t(), gated.t())
+    if types[3] >= 0:
+        grads[3] = grad_rows.sum(0, dtype=torch.float32)
+
+    # The scan, from what the convolution and the step sizes were.
+    backwards = bool(reverse[0])
+    u = _convolve(s, xz, conv, conv_bias, backwards)
+    inputs = _scan_inputs(s, u, dt_B_C, packs)
+    grad_scan = grad_y.view(1, s.H, s.B, s.L).permute(2, 0, 1, 3).expand(-1, s.K, -1, -1)
+    grad_u, grad_delta, grad_A, grad_B, grad_C, grad_D, _, grad_bias = scan_backward(
+        grad_scan, None, edges, *inputs, method, reverse
+    )
+    grad_dt_B_C = torch.empty_like(dt_B_C)
+    of_dt, of_B, of_C = grad_dt_B_C.split((s.R, s.N, s.N), 1)
+    grad_u, grad_delta = (_sets(s, g) for g in (grad_u, grad_delta))
+    for place, g in ((of_B, grad_B), (of_C, grad_C)):
+        place.copy_(_sets(s, g))
+    of_dt.copy_(torch.bmm(dt_proj.mT, grad_delta))
+    grad_D, grad_bias = (g if s.P == s.K else g.sum(0, keepdim=True) for g in (grad_D, grad_bias))
+
+    # The projections and the convolution.
+    dt = dt_B_C[:, : s.R]
+    grad_dt_proj = torch.bmm(grad_delta, dt.mT)
+    u_rows = u.view(s.P, s.H, tokens)
+    grad_x_proj = torch.bmm(grad_dt_B_C, u_rows.mT)
+    grad_u = torch.baddbmm(grad_u, x_proj.mT, grad_dt_B_C)
+    grad_conv, grad_conv_bias = torch.empty_like(conv), torch.empty_like(conv_bias)
+    shape = (s.H, s.B, s.L)
+    kernels.conv_backward_kernel[(s.H, s.P)](
+        xz, conv, conv_bias, grad_u, grad_conv, grad_conv_bias, *shape, W=s.W,
+        BACKWARDS=backwards, TAPS=triton.next_power_of_2(s.W), BLOCK=_BLOCK // 2,
+    )  # fmt: skip
+    kernels.conv_input_backward_kernel[(s.H * s.B, triton.cdiv(s.L, _BLOCK))](
+        grad_u, conv, grad_xz, *shape, W=s.W, SETS=s.P, BACKWARDS=backwards, BLOCK=_BLOCK
+    )
+
+    # in_proj and the norm.
+    grads[0] = torch.mm(grad_xz, normed.view(tokens, s.C))
+    if types[1] >= 0:
+        grads[1] = grad_xz.sum(1, dtype=torch.float32)
+    grad_x = torch.mm(grad_xz.t(), in_proj).view(x.shape)
+    grad_update = grad_norm = none
+    if norm is not None:
+        grad_x, grad_update, grad_norm = add_rms_norm_bwd(
+            grad_x, grad_sum, x, rstd, norm, with_update
+        )
+    for p in range(s.P):
+        first = _SINGLE + p * _EACH
+        grads[first : first + _EACH] = [
+            grad_conv[p].unsqueeze(1), grad_conv_bias[p], grad_x_proj[p], grad_dt_proj[p],
+            grad_bias[p], grad_D[p],
+        ]  # fmt: skip
+    grads[-s.K :] = (grad_A * A).unbind(0)  # A is its own derivative by A_log
+    grads = [
+        none if type < 0 else g.to(DTYPES[type], copy=g._base is not None)
+        for g, type in zip(grads, types, strict=True)
+    ]
+    return [grad_x, grad_update, grad_norm, *grads]
+
+
+def _sets(s: _Shape, grad: Tensor) -> Tensor:
+    """(B, K, rows, L) as (P, rows, B L), summed over directions that share parameters."""
+    grad = grad.permute(1, 2, 0, 3)
+    if s.P < s.K:
+        grad = grad.sum(0, keepdim=True)
+    return grad.reshape(s.P, grad.shape[1], s.B * s.L)
+
+
+def kept_shapes(
+    s: _Shape, method: int, with_norm: bool
+) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Of what a mixer keeps: shape and dtype of each."""
+    tokens = s.B * s.L
+    narrow = s.dtype.itemsize == 2
+    sizes = [sum(torch.Size(x).numel() for x in of) for of in (s.narrow_shapes(), s.wide_shapes())]
+    shapes = [
+        ((2 * s.H, tokens), s.dtype),
+        ((s.P, s.rows, tokens), s.dtype),
+        (edges_shape((s.B, s.K, s.H, s.L), s.N, method, narrow), torch.float32),
+        ((s.H, tokens), s.dtype),
+        ((sizes[0],), s.dtype),
+        ((sizes[1],), torch.float32),
+    ]
+    if with_norm:
+        shapes += [((s.B, s.L, s.C), s.dtype), ((s.B, s.L), torch.float32)]
+    return shapes
