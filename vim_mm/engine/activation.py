@@ -64,4 +64,4 @@ def _leave_out_multimodal_models() -> None:
         known = True
     if known or find_spec('mmpretrain') is None:
         return
-    import_module('mmpretrain.utils.dependency').WITH_MULTIMODAL = False
+    vars(import_module('mmpretrain.utils.dependency'))['WITH_MULTIMODAL'] = False
