@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from vim_mm import doctor, selftest
+from vim_mm.models.paths import LayerPath, summarize_paths
 from vim_mm.ops import METHODS, library, path_of
 
 ROOT = Path(__file__).parents[1]
@@ -192,6 +193,37 @@ def test_without_mmengine(tmp_path):
     assert report['scan on cpu']['finding'].startswith('native for')
     assert report['block on cpu']['state'] != 'fail'
     assert done.returncode == 0, done.stdout
+
+
+def test_the_layers_of_a_backbone_and_why(tmp_path):
+    there = [line for line in doctor.paths() if line.topic == 'block on cpu']
+    assert {(line.state, line.finding) for line in there} == {
+        ('ok', 'patch_embed: fused'),
+        ('ok', 'layers.0-23.norm: plain, there is none for cpu'),
+        ('ok', 'layers.0-23.mixer: plain, there is none for cpu'),
+        ('ok', 'norm_f: plain, there is none for cpu'),
+    }
+    pytest.importorskip('mmseg', reason='the config is of mmseg')
+    config = tmp_path / 'config.py'
+    config.write_text(
+        "_base_ = 'vim_mm::seg/upernet_vim_shapes.py'\n"
+        'model = dict(backbone=dict(stride=2, ssm_cfg=dict(fused=False)))\n'
+    )
+    there = [*doctor._block_paths('cuda', str(config))]
+    assert {line.state for line in there} == {'note'}
+    assert any(line.finding.endswith('.mixer: plain, fused is False') for line in there)
+    assert any('patch_embed: plain, has another stride' in line.finding for line in there)
+
+
+def test_layers_that_differ_are_told_apart():
+    names = ['patch_embed', *(f'backbone.layers.{i}.mixer' for i in (0, 1, 2, 4)), 'norm_f']
+    told = [LayerPath(name, 'dt_proj has hooks' if '.2.' in name else None) for name in names]
+    assert [*map(str, summarize_paths(told))] == [
+        'patch_embed: fused',
+        'backbone.layers.0-1,4.mixer: fused',
+        'backbone.layers.2.mixer: plain, dt_proj has hooks',
+        'norm_f: fused',
+    ]
 
 
 def test_path_of(monkeypatch):

@@ -1,13 +1,18 @@
 """What the tools share before anything heavy is imported: their arguments, and how they end.
 
-`--help` and a wrong option are answered from here; PyTorch and MMEngine come after.
+`--help` and a wrong option are answered from here; PyTorch and MMEngine come after. A tool whose
+functions all need them reads its arguments above the imports, by :func:`parse_first`.
 """
 
 import argparse
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from importlib import import_module
 from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
 
 _OPENING = {'[': ']', '(': ')'}
 
@@ -77,6 +82,68 @@ class ConfigOptions(argparse.Action):
         setattr(namespace, self.dest, options)
 
 
+class Names(Sequence):
+    """The ``type`` of an argument whose values a module knows, and their sequence as its default.
+
+    The module is imported when a value is given, or the sequence looked at: not for ``--help``.
+
+    Args:
+        module (str): Name of the module.
+        name (str): Of what it holds there, such as a table by name.
+    """
+
+    def __init__(self, module: str, name: str):
+        self.module, self.name = module, name
+
+    def __call__(self, text: str) -> str:
+        if text not in self:
+            raise argparse.ArgumentTypeError(f'expected one of {[*self]}, got {text!r}')
+        return text
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return (*getattr(import_module(self.module), self.name),)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index):
+        return self._names[index]
+
+
+METHODS = Names('vim_mm.ops', 'METHODS')
+DTYPES = ('fp32', 'fp16', 'bf16')  # of vim_mm.analysis.timing.DTYPES, those that are fast
+
+
+def add_debug(parser: ArgumentParser) -> None:
+    """Add ``--debug``, which :func:`end` looks at."""
+    parser.add_argument(
+        '--debug', action='store_true', help='show the traceback of a mistake as well'
+    )
+
+
+def add_methods(parser: ArgumentParser) -> None:
+    """Add ``--methods``, some of the discretizations."""
+    parser.add_argument(
+        '--methods',
+        nargs='+',
+        type=METHODS,
+        default=METHODS,
+        metavar='METHOD',
+        help='discretizations (default: all of vim_mm.ops.METHODS)',
+    )
+
+
+def add_run_arguments(parser: ArgumentParser) -> None:
+    """Where a benchmark runs, how often it times, and which files it writes."""
+    parser.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')
+    parser.add_argument('--threads', type=int, help="of the CPU (default: PyTorch's)")
+    parser.add_argument('--n_trials', type=int, default=20)
+    parser.add_argument('--out', type=Path, help='write every figure as JSON to this file')
+    parser.add_argument('--markdown', type=Path, help='write the tables to this file as well')
+    add_debug(parser)
+
+
 def add_arguments(parser: ArgumentParser, launcher: bool = True) -> None:
     """Add what ``vim_mm.engine.cli.read_config`` reads, named as in MMDetection's tools.
 
@@ -98,9 +165,7 @@ def add_arguments(parser: ArgumentParser, launcher: bool = True) -> None:
         metavar='NAME',
         help='of the backbone, short for --cfg-options model.backbone.discretization_method=NAME',
     )
-    parser.add_argument(
-        '--debug', action='store_true', help='show the traceback of a mistake as well'
-    )
+    add_debug(parser)
     parser.add_argument(
         '--allow-mismatch',
         action='store_true',
@@ -125,29 +190,40 @@ def add_speed_arguments(parser: ArgumentParser) -> None:
     parser.add_argument('--compile', action='store_true', help='predict through torch.compile')
 
 
-def end(main: Callable[[Namespace], None], args: Namespace) -> None:
-    """Run ``main(args)``; a user's mistake ends in one sentence, which is the last line.
+def parse_first(parse_args: Callable[[], Namespace]) -> Namespace:
+    """The arguments of a tool that imports after this what takes seconds.
 
-    ``--debug`` shows its traceback before. A bug keeps its traceback.
+    ``--help`` and a wrong option have ended it by then. A library that is missing ends it in one
+    sentence, as :func:`end` has it.
     """
-    try:
-        main(args)
-    except KeyboardInterrupt:
-        print(f'{Path(sys.argv[0]).name}: interrupted', file=sys.stderr)
-        sys.exit(130)  # as a shell reports SIGINT
-    except (Exception, SystemExit) as error:
+    args = parse_args()
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
-            from vim_mm import mistakes
-        except ImportError:  # then the error says what is missing
-            if isinstance(error, ImportError):
-                sys.exit(f'{Path(sys.argv[0]).name}: error: {error}')
-            raise error from None
-        line = mistakes.explain(error)
-        if line is None:
-            raise
-        line = f'{Path(sys.argv[0]).name}: error: {line}'
-        sys.stdout.flush()
-        if getattr(args, 'debug', False):
-            mistakes.print_traceback(error)
-        mistakes.note_for_torchrun(line)
-        sys.exit(line)
+            _finish(error, args)
+        except Exception:  # a bug is raised again
+            sys.__excepthook__(kind, error, trace)
+
+    sys.excepthook = hook
+    return args
+
+
+def end(main: Callable[[Namespace], int | None], args: Namespace) -> None:
+    """Run ``main(args)``, whose result is the exit code; see :func:`vim_mm.mistakes.end`."""
+    try:
+        code = main(args)
+    except BaseException as error:
+        _finish(error, args)
+    else:
+        if code:
+            sys.exit(code)
+
+
+def _finish(error: BaseException, args: Namespace) -> NoReturn:
+    try:
+        from vim_mm import mistakes
+    except ImportError:  # then the error says what is missing
+        if isinstance(error, ImportError):
+            sys.exit(f'{Path(sys.argv[0]).name}: error: {error}')
+        raise error from None
+    mistakes.finish(error, getattr(args, 'debug', False))

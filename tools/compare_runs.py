@@ -3,7 +3,7 @@
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from _command_line import end
+from _command_line import add_debug, end
 
 
 def summary(work_dir: Path) -> dict[str, str]:
@@ -29,6 +29,7 @@ def parse_args() -> Namespace:
         help='draw the training losses: a panel for each parent directory, a line for each run, '
         'of one name and colour in all panels',
     )
+    add_debug(parser)
     return parser.parse_args()
 
 

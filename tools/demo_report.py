@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from _command_line import end
+from _command_line import add_debug, end
 
 
 def parse_args() -> argparse.Namespace:
@@ -13,6 +13,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument('work_dir', type=Path, help='working directory of a finished run')
     parser.add_argument('--images', type=int, default=8, help='number of images to predict')
+    add_debug(parser)
     return parser.parse_args()
 
 

@@ -29,12 +29,8 @@ def parse_args() -> Namespace:
 def build_model(cfg: 'Config', checkpoint: str) -> 'nn.Module':
     """The model with the checkpoint's weights, all of which must fit, ready for prediction."""
     from vim_mm.engine.cli import load_model
-    from vim_mm.engine.provenance import check_switches
 
-    model, loaded = load_model(cfg, checkpoint)
-    for line in check_switches(model, loaded, checkpoint, cfg.allow_mismatch):
-        print(line)
-    return model
+    return load_model(cfg, checkpoint)[0]
 
 
 def build_pipeline(cfg: 'Config') -> 'Compose':
@@ -68,10 +64,10 @@ def main(args: Namespace) -> None:
     import mmcv
     import torch
     from mmengine.dataset import pseudo_collate
-    from tqdm import tqdm
 
     from vim_mm import accelerate
     from vim_mm.engine.cli import read_config
+    from vim_mm.progress import progress, say
     from vim_mm.stream.frames import find_pictures
 
     cfg = read_config(args)
@@ -80,7 +76,7 @@ def main(args: Namespace) -> None:
     accelerate(model, amp=args.amp, graph=args.graph, compile=args.compile)
     pipeline, visualizer = build_pipeline(cfg), build_visualizer(cfg)
     failed = []
-    for picture in tqdm(pictures, desc='pictures', disable=None):  # on a terminal alone
+    for picture in progress(pictures, 'pictures'):
         try:
             data = pipeline(dict(img_path=str(picture), img_id=0))
         except Exception as error:  # whatever a transform makes of a file that is no picture
@@ -97,7 +93,7 @@ def main(args: Namespace) -> None:
             draw_gt=False,
             out_file=str(overlay),
         )
-        tqdm.write(str(overlay))
+        say(str(overlay))
     if failed:
         print(*failed, sep='\n', file=sys.stderr)
         raise SystemExit(f'{len(failed)} of {len(pictures)} pictures could not be read.')

@@ -1,11 +1,12 @@
 """Trains a segmentor or a detector: ``python tools/train.py CONFIG``."""
 
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
 from _command_line import add_arguments, end
 
 
-def parse_args() -> Namespace:
+def parse_args(arguments: list[str] | None = None) -> Namespace:
     parser = ArgumentParser(description='Train a segmentor or a detector.')
     add_arguments(parser)
     parser.add_argument(
@@ -22,22 +23,64 @@ def parse_args() -> Namespace:
         help='mixed precision in bfloat16, on any device; for float16 with loss scaling on CUDA '
         'give --cfg-options optim_wrapper.type=AmpOptimWrapper',
     )
-    return parser.parse_args()
+    parser.add_argument(
+        '--record',
+        type=Path,
+        metavar='FILE',
+        help='note in this JSON file which path the scans of the first iteration took, by the '
+        "profiler's names, with commit and versions; a run that goes on by another path is refused",
+    )
+    parser.add_argument(
+        '--batch-per-gpu',
+        type=int,
+        metavar='N',
+        help='images that fit a GPU at once, short for --cfg-options train_dataloader.batch_size=N;'
+        ' the gradients of several such batches make the batch of the recipe',
+    )
+    parser.add_argument(
+        '--scale-lr',
+        action='store_true',
+        help='accumulate nothing: a step has N images of each GPU, and the learning rate is scaled '
+        'linearly from the batch of the recipe',
+    )
+    return parser.parse_args(arguments)
 
 
 def main(args: Namespace) -> None:
     # After the arguments: --help takes no PyTorch.
     from vim_mm.engine import build_runner
+    from vim_mm.engine.batch import scale_learning_rate
     from vim_mm.engine.checkpoint import last_checkpoint
     from vim_mm.engine.cli import read_config
 
     cfg = read_config(args)
     if args.amp:
         cfg.optim_wrapper.type = 'BFloat16OptimWrapper'
+    if args.batch_per_gpu is not None:
+        cfg.train_dataloader.batch_size = args.batch_per_gpu
+    if args.scale_lr:
+        scale_learning_rate(cfg)
     checkpoint = last_checkpoint(cfg.work_dir) if args.resume == 'auto' else args.resume
     if checkpoint is not None:
         cfg.load_from, cfg.resume = str(checkpoint), True
-    build_runner(cfg).train()
+    runner = build_runner(cfg)
+    if args.record is None:
+        runner.train()
+    else:
+        record_training(runner, args.record)
+
+
+def record_training(runner, file: Path) -> None:
+    """Train, and note in a record what ran, and whether the loss became NaN or infinite."""
+    from vim_mm.engine.nonfinite import NonFiniteLossError
+    from vim_mm.engine.observed import RecordHook, note_divergence
+
+    runner.register_hook(RecordHook(file))
+    try:
+        runner.train()
+    except NonFiniteLossError as error:
+        note_divergence(file, error)
+        raise
 
 
 if __name__ == '__main__':

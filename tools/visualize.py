@@ -8,26 +8,14 @@ and the backward scan contribute). Each writes DIR/WHAT.png.
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-import numpy as np
-import torch
-import torch.nn.functional as F
-from _command_line import add_arguments, end
-from mmengine.config import Config
-from mmengine.dataset import pseudo_collate
-from mmengine.registry import DATASETS
-from torch import Tensor, nn
-from tqdm import tqdm
+from _command_line import add_arguments, end, parse_first
 
-from vim_mm.analysis import inspect, panels
-from vim_mm.analysis.plots import plot_predictions
-from vim_mm.analysis.runs import predict_samples
-from vim_mm.engine.cli import load_model, read_config
-from vim_mm.ops import METHODS
+PICTURES = ('predictions', 'methods', 'features', 'receptive-field', 'directions')
 
 
 def parse_args() -> Namespace:
     parser = ArgumentParser(description='Pictures of a trained model, as DIR/WHAT.png.')
-    parser.add_argument('what', choices=[*COMMANDS], help='what to draw')
+    parser.add_argument('what', choices=PICTURES, help='what to draw')
     add_arguments(parser, launcher=False)
     parser.add_argument('checkpoint', help='path or URL of the weights')
     parser.add_argument(
@@ -41,6 +29,25 @@ def parse_args() -> Namespace:
     parser.add_argument('--layers', type=int, default=4, help='spread evenly, the last among them')
     parser.add_argument('--out', type=Path, default=Path('work_dirs/visualize'), metavar='DIR')
     return parser.parse_args()
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
+from mmengine.registry import DATASETS
+from torch import Tensor, nn
+
+from vim_mm.analysis import inspect, panels
+from vim_mm.analysis.plots import plot_predictions
+from vim_mm.analysis.runs import predict_samples
+from vim_mm.engine.cli import load_model, read_config
+from vim_mm.ops import METHODS
+from vim_mm.progress import progress
 
 
 def load_inputs(cfg: Config, checkpoint: str, count: int) -> tuple[nn.Module, Tensor, list]:
@@ -67,16 +74,25 @@ def draw_predictions(cfg: Config, args: Namespace, path: Path) -> None:
 
 
 def draw_methods(cfg: Config, args: Namespace, path: Path) -> None:
+    for pair in args.checkpoints:
+        if pair.partition('=')[0] not in METHODS or '=' not in pair:
+            raise SystemExit(
+                f'--checkpoints: expected METHOD=FILE, METHOD in {[*METHODS]}, got {pair!r}.'
+            )
     own = dict(pair.split('=', 1) for pair in args.checkpoints)
-    unknown = own.keys() - METHODS.keys()
-    if unknown:
-        raise SystemExit(f'--checkpoints: {sorted(unknown)} are not in {[*METHODS]}.')
+    if not own:
+        print(
+            f'Every method runs with the weights of {args.checkpoint}, whichever trained them; '
+            '--checkpoints METHOD=FILE gives it its own.'
+        )
     columns, images = {}, []
     # Every method with its own weights; without any, all of them with those of one run.
-    for method in tqdm([*own] or [*METHODS], desc='methods', disable=None):
+    for method in progress([*own] or [*METHODS], 'methods'):
         cfg.model.backbone.discretization_method = method
         checkpoint = own.get(method, args.checkpoint)
-        samples, classes, palette = predict_samples(cfg, checkpoint, args.images)
+        samples, classes, palette = predict_samples(
+            cfg, checkpoint, args.images, any_method=method not in own
+        )
         images = [sample.image for sample in samples]
         columns.setdefault('ground truth', [sample.truth for sample in samples])
         columns[method] = [sample.prediction for sample in samples]
@@ -131,4 +147,4 @@ def main(args: Namespace) -> None:
 
 
 if __name__ == '__main__':
-    end(main, parse_args())
+    end(main, ARGUMENTS)

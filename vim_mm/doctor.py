@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -49,15 +50,28 @@ class Line:
     advice: str = ''
 
 
-def examine() -> list[Line]:
-    """All findings, in the order of the screen. A check that fails itself is a red line."""
+def examine(config: str | None = None) -> list[Line]:
+    """All findings, in the order of the screen. A check that fails itself is a red line.
+
+    Args:
+        config (str, optional): Path of a config, of whose backbone the paths are told.
+    """
+    checks = dict(
+        versions=versions,
+        kernels=kernels,
+        devices=devices,
+        mmcv_operators=mmcv_operators,
+        methods=methods,
+        paths=partial(paths, config),
+        host=host,
+    )
     lines = []
-    for check in (versions, kernels, devices, mmcv_operators, methods, paths, host):
+    for name, check in checks.items():
         try:
             lines += check()
         except Exception as error:
             text = f'{type(error).__name__}: {error}'
-            lines.append(Line(check.__name__, 'fail', text, 'please report this'))
+            lines.append(Line(name, 'fail', text, 'please report this'))
     return lines
 
 
@@ -201,8 +215,8 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix('torch.')
 
 
-def paths() -> Iterator[Line]:
-    """What would compute a scan and a block, by device and dtype."""
+def paths(config: str | None = None) -> Iterator[Line]:
+    """What would compute a scan, by device and dtype, and the layers of a backbone."""
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     for device in ('cpu', 'cuda') if torch.cuda.is_available() else ('cpu',):
         groups: dict[tuple[str, str], list[str]] = {}
@@ -216,23 +230,39 @@ def paths() -> Iterator[Line]:
             yield Line(
                 f'scan on {device}', state, f'{name} for {" ".join(names)}: {reason}', advice
             )
-        yield _block_path(device)
+        yield from _block_paths(device, config)
 
 
-def _block_path(device: str) -> Line:
-    """Whether a block of the backbone would take the fused path on a device."""
+def _block_paths(device: str, config: str | None) -> Iterator[Line]:
+    """Which layers of a backbone would take the fused path on a device, and why others do not."""
+    topic = f'block on {device}'
     try:
-        from vim_mm.models.mamba import Mamba
+        from vim_mm.models.paths import path_of_layers, summarize_paths
+
+        backbone = _backbone(config)
     except ImportError as error:
-        return Line(f'block on {device}', 'note', f'none: the models need {error.name}')
+        yield Line(topic, 'note', f'none: the models need {error.name}')
+        return
     if path_of(device).name == 'error':
-        return Line(f'block on {device}', 'fail', 'none: see the scan')
-    mixer = Mamba(16).to(device)
-    dtype = mixer.fused_dtype(torch.zeros(1, 4, 16, device=device))
-    if dtype is not None:
-        return Line(f'block on {device}', 'ok', f'fused, in {_short(dtype)} or autocast')
-    reason = 'the fused block is for CUDA' if device == 'cpu' else 'the scan is the reference'
-    return Line(f'block on {device}', 'ok' if device == 'cpu' else 'note', f'plain: {reason}')
+        yield Line(topic, 'fail', 'none: see the scan')
+        return
+    for path in summarize_paths(path_of_layers(backbone, device)):
+        fine = path.reason is None or device == 'cpu'
+        yield Line(topic, 'ok' if fine else 'note', str(path))
+
+
+def _backbone(config: str | None) -> torch.nn.Module:
+    """That of a config; else one with as many layers as Vim-T has, and fewer channels."""
+    if config is None:
+        from vim_mm.models import VisionMamba
+
+        return VisionMamba(arch=dict(embed_dims=16, num_layers=24), out_feature='norm')
+    from mmengine.registry import MODELS
+
+    from vim_mm.engine.cli import read_config
+
+    args = argparse.Namespace(config=config, cfg_options={})
+    return MODELS.build(read_config(args).model.backbone)
 
 
 def host() -> Iterator[Line]:
@@ -291,9 +321,10 @@ def main(argv: list[str] | None = None, show: Callable[[str], None] = print) -> 
         prog='python -m vim_mm.doctor', description='Examine this installation of vim_mm.'
     )
     parser.add_argument('--json', action='store_true', help='print the findings as JSON')
+    parser.add_argument('--config', help='name the layers of its backbone (needs MMEngine)')
     args = parser.parse_args(argv)
     with redirect_stdout(sys.stderr):  # what libraries print when they are imported
-        lines = examine()
+        lines = examine(args.config)
     failed = any(line.state == 'fail' for line in lines)
     if args.json:
         show(json.dumps(dict(ok=not failed, checks=[asdict(line) for line in lines]), indent=1))

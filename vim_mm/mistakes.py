@@ -5,19 +5,56 @@ A check that somebody wrote raises on purpose: it found a user's mistake. What r
 """
 
 import dis
+import errno
 import json
 import os
+import sys
 import time
 import traceback
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 _PACKAGE = str(Path(__file__).parent)
 # Frames between which a model already runs: what fails there is no wrong argument.
 _RUNNING = (('mmengine/runner/loops.py', 'run'), ('torch/nn/modules/module.py', '_call_impl'))
 _WRONG_CALLS = ('unexpected keyword argument', 'required positional argument', 'multiple values')
 _LONGEST = 600
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def end(main: Callable[[Namespace], int | None], args: Namespace) -> None:
+    """Run the ``main`` of a command, whose result is the exit code.
+
+    A user's mistake ends in one sentence, which is the last line; ``args.debug`` shows its
+    traceback before. A bug keeps its traceback.
+    """
+    try:
+        code = main(args)
+    except BaseException as error:
+        finish(error, args.debug)
+    else:
+        if code:
+            sys.exit(code)
+
+
+def finish(error: BaseException, debug: bool) -> NoReturn:
+    """End the process by an error, as :func:`end` does; a bug is raised again."""
+    program = Path(sys.argv[0]).name
+    if isinstance(error, KeyboardInterrupt):
+        print(f'{program}: interrupted', file=sys.stderr)
+        sys.exit(130)  # as a shell reports SIGINT
+    line = explain(error)
+    if line is None:
+        raise error
+    line = f'{program}: error: {line}'
+    sys.stdout.flush()
+    if debug:
+        print_traceback(error)
+    note_for_torchrun(line)
+    sys.exit(line)
 
 
 def explain(error: BaseException) -> str | None:
@@ -58,6 +95,8 @@ def sentence(error: BaseException) -> str:
         text = f'{error.filename}, line {error.lineno}: {error.msg}'
     if isinstance(error, OSError) and error.filename and error.strerror:
         text = f'{error.filename}: {error.strerror}'
+    elif isinstance(error, OSError) and error.errno in _FULL:
+        text = f'{error.strerror}: free some where the run writes, or choose another --work-dir'
     if 'Original Traceback' in text:  # of a worker of a DataLoader
         text = text.rstrip().splitlines()[-1]
     text = ' '.join(text.split())

@@ -57,5 +57,6 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=1e-2, by_epoch=False, begin=0, end=200),
     dict(type='PolyLR', power=1.0, eta_min=0.0, by_epoch=False),
 ]
+auto_scale_lr = dict(base_batch_size=8)
 train_cfg = dict(max_iters=8000, val_interval=2000)
 default_hooks = dict(checkpoint=dict(interval=2000))

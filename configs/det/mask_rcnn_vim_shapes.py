@@ -61,5 +61,6 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=1e-2, by_epoch=False, begin=0, end=100),
     dict(type='PolyLR', power=1.0, eta_min=0.0, by_epoch=False),
 ]
+auto_scale_lr = dict(base_batch_size=8)
 train_cfg = dict(max_iters=900, val_interval=180)
 default_hooks = dict(logger=dict(interval=20), checkpoint=dict(interval=180))

@@ -138,7 +138,7 @@ def test_an_interrupted_run_keeps_what_it_has(tool, tmp_path, monkeypatch, capsy
         sys, 'argv', ['tool', *options, '--out', str(out), '--picture', str(picture)]
     )
     with pytest.raises(KeyboardInterrupt):
-        tool['main']()
+        tool['main'](tool['parse_args']())
     records = json.loads(out.read_text())['records']
     assert [(r['side'], r['seconds']) for r in records] == [(16, 1.0), (32, 2.0)]
     assert picture.exists() and '32 x 32, batch 1' in capsys.readouterr().out

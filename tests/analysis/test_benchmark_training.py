@@ -45,7 +45,7 @@ def test_an_iteration_is_data_and_host(tmp_path):
     ],
 )
 def test_advice(tool, times, says):
-    loader = dict(LOADER, num_workers=4, pin_memory=True)
+    loader = dict(LOADER, num_workers=4)
     found = ' '.join(tool['advice'](times, 0.02, loader))
     assert says in found
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from vim_mm.analysis.comparison import ARMS, family, read_results, secondary_rows, verdicts
+from vim_mm.analysis.comparison_plots import plot_task
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / 'tools/analysis/compare_methods.py'
@@ -63,6 +64,13 @@ def test_only_seeds_that_all_have_enter(results, tmp_path):
     (task,) = read_results(tmp_path)
     assert task.seeds == [s for s in range(12) if s not in (5, 11)]
     assert 'interim' in _run(tmp_path)
+
+
+def test_the_picture_of_a_task(results, tmp_path):
+    (task,) = read_results(results)
+    plot_task(task, tmp_path / 'images/task.png')
+    picture = cv2.imread(str(tmp_path / 'images/task.png'))
+    assert picture is not None and picture.std() > 10
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from tests.tools.conftest import TOOLS, run_tool
+from vim_mm.analysis.dense_inverse import dense_coefficients, dense_scan
+from vim_mm.analysis.parallel_scans import FORMS
 from vim_mm.analysis.timing import ScanShape, make_inputs
 from vim_mm.ops import METHODS, discretize, selective_scan_ref
 
@@ -26,6 +28,10 @@ def test_every_method_by_every_path(tmp_path):
     expected = [(m, path) for m in METHODS for path in ('CPU kernel', 'Python')]
     expected.insert(expected.index(('bilinear', 'Python')) + 1, ('bilinear', 'dense inverse'))
     for part in ('operations', 'scans'):
+        if part == 'scans':
+            expected.insert(
+                expected.index(('bilinear', 'dense inverse')) + 1, ('bilinear', 'dense A')
+            )
         assert [(r['method'], r['path']) for r in result[part]] == expected
         for record in result[part]:
             errors = [value for name, value in record.items() if name.endswith('_error')]
@@ -33,6 +39,14 @@ def test_every_method_by_every_path(tmp_path):
             assert record['peak_bytes'] > 0
     assert all(r['forward_trials'] == r['backward_trials'] == 3 for r in result['scans'])
     assert result['verdict'] in printed
+    for record in result['scans']:
+        steps = 2 * 12
+        assert record['forward_steps_per_second'] == pytest.approx(steps / record['forward'])
+        both = record['forward'] + record['backward']
+        assert record['both_steps_per_second'] == pytest.approx(steps / both)
+    assert [r['path'] for r in result['bare']] == ['torch.exp', 'torch.linalg.inv']
+    assert all(0 <= r['value_error'] < 1e-5 and r['seconds'] > 0 for r in result['bare'])
+    assert 'The matrix inverse takes' in printed
     peak = {r['path']: r['peak_bytes'] for r in result['scans'] if r['method'] == 'bilinear'}
     assert peak['dense inverse'] > peak['Python'] > peak['CPU kernel']
 
@@ -43,11 +57,32 @@ def test_one_part_alone(tmp_path, flag, part):
     run_tool(TOOL, *TINY, f'--profile_{flag}', '--methods', 'rk4', '--out', 'f.json', cwd=tmp_path)
     result = json.loads((tmp_path / 'f.json').read_text())
     assert {'operations', 'scans'} & result.keys() == {part}
+    assert ('bare' in result) == (part == 'operations')
+
+
+@pytest.mark.slow
+def test_parallel_scans_beside_the_kernel(tmp_path):
+    options = ('--profile_scan', '--parallel_scans', '--methods', 'bilinear', 'poly')
+    run_tool(TOOL, *TINY, *options, '--out', 'f.json', cwd=tmp_path)
+    result = json.loads((tmp_path / 'f.json').read_text())['scans']
+    forms = {r['path']: r for r in result if r['path'].endswith(' form')}
+    assert [*forms] == [f'{form} form' for form in FORMS]
+    assert {r['method'] for r in forms.values()} == {'bilinear'}
+    assert all(r['out_error'] < 1e-5 and r['gradient_error'] < 1e-5 for r in forms.values())
+
+
+@pytest.mark.parametrize('trials', ['0', '-3', 'two'])
+def test_a_figure_needs_a_call(tool, trials, monkeypatch, capsys):
+    monkeypatch.setattr('sys.argv', ['profile', '--n_trials', trials])
+    with pytest.raises(SystemExit):
+        tool['parse_args']()
+    message = f'argument --n_trials: expected a whole number of at least 1, got {trials}'
+    assert capsys.readouterr().err.strip().endswith(message)
 
 
 def test_the_dense_inverse_is_bilinear(tool):
     inputs = make_inputs(ScanShape(2, 3, 9, 4, 'fp64'), 'cpu', dt_bias=0.0)
-    dense = tool['dense_scan'](inputs)
+    dense = dense_scan(inputs)
     expected = selective_scan_ref(**inputs, delta_softplus=True, discretization_method='bilinear')
     torch.testing.assert_close(dense, expected, rtol=1e-12, atol=1e-12)
     grads = [
@@ -57,7 +92,7 @@ def test_the_dense_inverse_is_bilinear(tool):
 
     steps, A = tool['steps_and_rates'](ScanShape(2, 3, 5, 4, 'fp64'), 'cpu')
     torch.testing.assert_close(
-        tool['dense_coefficients'](steps, A), discretize(steps, A, 'bilinear'), rtol=1e-12, atol=0
+        dense_coefficients(steps, A), discretize(steps, A, 'bilinear'), rtol=1e-12, atol=0
     )
 
 
@@ -105,6 +140,6 @@ def test_on_a_gpu(tmp_path):
     run_tool(TOOL, *TINY, '--out', 'figures.json', cwd=tmp_path, CUDA_VISIBLE_DEVICES='0')
     result = json.loads((tmp_path / 'figures.json').read_text())
     assert {r['path'] for r in result['scans']} == {
-        'CUDA kernel', 'CPU kernel', 'Python', 'dense inverse'
+        'CUDA kernel', 'CPU kernel', 'Python', 'dense inverse', 'dense A'
     }  # fmt: skip
     assert all(r['out_error'] < 1e-4 for r in result['scans'])

@@ -8,17 +8,19 @@ import torch
 from vim_mm.analysis.floors import Card
 from vim_mm.analysis.tables import figures
 from vim_mm.analysis.timing import (
+    WARM_UP_CALLS,
     ScanShape,
     differentiable_scan,
     make_inputs,
     pass_times,
     peak_memory,
+    steady_times,
     wall_times,
 )
 
 
 def test_calls_are_timed_one_by_one():
-    pauses = iter([0.0, 0.03, 0.01, 0.02])  # the first warms up
+    pauses = iter([0.0] * WARM_UP_CALLS + [0.03, 0.01, 0.02])
     times = wall_times(lambda: time.sleep(next(pauses)), trials=3)
     assert [round(t, 2) for t in times] == [0.03, 0.01, 0.02]
 
@@ -27,6 +29,12 @@ def test_calls_are_timed_one_by_one():
 def test_time_is_limited(seconds, calls):
     times = wall_times(lambda: time.sleep(0.02), trials=100, seconds=seconds)
     assert 3 <= len(times) <= calls
+
+
+def test_calls_that_follow_one_another():
+    pauses = iter([0.2] * WARM_UP_CALLS + [0.06, 0.02, 0.04, 0.12])
+    times = steady_times(lambda: time.sleep(next(pauses)), calls=2, rounds=2)
+    assert times == [pytest.approx(0.04, abs=0.02), pytest.approx(0.08, abs=0.02)]
 
 
 def test_passes_are_timed_apart():

@@ -3,8 +3,11 @@
 import json
 import os
 import re
+import runpy
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from mmengine.config import Config
 
 from tests.configs.data_on_disk import write_ade20k
 from vim_mm.ops import METHODS
+from vim_mm.ops.library import has_kernel
 
 ROOT = Path(__file__).parents[2]
 SMALL = """
@@ -38,76 +42,96 @@ default_hooks = dict(logger=dict(interval=1), checkpoint=dict(interval=2))
 """
 
 
-def run_all_methods(cwd: Path, *options: str) -> subprocess.CompletedProcess:
+def environment(**variables: str) -> dict[str, str]:
+    """Of a machine without a GPU, with this vim_mm."""
+    ours = {
+        'CONFIG': 'small.py',
+        'METHODS': 'zoh rk4',
+        'PYTHON': sys.executable,
+        'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path]),
+        'CUDA_VISIBLE_DEVICES': '',
+    }
+    return {**os.environ, **ours, **variables}
+
+
+OPTIONS = ('--seeds', '0..1', '--jobs-per-gpu', '2', '--cfg-options', 'data_root=data')
+
+
+def command(task: str = 'seg', options: tuple[str, ...] = OPTIONS) -> list[str]:
+    return ['bash', str(ROOT / task / 'run_all_methods.sh'), *options]
+
+
+def run_all_methods(
+    cwd: Path, *options: str, task: str = 'seg', **variables: str
+) -> subprocess.CompletedProcess:
     return subprocess.run(
-        ['bash', ROOT / 'seg' / 'run_all_methods.sh', '--cfg-options', 'data_root=data', *options],
-        cwd=cwd,
-        env={
-            **os.environ,
-            'CONFIG': 'small.py',
-            'METHODS': 'zoh rk4',
-            'PYTHON': sys.executable,
-            'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path]),
-            'CUDA_VISIBLE_DEVICES': '',
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
+        command(task, options or OPTIONS), cwd=cwd, env=environment(**variables),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
+    )  # fmt: skip
 
 
 COMPARED = [name for name, method in METHODS.items() if not method.control]
 VIM_T = {'seg': 'upernet_vim_t_{}', 'det': 'cascade_mask_rcnn_vim_t_{}'}
 
 
-def dry_run(task: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess:
-    """The script with a Python that runs ``-c`` and prints the arguments of anything else."""
-    echo = cwd / 'echo.sh'
-    echo.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} "$@"\necho "$@"\n')
-    echo.chmod(0o755)
-    env = {name: value for name, value in os.environ.items() if name not in ('METHODS', 'CONFIG')}
-    path = os.pathsep.join([str(ROOT), *sys.path])
-    return subprocess.run(
-        ['bash', ROOT / task / 'run_all_methods.sh', '--amp'],
-        cwd=cwd,
-        env={**env, 'PYTHON': str(echo), 'PYTHONPATH': path, **variables},
-        capture_output=True,
-        text=True,
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('variables', 'methods'),
+    ('task', 'options', 'variables', 'methods'),
     [
-        pytest.param({}, COMPARED, id='default'),
-        pytest.param({'METHODS': ' '.join(METHODS), 'GPUS': '2'}, [*METHODS], id='all'),
+        pytest.param('seg', (), {}, COMPARED, id='default'),
+        pytest.param('det', ('--seeds', '3'), {'GPUS': '2'}, [*METHODS], id='seeds'),
     ],
 )
-@pytest.mark.parametrize('task', ['seg', 'det'])
-def test_trains_the_shipped_config_of_each_method(task, variables, methods, tmp_path):
-    done = dry_run(task, tmp_path, **variables)
-    assert done.returncode == 0, done.stderr
-    *commands, compare = done.stdout.splitlines()
-    for command, method in zip(commands, methods, strict=True):
-        config = re.search(r'train\.py (\S+)', command)[1]
-        assert Path(config).stem == VIM_T[task].format(method)
+def test_trains_the_shipped_config_of_each_method(task, options, variables, methods, tmp_path):
+    config = str(ROOT / 'configs' / task / f'{VIM_T[task].format("{method}")}.py')
+    done = run_all_methods(
+        tmp_path, '--dry-run', '--amp', *options, task=task, METHODS='', CONFIG=config, **variables
+    )
+    assert done.returncode == 0, done.stdout
+    commands = [line for line in done.stdout.splitlines() if '--record' in line]
+    for line, method in zip(commands, methods, strict=True):
+        config = re.search(rf'(\S+{VIM_T[task].format(method)}\.py)', line)[1]
         assert Config.fromfile(config).model.backbone.discretization_method == method
-        assert f'--amp --resume --work-dir work_dirs/{Path(config).stem} ' in command
-        assert f'backbone.discretization_method={method}' in command
-        assert ('--nproc-per-node 2' in command) == ('GPUS' in variables)
-        assert f'work_dirs/{Path(config).stem}' in compare.split()
+        folder = f'work_dirs/{Path(config).stem}' + ('_seed3' if options else '')
+        assert f' --resume --work-dir {folder} --record {folder}/run.json' in line
+        assert f'--amp --cfg-options model.backbone.discretization_method={method}' in line
+        assert ('randomness.seed=3' in line) == bool(options)
+        assert ('dist_train.sh' in line) == ('GPUS' in variables)
+
+
+def test_help_takes_no_pytorch_and_two_seconds(tmp_path):
+    (tmp_path / 'torch.py').write_text('raise AssertionError')
+    done = subprocess.run(
+        command(options=('--help',)), cwd=tmp_path, env=environment(PYTHONPATH=str(tmp_path)),
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0 and '--jobs-per-gpu' in done.stdout
 
 
 def test_a_missing_config_is_found_before_anything_is_trained(tmp_path):
     for method in COMPARED[:-1]:
         (tmp_path / f'{method}.py').touch()
-    done = dry_run('seg', tmp_path, CONFIG='{method}.py')
+    done = run_all_methods(tmp_path, '--amp', METHODS='', CONFIG='{method}.py')
     assert done.returncode == 1
-    assert done.stderr == f'no config {COMPARED[-1]}.py for the method {COMPARED[-1]}\n'
-    assert done.stdout == ''
+    last = COMPARED[-1]
+    message = f'run_all_methods.py: error: no config {last}.py for the method {last}\n'
+    assert done.stdout.endswith(message)
     assert not (tmp_path / 'work_dirs').exists()
+
+
+@pytest.mark.parametrize(
+    ('gpus', 'processes', 'jobs', 'expected'),
+    [
+        ([], 1, 3, [None] * 3),
+        (['0', '1'], 1, 2, ['0', '1', '0', '1']),
+        (['0', '1', '4', '5'], 2, 1, ['0,1', '4,5']),
+    ],
+)
+def test_places(gpus, processes, jobs, expected, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / 'tools')
+    tool = runpy.run_path(str(ROOT / 'tools/run_all_methods.py'))
+    assert tool['places'](gpus, processes, jobs) == expected
+    assert tool['numbers']('0..2,7') == [0, 1, 2, 7]
 
 
 def logged(work_dir: Path, key: str) -> list:
@@ -117,67 +141,122 @@ def logged(work_dir: Path, key: str) -> list:
     return [(record['step'], record[key]) for record in records if key in record]
 
 
+RUNS = [f'small_{method}_seed{seed}' for seed in (0, 1) for method in ('zoh', 'rk4')]
+
+
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory) -> Path:
-    """Where run_all_methods.sh has trained both methods."""
+    """Where two methods with two seeds were trained, two at a time, with an interruption."""
     folder = tmp_path_factory.mktemp('all')
     write_ade20k(folder / 'data')
     (folder / 'small.py').write_text(SMALL)
+    with subprocess.Popen(
+        command(), cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        deadline = time.monotonic() + 200
+        while not [*folder.glob('work_dirs/*/iter_2.pth')]:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        interrupted = process.communicate(timeout=60)[0]
+    assert process.returncode == 130
+    assert [line.split(' ')[-1] for line in interrupted.splitlines()[:2]] == ['begins.'] * 2
+    states = [json.loads(path.read_text())['status'] for path in folder.glob('*/*/run.json')]
+    assert 2 <= len(states) <= 4 and 'interrupted' in states
     done = run_all_methods(folder)
     assert done.returncode == 0, done.stdout
     (folder / 'stdout.txt').write_text(done.stdout)
     return folder
 
 
-@pytest.mark.slow
-def test_prints_the_last_metric_of_each_method(folder):
-    table = [
-        [cell.strip() for cell in line.strip('|').split('|')]
-        for line in (folder / 'stdout.txt').read_text().splitlines()[-4:]
-    ]
-    assert table[0] == ['run', 'iterations', 'loss', 'mIoU']
-    for row, method in zip(table[2:], ('zoh', 'rk4'), strict=True):
-        ((step, mean_iou),) = logged(folder / 'work_dirs' / f'small_{method}', 'mIoU')
-        loss = logged(folder / 'work_dirs' / f'small_{method}', 'loss')[-1][1]
-        assert row == [f'small_{method}', str(step), f'{loss:.3g}', f'{mean_iou:.2f}']
+def record(folder: Path, run: str) -> dict:
+    return json.loads((folder / 'work_dirs' / run / 'run.json').read_text())
 
 
 @pytest.mark.slow
-def test_runs_differ_in_the_method_only(folder):
-    configs = [
-        Config.fromfile(folder / 'work_dirs' / f'small_{method}' / 'small.py').to_dict()
-        for method in ('zoh', 'rk4')
+def test_every_run_ends_and_says_what_ran(folder):
+    path = 'CPU kernel' if has_kernel('cpu') else 'Python reference'
+    for run in RUNS:
+        found = record(folder, run)
+        assert (found['status'], found['ran']['path']) == ('finished', path)
+        assert found['ran']['mixers'] == 4
+        assert {'torch', 'mmseg', 'python'} <= found['ran']['versions'].keys()
+        assert found['commit'] and 'VIM_USE_CUDA_KERNEL' in found and 'train.py' in found['command']
+        assert f'randomness.seed={run[-1]}' in found['command']
+        assert {step for step, _ in logged(folder / 'work_dirs' / run, 'loss')} == {1, 2, 3, 4}
+    assert 'goes on.' in (folder / 'stdout.txt').read_text()
+
+
+@pytest.mark.slow
+def test_prints_the_comparison_over_seeds(folder):
+    printed = (folder / 'stdout.txt').read_text()
+    for method in ('zoh', 'rk4'):
+        ends = [
+            logged(folder / 'work_dirs' / f'small_{method}_seed{seed}', 'mIoU')[-1][1]
+            for seed in (0, 1)
+        ]
+        (row,) = re.findall(rf'^\| {method} .*$', printed, re.M)
+        cells = [cell.strip() for cell in row.strip('|').split('|')]
+        assert cells[1:3] == ['2', f'{sum(ends) / 2:.2f}']
+    assert 'no run of the control zoh_exact' in printed
+
+
+@pytest.mark.slow
+def test_runs_differ_in_the_method_and_the_seed_only(folder):
+    configs = [Config.fromfile(folder / 'work_dirs' / run / 'small.py').to_dict() for run in RUNS]
+    found = [
+        (cfg['model']['backbone'].pop('discretization_method'), cfg['randomness'].pop('seed'))
+        for cfg in configs
     ]
-    methods = [cfg['model']['backbone'].pop('discretization_method') for cfg in configs]
-    assert methods == ['zoh', 'rk4']
-    for cfg, method in zip(configs, methods, strict=True):
-        assert Path(cfg.pop('work_dir')).name == f'small_{method}'
-    assert configs[0] == configs[1]
-    first = [logged(folder / 'work_dirs' / f'small_{method}', 'loss')[0] for method in methods]
-    assert first[0][0] == first[1][0] == 1
-    assert first[0] != first[1]
+    assert found == [('zoh', 0), ('rk4', 0), ('zoh', 1), ('rk4', 1)]
+    for cfg, run in zip(configs, RUNS, strict=True):
+        assert Path(cfg.pop('work_dir')).name == run
+        cfg.update(load_from=None, resume=False)  # where an interrupted one goes on
+        assert cfg == configs[0]
+    losses = {logged(folder / 'work_dirs' / run, 'loss')[0] for run in RUNS}
+    assert len(losses) == 4 and {step for step, _ in losses} == {1}
 
 
 @pytest.mark.slow
 def test_skips_the_finished_and_resumes_the_interrupted(folder):
-    zoh, rk4 = (folder / 'work_dirs' / f'small_{method}' for method in ('zoh', 'rk4'))
-    assert [step for step, _ in logged(zoh, 'mIoU')] == [4]
+    first, *others = (folder / 'work_dirs' / run for run in RUNS)
+    logs = {run: [*run.glob('*/vis_data')] for run in others}
     # What a run leaves that was killed in its fourth iteration.
-    (zoh / 'finished').unlink()
-    (zoh / 'iter_4.pth').unlink()
-    (zoh / 'last_checkpoint').write_text(str(zoh / 'iter_2.pth'))
+    found = json.loads((first / 'run.json').read_text())
+    (first / 'run.json').write_text(json.dumps(found | {'status': 'interrupted'}))
+    (first / 'iter_4.pth').unlink()
+    (first / 'last_checkpoint').write_text(str(first / 'iter_2.pth'))
+    before = logged(first, 'loss')
 
     done = run_all_methods(folder)
     assert done.returncode == 0, done.stdout
-    assert f'{rk4.relative_to(folder)} is finished.' in done.stdout
-    assert len([*rk4.glob('*/vis_data')]) == 1
-    assert [step for step, _ in logged(zoh, 'loss')] == [1, 2, 3, 4, 3, 4]
-    assert [step for step, _ in logged(zoh, 'mIoU')] == [4, 4]
-    assert (zoh / 'finished').exists()
+    assert all(f'work_dirs/{run} is finished.' in done.stdout for run in RUNS)
+    assert logs == {run: [*run.glob('*/vis_data')] for run in others}
+    assert [step for step, _ in logged(first, 'loss')[len(before) :]] == [3, 4]
+    assert record(folder, RUNS[0])['status'] == 'finished'
 
 
 @pytest.mark.slow
-def test_refuses_to_mix_runs_of_other_arguments(folder):
-    done = run_all_methods(folder, 'optim_wrapper.optimizer.lr=1')
+@pytest.mark.parametrize(
+    ('options', 'variables', 'difference'),
+    [
+        (('optim_wrapper.optimizer.lr=1',), {}, 'the config with all that it inherits'),
+        ((), {'VIM_USE_CUDA_KERNEL': '0'}, "VIM_USE_CUDA_KERNEL ('None', now '0')"),
+    ],
+)
+def test_refuses_to_mix_runs_of_other_arguments(folder, options, variables, difference):
+    done = run_all_methods(folder, *OPTIONS, *options, **variables)
     assert done.returncode == 1
-    assert 'work_dirs/small_zoh holds the run of other arguments' in done.stdout
+    assert 'work_dirs/small_zoh_seed0 holds the run of other arguments' in done.stdout
+    assert difference in done.stdout
+
+
+@pytest.mark.slow
+def test_refuses_the_run_of_another_commit(folder):
+    file = folder / 'work_dirs' / RUNS[1] / 'run.json'
+    text = file.read_text()
+    file.write_text(json.dumps(json.loads(text) | {'commit': 'abc'}))
+    done = run_all_methods(folder)
+    file.write_text(text)
+    assert done.returncode == 1
+    assert "it differs in the commit of the code ('abc', now " in done.stdout

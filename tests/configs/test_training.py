@@ -107,6 +107,7 @@ def train(config: str, work_dir: Path, options: dict) -> dict:
         'train_cfg.val_interval': 2,
         'default_hooks.logger.interval': 1,
         'train_dataloader.batch_size': 2,
+        'auto_scale_lr.base_batch_size': 2,
         'train_dataloader.num_workers': 0,
         'val_dataloader.num_workers': 0,
         **options,

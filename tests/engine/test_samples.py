@@ -67,8 +67,8 @@ def test_epochs_differ_and_repeat():
 
 
 def test_numbered_indices_reach_workers_by_pickling():
-    index = pickle.loads(pickle.dumps(NumberedIndex(3, 7)))
-    assert index == 3 and index.number == 7
+    index = pickle.loads(pickle.dumps(NumberedIndex(3, 7, 1)))
+    assert (int(index), index.number, index.epoch) == (3, 7, 1)
 
 
 @pytest.fixture

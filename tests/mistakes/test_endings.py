@@ -1,12 +1,19 @@
 """How the tools end: the last line is the sentence, with and without torchrun."""
 
+import os
+import re
 import subprocess
 import sys
-import time
 
 import pytest
 
-from tests.tools.conftest import TOOLS, configs, data_root, run_tool  # noqa: F401  fixtures
+from tests.tools.conftest import (  # noqa: F401  fixtures
+    TOOLS,
+    configs,
+    data_root,
+    environment,
+    run_tool,
+)
 
 WRONG = '_base_ = {base!r}\nmodel = dict(backbone=dict(drop_path_rate=2.0))\n'
 SENTENCE = r'train.py: error: drop_path_rate must lie in [0, 1), got 2.0'
@@ -51,16 +58,67 @@ def test_torchrun_points_at_a_traceback(tmp_path):
     assert done.stderr.splitlines()[-1].startswith('Process 0 failed (exit code 1)')
 
 
-@pytest.mark.parametrize(
-    'tool', ['train', 'test', 'infer', 'stream', 'compare_runs', 'demo_report']
-)
-def test_help_takes_no_pytorch(tool, tmp_path):
-    for module in ('torch', 'mmengine', 'vim_mm', 'numpy'):
-        (tmp_path / f'{module}.py').write_text('raise ImportError')
-    start = time.monotonic()
-    log = run_tool(f'{tool}.py', '--help', cwd=tmp_path, PYTHONPATH=str(tmp_path))
-    assert log.startswith('usage: ')
-    assert time.monotonic() - start < 2
+# What a user or a developer calls.
+COMMANDS = [
+    *(
+        pytest.param((str(path),), id=path.relative_to(TOOLS).as_posix())
+        for path in sorted(TOOLS.rglob('[!_]*.py'))
+        if "__name__ == '__main__'" in path.read_text()
+    ),
+    *(('-m', f'vim_mm.datasets.{name}') for name in ('shapes', 'fashion')),
+]
+
+
+def ask(command, argument: str, folder):
+    """Call a command where there is no PyTorch and no MMEngine: what it printed, CPU seconds."""
+    for module in ('torch', 'mmengine'):
+        (folder / f'{module}.py').write_text(f"raise ImportError('there is no {module}')")
+    before = os.times()
+    done = subprocess.run(
+        [sys.executable, *command, argument],
+        cwd=folder,
+        env=environment(PYTHONPATH=os.pathsep.join([str(folder), str(TOOLS.parent)])),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    after = os.times()
+    seconds = after.children_user - before.children_user
+    return done, seconds + after.children_system - before.children_system
+
+
+@pytest.mark.parametrize('command', COMMANDS)
+def test_help_takes_no_pytorch_and_no_2_seconds(command, tmp_path):
+    done, seconds = ask(command, '--help', tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith('usage: '), done.stderr
+    assert seconds < 2
+
+
+@pytest.mark.parametrize('command', COMMANDS)
+def test_a_wrong_argument_is_one_sentence(command, tmp_path):
+    done, _ = ask(command, '--no-such-argument', tmp_path)
+    assert done.returncode == 2 and 'Traceback' not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert re.match(r'[\w-]+\.py( \w+)?: error: ', last)
+    assert re.search('--no-such-argument|required|invalid choice', last)
+
+
+@pytest.mark.parametrize('tool', ['verify_discretization', 'benchmark_segmentors'])
+def test_a_missing_library_is_one_sentence(tool, tmp_path):
+    done, _ = ask((str(TOOLS / f'analysis/{tool}.py'),), '--debug', tmp_path)
+    assert done.returncode == 1
+    assert re.fullmatch(rf'{tool}\.py: error: there is no (torch|mmengine)\n', done.stderr)
+
+
+@pytest.mark.slow
+def test_a_value_that_a_module_knows_is_checked(tmp_path):
+    """Names of methods are in vim_mm, which is imported where one is given."""
+    tool = 'analysis/verify_discretization.py'
+    log = run_tool(tool, '--methods', 'euler', cwd=tmp_path, fails=True)
+    assert log.splitlines()[-1].startswith(
+        "verify_discretization.py: error: argument --methods: expected one of ['zoh', "
+    )
+    assert log.splitlines()[-1].endswith("got 'euler'")
 
 
 def test_a_wrong_option_is_one_line(tmp_path):

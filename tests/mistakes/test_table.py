@@ -93,6 +93,8 @@ BACKBONE = [
     (dict(bimamba_type='v3'), "bimamba_type must be one of .*'v3'"),
     (dict(if_divide_out='yes'), "if_divide_out must be True or False, got 'yes'"),
     (dict(if_rope=1), 'if_rope must be True or False, got 1'),
+    (dict(if_rope=True, if_rope_residual=1), 'if_rope_residual must be True or False, got 1'),
+    (dict(if_rope_residual=True), 'if_rope_residual needs if_rope, got if_rope False'),
     (dict(if_abs_pos_embed='true'), 'if_abs_pos_embed must be True or False'),
     (dict(residual_in_fp32=None), 'residual_in_fp32 must be True or False, got None'),
     (dict(with_cp=1), 'with_cp must be True or False, got 1'),
@@ -376,6 +378,7 @@ def checkpoint_bytes(legacy: bool = False) -> bytes:
         (checkpoint_bytes(legacy=True)[:-100], 'damaged checkpoint'),
         (b'\x10\0\0\0\0\0\0\0{"a": {"dtype":', 'damaged safetensors file'),
     ],
+    ids=lambda value: value if isinstance(value, str) else '',  # bytes hold the time of day
 )
 def test_files_that_are_no_checkpoints(content, expected, tmp_path):
     file = tmp_path / 'weights.pth'

@@ -146,13 +146,6 @@ def test_unknown_non_square_grid(tmp_path):
         ),
         pytest.param(lambda w: w.pop('pos_embed'), 'lacks 1 .* pos_embed$', id='pos_embed'),
         pytest.param(
-            lambda w: w.update(
-                {f'model.{k}': w.pop(k) for k in [*w]},
-            ),
-            'lacks 37 of 37 .*, ...$',
-            id='other-prefix',
-        ),
-        pytest.param(
             lambda w: w.update({'layers.0.mixer.D': torch.zeros(3)}),
             r'wrong shape of 1 .*D \(3,\) for \(32,\)$',
             id='shape',
@@ -165,6 +158,39 @@ def test_incomplete_weights_raise(tmp_path, spoil, message):
     torch.save(dict(state_dict=weights), tmp_path / 'model.pth')
     with pytest.raises(RuntimeError, match=message):
         pretrained(tmp_path / 'model.pth')
+
+
+@pytest.mark.parametrize('prefix', [None, 'model', 'model.', 'backbone.'])
+def test_the_backbone_is_found_under_whatever_prefix(tmp_path, prefix):
+    """And with it the note of what its weights compute."""
+    model = small_backbone(out_feature='residual')
+    weights = OrderedDict((f'model.{k}', v) for k, v in model.state_dict().items())
+    weights._metadata = OrderedDict(model=model.state_dict()._metadata[''])
+    torch.save(dict(state_dict=weights), tmp_path / 'model.pth')
+    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'model.pth'), prefix=prefix)
+    loaded = small_backbone(registered.VisionMamba, init_cfg=init_cfg)
+    loaded.init_weights()
+    assert_same_weights(loaded, model)
+    assert loaded.loaded_switches['out_feature'] == 'residual'
+
+
+def test_of_several_backbones_the_prefix_names_one(tmp_path):
+    student, teacher = small_backbone(), small_backbone()
+    weights = {f'{name}.{k}': v for name, m in (('student', student), ('teacher', teacher))
+               for k, v in m.state_dict().items()}  # fmt: skip
+    torch.save(weights, tmp_path / 'model.pth')
+    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'model.pth'), prefix='teacher')
+    loaded = small_backbone(registered.VisionMamba, init_cfg=init_cfg)
+    loaded.init_weights()
+    assert_same_weights(loaded, teacher)
+    with pytest.raises(ValueError, match=r"prefix must be one of \['student', 'teacher'\]"):
+        pretrained(tmp_path / 'model.pth')
+
+
+def test_weights_under_another_name_are_pointed_at():
+    weights = {f'backbone.{k}': v for k, v in small_backbone().state_dict().items()}
+    with pytest.raises(RuntimeError, match=r"lacks 37 of 37 .* \(they stand under 'backbone\.'\)"):
+        small_backbone().load_state_dict(weights)
 
 
 def test_v1_weights_do_not_fit_v2(tmp_path):

@@ -8,7 +8,7 @@ from tests.models.small import small_backbone
 
 
 def graphs_and_outputs(model, sizes, dynamic):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend='aot_eager')
     for size in sizes:

@@ -82,7 +82,7 @@ def assert_no_second_derivative(module, x):
 
 def assert_compiled(model, inputs, dynamic):
     """One graph for all inputs, of the eager gradients."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend='aot_eager')
     for x in inputs:
@@ -129,6 +129,17 @@ class TestOnCpu:
             pytest.param(dict(out_feature='residual', with_cp=True), id='residual'),
             pytest.param(dict(out_feature='norm', out_indices=(0, 1)), id='norm'),
             pytest.param(dict(frozen_stages=1, with_cp=True), id='frozen'),
+            pytest.param(
+                dict(
+                    if_rope=True,
+                    if_rope_residual=True,
+                    out_feature='residual',
+                    out_indices=(0, 1),
+                    if_divide_out=False,
+                    with_cp=True,
+                ),
+                id='rope_residual',
+            ),
         ],
     )
     def test_backbone(self, options, take_plain):
@@ -213,7 +224,7 @@ class TestOnCpu:
             codes.append(graph.code)
             return graph
 
-        torch._dynamo.reset()
+        torch.compiler.reset()
         model, x = small_backbone(out_feature='norm'), images(40, 24)
         with torch.no_grad():
             (given,) = torch.compile(model, fullgraph=True, backend=backend)(x)
@@ -406,6 +417,16 @@ class TestOnCuda:
             pytest.param(dict(out_feature='residual', bimamba_type='v1'), id='residual'),
             pytest.param(dict(out_feature='norm', out_indices=(0, 1)), id='norm'),
             pytest.param(dict(if_rope=True, cls_token='middle'), id='rope'),
+            pytest.param(
+                dict(
+                    if_rope=True,
+                    if_rope_residual=True,
+                    out_feature='residual',
+                    out_indices=(0, 1),
+                    if_divide_out=False,
+                ),
+                id='rope_residual',
+            ),
             pytest.param(dict(drop_path_rate=0.5, if_abs_pos_embed=False), id='drop_path'),
             pytest.param(
                 dict(residual_in_fp32=False, if_abs_pos_embed=False, bimamba_type='none'),

@@ -269,7 +269,7 @@ def test_adapters_of_peft_train(device):
 
 
 def test_one_adapted_layer_is_compiled_in_one_graph(operators):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model, x = small_backbone(), images(16, 24)
     add_adapter(model, 'layers.0.mixer.in_proj')
     compiled = torch.compile(model, fullgraph=True, backend='aot_eager')

@@ -107,7 +107,9 @@ def test_stochastic_depth_grows_linearly():
 
 
 def test_stochastic_depth_drops_whole_samples_in_training_only():
-    model = small_backbone(drop_path_rate=0.5, out_feature='residual', out_indices=(0, 1))
+    arch = dict(embed_dims=16, num_layers=3)
+    options = dict(drop_path_rate=0.9, out_feature='residual', out_indices=(0, 1))
+    model = small_backbone(arch=arch, **options)
     x = images(batch=1).expand(16, -1, -1, -1)
     model.train()
     before, after = model(x)
@@ -117,6 +119,13 @@ def test_stochastic_depth_drops_whole_samples_in_training_only():
     torch.testing.assert_close(kept, kept[:1].expand_as(kept))
     model.eval()
     assert not (torch.eq(*model(x))).flatten(1).all(1).any()
+
+
+def test_the_last_layers_output_is_not_dropped_from_the_stream_that_is_returned():
+    """As in Vim's released detector."""
+    model = small_backbone(drop_path_rate=0.9, out_feature='residual')
+    x = images(batch=1).expand(16, -1, -1, -1)
+    assert torch.equal(model.train()(x)[0], model.eval()(x)[0])
 
 
 def test_init_weights_gives_the_same_distribution_as_the_constructor():

@@ -49,8 +49,8 @@ def ssm(u, w, end, A_log, scan, flip):
     return (y.flip(1) if flip else y) + w[f'D{end}'] * u
 
 
-def mixer(tokens, w, bimamba_type, scan=zoh_scan):
-    """tokens (B, L, C) through a mixer whose weights are w; v2 averages its directions."""
+def mixer(tokens, w, bimamba_type, scan=zoh_scan, halve=True):
+    """tokens (B, L, C) through a mixer whose weights are w; v2 may halve the sum of directions."""
     x, z = (tokens @ w['in_proj.weight'].T).chunk(2, dim=-1)
     u = silu(short_conv(x, w['conv1d.weight'], w['conv1d.bias']))
     y = ssm(u, w, '', 'A_log', scan, flip=False)
@@ -58,7 +58,8 @@ def mixer(tokens, w, bimamba_type, scan=zoh_scan):
         y = y + ssm(u, w, '', 'A_b_log', scan, flip=True)
     if bimamba_type == 'v2':
         u = silu(short_conv(x.flip(1), w['conv1d_b.weight'], w['conv1d_b.bias'])).flip(1)
-        y = (y + ssm(u, w, '_b', 'A_b_log', scan, flip=True)) / 2
+        y = y + ssm(u, w, '_b', 'A_b_log', scan, flip=True)
+        y = y / 2 if halve else y
     return (y * silu(z)) @ w['out_proj.weight'].T
 
 
@@ -95,7 +96,11 @@ def turn(tokens, side, pretrained_side=14):
 
 
 def vim(image, w, bimamba_type, tap, depth, middle_cls=False, rope=False):
-    """The tokens after each layer: the mixer's output, the stream, or the stream normalized."""
+    """The tokens after each layer: the mixer's output, the stream, or the stream normalized.
+
+    The stream is the one that the next layer takes, and of the last layer the sum that nothing
+    turns.
+    """
     tokens = patch_tokens(image, w['patch_embed.proj.weight'], w['patch_embed.proj.bias'])
     if middle_cls:
         middle = tokens.shape[1] // 2
@@ -112,7 +117,7 @@ def vim(image, w, bimamba_type, tap, depth, middle_cls=False, rope=False):
         after = stream + mixed
         stream = stream + turn(mixed, side) if rope else after
         norm = w.get('norm_f.weight' if i == depth - 1 else f'norm{i}.weight')
-        outputs = {'mixer': mixed, 'residual': after}
+        outputs = {'mixer': mixed, 'residual': after if i == depth - 1 else stream}
         if norm is not None:
             outputs['norm'] = rms_norm(after, norm)
         taps.append(outputs.get(tap))

@@ -22,7 +22,8 @@ def run(monkeypatch, capsys):
 
     def run(tool, *arguments):
         monkeypatch.setattr(sys, 'argv', [tool, *arguments])
-        result = runpy.run_path(str(DEV / tool))['main']()
+        script = runpy.run_path(str(DEV / tool))
+        result = script['main'](script['parse_args']())
         return result, capsys.readouterr().out
 
     return run

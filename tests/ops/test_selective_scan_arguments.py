@@ -174,7 +174,7 @@ def test_the_variable_is_frozen_into_a_compiled_graph(monkeypatch):
         graphs.append([str(node.target) for node in module.graph.nodes])
         return module.forward
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(selective_scan_fn, fullgraph=True, backend=backend)
     inputs = make_inputs()
     for variable in ('0', '', '1'):

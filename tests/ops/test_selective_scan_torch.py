@@ -58,7 +58,7 @@ def test_opcheck_backward(method):
 @each_method
 def test_compile_in_one_graph(method):
     """Static lengths, and one graph for every length when they are dynamic."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     scan = functools.partial(
         selective_scan_fn,
         delta_softplus=True,
@@ -87,7 +87,7 @@ def run(scan, inputs):
 @pytest.mark.slow
 def test_compile_with_inductor():
     """The default backend once, with code around the op that it fuses."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
     def block(u, **rest):
         return torch.tanh(selective_scan_fn(2 * u, **rest) + 1)

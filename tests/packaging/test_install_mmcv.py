@@ -46,7 +46,7 @@ class Environment:
         """Runs the script once; what it asked of pip."""
         self.calls = []
         monkeypatch.setattr('sys.argv', ['install_mmcv.py', *arguments])
-        self.script.main()
+        self.script.main(self.script.parse_args())
         return self.calls
 
 

@@ -17,6 +17,7 @@ model = dict(backbone=dict(arch=dict(_delete_=True, embed_dims=8, num_layers=4))
 train_dataloader = dict(batch_size=2, num_workers=0, persistent_workers=False)
 val_dataloader = dict(num_workers=0, persistent_workers=False)
 test_dataloader = val_dataloader
+auto_scale_lr = dict(base_batch_size=4)
 train_cfg = dict(max_iters=4, val_interval=4)
 default_hooks = dict(logger=dict(interval=1), checkpoint=dict(interval=2))
 """

@@ -48,6 +48,38 @@ def test_one_node(task, configs, data_root, options, tmp_path):
     assert metrics(tested, 'test') == metrics(log, 'val')
 
 
+def test_any_number_of_processes_makes_the_batch_of_the_recipe(configs, options, tmp_path):
+    """And a run goes on from another number of processes; the learning rate stays."""
+    rates = {}
+    for processes, line in (
+        (1, 'Batch: 4 images a step = 2 x 2 micro-batches, whose gradients are accumulated'),
+        (2, 'Batch: 4 images a step = 2 processes x 2; the batch and the learning rate are those'),
+    ):
+        log = run_tool(
+            'dist_train.sh', configs['seg'], processes, '--batch-per-gpu', 2, '--resume', *options,
+            f'train_cfg.max_iters={2 * processes}', cwd=tmp_path,
+        )  # fmt: skip
+        assert line in log
+        first = 2 * processes - 1
+        assert iterations(log) == [first, first + 1]
+        rates[processes] = re.findall(r'Iter\(train\).*? lr: (\S+)', log)
+    whole = run_tool(
+        'train.py', configs['seg'], '--batch-per-gpu', 2, '--work-dir', 'whole', *options[2:],
+        'train_cfg.max_iters=4', cwd=tmp_path,
+    )  # fmt: skip
+    assert re.findall(r'Iter\(train\).*? lr: (\S+)', whole)[2:] == rates[2]
+    scaled = run_tool(
+        'dist_train.sh', configs['seg'], 2, '--batch-per-gpu', 3, '--scale-lr', *options,
+        '--work-dir', 'scaled', cwd=tmp_path,
+    )  # fmt: skip
+    assert (
+        'Batch: 6 images a step = 2 processes x 3; the learning rate is multiplied by 6 / 4'
+        in scaled
+    )
+    failed = run_tool('dist_train.sh', configs['seg'], 3, *options, cwd=tmp_path, fails=True)
+    assert '3 processes cannot share the 4 images of a step evenly' in failed.splitlines()[-1]
+
+
 def test_two_nodes(configs, options, tmp_path):
     variables = dict(NNODES='2', MASTER_ADDR='127.0.0.1', PORT=free_port())
     processes = [
@@ -124,6 +156,44 @@ def test_fully_sharded(configs, data_root, tmp_path):
     assert weights[0].keys() == weights[1].keys()
     tested = run_tool('test.py', 'whole.py', 'sharded/iter_4.pth', *options[:2], cwd=tmp_path)
     assert metrics(tested, 'test').startswith('aAcc: ')
+
+
+FAULTY = """
+from mmengine.dist import get_rank
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+@HOOKS.register_module()
+class FaultyHook(Hook):
+    def before_train(self, runner):
+        def spoil(module, args, output):
+            if module.training and runner.iter == 1 and get_rank() == 1:
+                return output * float('nan')
+
+        named = runner.model.named_modules()
+        (module,) = (m for name, m in named if name.endswith("decode_head.conv_seg"))
+        module.register_forward_hook(spoil)
+"""
+
+
+def test_a_loss_of_one_process_ends_a_sharded_training(configs, data_root, tmp_path):
+    """The replay gathers weights, so all processes take part, and all say whose fault it is."""
+    (tmp_path / 'faulty.py').write_text(FAULTY)
+    (tmp_path / 'whole.py').write_text(PLAIN_NORMS.format(config=str(configs['seg'])))
+    (tmp_path / 'sharded.py').write_text(
+        SHARDED.format(config=str(tmp_path / 'whole.py'))
+        + "custom_imports = dict(imports=['vim_mm', 'faulty'])\n"
+        + "custom_hooks = [dict(type='FaultyHook')]\n"
+    )
+    log = run_tool(
+        'dist_train.sh', 'sharded.py', 2, '--cfg-options', f'data_root={data_root}',
+        cwd=tmp_path, fails=True, PYTHONPATH=f'{tmp_path}:{environment()["PYTHONPATH"]}',
+    )  # fmt: skip
+    assert log.splitlines()[-1] == (
+        'train.py: error: The loss of iteration 2 is nan. The first value that is not finite is '
+        'the output of decode_head.conv_seg (Conv2d), whose input is finite.'
+    )
+    assert iterations(log) == [1]
 
 
 def test_clipping_by_a_shard_is_refused(configs, tmp_path):

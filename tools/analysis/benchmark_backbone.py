@@ -15,20 +15,83 @@ cannot run here is left out, and said.
 
 A time is the median of what a caller waits for, in a CUDA graph that of the device. Memory is the
 peak of a call, parameters and images included; a training step is forward, backward and the
-release of gradients. Tables in Markdown go to the terminal, progress to its error output. A run
-that is interrupted still writes what it has measured.
+release of gradients. Tables in Markdown go to the terminal, what is left out to its error output.
+A run that is interrupted still writes what it has measured.
 """
 
 import argparse
 import gc
 import json
 import math
-import pathlib
 import re
 import sys
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import DTYPES, METHODS, Names, add_run_arguments, end, parse_first
+
+SETS = {
+    'standard': [(224, 64), (512, 8), (1024, 2), (1248, 2)],
+    'sweep': [(side, 2) for side in (224, 384, 512, 768, 1024, 1248, 1536, 2048)],
+}
+
+Size = tuple[int, int]
+
+
+def image_sizes(word: str) -> list[Size]:
+    """What one word of ``--images`` means, as (side, batch)."""
+    if word in SETS:
+        return SETS[word]
+    match = re.fullmatch(r'(\d+)x(\d+)', word)
+    if match is None:
+        raise argparse.ArgumentTypeError(f'expected SIDExBATCH or one of {[*SETS]}, got {word!r}')
+    return [(int(match[1]), int(match[2]))]
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        '--images',
+        nargs='+',
+        type=image_sizes,
+        default=[SETS['standard'], SETS['sweep']],
+        metavar='SIDExBATCH',
+        help=f'sizes, or names of sets of them: {[*SETS]} (default: all)',
+    )
+    parser.add_argument('--arch', choices=['tiny', 'small', 'base'], default='tiny')
+    parser.add_argument(
+        '--methods', nargs='*', type=METHODS, default=['zoh', 'bilinear'], metavar='METHOD'
+    )
+    peers = Names('peers.backbones', 'PEERS')
+    parser.add_argument('--peers', nargs='*', type=peers, default=peers, metavar='PEER')
+    parser.add_argument(
+        '--modes',
+        nargs='+',
+        type=Names('peers.backbones', 'MODES'),
+        metavar='MODE',
+        default=['infer', 'graph', 'train', 'train_cp'],
+        help='those of torch.compile take a minute of compilation each and are not in the default',
+    )
+    parser.add_argument(
+        '--dtype', choices=DTYPES, default='bf16', help='of autocast; fp32 is without'
+    )
+    add_run_arguments(parser)
+    parser.add_argument('--seconds', type=float, default=10.0, help='limit on timing one record')
+    parser.add_argument('--picture', type=Path, help='draw the sweep into this file')
+    args = parser.parse_args()
+    args.sizes = [*dict.fromkeys(size for sizes in args.images for size in sizes)]
+    if not (args.methods or args.peers):
+        parser.error('nothing to measure: no --methods and no --peers')
+    return args
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import torch
 from peers.backbones import (
@@ -45,33 +108,16 @@ from peers.backbones import (
 )
 from peers.scans import peer_version
 
-from vim_mm.analysis.arguments import add_run_arguments
 from vim_mm.analysis.plots import Line, plot_lines
 from vim_mm.analysis.tables import figures, markdown_table, write_text
-from vim_mm.analysis.timing import DTYPES, environment
-from vim_mm.models.arguments import ARCHS
-from vim_mm.ops import METHODS
+from vim_mm.analysis.timing import environment
+from vim_mm.progress import progress
 
-SETS = {
-    'standard': [(224, 64), (512, 8), (1024, 2), (1248, 2)],
-    'sweep': [(side, 2) for side in (224, 384, 512, 768, 1024, 1248, 1536, 2048)],
-}
 # Field of a record, factor to the unit of the table, and the table's title.
 TIME = ('seconds', 1e3, 'Milliseconds')
 MEMORY = ('peak_bytes', 2**-20, 'Peak memory in MiB')
 
 Record = dict[str, Any]
-Size = tuple[int, int]
-
-
-def image_sizes(word: str) -> list[Size]:
-    """What one word of ``--images`` means, as (side, batch)."""
-    if word in SETS:
-        return SETS[word]
-    match = re.fullmatch(r'(\d+)x(\d+)', word)
-    if match is None:
-        raise argparse.ArgumentTypeError(f'expected SIDExBATCH or one of {[*SETS]}, got {word!r}')
-    return [(int(match[1]), int(match[2]))]
 
 
 def name_of(size: Size) -> str:
@@ -108,27 +154,25 @@ def run(args: argparse.Namespace) -> Iterator[Record]:
     """One record for each size, backbone and mode."""
     said = set()
     chosen = present(args)
-    for size, (name, contender) in product(args.sizes, chosen.items()):
-        side, batch = size
+    cases = [*product(args.sizes, chosen.items(), args.modes)]
+    for (side, batch), (name, contender), mode in progress(cases, 'records'):
         images = torch.randn(batch, 3, side, side, device=args.device)
-        for mode in args.modes:
-            reason = skip_reason(contender, mode, args.device)
-            if reason is not None:
-                if (name, mode) not in said:
-                    print(f'left out: {name}, {mode}: {reason}', file=sys.stderr)
-                said.add((name, mode))
-                continue
-            print(f'{name_of(size)}: {name}, {mode}', file=sys.stderr, flush=True)
-            model = contender.build(side, mode == 'train_cp').to(args.device)
-            workload = Workload(model, images, args.dtype)
-            given = {'side': side, 'batch': batch, 'model': name, 'mode': mode}
-            try:
-                result = measure(workload, mode, args.n_trials, args.seconds)
-                yield given | {'layers': contender.layers} | result
-            except torch.OutOfMemoryError:
-                print('left out: out of memory', file=sys.stderr)
-            del model, workload
-            gc.collect()  # a compiled model holds itself in cycles
+        reason = skip_reason(contender, mode, args.device)
+        if reason is not None:
+            if (name, mode) not in said:
+                print(f'left out: {name}, {mode}: {reason}', file=sys.stderr)
+            said.add((name, mode))
+            continue
+        model = contender.build(side, mode == 'train_cp').to(args.device)
+        workload = Workload(model, images, args.dtype)
+        given = {'side': side, 'batch': batch, 'model': name, 'mode': mode}
+        try:
+            result = measure(workload, mode, args.n_trials, args.seconds)
+            yield given | {'layers': contender.layers} | result
+        except torch.OutOfMemoryError:
+            print('left out: out of memory', file=sys.stderr)
+        del model, workload
+        gc.collect()  # a compiled model holds itself in cycles
 
 
 def sizes_of(records: list[Record]) -> list[Size]:
@@ -258,7 +302,7 @@ def report(records: list[Record]) -> str:
     return '\n\n'.join(parts)
 
 
-def draw(records: list[Record], path: pathlib.Path) -> None:
+def draw(records: list[Record], path: Path) -> None:
     """Latency and memory over the side of the image."""
     part = sweeps(records)
     graph = any(r['mode'] == 'graph' for r in part)
@@ -272,42 +316,6 @@ def draw(records: list[Record], path: pathlib.Path) -> None:
             panels[f'{MODES[mode]}: {unit}'] = lines
     path.parent.mkdir(parents=True, exist_ok=True)
     plot_lines(panels, f'side of the image in pixels, batch {part[0]["batch"]}', path)
-
-
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        '--images',
-        nargs='+',
-        type=image_sizes,
-        default=[SETS['standard'], SETS['sweep']],
-        metavar='SIDExBATCH',
-        help=f'sizes, or names of sets of them: {[*SETS]} (default: all)',
-    )
-    parser.add_argument('--arch', choices=ARCHS, default='tiny')
-    parser.add_argument('--methods', nargs='*', choices=METHODS, default=['zoh', 'bilinear'])
-    parser.add_argument('--peers', nargs='*', choices=PEERS, default=[*PEERS])
-    parser.add_argument(
-        '--modes',
-        nargs='+',
-        choices=MODES,
-        default=['infer', 'graph', 'train', 'train_cp'],
-        help='those of torch.compile take a minute of compilation each and are not in the default',
-    )
-    parser.add_argument(
-        '--dtype', choices=[name for name in DTYPES if name != 'fp64'], default='bf16',
-        help='of autocast; fp32 is without',
-    )  # fmt: skip
-    add_run_arguments(parser)
-    parser.add_argument('--seconds', type=float, default=10.0, help='limit on timing one record')
-    parser.add_argument('--picture', type=pathlib.Path, help='draw the sweep into this file')
-    args = parser.parse_args()
-    args.sizes = [*dict.fromkeys(size for sizes in args.images for size in sizes)]
-    if not (args.methods or args.peers):
-        parser.error('nothing to measure: no --methods and no --peers')
-    return args
 
 
 def facts_of(host: dict, records: list[Record]) -> dict:
@@ -335,9 +343,8 @@ def show(args: argparse.Namespace, host: dict, records: list[Record]) -> None:
         draw(records, args.picture)
 
 
-def main() -> None:
-    args = parse_args()
-    torch.set_num_threads(args.threads)
+def main(args: argparse.Namespace) -> None:
+    torch.set_num_threads(args.threads or torch.get_num_threads())
     host = environment(args.device)
     records = []
     try:
@@ -351,4 +358,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    end(main, ARGUMENTS)

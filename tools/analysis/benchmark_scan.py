@@ -19,21 +19,73 @@ Markdown go to the terminal, progress to its error output.
 import argparse
 import json
 import math
+import pathlib
 import sys
 from functools import partial
 from itertools import product
 from statistics import geometric_mean
 from typing import Any
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import DTYPES, add_methods, add_run_arguments, end, parse_first
+
+# (B, D, L) and dtype: Vim's, by size and image side (b: batch), and the shape of the seed notes.
+TABLE = {
+    't512': (8, 384, 1024, 'bf16'),
+    't512b32': (32, 384, 1024, 'bf16'),
+    't1024': (2, 384, 4096, 'bf16'),
+    's512': (8, 768, 1024, 'bf16'),
+    't224': (128, 384, 197, 'bf16'),
+    't1248': (4, 384, 6084, 'bf16'),
+    'seed': (8, 512, 1024, 'bf16'),
+    'seed_fp32': (8, 512, 1024, 'fp32'),
+}
+LINEAR = {f'L{length}': (8, 384, length, 'bf16') for length in (
+    1024, 2048, 4096, 8192, 16384, 32768, 65536
+)}  # fmt: skip
+SETS = {'all': TABLE, 'linear': LINEAR}
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--batch', type=int, default=2, help='B')
+    parser.add_argument('--dim', type=int, default=384, help='D')
+    parser.add_argument('--seqlen', type=int, default=1024, help='L')
+    parser.add_argument('--dstate', type=int, default=16, help='N')
+    parser.add_argument(
+        '--shapes',
+        nargs='+',
+        choices=[*SETS, *TABLE, *LINEAR],
+        help='named (B, D, L) and dtype in place of the above, or sets of them',
+    )
+    parser.add_argument(
+        '--dtype',
+        choices=DTYPES,
+        help='of u, delta, z, B and C; without it fp32, or that of the named shape',
+    )
+    parser.add_argument(
+        '--dt-bias', nargs='+', type=float, default=[-4.0, 0.0], help='means of delta_bias'
+    )
+    add_methods(parser)
+    parser.add_argument(
+        '--backends', nargs='+', choices=['kernel', 'reference'], default=['kernel']
+    )
+    add_run_arguments(parser)
+    return parser.parse_args()
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
+
 import torch
 from peers.scans import Peer, installed_peers, peer_version
 
-from vim_mm.analysis.arguments import add_run_arguments
 from vim_mm.analysis.floors import Card
 from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
 from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import (
-    DTYPES,
     Scan,
     ScanShape,
     differentiable_scan,
@@ -42,23 +94,8 @@ from vim_mm.analysis.timing import (
     pass_times,
     peak_memory,
 )
-from vim_mm.ops import METHODS
+from vim_mm.progress import progress
 
-# Vim's, by size and image side (b: batch), and the shape of the seed notes.
-TABLE = {
-    't512': ScanShape(8, 384, 1024, dtype='bf16'),
-    't512b32': ScanShape(32, 384, 1024, dtype='bf16'),
-    't1024': ScanShape(2, 384, 4096, dtype='bf16'),
-    's512': ScanShape(8, 768, 1024, dtype='bf16'),
-    't224': ScanShape(128, 384, 197, dtype='bf16'),
-    't1248': ScanShape(4, 384, 6084, dtype='bf16'),
-    'seed': ScanShape(8, 512, 1024, dtype='bf16'),
-    'seed_fp32': ScanShape(8, 512, 1024, dtype='fp32'),
-}
-LINEAR = {f'L{length}': ScanShape(8, 384, length, dtype='bf16') for length in (
-    1024, 2048, 4096, 8192, 16384, 32768, 65536
-)}  # fmt: skip
-SETS = {'all': TABLE, 'linear': LINEAR}
 PASSES = ('forward', 'backward')
 # A peer that differs more from our zoh, relative to the largest output, computes something else.
 AGREEMENT = {'fp32': 1e-4, 'fp16': 5e-3, 'bf16': 3e-2}
@@ -69,15 +106,14 @@ Record = dict[str, Any]
 def chosen_shapes(args: argparse.Namespace) -> dict[str, ScanShape]:
     """By name, as the command line asks for them."""
     if not args.shapes:
-        shape = ScanShape(args.batch, args.dim, args.seqlen, dtype=args.dtype or 'fp32')
-        shapes = {'given': shape}
+        shapes = {'given': (args.batch, args.dim, args.seqlen, 'fp32')}
     else:
         shapes = {}
         for name in args.shapes:
             shapes |= SETS[name] if name in SETS else {name: (TABLE | LINEAR)[name]}
     return {
-        name: ScanShape(s.batch, s.dim, s.seqlen, args.dstate, args.dtype or s.dtype)
-        for name, s in shapes.items()
+        name: ScanShape(*sizes, args.dstate, args.dtype or dtype)
+        for name, (*sizes, dtype) in shapes.items()
     }
 
 
@@ -115,14 +151,14 @@ def hold_to(ours: torch.Tensor, theirs: torch.Tensor, name: str, dtype: str) -> 
 def measure(args: argparse.Namespace, card: Card | None, peers: dict[str, Peer]) -> list[Record]:
     """One record for each shape, step size and column."""
     records = []
-    for (name, shape), dt_bias in product(chosen_shapes(args).items(), args.dt_bias):
+    cases = [*product(chosen_shapes(args).items(), args.dt_bias)]
+    for (name, shape), dt_bias in progress(cases, 'shapes'):
         given = {'shape': name, **vars(shape), 'dt_bias': dt_bias}
         if card is not None:
             for label in PASSES:
                 given[f'{label}_ex2_floor'] = card.ex2_seconds(shape)
                 given[f'{label}_memory_floor'] = card.memory_seconds(shape, label == 'backward')
         for column, scan in scans(args, shape, dt_bias, peers).items():
-            print(f'{name}, bias {dt_bias:g}: {column}', file=sys.stderr, flush=True)
             times = pass_times(scan, args.device, args.n_trials)
             memory = peak_memory(scan.both, args.device)
             records.append({**given, 'scan': column, **times, 'peak_bytes': memory})
@@ -198,39 +234,8 @@ def report_linear(records: list[Record]) -> str:
     return '\n\n'.join(parts)
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('--batch', type=int, default=2, help='B')
-    parser.add_argument('--dim', type=int, default=384, help='D')
-    parser.add_argument('--seqlen', type=int, default=1024, help='L')
-    parser.add_argument('--dstate', type=int, default=16, help='N')
-    parser.add_argument(
-        '--shapes',
-        nargs='+',
-        choices=[*SETS, *TABLE, *LINEAR],
-        help='named (B, D, L) and dtype in place of the above, or sets of them',
-    )
-    parser.add_argument(
-        '--dtype',
-        choices=[name for name in DTYPES if name != 'fp64'],
-        help='of u, delta, z, B and C; without it fp32, or that of the named shape',
-    )
-    parser.add_argument(
-        '--dt-bias', nargs='+', type=float, default=[-4.0, 0.0], help='means of delta_bias'
-    )
-    parser.add_argument('--methods', nargs='+', choices=METHODS, default=[*METHODS])
-    parser.add_argument(
-        '--backends', nargs='+', choices=['kernel', 'reference'], default=['kernel']
-    )
-    add_run_arguments(parser)
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = parse_args()
-    torch.set_num_threads(args.threads)
+def main(args: argparse.Namespace) -> None:
+    torch.set_num_threads(args.threads or torch.get_num_threads())
     card = Card.measure() if args.device == 'cuda' else None
     peers = installed_peers() if args.device == 'cuda' else {}
     facts = environment(args.device) | {name: peer_version(name) for name in peers}
@@ -259,4 +264,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    end(main, ARGUMENTS)

@@ -32,6 +32,41 @@ from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_run_arguments, end, parse_first
+
+TITLES = {
+    'vim_t': 'UPerNet Vim-T',
+    'vim_s': 'UPerNet Vim-S',
+    'swin_t': 'UPerNet Swin-T',
+    'convnext_t': 'UPerNet ConvNeXt-T',
+    'deit_t': 'UPerNet DeiT-T',
+}
+HEADS = ('mmseg', 'fast')
+FORMS = ('eager', 'graph', 'compile')
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--models', nargs='+', choices=TITLES, default=[*TITLES])
+    parser.add_argument('--heads', nargs='+', choices=HEADS, default=[*HEADS])
+    parser.add_argument('--forms', nargs='+', choices=FORMS, default=[*FORMS])
+    parser.add_argument('--size', type=int, default=512, help='side of the pictures')
+    parser.add_argument('--batch', type=int, default=8)
+    parser.add_argument('--rounds', type=int, default=3, help='of --n_trials steps each')
+    parser.add_argument(
+        '--budget', type=float, default=230.0, help='seconds after which no record is begun'
+    )
+    add_run_arguments(parser)
+    parser.set_defaults(n_trials=6)
+    return parser.parse_args()
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
+
 import mmseg.models  # registers
 import timm
 import torch
@@ -40,14 +75,12 @@ from mmengine.model import BaseModel, revert_sync_batchnorm
 from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor, nn
 
-from vim_mm.analysis.arguments import add_run_arguments
 from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import environment
 from vim_mm.config import config_path
 from vim_mm.engine import BFloat16OptimWrapper
+from vim_mm.progress import progress
 
-HEADS = ('mmseg', 'fast')
-FORMS = ('eager', 'graph', 'compile')
 # A compiled form is not begun with less of the budget left, in seconds.
 COMPILE_SECONDS = 75
 MIB = 2**20
@@ -117,18 +150,18 @@ def deit_t(size: int) -> Config:
     return model
 
 
-MODELS_BY_NAME = {
-    'vim_t': ('UPerNet Vim-T', vim('t')),
-    'vim_s': ('UPerNet Vim-S', vim('s')),
-    'swin_t': ('UPerNet Swin-T', swin_t),
-    'convnext_t': ('UPerNet ConvNeXt-T', convnext_t),
-    'deit_t': ('UPerNet DeiT-T', deit_t),
+BACKBONES = {
+    'vim_t': vim('t'),
+    'vim_s': vim('s'),
+    'swin_t': swin_t,
+    'convnext_t': convnext_t,
+    'deit_t': deit_t,
 }
 
 
 def build(name: str, heads: str, size: int, device: str) -> BaseModel:
     """A segmentor in training mode with one kind of heads."""
-    cfg = MODELS_BY_NAME[name][1](size)
+    cfg = BACKBONES[name](size)
     for head in (cfg.decode_head, cfg.auxiliary_head):
         plain = head.type.removeprefix('Fast')
         head.type = plain if heads == 'mmseg' else f'Fast{plain}'
@@ -276,7 +309,7 @@ def cases(args: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
 def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measure case by case; what cannot be measured is a record with its reason."""
     start = perf_counter()
-    for form, name, heads in cases(args):
+    for form, name, heads in progress([*cases(args)], 'records'):
         record: dict[str, Any] = dict(model=name, heads=heads, form=form)
         left = args.budget - (perf_counter() - start)
         if left < (COMPILE_SECONDS if form == 'compile' else 0):
@@ -315,7 +348,7 @@ def measure_case(args: argparse.Namespace, name: str, heads: str, form: str) -> 
 
 def prepare(args: argparse.Namespace) -> None:
     """Settings of a process that measures."""
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(args.threads or torch.get_num_threads())
     torch.backends.cudnn.benchmark = True  # as the shipped segmentation configs
 
 
@@ -328,7 +361,7 @@ def table(records: list[dict[str, Any]], args: argparse.Namespace) -> str:
             continue
         other = by_case.get((r['model'], 'mmseg', 'eager'), {})
         row = {
-            'model': MODELS_BY_NAME[r['model']][0],
+            'model': TITLES[r['model']],
             'heads': r['heads'],
             'form': r['form'],
             'M parameters': figures(r['parameters'] / 1e6),
@@ -355,27 +388,7 @@ def table(records: list[dict[str, Any]], args: argparse.Namespace) -> str:
     return '\n\n'.join(parts)
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    names = [*MODELS_BY_NAME]
-    parser.add_argument('--models', nargs='+', choices=names, default=names)
-    parser.add_argument('--heads', nargs='+', choices=HEADS, default=[*HEADS])
-    parser.add_argument('--forms', nargs='+', choices=FORMS, default=[*FORMS])
-    parser.add_argument('--size', type=int, default=512, help='side of the pictures')
-    parser.add_argument('--batch', type=int, default=8)
-    parser.add_argument('--rounds', type=int, default=3, help='of --n_trials steps each')
-    parser.add_argument(
-        '--budget', type=float, default=230.0, help='seconds after which no record is begun'
-    )
-    add_run_arguments(parser)
-    parser.set_defaults(n_trials=6)
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = parse_args()
+def main(args: argparse.Namespace) -> None:
     prepare(args)
     host = environment(args.device) | {'timm': timm.__version__, 'mmseg': mmseg.__version__}
     given = {
@@ -401,4 +414,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    end(main, ARGUMENTS)

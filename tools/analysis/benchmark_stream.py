@@ -30,9 +30,46 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for those below
+from _command_line import ConfigOptions, add_debug, end, parse_first
+
+FORMS = ('eager', 'graph', 'compile')
+
+
+def size(text: str) -> tuple[int, int]:
+    width, _, height = text.partition('x')
+    return int(width), int(height)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('configs', nargs='+', help='paths, or mmseg::... and mmdet::...')
+    sizes = [(512, 512), (1024, 1024), (1920, 1080)]
+    parser.add_argument('--sizes', nargs='+', type=size, default=sizes, metavar='WIDTHxHEIGHT')
+    parser.add_argument('--forms', nargs='+', choices=FORMS, default=[*FORMS])
+    parser.add_argument('--amp', action='store_true', help='in bfloat16')
+    parser.add_argument('--frames', type=int, default=300, help='that are measured, each way')
+    parser.add_argument('--video', type=Path, help='in place of those that are made')
+    parser.add_argument(
+        '--device', choices=['cpu', 'cuda'], help='default: cuda where there is one'
+    )
+    parser.add_argument('--budget', type=float, default=1e9, help='seconds; no case begins later')
+    parser.add_argument('--cfg-options', nargs='+', action=ConfigOptions, default={}, metavar='K=V')
+    parser.add_argument('--out', type=Path, help='write every figure as JSON to this file')
+    parser.add_argument('--markdown', type=Path, help='write the tables to this file as well')
+    add_debug(parser)
+    return parser.parse_args()
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
+
 import cv2
 import numpy as np
 import torch
+from infer import build_pipeline, dataset_meta
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.model import revert_sync_batchnorm
@@ -48,11 +85,6 @@ from vim_mm.stream.overlay import Overlay
 from vim_mm.stream.predictor import Predictor
 from vim_mm.stream.running import Stream
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for those below
-from _command_line import ConfigOptions
-from infer import build_pipeline, dataset_meta
-
-FORMS = ('eager', 'graph', 'compile')
 STAGES = (
     'decode',
     'upload',
@@ -301,33 +333,8 @@ def tables(records: list[dict[str, Any]]) -> str:
     return '\n\n'.join([*parts, *lines])
 
 
-def size(text: str) -> tuple[int, int]:
-    width, _, height = text.partition('x')
-    return int(width), int(height)
-
-
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('configs', nargs='+', help='paths, or mmseg::... and mmdet::...')
-    sizes = [(512, 512), (1024, 1024), (1920, 1080)]
-    parser.add_argument('--sizes', nargs='+', type=size, default=sizes, metavar='WIDTHxHEIGHT')
-    parser.add_argument('--forms', nargs='+', choices=FORMS, default=[*FORMS])
-    parser.add_argument('--amp', action='store_true', help='in bfloat16')
-    parser.add_argument('--frames', type=int, default=300, help='that are measured, each way')
-    parser.add_argument('--video', type=Path, help='in place of those that are made')
-    parser.add_argument('--device', choices=['cpu', 'cuda'], default=get_device())
-    parser.add_argument('--budget', type=float, default=1e9, help='seconds; no case begins later')
-    parser.add_argument('--cfg-options', nargs='+', action=ConfigOptions, default={}, metavar='K=V')
-    parser.add_argument('--out', type=Path, help='write every figure as JSON to this file')
-    parser.add_argument('--markdown', type=Path, help='write the tables to this file as well')
-    parser.add_argument('--debug', action='store_true', help='end at the first case that fails')
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = parse_args()
+def main(args: argparse.Namespace) -> None:
+    args.device = args.device or get_device()
     torch.backends.cudnn.benchmark = True  # sizes do not change
     host = environment(args.device) | {'opencv': cv2.__version__, 'autocast': args.amp}
     host |= {'cores': cv2.getNumberOfCPUs(), 'frames': args.frames}
@@ -347,4 +354,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    end(main, ARGUMENTS)

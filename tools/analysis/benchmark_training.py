@@ -12,10 +12,18 @@ iterations, without validation and checkpoints, and prints in milliseconds
 - device: kernels and copies on the GPU, by the profiler, in the last iterations;
 
 then what each transform of the pipeline takes for one picture in one process, and what to change.
+--repeat-batch trains on the first batch over and over: the same loop without the loader.
+
+Several processes, of which the first reports, with images per second of all:
+
+    bash tools/torchrun.sh analysis/benchmark_training.py 2 CONFIG --amp
+
 Where a segmentation config finds no data, pictures of ADE20K's usual size, 683 x 512, are drawn
 into a temporary folder: smooth ones with grain as JPEG, labels as PNG.
 """
 
+import copy
+import itertools
 import json
 import math
 import sys
@@ -26,24 +34,48 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_arguments, end, parse_first
+
+PROFILED = 3  # iterations, the last ones
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    add_arguments(parser)
+    parser.add_argument('--amp', action='store_true', help='as in tools/train.py')
+    parser.add_argument(
+        '--repeat-batch', action='store_true', help='train on the first batch: no loader'
+    )
+    parser.add_argument('--iters', type=int, default=60)
+    parser.add_argument('--warmup', type=int, default=20, help='iterations that do not count')
+    parser.add_argument('--pictures', type=int, default=32, help='to time the transforms with')
+    parser.add_argument('--out', type=Path, help='write the figures as JSON to this file')
+    args = parser.parse_args()
+    if args.iters < args.warmup + PROFILED + 1:
+        parser.error(f'--iters must be at least --warmup + {PROFILED + 1}')
+    return args
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
+
 import cv2
 import numpy as np
 import torch
 from mmengine.config import Config
+from mmengine.dist import get_world_size, is_main_process
 from mmengine.hooks import Hook
-from mmengine.runner import Runner
+from mmengine.registry import LOOPS
+from mmengine.runner import IterBasedTrainLoop, Runner
 
 from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import environment
 from vim_mm.config import merge_options
-from vim_mm.engine import VimRunner
+from vim_mm.engine import build_runner
 from vim_mm.engine.cli import read_config
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import add_arguments
-
 PICTURES, HEIGHT, WIDTH = 64, 512, 683
-PROFILED = 3  # iterations, the last ones
 # A loop that waits for data longer than this part of an iteration is said to wait for it.
 WAITING = 0.05
 # A device that works less than this part of an iteration is said to wait for the host.
@@ -65,6 +97,17 @@ def draw_ade20k(root: Path, classes: int) -> None:
             labels = cv2.resize(labels, (WIDTH, HEIGHT), interpolation=cv2.INTER_NEAREST)
             cv2.imwrite(str(root / 'images' / split / f'{i:04}.jpg'), picture)
             cv2.imwrite(str(root / 'annotations' / split / f'{i:04}.png'), labels)
+
+
+@LOOPS.register_module()
+class RepeatedBatchLoop(IterBasedTrainLoop):
+    """Trains on the first batch of the loader over and over."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        batch = next(iter(self.dataloader))
+        # Copies: a preprocessor may write into a batch.
+        self.dataloader_iterator = map(copy.deepcopy, itertools.repeat(batch))
 
 
 class IterationClock(Hook):
@@ -157,8 +200,6 @@ def advice(times: dict[str, float], per_picture: float, loader: dict[str, Any]) 
     infinite = loader['sampler']['type'] == 'InfiniteSampler'  # its epoch never ends
     if not infinite and not loader.get('persistent_workers'):
         says.append('persistent_workers=True saves starting the workers at every epoch.')
-    if torch.cuda.is_available() and not loader.get('pin_memory'):
-        says.append('train_dataloader.pin_memory=True makes copies to the GPU faster.')
     return says
 
 
@@ -171,67 +212,73 @@ def prepare(args: Namespace, cfg: Config, folder: Path) -> None:
         draw_ade20k(folder / 'data', cfg.model.decode_head.num_classes)
         merge_options(cfg, {'data_root': str(folder / 'data')})
     cfg.work_dir = str(folder / 'work')
-    cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=args.iters, val_interval=10**9)
+    loop = 'RepeatedBatchLoop' if args.repeat_batch else 'IterBasedTrainLoop'
+    cfg.train_cfg = dict(type=loop, max_iters=args.iters, val_interval=10**9)
     for name in ('val_cfg', 'val_dataloader', 'val_evaluator'):
         cfg[name] = None
     for name in ('test_cfg', 'test_dataloader', 'test_evaluator'):
         cfg[name] = None
     cfg.default_hooks.checkpoint = None
+    cfg.auto_scale_lr = None  # an iteration is one batch of the loader
     if args.amp:
         cfg.optim_wrapper.type = 'BFloat16OptimWrapper'
-
-
-def parse_args() -> Namespace:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
-    add_arguments(parser, launcher=False)
-    parser.add_argument('--amp', action='store_true', help='as in tools/train.py')
-    parser.add_argument('--iters', type=int, default=60)
-    parser.add_argument('--warmup', type=int, default=20, help='iterations that do not count')
-    parser.add_argument('--pictures', type=int, default=32, help='to time the transforms with')
-    parser.add_argument('--out', type=Path, help='write the figures as JSON to this file')
-    args = parser.parse_args()
-    if args.iters < args.warmup + PROFILED + 1:
-        parser.error(f'--iters must be at least --warmup + {PROFILED + 1}')
-    return args
 
 
 def report(result: dict[str, Any]) -> str:
     """Tables and advice."""
     times, transforms = result['seconds'], result['transforms']
     row = {'': 'ms'} | {name: figures(1e3 * value) for name, value in times.items()}
-    row |= {'images/s': figures(result['batch_size'] / times['iteration'])}
+    row |= {'images/s': figures(result['images_per_second'])}
+    if 'peak_mib' in result:
+        row |= {'peak MiB': str(result['peak_mib'])}
     rows = [{'transform': name, 'ms': figures(1e3 * t)} for name, t in transforms.items()]
     rows.append({'transform': 'all, one picture', 'ms': figures(1e3 * sum(transforms.values()))})
     head = ', '.join(f'{k} {v}' for k, v in result['environment'].items() if v)
-    return '\n\n'.join([head, markdown_table([row]), markdown_table(rows), *result['advice']])
+    head += f', processes {result["processes"]}, batch {result["batch_size"]} each'
+    tables = [markdown_table([row]), *([markdown_table(rows)] if transforms else [])]
+    return '\n\n'.join([head, *tables, *result['advice']])
 
 
-def main() -> None:
-    args = parse_args()
-    cfg = read_config(args)
-    device = 'cuda' if torch.cuda.is_available() else 'cpu'
-    with tempfile.TemporaryDirectory() as folder:
-        prepare(args, cfg, Path(folder))
-        loader = cfg.train_dataloader.to_dict()
-        clock = IterationClock(args.warmup, args.iters)
-        runner = VimRunner.from_cfg(cfg)
-        runner.register_hook(clock)
-        runner.train()
-        transforms = transform_times(runner.train_dataloader.dataset, args.pictures)
+def measure(args: Namespace, cfg: Config) -> dict[str, Any]:
+    """Train, and return the figures of this process; images per second are those of all."""
+    loader = cfg.train_dataloader.to_dict()
+    clock = IterationClock(args.warmup, args.iters)
+    runner = build_runner(cfg)
+    runner.register_hook(clock)
+    runner.train()
     times = clock.summary()
     result = {
-        'environment': environment(device),
+        'environment': environment('cuda' if torch.cuda.is_available() else 'cpu'),
         'config': args.config,
+        'processes': get_world_size(),
         'batch_size': loader['batch_size'],
         'num_workers': loader['num_workers'],
+        'repeated_batch': args.repeat_batch,
         'seconds': times,
-        'transforms': transforms,
-        'advice': advice(times, sum(transforms.values()), loader),
+        'images_per_second': get_world_size() * loader['batch_size'] / times['iteration'],
+        'transforms': {},
+        'advice': [],
     }
+    if torch.cuda.is_available():
+        result['peak_mib'] = round(torch.cuda.max_memory_allocated() / 2**20)
+    if is_main_process() and not args.repeat_batch:
+        transforms = transform_times(runner.train_loop.dataloader.dataset, args.pictures)
+        result['transforms'] = transforms
+        result['advice'] = advice(times, sum(transforms.values()), loader)
+    return result
+
+
+def main(args: Namespace) -> None:
+    cfg = read_config(args)
+    with tempfile.TemporaryDirectory() as folder:
+        prepare(args, cfg, Path(folder))
+        result = measure(args, cfg)
+    if not is_main_process():
+        return
     print(report(result))
     if args.out:
         write_text(args.out, json.dumps(result, indent=2))
 
 
 if __name__ == '__main__':
-    main()
+    end(main, ARGUMENTS)

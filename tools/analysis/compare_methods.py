@@ -1,16 +1,47 @@
-"""Compare methods over seeds: ``python tools/analysis/compare_methods.py docs/study/results``.
+"""Compares methods over seeds, from what their runs left.
 
-Reads one JSON a run, as tools/study writes them, and prints the tables of docs/study_protocol.md.
-``--page FILE`` writes docs/methods_compared.md with its pictures, ``--latex FILE`` the tables.
+    python tools/analysis/compare_methods.py work_dirs --page comparison.md --latex tables.tex
+    python tools/analysis/compare_methods.py docs/study/results --page docs/methods_compared.md
+
+Reads the folders that run_all_methods.py made, or the study's results (one JSON a run), and prints
+the tables of docs/study_protocol.md: means over seeds, differences from the control paired by seed
+with their interval, exact p with Holm's correction, P(A > B), and what may be concluded.
 """
 
 import argparse
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_debug, end, parse_first
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        'results', nargs='+', type=Path, help='folders of runs, or the folder above them'
+    )
+    parser.add_argument('--control', help='the method to compare with (default: zoh_exact)')
+    parser.add_argument(
+        '--allow-unlike',
+        action='store_true',
+        help='compare runs of another path, commit, torch or machine all the same',
+    )
+    parser.add_argument('--page', type=Path, help='write Markdown, and PNG in images/ beside it')
+    parser.add_argument('--latex', type=Path, help='write the tables for LaTeX (booktabs)')
+    add_debug(parser)
+    return parser.parse_args()
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
+
 from vim_mm.analysis.comparison import (
-    PLANNED_SEEDS,
+    CONTROL,
     TaskResults,
     diverged,
     family_rows,
@@ -22,6 +53,7 @@ from vim_mm.analysis.comparison import (
     verdicts,
 )
 from vim_mm.analysis.comparison_plots import plot_task
+from vim_mm.analysis.run_folders import find_runs, read_runs
 from vim_mm.analysis.tables import markdown_table, write_text
 
 Rows = list[dict[str, str]]
@@ -47,9 +79,10 @@ def latex_table(rows: Rows) -> str:
 
 def sections(task: TaskResults) -> list[tuple[str, Rows]]:
     """Titles and tables of a task, those that are not empty."""
+    count = 'six' if len(task.compared) == 6 else str(len(task.compared))
     found = [
         ('Each method', summary_rows(task)),
-        ('Primary: six methods against the control', family_rows(task)),
+        (f'Primary: {count} methods against the control', family_rows(task)),
         ('Exploratory, p without correction', secondary_rows(task)),
         ('Other resolutions: dt as trained, and divided by the factor', resolution_rows(task)),
     ]
@@ -70,7 +103,7 @@ def machines(task: TaskResults) -> str:
 def describe(task: TaskResults, table: Callable[[Rows], str], picture: str | None) -> str:
     """All that there is to say of one task."""
     count = len(task.seeds)
-    interim = '' if count >= PLANNED_SEEDS else f' (interim: {PLANNED_SEEDS} are planned)'
+    interim = f' (interim: {task.planned} are planned)' if count < (task.planned or 0) else ''
     parts = [
         f'## {task.name}',
         f'{count} seeds that all methods finished{interim}. {machines(task)}.',
@@ -79,7 +112,7 @@ def describe(task: TaskResults, table: Callable[[Rows], str], picture: str | Non
         parts.append(f'![{task.name}]({picture})')
     for title, rows in sections(task):
         parts += [f'### {title}', table(rows)]
-    if count >= 2:
+    if family_rows(task):
         parts += ['### What this shows', '\n'.join(f'* {line}' for line in verdicts(task))]
     lost = [*diverged(task)]
     if lost:
@@ -87,31 +120,52 @@ def describe(task: TaskResults, table: Callable[[Rows], str], picture: str | Non
     return '\n\n'.join(parts)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('results', type=Path, help='folder of <task>/<method>_<seed>.json')
-    parser.add_argument('--page', type=Path, help='write the page, and pictures beside it')
-    parser.add_argument('--latex', type=Path, help='write the tables for LaTeX (booktabs)')
-    args = parser.parse_args()
+def absent(task: TaskResults) -> str | None:
+    """Why the tables of a task lack the comparison, or None."""
+    if task.control not in task.runs:
+        return f'{task.name}: no run of the control {task.control}, so nothing is compared with it.'
+    if len(task.seeds) < 2:
+        return f'{task.name}: a comparison takes at least 2 seeds that all methods finished.'
+    return None
+
+
+def read(paths: list[Path], allow_unlike: bool) -> list[TaskResults]:
+    """Folders of runs, else the one folder of results."""
+    if folders := find_runs(paths):
+        tasks, left_out = read_runs(folders, allow_unlike)
+        print(*left_out, sep='\n', end='\n' if left_out else '')
+        return tasks
+    return [task for path in paths for task in read_results(path)]
+
+
+def write_page(tasks: list[TaskResults], page: Path, head: str) -> None:
+    """The tables in Markdown, and the pictures in ``images`` beside it."""
+    texts = [head.strip()]
+    for task in tasks:
+        picture = page.parent / 'images' / f'study_{task.name.replace(" ", "_")}.png'
+        plot_task(task, picture)
+        relative = os.path.relpath(picture, page.parent)
+        texts.append(describe(task, markdown_table, relative))
+    write_text(page, '\n\n'.join(texts))
+
+
+def main(args: argparse.Namespace) -> None:
     tasks = []
-    for task in read_results(args.results):
+    for task in read(args.results, args.allow_unlike):
+        task.control = args.control or CONTROL
         if task.seeds:
             tasks.append(task)
         else:
             print(f'{task.name}: no seed that all methods finished')
     print('\n\n'.join(describe(task, markdown_table, None) for task in tasks))
+    print(*filter(None, map(absent, tasks)), sep='\n')
     if args.latex:
         tables = [latex_table(rows) for task in tasks for _, rows in sections(task)]
         write_text(args.latex, '\n\n'.join(tables))
     if args.page:
-        texts = [_HEAD.strip()]
-        for task in tasks:
-            picture = args.page.parent / 'images' / f'study_{task.name}.png'
-            plot_task(task, picture)
-            relative = os.path.relpath(picture, args.page.parent)
-            texts.append(describe(task, markdown_table, relative))
-        write_text(args.page, '\n\n'.join(texts))
+        study = not find_runs(args.results)
+        write_page(tasks, args.page, _HEAD if study else '# Methods compared\n')
 
 
 if __name__ == '__main__':
-    main()
+    end(main, ARGUMENTS)

@@ -2,12 +2,19 @@
 
     python tools/analysis/profile_discretization.py
     python tools/analysis/profile_discretization.py --batch 1 --profile_scan --methods bilinear
+    python tools/analysis/profile_discretization.py --batch 1 --profile_scan --parallel_scans
 
-``--profile_ops`` computes A_bar and beta alone (a kernel their derivatives as well),
-``--profile_scan`` the full scan, forward and backward; without either, both. Paths: the compiled
-kernel of the device, the CPU kernel, the Python reference, and for ``bilinear`` the dense inverse
-of the project's seed notes: diagonal matrices written out as N x N and inverted. Ends with what the
-figures say of the notes' expectation that Python may be faster than a kernel.
+``--profile_ops`` computes A_bar and beta alone (a kernel their derivatives as well), and the bare
+exponential and matrix inverse, ``--profile_scan`` the full scan, forward and backward; without
+either, both. Paths: the compiled kernel of the device, the CPU kernel, the Python reference, and
+for ``bilinear`` two with matrices: the dense inverse of the project's seed notes, diagonal matrices
+written out as N x N and inverted, and ``vim_mm.ops.selective_scan_dense_ref``, which solves systems
+with any matrices and is given the same. ``--parallel_scans`` adds the five forms of
+``vim_mm/analysis/parallel_scans.py`` for causal methods. Ends with what the figures say of the
+notes' expectation that Python may be faster than a kernel.
+
+Throughput is in millions of steps per second, where a step is one position of one sequence, all D
+channels of it: B L steps a call.
 
 Times are wall clock as a caller sees them, launches included, medians of ``--n_trials`` calls or of
 as many as ``--seconds`` allow; for the device's share alone see benchmark_scan.py. Memory is the
@@ -19,6 +26,7 @@ free memory, by the peak of a small part scaled up, is refused with a sentence.
 
 import argparse
 import json
+import math
 import pathlib
 import sys
 from collections.abc import Callable
@@ -27,11 +35,51 @@ from functools import partial
 from statistics import geometric_mean, median
 from typing import Any
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_debug, add_methods, end, parse_first
+
+
+def positive(text: str) -> int:
+    """A number of calls: a figure needs at least one."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f'expected a whole number of at least 1, got {text}')
+    return int(text)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--batch', type=int, default=8, help='B')
+    parser.add_argument('--dim', type=int, default=512, help='D')
+    parser.add_argument('--seqlen', type=int, default=1024, help='L')
+    parser.add_argument('--dstate', type=int, default=16, help='N')
+    parser.add_argument(
+        '--n_trials', type=positive, default=100, help='calls that are timed, at most'
+    )
+    parser.add_argument('--seconds', type=float, default=3, help='for the calls of one figure')
+    parser.add_argument('--profile_ops', action='store_true', help='the coefficients only')
+    parser.add_argument('--profile_scan', action='store_true', help='the scans only')
+    parser.add_argument(
+        '--parallel_scans', action='store_true', help='the forms of the parallel scan as well'
+    )
+    add_methods(parser)
+    parser.add_argument('--device', choices=['cpu', 'cuda'], help='(default: cuda if there is)')
+    parser.add_argument('--out', type=pathlib.Path, help='write every figure as JSON to this file')
+    add_debug(parser)
+    return parser.parse_args()
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vim_mm.analysis.dense_inverse import BARE, dense_A_scan, dense_coefficients, dense_scan
 from vim_mm.analysis.errors import largest, relative_error
+from vim_mm.analysis.parallel_scans import FORMS, selective_scan_by
 from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
 from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import (
@@ -44,56 +92,27 @@ from vim_mm.analysis.timing import (
     wall_times,
 )
 from vim_mm.ops import METHODS
+from vim_mm.progress import progress
 
 DENSE = 'dense inverse'
+DENSE_A = 'dense A'
 _USABLE = 0.9  # of the free memory: the estimate is rough, and others need some
 Record = dict[str, Any]
 
 
-def dense_matrices(steps: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
-    """(1 - z/2)^-1 (1 + z/2) and (1 - z/2)^-1, z = dt diag(a), as matrices (..., N, N)."""
-    half = torch.diag_embed(steps * A / 2)
-    identity = torch.eye(half.shape[-1], dtype=half.dtype, device=half.device)
-    inverse = torch.linalg.inv(identity - half)
-    return inverse @ (identity + half), inverse
-
-
-def dense_coefficients(steps: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
-    """A_bar and beta of ``bilinear``, from the diagonals of the dense matrices."""
-    transition, inverse = dense_matrices(steps, A)
-    return transition.diagonal(dim1=-2, dim2=-1), steps * inverse.diagonal(dim1=-2, dim2=-1)
-
-
-def dense_scan(inputs: dict[str, Tensor]) -> Tensor:
-    """The scan by ``bilinear`` with dense matrices at every step: B D L N^2 numbers, several times.
-
-    As the seed notes' Python path had it, which took the matrices for an advantage.
-
-    Args:
-        inputs: As ``make_inputs`` returns them, B and C (B, 1, N, L).
-    """
-    u = inputs['u']
-    steps = F.softplus(inputs['delta'] + inputs['delta_bias'][:, None])[..., None]
-    transition, inverse = dense_matrices(steps, inputs['A'][:, None])
-    B, C = (inputs[name].transpose(2, 3) for name in 'BC')  # (B, 1, L, N)
-    drive = inverse @ (steps * B * u[..., None])[..., None]
-    x = torch.zeros_like(drive[:, :, 0])
-    y = []
-    for transition_t, drive_t, C_t in zip(*(m.unbind(2) for m in (transition, drive, C))):
-        x = transition_t @ x + drive_t
-        y.append((C_t * x[..., 0]).sum(-1))
-    return (torch.stack(y, dim=-1) + inputs['D'][:, None] * u) * F.silu(inputs['z'])
-
-
 @dataclass(frozen=True)
 class Subject:
-    """A method by a path: its scan of ``make_inputs`` and its coefficients of (steps, A)."""
+    """A method by a path: its scan of ``make_inputs``, its coefficients of (steps, A) if any.
+
+    ``levels`` says whether the scan keeps a copy of everything for each doubling of L.
+    """
 
     method: str
     path: str
     device: str
     scan: Callable[[dict[str, Tensor]], Tensor]
-    coefficients: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    coefficients: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    levels: bool = False
 
 
 def subject_by(path: Path, method: str) -> Subject:
@@ -106,7 +125,20 @@ def subject_by(path: Path, method: str) -> Subject:
     )
 
 
-def subjects(device: str, methods: list[str]) -> list[Subject]:
+def by_form(form: str, method: str, device: str) -> Subject:
+    """A method by a form of the parallel scan."""
+    return Subject(
+        method,
+        f'{form} form',
+        device,
+        lambda inputs: selective_scan_by(
+            form, **inputs, delta_softplus=True, discretization_method=method
+        ),
+        levels=form == 'Hillis-Steele',
+    )
+
+
+def subjects(device: str, methods: list[str], parallel_scans: bool = False) -> list[Subject]:
     """Every method by every path there is, on the device; the CPU kernel on the CPU."""
     kernels = [CUDA_KERNEL, CPU_KERNEL] if device == 'cuda' else [CPU_KERNEL]
     paths = []
@@ -120,6 +152,9 @@ def subjects(device: str, methods: list[str]) -> list[Subject]:
         chosen += [subject_by(path, method) for path in paths]
         if method == 'bilinear':
             chosen.append(Subject(method, DENSE, device, dense_scan, dense_coefficients))
+            chosen.append(Subject(method, DENSE_A, device, dense_A_scan))
+        if parallel_scans and METHODS[method].causal:
+            chosen += [by_form(form, method, device) for form in FORMS]
     return chosen
 
 
@@ -129,9 +164,9 @@ def scan_of(subject: Subject, shape: ScanShape) -> Scan:
     return differentiable_scan(partial(subject.scan, inputs), inputs.values(), grad_out)
 
 
-def operation_of(subject: Subject, shape: ScanShape) -> Callable[[], tuple[Tensor, Tensor]]:
-    steps, A = steps_and_rates(shape, subject.device)
-    return lambda: subject.coefficients(steps, A)
+def operation_of(function: Callable, device: str, shape: ScanShape) -> Callable[[], Any]:
+    steps, A = steps_and_rates(shape, device)
+    return lambda: function(steps, A)
 
 
 def steps_and_rates(shape: ScanShape, device: str) -> tuple[Tensor, Tensor]:
@@ -151,13 +186,18 @@ def free_memory(device: str) -> int:
     return 1024 * int(available)
 
 
-def refusal(make: Callable[[ScanShape], Callable], shape: ScanShape, device: str) -> str | None:
+def refusal(
+    make: Callable[[ScanShape], Callable], shape: ScanShape, device: str, levels: bool = False
+) -> str | None:
     """Why ``make(shape)`` cannot be called in the free memory, or None.
 
-    Everything here allocates in proportion to B D L, so the peak of a part tells that of the whole.
+    Everything here allocates in proportion to B D L, with ``levels`` to B D L log L, so the peak of
+    a part tells that of the whole.
     """
     part = replace(shape, batch=1, dim=min(shape.dim, 8), seqlen=min(shape.seqlen, 64))
     needed = peak_memory(make(part), device) * shape.size / part.size
+    if levels:
+        needed *= math.log(shape.seqlen + 1) / math.log(part.seqlen + 1)
     free = free_memory(device)
     if needed <= _USABLE * free:
         return None
@@ -190,17 +230,50 @@ def scan_errors(subject: Subject, shape: ScanShape) -> dict[str, float]:
 
 
 @torch.no_grad()
-def profile_operation(subject: Subject, shape: ScanShape, args: argparse.Namespace) -> Record:
-    """Median seconds, peak bytes and errors of the coefficients; or why they were refused."""
-    record = {'method': subject.method, 'path': subject.path}
-    make = partial(operation_of, subject)
-    if reason := refusal(make, shape, subject.device):
-        return record | {'refused': reason}
+def cost_of_operation(
+    function: Callable, device: str, shape: ScanShape, args: argparse.Namespace
+) -> Record:
+    """Median seconds and peak bytes of a function of (steps, A); or why it was refused."""
+    make = partial(operation_of, function, device)
+    if reason := refusal(make, shape, device):
+        return {'refused': reason}
     operation = make(shape)
     times = wall_times(operation, args.n_trials, args.seconds)
-    record |= {'seconds': median(times), 'trials': len(times)}
-    record['peak_bytes'] = peak_memory(operation, subject.device)
-    return record | operation_errors(subject, shape)
+    cost = {'seconds': median(times), 'trials': len(times)}
+    return cost | {'peak_bytes': peak_memory(operation, device)}
+
+
+def profile_operation(subject: Subject, shape: ScanShape, args: argparse.Namespace) -> Record:
+    """Cost and errors of the coefficients; or why they were refused."""
+    record = {'method': subject.method, 'path': subject.path}
+    record |= cost_of_operation(subject.coefficients, subject.device, shape, args)
+    return record if 'refused' in record else record | operation_errors(subject, shape)
+
+
+def profile_bare(shape: ScanShape, device: str, args: argparse.Namespace) -> list[Record]:
+    """Cost and errors of ``BARE``; or why they were refused."""
+    steps, A = steps_and_rates(part_for_errors(shape), device)
+    records = []
+    for (method, path), function in BARE.items():
+        record = {'method': method, 'path': path}
+        record |= cost_of_operation(function, device, shape, args)
+        if 'refused' not in record:
+            exact = function(steps.double(), A.double())
+            record['value_error'] = relative_error(function(steps, A), exact)
+        records.append(record)
+    return records
+
+
+def compare_bare(records: list[Record]) -> str:
+    """What the figures of ``BARE`` say."""
+    if any('refused' in record for record in records):
+        return 'No comparison of the exponential with the inverse: not both fit.'
+    exp, inverse = records
+    ratio = inverse['seconds'] / exp['seconds']
+    return (
+        f'The matrix inverse takes {ratio:.1f} times as long as the exponential and '
+        f'{inverse["peak_bytes"] / exp["peak_bytes"]:.1f} times its memory.'
+    )
 
 
 def pass_records(scan: Scan, trials: int, seconds: float) -> Record:
@@ -217,10 +290,14 @@ def pass_records(scan: Scan, trials: int, seconds: float) -> Record:
 def profile_scan(subject: Subject, shape: ScanShape, args: argparse.Namespace) -> Record:
     """Median seconds of either pass, peak bytes of both, and errors; or why they were refused."""
     record = {'method': subject.method, 'path': subject.path}
-    if reason := refusal(lambda s: scan_of(subject, s).both, shape, subject.device):
+    make = partial(scan_of, subject)
+    if reason := refusal(lambda s: make(s).both, shape, subject.device, subject.levels):
         return record | {'refused': reason}
-    scan = scan_of(subject, shape)
+    scan = make(shape)
     record |= pass_records(scan, args.n_trials, args.seconds)
+    steps = shape.batch * shape.seqlen
+    record['forward_steps_per_second'] = steps / record['forward']
+    record['both_steps_per_second'] = steps / (record['forward'] + record['backward'])
     record['peak_bytes'] = peak_memory(scan.both, subject.device)
     return record | scan_errors(subject, shape)
 
@@ -236,6 +313,9 @@ def table(records: list[Record]) -> str:
                     row['time, ms' if name == 'seconds' else f'{name}, ms'] = figures(
                         1e3 * record[name]
                     )
+            for name in ('forward', 'both'):
+                if rate := record.get(f'{name}_steps_per_second'):
+                    row[f'{name}, Msteps/s'] = figures(1e-6 * rate)
             row['peak, MiB'] = figures(record['peak_bytes'] / 2**20)
             errors = {name: value for name, value in record.items() if name.endswith('_error')}
             row |= {n.replace('_error', ' error'): f'{e:.1e}' for n, e in errors.items()}
@@ -288,30 +368,8 @@ def verdict(records: list[Record], device: str) -> str:
     return '\n'.join(lines)
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('--batch', type=int, default=8, help='B')
-    parser.add_argument('--dim', type=int, default=512, help='D')
-    parser.add_argument('--seqlen', type=int, default=1024, help='L')
-    parser.add_argument('--dstate', type=int, default=16, help='N')
-    parser.add_argument('--n_trials', type=int, default=100, help='calls that are timed, at most')
-    parser.add_argument('--seconds', type=float, default=3, help='for the calls of one figure')
-    parser.add_argument('--profile_ops', action='store_true', help='the coefficients only')
-    parser.add_argument('--profile_scan', action='store_true', help='the scans only')
-    parser.add_argument('--methods', nargs='+', choices=METHODS, default=[*METHODS])
-    parser.add_argument(
-        '--device',
-        choices=['cpu', 'cuda'],
-        default='cuda' if torch.cuda.is_available() else 'cpu',
-    )
-    parser.add_argument('--out', type=pathlib.Path, help='write every figure as JSON to this file')
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = parse_args()
+def main(args: argparse.Namespace) -> None:
+    args.device = args.device or ('cuda' if torch.cuda.is_available() else 'cpu')
     shape = ScanShape(args.batch, args.dim, args.seqlen, args.dstate)
     facts = environment(args.device)
     print(', '.join(f'{name} {value}' for name, value in facts.items() if value is not None))
@@ -322,13 +380,22 @@ def main() -> None:
         'scans': (args.profile_scan or both, profile_scan, 'Scans'),
     }
     result: Record = {'environment': facts, 'shape': vars(shape)}
-    chosen = subjects(args.device, args.methods)
+    chosen = subjects(args.device, args.methods, args.parallel_scans)
+    if parts['operations'][0]:
+        result['bare'] = profile_bare(shape, args.device, args)
+        print(
+            f'\n## The bare operations\n\n{table(result["bare"])}\n\n{compare_bare(result["bare"])}'
+        )
     for name, (wanted, profile, title) in parts.items():
         if not wanted:
             continue
         result[name] = []
-        for subject in chosen:
-            print(f'{name}: {subject.method} by {subject.path}', file=sys.stderr, flush=True)
+        wanted_subjects = [
+            subject
+            for subject in chosen
+            if name != 'operations' or subject.coefficients is not None
+        ]
+        for subject in progress(wanted_subjects, name):
             result[name].append(profile(subject, shape, args))
         print(f'\n## {title}\n\n{table(result[name])}')
     if 'scans' in result:
@@ -339,4 +406,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    end(main, ARGUMENTS)

@@ -20,6 +20,26 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_arguments, end, parse_first
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    add_arguments(parser, launcher=False)
+    parser.add_argument('--size', nargs=2, type=int, required=True, metavar=('HEIGHT', 'WIDTH'))
+    parser.add_argument('--batch', type=int, default=2)
+    parser.add_argument('--steps', type=int, default=5)
+    parser.add_argument('--depth', type=int, default=2, help='of the modules that are timed')
+    parser.add_argument('--rows', type=int, default=25, help='of a table')
+    parser.add_argument('--out', type=Path, help='write the figures as JSON to this file')
+    parser.add_argument('--markdown', type=Path, help='write the tables to this file as well')
+    return parser.parse_args()
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
+
 import numpy as np
 import torch
 from mmengine.config import Config
@@ -31,9 +51,6 @@ from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import environment
 from vim_mm.engine import BFloat16OptimWrapper
 from vim_mm.engine.cli import read_config
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import add_arguments
 
 OBJECTS = 8  # in a picture, boxes of 1/16 to 1/2 of its sides
 MIB = 2**20
@@ -83,8 +100,10 @@ def make_batch(cfg: Config, size: tuple[int, int], batch: int) -> dict[str, list
         heads = cfg.model.roi_head.bbox_head
         make = _detection_sample
         classes = (heads[0] if isinstance(heads, list) else heads).num_classes
+    pictures = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for _ in range(batch)]
+    pinned = torch.cuda.is_available()  # as the runner's loader does it
     return dict(
-        inputs=[torch.randint(0, 256, (3, *size), dtype=torch.uint8) for _ in range(batch)],
+        inputs=[picture.pin_memory() if pinned else picture for picture in pictures],
         data_samples=[make(*size, classes) for _ in range(batch)],
     )
 
@@ -223,17 +242,7 @@ def report(result: dict[str, Any], args: Namespace) -> str:
     return '\n\n'.join(parts)
 
 
-def main() -> None:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
-    add_arguments(parser, launcher=False)
-    parser.add_argument('--size', nargs=2, type=int, required=True, metavar=('HEIGHT', 'WIDTH'))
-    parser.add_argument('--batch', type=int, default=2)
-    parser.add_argument('--steps', type=int, default=5)
-    parser.add_argument('--depth', type=int, default=2, help='of the modules that are timed')
-    parser.add_argument('--rows', type=int, default=25, help='of a table')
-    parser.add_argument('--out', type=Path, help='write the figures as JSON to this file')
-    parser.add_argument('--markdown', type=Path, help='write the tables to this file as well')
-    args = parser.parse_args()
+def main(args: Namespace) -> None:
     cfg = read_config(args)
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     torch.backends.cudnn.benchmark = cfg.env_cfg.get('cudnn_benchmark', False)
@@ -249,4 +258,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    end(main, ARGUMENTS)

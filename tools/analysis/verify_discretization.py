@@ -19,9 +19,30 @@ fails. mpmath, which computes the exact values, comes with PyTorch.
 
 import argparse
 import math
+import pathlib
 import sys
 from collections.abc import Iterator
 from itertools import combinations
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_debug, add_methods, end, parse_first
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_methods(parser)
+    parser.add_argument('--batch', type=int, default=2, help='B of part 3')
+    parser.add_argument('--dim', type=int, default=16, help='D of part 3')
+    parser.add_argument('--seqlen', type=int, default=1025, help='L of part 3')
+    parser.add_argument('--dstate', type=int, default=16, help='N of part 3')
+    add_debug(parser)
+    return parser.parse_args()
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import numpy as np
 import torch
@@ -33,7 +54,6 @@ from vim_mm.analysis.exact import DIGITS, QUANTITIES, exact_scan, truth
 from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
 from vim_mm.analysis.tables import markdown_table
 from vim_mm.analysis.timing import DTYPES, ScanShape, make_inputs
-from vim_mm.ops import METHODS
 
 PATHS = (python_on('cpu'), CPU_KERNEL, CUDA_KERNEL)
 # Largest errors that pass: of coefficients, of scans; a GPU's exponentials are approximate.
@@ -195,20 +215,7 @@ def verify_pairs(report: Report, paths: list[Path], methods: list[str]) -> None:
         report.line(least >= APART, text)
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('--methods', nargs='+', choices=METHODS, default=[*METHODS])
-    parser.add_argument('--batch', type=int, default=2, help='B of part 3')
-    parser.add_argument('--dim', type=int, default=16, help='D of part 3')
-    parser.add_argument('--seqlen', type=int, default=1025, help='L of part 3')
-    parser.add_argument('--dstate', type=int, default=16, help='N of part 3')
-    return parser.parse_args()
-
-
-def main() -> int:
-    args = parse_args()
+def main(args: argparse.Namespace) -> int:
     paths = [path for path in PATHS if path.missing() is None]
     print(f'Paths: {", ".join(path.name for path in paths)}')
     for path in PATHS:
@@ -233,4 +240,4 @@ def main() -> int:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    end(main, ARGUMENTS)

@@ -6,9 +6,25 @@ whole layer compare with the host's time per layer that ``tools/analysis/benchma
 finds on a GPU. ``--bound`` fails where the checks take more microseconds than that.
 """
 
-from argparse import ArgumentParser
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from time import process_time
 from timeit import repeat
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_debug, end, parse_first
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(description='Time the choice of path of a layer, on the host.')
+    parser.add_argument('--bound', type=float, metavar='US', help='fail where checks take longer')
+    add_debug(parser)
+    return parser.parse_args()
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 from vim_mm.models.paths import read, why_call, why_call_norm
 from vim_mm.models.vision_mamba import Block, Mamba
@@ -27,10 +43,7 @@ def read_only(mixer: Mamba) -> list:
     return parameters + [read(mixer, name) for name in mixer._parameters]
 
 
-def main() -> None:
-    parser = ArgumentParser(description='Time the choice of path of a layer, on the host.')
-    parser.add_argument('--bound', type=float, metavar='US', help='fail where checks take longer')
-    args = parser.parse_args()
+def main(args: Namespace) -> None:
     block = Block(192, 0.0, {})
     mixer = block.mixer
     total = microseconds(mixer.fused_arguments)
@@ -44,4 +57,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    end(main, ARGUMENTS)

@@ -9,11 +9,12 @@ half of a method's cases are scanned in reverse. Results are not looked at: that
 
 import argparse
 import os
+import sys
 from itertools import product
+from pathlib import Path
 
-import torch
-
-from vim_mm.ops import METHODS, selective_scan_fn
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_debug, add_methods, end, parse_first
 
 # By what chooses kernels (csrc/cuda/shapes.cuh) on a GPU of about 132 multiprocessors: batch and
 # channels. Last chunks of few steps have a launch of their own in `most` and `tails`. Two, three or
@@ -36,12 +37,12 @@ ROWS = {
 MORE_STEPS = {'relieved': 29 * 64}
 # dtype, and the length: rows are aligned as it says.
 ALIGNED = {
-    'bf16_16_bytes': (torch.bfloat16, 200),
-    'bf16_8_bytes': (torch.bfloat16, 196),
-    'bf16_odd': (torch.bfloat16, 197),
-    'fp16_16_bytes': (torch.float16, 136),
-    'fp32_16_bytes': (torch.float32, 200),
-    'fp32_odd': (torch.float32, 197),
+    'bf16_16_bytes': ('bfloat16', 200),
+    'bf16_8_bytes': ('bfloat16', 196),
+    'bf16_odd': ('bfloat16', 197),
+    'fp16_16_bytes': ('float16', 136),
+    'fp32_16_bytes': ('float32', 200),
+    'fp32_odd': ('float32', 197),
 }
 # For the general kernels, with the fewest rows only.
 GENERAL = ('strided', 'complex', 'constant')
@@ -49,10 +50,30 @@ LAYOUTS = (*ALIGNED, *GENERAL)
 STATES = 16
 
 
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_methods(parser)
+    parser.add_argument('--layouts', nargs='+', choices=LAYOUTS, default=LAYOUTS)
+    parser.add_argument('--rows', nargs='+', choices=ROWS, default=tuple(ROWS))
+    add_debug(parser)
+    return parser.parse_args()
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
+
+import torch
+
+from vim_mm.ops import selective_scan_fn
+
+
 def make_inputs(layout: str, rows: str) -> dict[str, torch.Tensor]:
     """Arguments of ``selective_scan_fn`` on the GPU, requiring grad."""
     batch, channels = ROWS[rows]
-    dtype, length = ALIGNED.get(layout, (torch.float32, 100))
+    name, length = ALIGNED.get(layout, ('float32', 100))
+    dtype = getattr(torch, name)
     length += MORE_STEPS.get(rows, 0)
     states = torch.complex64 if layout == 'complex' else torch.float32
     of_B = (channels, STATES) if layout == 'constant' else (batch, STATES, length)
@@ -68,15 +89,9 @@ def make_inputs(layout: str, rows: str) -> dict[str, torch.Tensor]:
     return {name: x.cuda().requires_grad_() for name, x in inputs.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('--methods', nargs='+', choices=METHODS, default=METHODS)
-    parser.add_argument('--layouts', nargs='+', choices=LAYOUTS, default=LAYOUTS)
-    parser.add_argument('--rows', nargs='+', choices=ROWS, default=tuple(ROWS))
-    args = parser.parse_args()
-
+def main(args: argparse.Namespace) -> None:
+    if not torch.cuda.is_available():
+        raise SystemExit('the kernels need a CUDA device, and PyTorch sees none')
     cases = [
         case
         for case in product(args.rows, args.layouts, args.methods)
@@ -103,4 +118,4 @@ if __name__ == '__main__':
     # Each tensor gets an allocation of its own, whose end a sanitizer knows, of memory that nothing
     # has been written to. PyTorch looks when it first allocates.
     os.environ['PYTORCH_NO_CUDA_MEMORY_CACHING'] = '1'
-    main()
+    end(main, ARGUMENTS)

@@ -19,17 +19,21 @@ import tempfile
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_debug, end
+
 REQUIREMENT = (Path(__file__).parents[2] / 'requirements/mmcv.txt').read_text().strip()
 NAME, VERSION = REQUIREMENT.split('==')
 
 
 def pip(command: str, *arguments: str, **environment: str) -> None:
     """Runs pip without its cache, for the reason that the module's docstring gives."""
-    subprocess.run(
+    done = subprocess.run(
         [sys.executable, '-m', 'pip', command, '--no-deps', '--no-cache-dir', *arguments],
-        check=True,
         env={**os.environ, **environment},
     )
+    if done.returncode:
+        raise SystemExit(f'pip {command} failed; what it printed stands above.')
 
 
 def device() -> str:
@@ -89,11 +93,15 @@ def build_with_ops(folder: Path) -> Path:
         return built.replace(folder / built.name)
 
 
-def main() -> None:
+def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description='Install the pinned mmcv.')
     parser.add_argument('--with-ops', action='store_true', help='with compiled operators')
-    with_ops = parser.parse_args().with_ops
+    add_debug(parser)
+    return parser.parse_args()
 
+
+def main(args: argparse.Namespace) -> None:
+    with_ops = args.with_ops
     folder = cache_folder()
     wheel = next(iter(folder.glob('*.whl')), None)
     found = installed()
@@ -108,4 +116,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    end(main, parse_args())

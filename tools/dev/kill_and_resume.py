@@ -14,9 +14,26 @@ import signal
 import sys
 import tempfile
 import time
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from multiprocessing import get_context
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_debug, end, parse_first
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(description=__doc__.partition('\n')[0])
+    parser.add_argument('--kills', type=int, default=20)
+    parser.add_argument('--iterations', type=int, default=30)
+    parser.add_argument('--workers', type=int, default=1, help='loader workers')
+    parser.add_argument('--seed', type=int, default=0, help='of the moments')
+    add_debug(parser)
+    return parser.parse_args()
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import torch
 from mmengine.config import Config
@@ -36,7 +53,9 @@ model = dict(
     decode_head=dict(in_channels=[8] * 4, channels=8, dropout_ratio=0.3),
     auxiliary_head=dict(in_channels=8, channels=8),
 )
+# Of two micro-batches.
 train_dataloader = dict(batch_size=2)
+auto_scale_lr = dict(base_batch_size=4)
 train_cfg = dict(val_interval=7)
 default_hooks = dict(logger=dict(interval=1), checkpoint=dict(interval=3))
 log_level = 'ERROR'
@@ -154,16 +173,10 @@ def compare(cfg: Config, folder: Path) -> str | None:
     return where
 
 
-def main() -> None:
-    parser = ArgumentParser(description=__doc__.partition('\n')[0])
-    parser.add_argument('--kills', type=int, default=20)
-    parser.add_argument('--iterations', type=int, default=30)
-    parser.add_argument('--workers', type=int, default=1, help='loader workers')
-    parser.add_argument('--seed', type=int, default=0, help='of the moments')
-    args = parser.parse_args()
+def main(args: Namespace) -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         run(Path(folder), args.kills, args.iterations, args.workers, args.seed)
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    end(main, ARGUMENTS)

@@ -4,11 +4,28 @@ To be run when a method is added; a test compares the file with what this comput
 """
 
 import json
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_debug, end, parse_first
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(description='Compute vim_mm/selftest.json anew.')
+    add_debug(parser)
+    return parser.parse_args()
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import torch
 
 from vim_mm.analysis.exact import exact_scan
 from vim_mm.ops import METHODS
+from vim_mm.progress import progress
 from vim_mm.selftest import QUANTITIES, VALUES, make_inputs, weights
 
 
@@ -19,5 +36,10 @@ def compute(method: str) -> dict[str, list[float]]:
     return {name: results[name].flatten().tolist() for name in QUANTITIES}
 
 
+def main(args: Namespace) -> None:
+    values = {method: compute(method) for method in progress(METHODS, 'methods')}
+    VALUES.write_text(json.dumps(values, indent=1) + '\n')
+
+
 if __name__ == '__main__':
-    VALUES.write_text(json.dumps({method: compute(method) for method in METHODS}, indent=1) + '\n')
+    end(main, ARGUMENTS)

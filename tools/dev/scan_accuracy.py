@@ -11,6 +11,26 @@ NaN. A table in Markdown, and exit code 1 where an error is above ``BOUNDS``.
 import argparse
 import sys
 from itertools import product
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_debug, add_methods, end, parse_first
+
+LENGTHS = (1, 2, 63, 64, 197, 1000, 1024, 1025, 4097, 6084)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_methods(parser)
+    parser.add_argument('--lengths', nargs='+', type=int, default=LENGTHS)
+    add_debug(parser)
+    return parser.parse_args()
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import torch
 
@@ -18,10 +38,9 @@ from vim_mm.analysis.errors import errors_of, largest, outputs_and_gradients, ra
 from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL
 from vim_mm.analysis.tables import markdown_table
 from vim_mm.analysis.timing import ScanShape, make_inputs
-from vim_mm.ops import METHODS
+from vim_mm.progress import progress
 
 BATCH, CHANNELS, STATES = 2, 36, 16
-LENGTHS = (1, 2, 63, 64, 197, 1000, 1024, 1025, 4097, 6084)
 BOUNDS = {'fp32': 2e-5, 'fp16': 2e-3, 'bf16': 1e-2}
 KINDS = ('outputs', 'gradients')
 FORMS = ('shared', 'grouped', 'constant', 'mixed')  # mixed: constant B, grouped C
@@ -44,13 +63,9 @@ def inputs_of(form: str, length: int, dtype: str) -> dict[str, torch.Tensor]:
     return inputs
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('--methods', nargs='+', choices=METHODS, default=METHODS)
-    parser.add_argument('--lengths', nargs='+', type=int, default=LENGTHS)
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> int:
+    if not torch.cuda.is_available():
+        raise SystemExit('the CUDA scan needs a CUDA device, and PyTorch sees none')
     # New tensors hold NaN until something is written to them.
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -58,7 +73,7 @@ def main() -> int:
 
     cases = 0
     errors = {key: {} for key in product(args.methods, BOUNDS, KINDS)}
-    for dtype, form, length in product(BOUNDS, FORMS, args.lengths):
+    for dtype, form, length in progress([*product(BOUNDS, FORMS, args.lengths)], 'inputs'):
         inputs = inputs_of(form, length, dtype)
         weights = random_weights(inputs['u'], inputs['A'])
         wide = {name: x.double() for name, x in inputs.items()}
@@ -86,4 +101,4 @@ def main() -> int:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    end(main, ARGUMENTS)

@@ -1,7 +1,21 @@
 """Writes model-index.yml and configs/*/metafile.yml: the configs, for OpenMMLab's tools."""
 
-import argparse
+import sys
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_debug, end, parse_first
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(description=__doc__)
+    add_debug(parser)
+    return parser.parse_args()
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import yaml
 from mmengine.config import Config
@@ -69,8 +83,7 @@ def files() -> dict[str, dict]:
     return {'model-index.yml': {'Import': [*metafiles]}, **metafiles}
 
 
-def main() -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args()
+def main(args: Namespace) -> None:
     # For the bases mmdet:: and mmseg::, which MMEngine alone does not find in every distribution.
     vim_mm.activate()
     for name, content in files().items():
@@ -78,4 +91,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    end(main, ARGUMENTS)

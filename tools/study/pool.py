@@ -13,6 +13,8 @@ from results import Job, append
 from tasks import Data, Task, load_splits
 from training import Settings, train
 
+from vim_mm.progress import progress, say
+
 _MARGIN = 1.1  # a run may take this much longer than the longest before
 
 
@@ -52,21 +54,37 @@ def run_all(jobs: list[Job], plan: Plan, workers: int) -> bool:
     for name in dict.fromkeys(job.task for job in jobs):
         load_splits(plan.tasks[name], plan.source, plan.cache)  # scenes are drawn once, not by each
     context = multiprocessing.get_context('spawn')
-    waiting = context.Queue()
+    waiting, done = context.Queue(), context.Queue()
     for job in jobs:
         waiting.put(job)
     processes = [
-        context.Process(target=_work, args=(waiting, plan)) for _ in range(min(workers, len(jobs)))
+        context.Process(target=_work, args=(waiting, done, plan))
+        for _ in range(min(workers, len(jobs)))
     ]
     for process in processes:
         process.start()
+    for _ in progress(range(len(jobs)), 'runs'):
+        if not _one_more(done, processes):
+            break
     for process in processes:
         process.join()
     waiting.cancel_join_thread()
     return all(process.exitcode == 0 for process in processes)
 
 
-def _work(waiting: multiprocessing.Queue, plan: Plan) -> None:
+def _one_more(done: multiprocessing.Queue, processes: list[multiprocessing.Process]) -> bool:
+    """Wait for a worker to finish a run and say so; False if none works any more."""
+    while True:
+        working = any(process.is_alive() for process in processes)
+        try:
+            say(done.get(timeout=1 if working else 0))
+            return True
+        except queue.Empty:
+            if not working:
+                return False
+
+
+def _work(waiting: multiprocessing.Queue, done: multiprocessing.Queue, plan: Plan) -> None:
     torch.set_num_threads(1)
     data: dict[str, Data] = {}
     longest: dict[str, float] = {}
@@ -97,8 +115,7 @@ def _work(waiting: multiprocessing.Queue, plan: Plan) -> None:
             return
         longest[job.task] = max(longest.get(job.task, 0), time.time() - began)
         append(plan.out, {**result, 'label': job.label, **plan.facts})
-        print(
+        done.put(
             f'{job.task} {job.label} seed {job.seed:2} {job.arm:18} {result["metric"]:7.3f} '
-            f'{result["seconds"]:6.1f} s',
-            flush=True,
+            f'{result["seconds"]:6.1f} s'
         )

@@ -18,14 +18,63 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
-from arms import ARMS
-from pool import Plan, run_all
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import Names, add_debug, end, parse_first
 from results import RESULTS, Job, append, finished, spread
+
+
+def parse_seeds(text: str) -> list[int]:
+    """'0..11' or '0,3,5'."""
+    try:
+        if '..' in text:
+            first, last = map(int, text.split('..'))
+            return [*range(first, last + 1)]
+        return [int(seed) for seed in text.split(',')]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected '0..11' or '0,3', got {text!r}") from None
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest='command', required=True)
+    tasks, arms = Names('tasks', 'TASKS'), Names('arms', 'ARMS')
+    shared = argparse.ArgumentParser(add_help=False)
+    add_debug(shared)
+    shared.add_argument('--data', type=Path, required=True, help="Fashion-MNIST's IDX files")
+    shared.add_argument('--out', type=Path, required=True, help='folder of <task>.jsonl')
+    shared.add_argument('--cache', type=Path, default=Path('work_dirs/study_scenes'))
+    shared.add_argument('--tasks', nargs='+', type=tasks, default=tasks, metavar='TASK')
+    shared.add_argument('--arms', nargs='+', type=arms, default=arms, metavar='ARM')
+    shared.add_argument('--commit', help='what runs, where there is no git checkout')
+    shared.add_argument('--device', default='cuda', choices=('cuda', 'cpu'))
+
+    runs = commands.add_parser('train', parents=[shared], help='make the runs that are missing')
+    runs.add_argument('--seeds', type=parse_seeds, default=[*range(12)], help="'0..11' or '0,3'")
+    runs.add_argument('--minutes', type=float, help='stop before this time is over')
+    runs.add_argument('--jobs', type=int, default=1, help='runs side by side')
+    runs.add_argument('--label', default='', help="point of the grid; '' primary")
+    runs.add_argument('--steps', type=int, help="instead of the task's, for trials")
+    runs.add_argument('--results', type=Path, default=RESULTS, help='finished runs')
+
+    commands.add_parser('cost', parents=[shared], help='time and memory of a step, alone')
+
+    spreading = commands.add_parser('import', help='write a file for each line of OUT')
+    add_debug(spreading)
+    spreading.add_argument('out', type=Path)
+    spreading.add_argument('--results', type=Path, default=RESULTS)
+    return parser.parse_args()
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
+
+import torch
+from pool import Plan, run_all
 from tasks import TASKS, Data, load_splits
 from training import Settings, measure_step
 
 import vim_mm
+from vim_mm.progress import progress, say
 from vim_mm.version import commit
 
 GRID = {
@@ -33,14 +82,6 @@ GRID = {
     for lr, dt_range in product((1e-3, 2e-3, 4e-3), ((1e-3, 0.1), (1e-2, 1.0)))
 }
 SETTINGS = {'': Settings(), **GRID}
-
-
-def parse_seeds(text: str) -> list[int]:
-    """'0..11' or '0,3,5'."""
-    if '..' in text:
-        first, last = map(int, text.split('..'))
-        return [*range(first, last + 1)]
-    return [int(seed) for seed in text.split(',')]
 
 
 def running_commit(given: str | None) -> str:
@@ -68,6 +109,8 @@ def facts(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def train(args: argparse.Namespace) -> int:
+    if args.label not in SETTINGS:
+        raise SystemExit(f'--label: expected one of {[*SETTINGS]}, got {args.label!r}.')
     deadline = math.inf if args.minutes is None else time.time() + 60 * args.minutes
     done = finished(args.out, args.results)
     jobs = [
@@ -98,10 +141,10 @@ def cost(args: argparse.Namespace) -> int:
         task = TASKS[name]
         splits = load_splits(task, args.data, args.cache)
         data = Data(task, splits, torch.device('cuda'))
-        for arm in args.arms:
+        for arm in progress(args.arms, name):
             figures = measure_step(arm, data, Settings())
             append(args.out, {**figures, **noted})
-            print(figures, flush=True)
+            say(str(figures))
     return 0
 
 
@@ -111,37 +154,12 @@ def spread_lines(args: argparse.Namespace) -> int:
     return 0
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(required=True)
-    shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument('--data', type=Path, required=True, help="Fashion-MNIST's IDX files")
-    shared.add_argument('--out', type=Path, required=True, help='folder of <task>.jsonl')
-    shared.add_argument('--cache', type=Path, default=Path('work_dirs/study_scenes'))
-    shared.add_argument('--tasks', nargs='+', choices=TASKS, default=[*TASKS])
-    shared.add_argument('--arms', nargs='+', choices=ARMS, default=[*ARMS])
-    shared.add_argument('--commit', help='what runs, where there is no git checkout')
-    shared.add_argument('--device', default='cuda', choices=('cuda', 'cpu'))
+COMMANDS = {'train': train, 'cost': cost, 'import': spread_lines}
 
-    runs = commands.add_parser('train', parents=[shared], help='make the runs that are missing')
-    runs.add_argument('--seeds', type=parse_seeds, default=[*range(12)], help="'0..11' or '0,3'")
-    runs.add_argument('--minutes', type=float, help='stop before this time is over')
-    runs.add_argument('--jobs', type=int, default=1, help='runs side by side')
-    runs.add_argument('--label', default='', choices=SETTINGS, help="point of the grid; '' primary")
-    runs.add_argument('--steps', type=int, help="instead of the task's, for trials")
-    runs.add_argument('--results', type=Path, default=RESULTS, help='finished runs')
-    runs.set_defaults(run=train)
 
-    costs = commands.add_parser('cost', parents=[shared], help='time and memory of a step, alone')
-    costs.set_defaults(run=cost)
-
-    spreading = commands.add_parser('import', help='write a file for each line of OUT')
-    spreading.add_argument('out', type=Path)
-    spreading.add_argument('--results', type=Path, default=RESULTS)
-    spreading.set_defaults(run=spread_lines)
-    return parser
+def main(args: argparse.Namespace) -> int:
+    return COMMANDS[args.command](args)
 
 
 if __name__ == '__main__':
-    arguments = make_parser().parse_args()
-    sys.exit(arguments.run(arguments))
+    end(main, ARGUMENTS)

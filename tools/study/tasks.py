@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vim_mm.datasets.garments import GARMENTS, load_garments
 from vim_mm.datasets.scenes import SCENE_CLASSES, Garments, scene
+from vim_mm.progress import progress
 
 MEAN, STD = 0.3, 0.35  # of grey levels in 0 to 1, roughly those of Fashion-MNIST
 FACTORS = (1.5, 2.0)  # of the test of other resolutions
@@ -101,7 +102,8 @@ def _draw_scenes(file: Path, source: Path, split: str, count: int, side: int) ->
     draw = partial(_scene_arrays, split=split, garments=garments, side=side)
     chunks = np.array_split(np.arange(count), min(count, 4 * (os.cpu_count() or 1)))
     with ProcessPoolExecutor() as pool:
-        images, labels = zip(*pool.map(draw, chunks))
+        drawn = progress(pool.map(draw, chunks), f'{split} scenes', len(chunks))
+        images, labels = zip(*drawn)
     file.parent.mkdir(parents=True, exist_ok=True)
     partial_file = file.with_suffix('.partial.npz')
     np.savez(partial_file, images=np.concatenate(images), labels=np.concatenate(labels))

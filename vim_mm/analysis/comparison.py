@@ -42,11 +42,20 @@ class TaskResults:
         name (str): Of the task, and of its setting where that is not the primary one.
         runs (dict): By arm and seed, what the run left.
         costs (dict): By arm, what a step costs alone on the card.
+        control (str): The arm that the others are compared with.
+        planned (int, optional): Seeds of the protocol; fewer are marked as interim.
     """
 
     name: str
     runs: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
     costs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    control: str = CONTROL
+    planned: int | None = PLANNED_SEEDS
+
+    @property
+    def compared(self) -> list[str]:
+        """The methods that have runs and are compared with the control."""
+        return [arm for arm in (*FAMILY, CONTROL) if arm in self.runs and arm != self.control]
 
     @property
     def arms(self) -> list[str]:
@@ -92,13 +101,11 @@ def title(arm: str) -> str:
 
 
 def family(task: TaskResults, resolution: str | None = None) -> dict[str, tuple[Comparison, float]]:
-    """Of the six methods that have runs, the comparison with the control and Holm's p."""
-    if CONTROL not in task.runs or len(task.seeds) < 2:
+    """Of each method that is compared, the comparison with the control and Holm's p."""
+    if task.control not in task.runs or len(task.seeds) < 2:
         return {}
-    control = task.metrics(CONTROL, resolution)
-    found = {
-        arm: compare(task.metrics(arm, resolution), control) for arm in FAMILY if arm in task.runs
-    }
+    control = task.metrics(task.control, resolution)
+    found = {arm: compare(task.metrics(arm, resolution), control) for arm in task.compared}
     adjusted = holm([comparison.p for comparison in found.values()])
     return {arm: (found[arm], p) for arm, p in zip(found, adjusted)}
 
@@ -137,9 +144,9 @@ def _comparison_row(a: str, b: str, found: Comparison) -> dict[str, str]:
 
 
 def family_rows(task: TaskResults, resolution: str | None = None) -> list[dict[str, str]]:
-    """A row for each of the six against the control."""
+    """A row for each method that is compared, against the control."""
     return [
-        {**_comparison_row(arm, CONTROL, found), 'p, Holm': f'{p:.4f}'}
+        {**_comparison_row(arm, task.control, found), 'p, Holm': f'{p:.4f}'}
         for arm, (found, p) in family(task, resolution).items()
     ]
 
@@ -175,15 +182,18 @@ def resolution_rows(task: TaskResults) -> list[dict[str, str]]:
 
 
 def verdicts(task: TaskResults) -> list[str]:
-    """What the protocol lets the page conclude of each of the six, with the power there was."""
+    """What may be concluded of each method that is compared, with the power there was."""
     lines = []
-    for arm, (found, p) in family(task).items():
+    all_found = family(task)
+    for arm, (found, p) in all_found.items():
         furthest = max(abs(found.low), abs(found.high))
-        effect = found.deviation * detectable_effect(found.count, LEVEL / len(FAMILY))
+        effect = found.deviation * detectable_effect(found.count, LEVEL / len(all_found))
         if p < LEVEL:
-            text = f'differs from `{CONTROL}` by {found.mean:+.2f} points (p after Holm {p:.4f})'
+            text = (
+                f'differs from `{task.control}` by {found.mean:+.2f} points (p after Holm {p:.4f})'
+            )
         else:
-            text = f'no difference from `{CONTROL}` found'
+            text = f'no difference from `{task.control}` found'
             if math.isfinite(effect):
                 text += f'; its interval excludes differences above {furthest:.2f} points'
         lines.append(

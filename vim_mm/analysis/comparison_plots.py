@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vim_mm.analysis.comparison import CONTROL, TaskResults, family, title
+from vim_mm.analysis.comparison import TaskResults, family, title
 
 
 def plot_task(task: TaskResults, path: Path) -> None:
@@ -43,7 +43,7 @@ def _draw_curves(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None
 
 def _draw_differences(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
     found = family(task)
-    control = task.metrics(CONTROL) if found else []
+    control = task.metrics(task.control) if found else []
     for row, (arm, (comparison, _)) in enumerate(found.items()):
         points = np.subtract(task.metrics(arm), control)
         axes.plot(points, np.full(len(points), row), '.', color=colours[arm], alpha=0.4)
@@ -52,7 +52,7 @@ def _draw_differences(axes: Axes, task: TaskResults, colours: dict[str, str]) ->
     axes.axvline(0, color='black', linewidth=0.8)
     axes.set_yticks(range(len(found)), [title(arm) for arm in found])
     axes.invert_yaxis()
-    axes.set(xlabel='points', title=f'Difference from {CONTROL}, paired by seed')
+    axes.set(xlabel='points', title=f'Difference from {task.control}, paired by seed')
 
 
 def _draw_times(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:

@@ -13,6 +13,7 @@ from mmengine.registry import DATASETS
 from vim_mm.analysis.plots import Region, Sample
 from vim_mm.engine.checkpoint import last_checkpoint
 from vim_mm.engine.cli import load_model
+from vim_mm.progress import progress
 
 # Metrics by their name in the log: how to call them, and what makes them percent.
 _METRICS = {
@@ -75,7 +76,11 @@ def read_history(
 
 
 def predict_samples(
-    cfg: Config, checkpoint: str | Path, count: int, score_threshold: float = 0.5
+    cfg: Config,
+    checkpoint: str | Path,
+    count: int,
+    score_threshold: float = 0.5,
+    any_method: bool = False,
 ) -> tuple[list[Sample], tuple[str, ...], list[tuple[int, int, int]]]:
     """Run a trained model on images spread evenly over the test set.
 
@@ -84,14 +89,16 @@ def predict_samples(
         checkpoint (str | Path): Weights; all of the model's and no others.
         count (int): Number of images.
         score_threshold (float): Least score of a detection.
+        any_method (bool): As in :func:`load_model`.
 
     Returns:
         tuple: The samples, and names and RGB colours of the classes.
     """
-    model, _ = load_model(cfg, checkpoint)
+    model, _ = load_model(cfg, checkpoint, any_method)
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     samples = []
-    for index in np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int):
+    chosen = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int)
+    for index in progress(chosen, 'pictures'):
         with torch.no_grad():
             result = model.test_step(pseudo_collate([dataset[index]]))[0]
         image = cv2.cvtColor(cv2.imread(result.img_path), cv2.COLOR_BGR2RGB)

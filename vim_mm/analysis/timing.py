@@ -2,6 +2,7 @@
 
 import os
 import platform
+import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import date
@@ -27,6 +28,8 @@ DTYPES = {
 _GRAPH_SECONDS = 5e-3
 _MAX_GRAPH_CALLS = 100
 _MIN_TRIALS = 3
+# Calls before the first that is timed: allocators, lazily loaded kernels, clocks of the processor.
+WARM_UP_CALLS = 5
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,21 @@ def differentiable_scan(
     )
 
 
+def synchronize() -> None:
+    """Wait for the GPU, where this process uses one."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def warm_up(function: Callable[[], object], calls: int = WARM_UP_CALLS) -> None:
+    """Call a function some times that do not count, and wait for the GPU."""
+    for _ in range(calls):
+        function()
+    synchronize()
+
+
 def wall_times(function: Callable[[], object], trials: int, seconds: float = 60.0) -> list[float]:
-    """Seconds of each call as its caller waits for it, after one that warms up; GPUs waited for.
+    """Seconds of each call as its caller waits for it, after ``WARM_UP_CALLS``; GPUs waited for.
 
     Args:
         function: What to call.
@@ -118,16 +134,32 @@ def wall_times(function: Callable[[], object], trials: int, seconds: float = 60.
     def call() -> float:
         start = perf_counter()
         function()
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        synchronize()
         return perf_counter() - start
 
-    call()
+    warm_up(function)
     times: list[float] = []
     begin = perf_counter()
     while len(times) < trials and (len(times) < _MIN_TRIALS or perf_counter() - begin < seconds):
         times.append(call())
     return times
+
+
+def steady_times(function: Callable[[], object], calls: int, rounds: int = 3) -> list[float]:
+    """Seconds of a call among calls that follow one another, by round, after ``WARM_UP_CALLS``.
+
+    The GPU is waited for after each round, not after each call: what a loop of such calls takes.
+    """
+
+    def one_round() -> float:
+        start = perf_counter()
+        for _ in range(calls):
+            function()
+        synchronize()
+        return (perf_counter() - start) / calls
+
+    warm_up(function)
+    return [one_round() for _ in range(rounds)]
 
 
 def device_times(prepare: Callable[[], Callable[[], object]], trials: int) -> list[float]:
@@ -144,14 +176,14 @@ def device_times(prepare: Callable[[], Callable[[], object]], trials: int) -> li
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         function = prepare()
-        function()
+        warm_up(function)
 
     def replay_times(calls: int, trials: int) -> list[float]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             for _ in range(calls):
                 function()
-        graph.replay()
+        warm_up(graph.replay)
         return [_event_time(graph.replay) for _ in range(trials)]
 
     # So many that what the graph itself takes, some microseconds, does not count.
@@ -198,7 +230,7 @@ def enqueue_times(function: Callable[[], object], trials: int) -> list[float]:
         function()
         return perf_counter() - start
 
-    call()
+    warm_up(function)
     return [call() for _ in range(trials)]
 
 
@@ -210,6 +242,20 @@ def count_launches(function: Callable[[], object]) -> int:
         function()
         torch.cuda.synchronize()
     return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in recorded.events())
+
+
+def kernel_seconds(function: Callable[[], object], calls: int = 1) -> dict[str, float]:
+    """Seconds of a call by the name of the kernel, copy or fill on the GPU, the longest first."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
+        for _ in range(calls):
+            function()
+        torch.cuda.synchronize()
+    times: dict[str, float] = {}
+    for event in recorded.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            seconds = 1e-6 * event.time_range.elapsed_us() / calls
+            times[event.name] = times.get(event.name, 0.0) + seconds
+    return dict(sorted(times.items(), key=lambda item: -item[1]))
 
 
 def peak_memory(function: Callable[[], object], device: str) -> int:
@@ -242,6 +288,26 @@ def _processor() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(':')[1].strip() for line in lines if line.startswith('model name')]
     return names[0] if names else platform.processor()
+
+
+def clock_rates(device: str) -> dict[str, str]:
+    """Frequencies as the system gives them now, in MHz: of the GPU with their limits, or the CPU's.
+
+    Empty where the system does not say.
+    """
+    if device == 'cuda':
+        names = ('clocks.sm', 'clocks.max.sm', 'clocks.mem', 'clocks.max.mem', 'power.limit')
+        query = ['nvidia-smi', f'--query-gpu={",".join(names)}', '--format=csv,noheader,nounits']
+        try:
+            done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
+        except (OSError, subprocess.SubprocessError):
+            return {}
+        row = done.stdout.splitlines()[torch.cuda.current_device()]
+        return dict(zip(names, (value.strip() for value in row.split(',')), strict=True))
+    cpuinfo = Path('/proc/cpuinfo')
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    rates = [float(line.split(':')[1]) for line in lines if line.startswith('cpu MHz')]
+    return {'cpu MHz': f'{min(rates):.0f} to {max(rates):.0f}'} if rates else {}
 
 
 def environment(device: str) -> dict[str, str | int | None]:

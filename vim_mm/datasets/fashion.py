@@ -16,6 +16,8 @@ from pathlib import Path
 from vim_mm.datasets.garments import GARMENTS, SPLITS, fetch_garments, load_garments
 from vim_mm.datasets.layouts import COCO_SPLITS, encode, write_once, write_split
 from vim_mm.datasets.scenes import Garments, scene
+from vim_mm.mistakes import end
+from vim_mm.progress import progress
 
 # Raise when the scenes or the files change, so that older data sets are made anew.
 _VERSION = 1
@@ -54,7 +56,8 @@ def write_scenes(out: Path, idx: Path, config: FashionConfig) -> bool:
         for split, folder, count in zip(SPLITS, COCO_SPLITS, counts, strict=True):
             garments = Garments(*load_garments(idx, split))
             size = (config.height, config.width)
-            scenes = (scene(config.seed, split, i, garments, size) for i in range(count))
+            numbers = progress(range(count), f'{folder} scenes')
+            scenes = (scene(config.seed, split, i, garments, size) for i in numbers)
             write_split(root, folder, scenes, GARMENTS)
 
     manifest = {'version': _VERSION, 'kind': 'garments', **asdict(config)}
@@ -71,7 +74,8 @@ def write_classes(out: Path, idx: Path) -> bool:
             folders = [root / split / class_folder(label) for label in range(len(GARMENTS))]
             for folder in folders:
                 folder.mkdir(parents=True)
-            for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+            pairs = progress(zip(images, labels, strict=True), f'{split} photographs', len(images))
+            for i, (image, label) in enumerate(pairs):
                 (folders[label] / f'{i:05d}.png').write_bytes(encode('.png', image))
 
     return write_once(out, {'version': _VERSION, 'kind': 'classes'}, write, 'folders of garments')
@@ -95,12 +99,14 @@ def main(argv: list[str] | None = None) -> None:
         default=(defaults.height, defaults.width), help='of a scene in pixels',
     )  # fmt: skip
     parser.add_argument('--seed', type=int, default=defaults.seed)
-    args = parser.parse_args(argv)
-    try:
-        config = FashionConfig(args.train, args.val, *args.size, args.seed)
-        origin = fetch_garments(args.out / 'idx', args.source)
-    except (FileNotFoundError, ValueError) as error:
-        raise SystemExit(f'error: {error}') from None
+    parser.add_argument('--debug', action='store_true', help='show the traceback of a mistake')
+    end(make, parser.parse_args(argv))
+
+
+def make(args: argparse.Namespace) -> None:
+    """Make the forms of the arguments."""
+    config = FashionConfig(args.train, args.val, *args.size, args.seed)
+    origin = fetch_garments(args.out / 'idx', args.source)
     print(f'Fashion-MNIST from {origin}')
     for name, made in (
         ('classes', write_classes(args.out / 'classes', args.out / 'idx')),

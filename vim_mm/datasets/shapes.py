@@ -15,6 +15,8 @@ import cv2
 import numpy as np
 
 from vim_mm.datasets.layouts import COCO_SPLITS, Scene, write_once, write_split
+from vim_mm.mistakes import end
+from vim_mm.progress import progress
 
 SHAPES = ('circle', 'square', 'triangle', 'star', 'ring', 'cross')
 SEG_CLASSES = ('background', *SHAPES)
@@ -107,7 +109,7 @@ def write_dataset(out: str | Path, config: ShapesConfig) -> bool:
             count = config.train if split == 'training' else config.val
             scenes = (
                 draw_scene(np.random.default_rng([config.seed, index, i]), config.size)
-                for i in range(count)
+                for i in progress(range(count), f'{split} pictures')
             )
             write_split(root, split, scenes, SHAPES)
 
@@ -195,7 +197,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument('--val', type=int, default=ShapesConfig.val, help='validation images')
     parser.add_argument('--size', type=int, default=ShapesConfig.size, help='longer side, pixels')
     parser.add_argument('--seed', type=int, default=ShapesConfig.seed)
-    args = parser.parse_args(argv)
+    parser.add_argument('--debug', action='store_true', help='show the traceback of a mistake')
+    end(make, parser.parse_args(argv))
+
+
+def make(args: argparse.Namespace) -> None:
+    """Make the data set of the arguments."""
     config = ShapesConfig(args.train, args.val, args.size, args.seed)
     made = write_dataset(args.out, config)
     print(f'{"Made" if made else "Reusing"} the shapes data set in {args.out}: {config}')

@@ -7,22 +7,26 @@ a refused load without protection. A file is read with
 it is ever called, imported or evaluated.
 """
 
+import logging
 import pickle
 import re
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from mmengine.dist import get_dist_info
-from mmengine.logging import HistoryBuffer
+from mmengine.logging import HistoryBuffer, print_log
 from mmengine.runner.checkpoint import (
     CheckpointLoader,
     get_external_models,
     get_torchvision_models,
 )
 
+from vim_mm.convert import convert_checkpoint, needs_conversion
 from vim_mm.engine.checkpoint_file import read_file
+from vim_mm.engine.conversion import as_checkpoint, describe
 
 HISTORY_STATISTICS = ('min', 'max', 'current', 'mean')
 
@@ -56,13 +60,15 @@ def _history_statistic(owner: type, name: str) -> Callable:
 
 
 # What MMEngine's runner writes besides tensors: log histories, and scores as numpy scalars. The
-# second spelling of numpy's module is that of files written under numpy 1.
+# second spelling of numpy's module is that of files written under numpy 1. DeiT's code, and with it
+# Vim's, adds the arguments of the training.
 _NUMPY_DTYPES = [type(np.dtype(code)) for code in '?bBhHiIlLqQefd']
 _NUMPY_BUILDERS = {
     '_reconstruct': np.empty(0).__reduce__()[0],
     'scalar': np.int64().__reduce__()[0],
 }
 _PLAIN_DATA = [
+    Namespace,
     HistoryBuffer,
     (_history_statistic, 'builtins.getattr'),
     np.ndarray,
@@ -90,6 +96,21 @@ def _read(name: str, load: Callable[[], dict]) -> dict:
             f'{name} was not loaded, because it holds more than tensors and plain data and reading '
             f'that could run code: {reason}'
         ) from None
+    return checkpoint
+
+
+def _as_ours(name: str, checkpoint: dict) -> dict:
+    """What a file holds, in the form that our models load: Vim's own files are converted."""
+    if needs_conversion(checkpoint):
+        conversion = convert_checkpoint(checkpoint)
+        checkpoint = as_checkpoint(conversion, name)
+        print_log(
+            f'{name} is not in the form of this package, and was converted while it was read: '
+            f'{describe(conversion)} tools/convert_checkpoint.py converts it once, and says what '
+            'became of each weight.',
+            logger='current',
+            level=logging.WARNING,
+        )
     # Runner.resume evaluates this text as a Python config (to compare two lists of GPU ids that
     # MMEngine has not written for years): code again, by another door.
     if isinstance(checkpoint, dict) and isinstance(checkpoint.get('meta'), dict):
@@ -97,15 +118,12 @@ def _read(name: str, load: Callable[[], dict]) -> dict:
     return checkpoint
 
 
-def load_from_local(filename: str, map_location: str | None = None) -> dict:
-    """Read a checkpoint file.
+def read_as_data(filename: str | Path, map_location: str | None = None) -> dict:
+    """What a checkpoint file holds, in whatever form.
 
     Args:
-        filename (str): Path, with ``~`` for the home directory.
+        filename (str | Path): Path, with ``~`` for the home directory.
         map_location: Where tensors go, as in :func:`torch.load`.
-
-    Returns:
-        dict: What the file holds: a runner's checkpoint or a state dict.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -119,15 +137,25 @@ def load_from_local(filename: str, map_location: str | None = None) -> dict:
     return _read(str(path), lambda: read_file(path, map_location))
 
 
+def load_from_local(filename: str, map_location: str | None = None) -> dict:
+    """:func:`read_as_data`, in the form that our models load.
+
+    Returns:
+        dict: A runner's checkpoint or a state dict.
+    """
+    return _as_ours(str(filename), read_as_data(filename, map_location))
+
+
 def load_from_http(filename: str, map_location: str | None = None) -> dict:
     """As :func:`load_from_local`, for a URL; downloads are kept in torch.hub's directory."""
     progress = get_dist_info()[0] == 0
-    return _read(
+    checkpoint = _read(
         filename,
         lambda: torch.hub.load_state_dict_from_url(
             filename, map_location=map_location, progress=progress, weights_only=True
         ),
     )
+    return _as_ours(filename, checkpoint)
 
 
 def load_from_zoo(filename: str, map_location: str | None = None) -> dict:
@@ -150,6 +178,13 @@ _READERS = {
     load_from_zoo: ('torchvision://', 'modelzoo://', 'open-mmlab://', 'openmmlab://'),
     load_from_unsupported: ('mmcls://', 'pavi://', r'(\S+\:)?s3://', r'(\S+\:)?petrel://'),
 }
+
+
+def read_checkpoint(name: str, map_location: str | None = None) -> dict:
+    """Read a checkpoint by the scheme of its name, whether or not ``vim_mm`` is activated."""
+    schemes = [(p, reader) for reader, prefixes in _READERS.items() for p in prefixes if p]
+    reader = next((reader for p, reader in schemes if re.match(p, name)), load_from_local)
+    return reader(name, map_location)
 
 
 def read_checkpoints_as_data() -> None:

@@ -1,4 +1,4 @@
-"""What a file given as a checkpoint is: torch's own formats, safetensors, or something else."""
+"""What a file given as a checkpoint is: torch's formats, safetensors, a pickle of arrays, or none."""
 
 import json
 import tarfile
@@ -8,7 +8,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from vim_mm.engine.array_pickle import read_arrays
+
 _HEAD = 512  # bytes of a file that tell what it is
+# torch's pickles before 1.6 begin with a pickle of this number, in any protocol.
+_MAGIC = (0x1950A86A20F9469CFC6C).to_bytes(10, 'little')
 
 
 class NotACheckpointError(ValueError):
@@ -16,7 +20,7 @@ class NotACheckpointError(ValueError):
 
 
 def read_file(path: Path, map_location: str | None = None) -> dict:
-    """Read a file of ``torch.save`` or of safetensors, as data.
+    """Read a file of ``torch.save``, of safetensors or of pickled arrays, as data.
 
     Args:
         path (Path): An existing file.
@@ -24,11 +28,14 @@ def read_file(path: Path, map_location: str | None = None) -> dict:
 
     Raises:
         NotACheckpointError: The file is something else; the message says what.
-        pickle.UnpicklingError: It holds more than ``weights_only`` lets through.
+        pickle.UnpicklingError: It holds more than ``weights_only`` lets through, or a pickle more
+            than arrays.
     """
     head = _head(path)
     if _is_safetensors(head):
         return _read_safetensors(path, map_location)
+    if head[:1] == b'\x80' and _MAGIC not in head[:32]:
+        return read_arrays(path)
     what = _foreign(path, head)
     if what is not None:
         raise NotACheckpointError(f'{path} is no checkpoint: {what}')

@@ -3,6 +3,7 @@
 The arguments themselves are in tools/_command_line.py, which imports nothing heavy.
 """
 
+import logging
 import os
 from argparse import Namespace
 from importlib import import_module
@@ -18,6 +19,7 @@ from torch import nn
 from vim_mm.config import merge_options
 from vim_mm.engine.activation import activate
 from vim_mm.engine.channels import check_channels
+from vim_mm.engine.provenance import check_switches
 from vim_mm.mistakes import sentence
 
 TASK_LIBRARIES = {'mmseg': 'onedl-mmsegmentation', 'mmdet': 'onedl-mmdetection'}
@@ -27,8 +29,12 @@ class ConfigError(ValueError):
     """A config, or an option that changes it, cannot be used."""
 
 
-def read_config(args: Namespace) -> Config:
+def read_config(args: Namespace, import_library: bool = True) -> Config:
     """Read the config that the arguments name, with their changes, and import the task's library.
+
+    Args:
+        args (Namespace): Of tools/_command_line.py.
+        import_library (bool): False leaves the import out, for who builds nothing.
 
     Raises:
         SystemExit: The config is of neither task, or the task's library is missing.
@@ -37,6 +43,8 @@ def read_config(args: Namespace) -> Config:
     """
     if not Path(args.config).is_file():
         raise SystemExit(f'config: there is no file {args.config}.')
+    # A log file on a full disk loses lines; without this each line would be a traceback.
+    logging.raiseExceptions = False
     activate()
     try:
         cfg = Config.fromfile(args.config)
@@ -66,21 +74,34 @@ def read_config(args: Namespace) -> Config:
             cfg.work_dir = str(Path('work_dirs') / Path(args.config).stem)
         # Jobs that are queued again, and their other nodes, may start elsewhere.
         cfg.work_dir = str(Path(cfg.work_dir).expanduser().absolute())
-    import_task_library(cfg)
+    if import_library:
+        import_task_library(cfg)
     return cfg
 
 
-def load_model(cfg: Config, checkpoint: str | Path) -> tuple[nn.Module, dict]:
+def load_model(
+    cfg: Config, checkpoint: str | Path, any_method: bool = False
+) -> tuple[nn.Module, dict]:
     """A trained model, ready for prediction on the default device, and what its checkpoint holds.
+
+    Prints what is worth knowing of the checkpoint, such as that its method is unknown.
 
     Args:
         cfg (Config): As :func:`read_config` gives it.
         checkpoint (str | Path): Path or URL of weights that fit the whole model.
+        any_method (bool): Whether the weights may be of another discretization method.
+
+    Raises:
+        CheckpointMismatchError: The weights were trained with another switch that changes what they
+            compute, and ``cfg.allow_mismatch`` does not insist.
     """
     activate()
     init_default_scope(cfg.default_scope)
     model = revert_sync_batchnorm(MODELS.build(cfg.model))
     loaded = load_checkpoint(model, str(checkpoint), map_location='cpu', strict=True)
+    allow, other = cfg.get('allow_mismatch', False), ('discretization_method',) * any_method
+    for line in check_switches(model, loaded, str(checkpoint), allow, other):
+        print(line)
     return model.to(get_device()).eval(), loaded
 
 

@@ -16,12 +16,14 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     where ``model.backbone.get_layer_depth(name, 'backbone.')`` tells (d, n): heads and necks keep
     the full one.
     Weights of one dimension (unless ``flat_decay_mult`` says otherwise) and those that carry
-    ``_no_weight_decay`` are not decayed.
+    ``_no_weight_decay`` (unless ``marked_decay_mult`` does) are not decayed.
 
     Args:
         optim_wrapper_cfg (dict): As in MMEngine; the optimizer needs a ``lr``.
-        paramwise_cfg (dict, optional): ``layer_decay_rate`` (float, 1.0 by default), and whatever
-            MMEngine's constructor takes; multipliers of the learning rate multiply.
+        paramwise_cfg (dict, optional): ``layer_decay_rate`` (float, 1.0 by default),
+            ``marked_decay_mult`` (float, 0.0 by default: what multiplies the weight decay of
+            parameters with the mark), and whatever MMEngine's constructor takes; multipliers
+            multiply.
 
     Raises:
         TypeError: The model has no ``backbone`` with ``get_layer_depth``.
@@ -31,6 +33,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None):
         paramwise_cfg = dict(paramwise_cfg or {})
         self.rate = paramwise_cfg.pop('layer_decay_rate', 1.0)
+        self.marked_decay_mult = paramwise_cfg.pop('marked_decay_mult', 0.0)
         paramwise_cfg.setdefault('flat_decay_mult', 0.0)
         super().__init__(optim_wrapper_cfg, paramwise_cfg)
         if self.base_lr is None:
@@ -64,7 +67,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             depth, num_depths = backbone.get_layer_depth(names[param], 'backbone.')
             group['lr'] = group.get('lr', self.base_lr) * self.rate ** (num_depths - 1 - depth)
             if self.base_wd is not None and getattr(param, '_no_weight_decay', False):
-                group['weight_decay'] = 0.0
+                decay = group.get('weight_decay', self.base_wd)
+                group['weight_decay'] = decay * self.marked_decay_mult
             same = merged.setdefault(tuple(sorted(group.items())), dict(params=[], **group))
             same['params'].append(param)
         params[:] = merged.values()

@@ -1,15 +1,19 @@
 """Stops a training whose loss is NaN or infinite, and says where the first such value arose."""
 
 import math
+import re
 from collections.abc import Iterator
 
 import torch
+from mmengine.dist import all_gather_object, all_reduce
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper, revert_sync_batchnorm
 from mmengine.optim import AmpOptimWrapper
 from mmengine.registry import HOOKS
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
+from vim_mm.engine.batch import MicroBatches, micro_batch_number
 from vim_mm.engine.randomness import seed_iteration
 
 
@@ -38,43 +42,59 @@ class _Found(Exception):
     """Ends a replay at the first module at fault."""
 
 
-def first_fault(model: nn.Module, step) -> str | None:
+def first_fault(model: nn.Module, step, whole: bool = False) -> str | None:
     """Name the first module that makes a value that is not finite of values that are.
 
     Args:
         model (nn.Module): Its parameters are looked at first.
         step (Callable): Runs the model forward.
+        whole (bool): Run the step to its end in any case: other processes take part in it.
 
     Returns:
         str | None: What is at fault, None where all outputs of all modules are finite.
     """
-    for name, param in model.named_parameters():
-        if not _is_finite(param):
-            return f'the weights {name} before the step, so it was the gradient of the step before'
+    faults = []
+
+    def found(fault: str) -> None:
+        faults.append(fault)
+        if not whole:
+            raise _Found
 
     def check(name: str, module: nn.Module):
         def hook(_, args: tuple, kwargs: dict, outputs) -> None:
-            if not _is_finite(outputs):
+            if not faults and not _is_finite(outputs):
                 given = 'finite' if _is_finite((args, kwargs)) else 'already not finite'
                 kind = type(module).__name__
-                raise _Found(f'the output of {name} ({kind}), whose input is {given}')
+                found(f'the output of {name} ({kind}), whose input is {given}')
 
         return hook
 
-    # Modules inside of one end before it, so the first to raise is the innermost.
+    # Modules inside of one end before it, so the first to be found is the innermost.
     handles = [
         module.register_forward_hook(check(name, module), with_kwargs=True)
-        for name, module in model.named_modules()
+        for name, module in ((_plain_name(n), m) for n, m in model.named_modules())
         if name  # the output of the whole model is the loss
     ]
     try:
+        for name, param in model.named_parameters():
+            if not _is_finite(param):
+                found(
+                    f'the weights {_plain_name(name)} before the step, so it was the gradient of '
+                    'the step before'
+                )
+                break
         step()
-    except _Found as found:
-        return str(found)
+    except _Found:
+        pass
     finally:
         for handle in handles:
             handle.remove()
-    return None
+    return faults[0] if faults else None
+
+
+def _plain_name(name: str) -> str:
+    """The name of a module or parameter without what FSDP puts around it."""
+    return re.sub(r'(^|\.)_fsdp_wrapped_module(?=\.|$)', '', name).removeprefix('.')
 
 
 @HOOKS.register_module()
@@ -86,6 +106,9 @@ class NonFiniteLossHook(Hook):
     the iteration is repeated from it with the same batch and the same random numbers, this time
     with hooks on every module. What it costs is one copy of the weights in each step, and their
     size in memory.
+
+    Under FSDP the processes tell each other in every iteration whether their losses are finite,
+    because they can only replay one together.
 
     Steps that a loss scaler skips do not count (AmpOptimWrapper), unless its scale is at 1 or
     below: then it is not the scale that is too large.
@@ -105,6 +128,7 @@ class NonFiniteLossHook(Hook):
         if self.weights is None or len(self.weights) != len(params):  # or a layer is frozen now
             self.weights = [p.clone() for p in params]
         else:
+            # One launch for all. PyTorch has no public name for it; copy_ is a launch for each.
             torch._foreach_copy_(self.weights, params)
 
     def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
@@ -116,9 +140,13 @@ class NonFiniteLossHook(Hook):
         if not outputs or 'loss' not in outputs:
             return
         loss = runner.message_hub.get_scalar('train/loss').current()
-        if math.isfinite(loss) or self._is_skipped(runner.optim_wrapper):
+        sharded = isinstance(runner.model, FullyShardedDataParallel)
+        fails = not (math.isfinite(loss) or self._is_skipped(runner.optim_wrapper))
+        if not (_in_any_process(fails) if sharded else fails):
             return
-        fault = self._replay(runner, data_batch)
+        fault = self._replay(runner, data_batch, sharded)
+        if sharded:
+            loss, fault = _told_by_all(loss, fault)
         fault = fault or 'made by the loss itself or by backward: all modules give finite ones'
         raise NonFiniteLossError(
             f'The loss of iteration {runner.iter + 1} is {loss}. The first value that is not '
@@ -130,19 +158,38 @@ class NonFiniteLossHook(Hook):
         scaler = getattr(optim_wrapper, 'loss_scaler', None)
         return scaler is not None and scaler.is_enabled() and scaler.get_scale() > 1
 
-    def _replay(self, runner, data_batch) -> str | None:
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+    def _replay(self, runner, data_batch, sharded: bool) -> str | None:
         if self.weights is not None:
             params = [p for p in runner.model.parameters() if p.requires_grad]
             with torch.no_grad():
                 for param, before in zip(params, self.weights):
                     param.copy_(before)
-        model = revert_sync_batchnorm(model)  # the other processes do not take part
-        seed_iteration(runner.seed, runner.iter)
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        if not sharded:
+            model = revert_sync_batchnorm(model)  # the other processes do not take part
+        batches = data_batch if isinstance(data_batch, MicroBatches) else (data_batch,)
 
         def step() -> None:
-            with torch.no_grad(), runner.optim_wrapper.optim_context(model):
-                data = model.data_preprocessor(data_batch, True)
-                model._run_forward(data, mode='loss')
+            for index, batch in enumerate(batches):
+                seed_iteration(runner.seed, runner.iter, micro_batch_number(index))
+                with torch.no_grad(), runner.optim_wrapper.optim_context(model):
+                    data = model.data_preprocessor(batch, True)
+                    if sharded:  # by the wrapper, which gathers the weights
+                        runner.model(**data, mode='loss')
+                    else:
+                        model._run_forward(data, mode='loss')
 
-        return first_fault(model, step)
+        return first_fault(runner.model if sharded else model, step, whole=sharded)
+
+
+def _in_any_process(flag: bool) -> bool:
+    flags = torch.tensor([float(flag)])
+    all_reduce(flags, op='max')
+    return bool(flags.item())
+
+
+def _told_by_all(loss: float, fault: str | None) -> tuple[float, str | None]:
+    """Of the first process with a fault, or with a loss that is not finite."""
+    told = all_gather_object((loss, fault))
+    told.sort(key=lambda each: (each[1] is None, math.isfinite(each[0])))
+    return told[0]

@@ -5,7 +5,7 @@ weights compute. Testing, inference and resuming insist that the config has the 
 a training may start from other ones, and then says so and records it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 
 from mmengine.dist import is_main_process
@@ -67,7 +67,13 @@ def _plain(value):
     return list(value) if isinstance(value, tuple) else value
 
 
-def check_switches(model: nn.Module, checkpoint: Mapping, filename: str, allow: bool) -> list[str]:
+def check_switches(
+    model: nn.Module,
+    checkpoint: Mapping,
+    filename: str,
+    allow: bool,
+    apart_from: Collection[str] = (),
+) -> list[str]:
     """Insist that every backbone of a model is the function that a checkpoint was trained as.
 
     Args:
@@ -75,6 +81,7 @@ def check_switches(model: nn.Module, checkpoint: Mapping, filename: str, allow: 
         checkpoint (Mapping): As it was read.
         filename (str): Of the checkpoint, for the message.
         allow (bool): Whether another function is allowed.
+        apart_from (Collection[str]): Switches that the caller means to differ.
 
     Returns:
         list[str]: What a log should say, a line each; empty where all is as it was trained.
@@ -87,6 +94,7 @@ def check_switches(model: nn.Module, checkpoint: Mapping, filename: str, allow: 
         noted = _noted_switches(checkpoint, name)
         if 'discretization_method' not in noted:
             lines.append(f'{filename} does not say its discretization method: method unknown.')
+        noted = {k: v for k, v in noted.items() if k not in apart_from}
         if differences := '; '.join(describe_differences(noted, module)):
             problem = f'{filename} was trained with {differences}.'
             if not allow:

@@ -17,11 +17,14 @@ import torch
 from mmengine.dist import broadcast, is_distributed, master_only
 from mmengine.hooks import Hook
 from mmengine.model import revert_sync_batchnorm
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import RUNNERS
-from mmengine.runner import Runner
+from mmengine.runner import BaseLoop, Runner
 from torch import distributed, nn
+from torch.utils.data import DataLoader
 
 from vim_mm.engine.activation import activate
+from vim_mm.engine.batch import AccumulationHook, Batch, plan_batch
 from vim_mm.engine.checkpoint import last_checkpoint
 from vim_mm.engine.nonfinite import NonFiniteLossHook
 from vim_mm.engine.provenance import ProvenanceHook
@@ -97,8 +100,10 @@ class SameBuffersHook(Hook):
 
 @RUNNERS.register_module()
 class VimRunner(Runner):
-    """MMEngine's Runner, with six differences.
+    """MMEngine's Runner, with seven differences.
 
+    - A step of the optimizer has the batch of the recipe, ``auto_scale_lr['base_batch_size']``, on
+      any number of processes, see :mod:`vim_mm.engine.batch`.
     - To make one calls :func:`vim_mm.activate`: it reads checkpoints as data.
     - Distributed runs work without CUDA, see :func:`init_process_group`. There, batch statistics
       are those of each process: SyncBN needs CUDA, and is replaced by BN.
@@ -113,6 +118,8 @@ class VimRunner(Runner):
     - ``launcher`` is 'none', 'pytorch' or 'slurm'; MMEngine's 'mpi' is not supported.
     """
 
+    batch: Batch | None = None
+    _accumulating: OptimWrapper | None = None
     _testing = False
     _scheduler_cfg = None
     _scheduler_states = None
@@ -161,11 +168,75 @@ class VimRunner(Runner):
     def register_hooks(self, *args, **kwargs) -> None:
         """As in Runner, and those hooks that no run of ours goes without."""
         super().register_hooks(*args, **kwargs)
+        self.register_hook(AccumulationHook())
         self.register_hook(ProvenanceHook())
         self.register_hook(SeedIterationHook())
         self.register_hook(NonFiniteLossHook())
         if self.distributed:
             self.register_hook(SameBuffersHook())
+
+    def build_train_loop(self, loop) -> BaseLoop:
+        """As in Runner, for the batch of the recipe.
+
+        Raises:
+            ValueError: The processes cannot make this batch, or an epoch has less images.
+        """
+        if isinstance(loop, dict) and self.batch is None:
+            self._make_batch()
+        loop = super().build_train_loop(loop)
+        loader = loop.dataloader
+        if len(loader) == 0 and getattr(loader.sampler, 'by_epoch', False):
+            raise ValueError(
+                f'an epoch has {len(loader.dataset)} images, less than the {self.batch.total} of '
+                'a step'
+            )
+        return loop
+
+    def _make_batch(self) -> None:
+        loader = self._train_dataloader
+        given = isinstance(loader, DataLoader)
+        size = loader.batch_size if given else loader['batch_size']
+        self.batch = plan_batch(size, self.world_size, self.auto_scale_lr)
+        self.logger.info(self.batch)
+        if given:
+            if (self.batch.size, self.batch.counts) != (size, 1):
+                raise ValueError(
+                    'train_dataloader must be a config, not an object, so that its batches fit '
+                    'the batch of the recipe'
+                )
+            return
+        # A copy: the config that a checkpoint keeps does not depend on the number of processes.
+        self._train_dataloader = {
+            **loader,
+            'batch_size': self.batch.size,
+            'micro_batches': self.batch.counts,
+        }
+        if self.batch.recipe is not None and not loader.get('batch_sampler'):
+            # A step has the images of the recipe, also at the end of an epoch.
+            self._train_dataloader['drop_last'] = True
+
+    def build_optim_wrapper(self, optim_wrapper) -> OptimWrapper | OptimWrapperDict:
+        """As in Runner, accumulating the gradients of the micro-batches.
+
+        Raises:
+            ValueError: The optimizer is to accumulate by itself, or there are several, or it is
+                an object already.
+        """
+        counts = 1 if self.batch is None else self.batch.counts
+        if counts == 1:
+            return super().build_optim_wrapper(optim_wrapper)
+        if isinstance(optim_wrapper, OptimWrapper) and optim_wrapper is self._accumulating:
+            return optim_wrapper
+        if not isinstance(optim_wrapper, dict) or 'optimizer' not in optim_wrapper:
+            raise ValueError('only an optim_wrapper of one optimizer, as a config, can accumulate')
+        if optim_wrapper.get('accumulative_counts', 1) != 1:
+            raise ValueError(
+                'optim_wrapper.accumulative_counts follows from the batch of the recipe, '
+                'auto_scale_lr.base_batch_size: remove one of them'
+            )
+        accumulating = {**optim_wrapper, 'accumulative_counts': counts}
+        self._accumulating = super().build_optim_wrapper(accumulating)
+        return self._accumulating
 
     @property
     def insists_on_checkpoint(self) -> bool:
@@ -232,7 +303,7 @@ class VimRunner(Runner):
             reset_values(each)
         self.param_schedulers = self.build_param_scheduler(copy.deepcopy(self._scheduler_cfg))
         for each in self.param_schedulers.values() if many else [self.param_schedulers]:
-            fast_forward(each, self.iter, self.epoch, len(self.train_dataloader))
+            fast_forward(each, self.iter, self.epoch, max(len(self.train_dataloader), 1))
 
     @master_only
     def save_checkpoint(self, out_dir: str, filename: str, *args, **kwargs) -> None:

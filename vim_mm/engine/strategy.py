@@ -7,11 +7,13 @@ process is killed, and validation has each process' own buffers.
 """
 
 from mmengine.config import Config
+from mmengine.dist import get_world_size
 from mmengine.registry import FUNCTIONS, RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 from torch import nn
 
 from vim_mm.engine.activation import activate
+from vim_mm.engine.batch import plan_batch
 from vim_mm.engine.runner import VimRunner, init_process_group
 from vim_mm.engine.samples import build_dataloader
 from vim_mm.models.vision_mamba import Block
@@ -43,7 +45,8 @@ def build_runner(cfg: Config) -> Runner | FlexibleRunner:
     Raises:
         ValueError: The config asks FSDP to clip gradients: MMEngine would take the norm of the
             part of a gradient that each process has, and clip differently in each. Or it asks a
-            strategy to resume: MMEngine would go on without weights that the checkpoint lacks.
+            strategy to resume: MMEngine would go on without weights that the checkpoint lacks. Or
+            the batch of the recipe needs accumulated gradients.
     """
     activate()
     if cfg.get('runner_type') is None:
@@ -62,8 +65,20 @@ def build_runner(cfg: Config) -> Runner | FlexibleRunner:
     # Before MMEngine, which would ask for CUDA.
     if cfg.launcher != 'none':
         init_process_group(cfg.launcher, **cfg.env_cfg.get('dist_cfg', {}))
+    size = cfg.train_dataloader.batch_size
+    batch = plan_batch(size, get_world_size(), cfg.get('auto_scale_lr'))
+    if batch.counts > 1:
+        raise ValueError(
+            f"MMEngine's strategies do not accumulate gradients here, and {batch.processes} x "
+            f'{batch.size} images are less than the {batch.total} of the recipe: take more '
+            'processes, a larger --batch-per-gpu, or --scale-lr'
+        )
+    cfg.train_dataloader.batch_size = batch.size
     if cfg.runner_type == 'FlexibleRunner':
         cfg.runner_type = 'CheckedFlexibleRunner'
-    ours = [dict(type='ProvenanceHook'), dict(type='SeedIterationHook')]
-    cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), *ours]
-    return RUNNERS.build(cfg)
+    ours = ('ProvenanceHook', 'SeedIterationHook', 'NonFiniteLossHook')
+    own = [dict(type=hook) for hook in ours]
+    cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), *own]
+    runner = RUNNERS.build(cfg)
+    runner.logger.info(batch)
+    return runner

@@ -2,11 +2,30 @@
 
 import math
 import re
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 
 from torch import Tensor, nn
 
 from vim_mm.models.tokens import CLS_TOKENS, insert_cls, resize_pos_embed, split_cls
+
+# Weights that other architectures have and Vim has not, and what a file with them is.
+_OTHERS = (
+    (r'\.mixer\.layernorm\.', 'FastVim, which pools tokens inside of its layers'),
+    (r'\.(x_proj_weight|dt_projs_weight|A_logs)$', 'VMamba, which scans in four directions'),
+    (r'layers\.\d+\.norm\.bias$', 'a Vim with LayerNorm, where this one has RMSNorm'),
+    (r'\.mixer\.gamma$', 'a Vim with scaled layers (init_layer_scale), which this one has not'),
+    (r'\.mixer\.(dt_bias|norm\.weight)$', 'Mamba-2'),
+    (r'\b(word_)?embeddings?\.weight$', 'a language model'),
+    (r'levels\.\d+\.blocks\.', 'MambaVision, or another backbone of several levels'),
+    (r'\.attn\.(qkv|in_proj)', 'a transformer'),
+    (r'\blayer\d\.\d+\.conv\d\.', 'a ResNet'),
+)
+
+
+def other_architecture(names: Iterable[str]) -> str | None:
+    """What weights of these names are of, None if nothing speaks against a Vim."""
+    names = [*names]
+    return next((what for pat, what in _OTHERS if any(re.search(pat, n) for n in names)), None)
 
 
 def function_switches(module: nn.Module) -> dict:
@@ -37,6 +56,7 @@ def function_switches(module: nn.Module) -> dict:
         switches['if_divide_out'] = mixer.if_divide_out
     if module.if_rope:
         switches['rope_grid'] = module.rope_grid
+        switches['if_rope_residual'] = module.if_rope_residual
     return switches
 
 
@@ -64,8 +84,9 @@ def adapt_checkpoint(
         ValueError: ``pos_embed`` has an unknown, non-square grid.
         RuntimeError: Weights are missing, of another shape, or of a part of a layer that this
             backbone's layers do not have. MMEngine loads with strict=False and would train on
-            without them. Only the norms ``norm{i}`` of taps may be missing; layers and embeddings
-            that the backbone does not make may be there, but none beyond its ``num_layers``.
+            without them. Only the norms ``norm{i}`` of taps and ``module.head_names`` may be
+            missing; layers and embeddings that the backbone does not make may be there, but none
+            beyond its ``num_layers``.
     """
     module.loaded_switches = {
         name: local_metadata[name] for name in function_switches(module) if name in local_metadata
@@ -73,9 +94,10 @@ def adapt_checkpoint(
     _check_architecture(module, state_dict, prefix)
     key = prefix + 'pos_embed'
     if module.pos_embed is not None and key in state_dict:
-        state_dict[key] = _fit_pos_embed(module, state_dict, prefix, local_metadata)
+        state_dict[key] = fit_pos_embed(module, state_dict, prefix, local_metadata)
 
-    fresh = tuple(f'{prefix}{name}.' for name in module.norm_names.values() if name != 'norm_f')
+    norms = [name for name in module.norm_names.values() if name != 'norm_f']
+    fresh = tuple(f'{prefix}{name}.' for name in (*norms, *module.head_names))
     own = {k: v for k, v in module.state_dict(prefix=prefix).items() if not k.startswith(fresh)}
     missing = [k for k in own if k not in state_dict]
     mismatched = [
@@ -91,14 +113,26 @@ def adapt_checkpoint(
         (foreign, 'has layers with {} weights beyond'),
     ):
         if keys:
+            where = _elsewhere(state_dict) if len(keys) == len(own) else ''
             raise RuntimeError(
                 f'the checkpoint {problem.format(len(keys))} {len(own)} weights of '
-                f'{type(module).__name__}: {", ".join(keys[:3])}{", ..." if keys[3:] else ""}'
+                f'{type(module).__name__}{where}: '
+                f'{", ".join(keys[:3])}{", ..." if keys[3:] else ""}'
             )
 
 
+def _elsewhere(names: Iterable[str]) -> str:
+    """Where the weights of a Vim stand in a checkpoint, if not where they are looked for."""
+    last = 'layers.0.mixer.A_log'
+    found = next((name.removesuffix(last) for name in names if name.endswith(last)), '')
+    return f' (they stand under {found!r})' if found else ''
+
+
 def _check_architecture(module: nn.Module, state_dict: MutableMapping, prefix: str) -> None:
-    """RuntimeError that names the argument by which the checkpoint's backbone was another one."""
+    """RuntimeError that names what the checkpoint is of, or the argument by which it differs."""
+    other = other_architecture(name for name in state_dict if name.startswith(prefix))
+    if other is not None:
+        raise RuntimeError(f'the checkpoint is of another architecture than Vim: {other}')
     layer = re.compile(rf'{re.escape(prefix)}layers\.(\d+)\.')
     found = [int(match[1]) for match in map(layer.match, state_dict) if match]
     depth = max(found, default=-1) + 1
@@ -124,9 +158,10 @@ def _check_architecture(module: nn.Module, state_dict: MutableMapping, prefix: s
         )
 
 
-def _fit_pos_embed(
+def fit_pos_embed(
     module: nn.Module, state_dict: MutableMapping, prefix: str, local_metadata: dict
 ) -> Tensor:
+    """The checkpoint's position embedding over the backbone's grid, with its class tokens only."""
     if 'cls_token' in local_metadata:
         placement = local_metadata['cls_token']
     elif prefix + 'cls_token_head' in state_dict:

@@ -4,6 +4,7 @@ import math
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from vim_mm.models.arguments import (
@@ -298,7 +299,7 @@ class Mamba(nn.Module):
         """
         y = self.scan_directions(hidden_states)
         y = y.mean(1) if self.average else y.sum(1)
-        return self.out_proj(y.transpose(1, 2))
+        return self.out_proj(rearrange(y, 'b d l -> b l d'))
 
     def scan_directions(self, hidden_states: Tensor) -> Tensor:
         """The gated scan of each direction, (B, K, d_inner, L), before they are summed."""
@@ -307,11 +308,12 @@ class Mamba(nn.Module):
 
         def per_direction(t: Tensor) -> Tensor:
             """View (1 or K, rows, B L) as (B, K, rows, L), shared by the directions if it is 1."""
-            t = t.unflatten(2, (batch, length)).permute(2, 0, 1, 3)
+            t = rearrange(t, 'k rows (b l) -> b k rows l', b=batch)
             return t.expand(-1, directions, -1, -1)
 
         x, z = self._project_in(hidden_states)  # (B, D, L)
-        u = torch.stack([c.transpose(0, 1) for c in self._convolve(x)]).flatten(2)
+        # Stacked of views: rearranged after it, u would be copied twice.
+        u = torch.stack([rearrange(c, 'b d l -> d b l') for c in self._convolve(x)]).flatten(2)
         dt_B_C = self._project('x_proj', u, length)  # u is (1 or K, D, B L)
         dt, B, C = dt_B_C.split([self.dt_rank, self.d_state, self.d_state], dim=1)
         delta = self._project('dt_proj', dt, length)
@@ -337,14 +339,14 @@ class Mamba(nn.Module):
         """x and the gate z, (B, D, L) each."""
         if self._must_call('in_proj'):
             xz = self.in_proj(hidden_states)
-            return xz.mT.chunk(2, dim=1)
+            return rearrange(xz, 'b l (two d) -> two b d l', two=2).unbind(0)
         # Weight times tokens, not tokens times weight: the rows of every projection are then
         # channels with L contiguous, and everything up to the scan is a view of them.
-        xz = F.linear(self.in_proj.weight, hidden_states.flatten(0, 1))
+        xz = F.linear(self.in_proj.weight, rearrange(hidden_states, 'b l c -> (b l) c'))
         if self.in_proj.bias is not None:
             xz = xz + self.in_proj.bias.to(xz.dtype)[:, None]
-        xz = xz.view(2, self.d_inner, *hidden_states.shape[:2]).transpose(1, 2)
-        return xz.unbind(0)
+        batch = len(hidden_states)
+        return rearrange(xz, '(two d) (b l) -> two b d l', two=2, b=batch).unbind(0)
 
     def _convolve(self, x: Tensor) -> list[Tensor]:
         """silu(conv1d(x)), (B, D, L), of each set of parameters."""
@@ -373,7 +375,7 @@ class Mamba(nn.Module):
         if not self._must_call(part):
             return torch.bmm(torch.stack(self._each(part, 'weight')), u)
         projected = [
-            module(tokens.mT.unflatten(0, (-1, length))).flatten(0, 1).mT
+            rearrange(module(rearrange(tokens, 'c (b l) -> b l c', l=length)), 'b l c -> c (b l)')
             for module, tokens in zip(self._each(part), u)
         ]
         return torch.stack(projected)

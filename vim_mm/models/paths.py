@@ -6,10 +6,14 @@ The question is asked at every call: it takes a few microseconds a layer, and no
 could be out of date (``tools/dev/benchmark_host.py`` measures it).
 """
 
+import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+# PyTorch has public functions that register hooks on all modules, and none that tells of them.
 from torch.nn.modules.module import _has_any_global_hook
 
 # A parameter, what FSDP or a parametrization puts in its place, or none. Subclasses of tensors
@@ -39,7 +43,7 @@ def why_call(module: nn.Module, kind: type[nn.Module]) -> str | None:
     parameters are then to be read as attributes. Hooks on all modules are not looked at here, see
     :func:`why_call_all`.
     """
-    # By the dict: eight modules a layer are asked at every call.
+    # Hooks have no public names. By the dict: eight modules a layer are asked at every call.
     own = module.__dict__
     if (
         own['_forward_hooks']
@@ -152,3 +156,34 @@ def path_of_layers(
             found = reasons(torch.device(device).type, dtype)
             paths += [LayerPath(f'{name}.{part}'.strip('.'), why) for part, why in found.items()]
     return paths
+
+
+def summarize_paths(paths: Iterable[LayerPath]) -> list[LayerPath]:
+    """One path for all layers whose same part takes it for the same reason.
+
+    Args:
+        paths (Iterable[LayerPath]): As :func:`path_of_layers` gives them.
+
+    Returns:
+        list[LayerPath]: Names such as 'layers.0-3,5.mixer', in the order of their first.
+    """
+    groups: dict[tuple[str, str, str | None], list[int]] = {}
+    for name, reason in paths:
+        layer = re.match(r'(.*\blayers\.)(\d+)(\..*)', name)
+        before, number, after = layer.groups() if layer else (name, None, '')
+        groups.setdefault((before, after, reason), []).extend([int(number)] if number else [])
+    return [
+        LayerPath(f'{before}{_ranges(numbers)}{after}', reason)
+        for (before, after, reason), numbers in groups.items()
+    ]
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Ascending numbers as '0-3,5'."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ','.join(str(a) if a == b else f'{a}-{b}' for a, b in runs)

@@ -1,7 +1,10 @@
 """Where VisionMamba's tokens stand: class tokens in the sequence, position embedding, rotation."""
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor
 
 from vim_mm.ops.resample import resize
@@ -59,12 +62,12 @@ def resize_pos_embed(
     patches, cls = split_cls(pos_embed, placement)
     # Not timm's resample_abs_pos_embed: it does nothing where another grid becomes a square of as
     # many patches, and its antialiasing has no backward for dynamic shapes in torch.compile.
-    image = patches.unflatten(1, old_grid).permute(0, 3, 1, 2).float()
+    image = rearrange(patches, 'b (h w) c -> b c h w', h=old_grid[0], w=old_grid[1]).float()
     if torch.compiler.is_compiling():  # resize would fix the size of the image in the graph
         image = F.interpolate(image, size=new_grid, mode='bicubic')
     else:
         image = resize(image, new_grid, 'bicubic')
-    patches = image.flatten(2).transpose(1, 2).to(pos_embed.dtype)
+    patches = rearrange(image, 'b c h w -> b (h w) c').to(pos_embed.dtype)
     return insert_cls(patches, cls, placement)
 
 
@@ -74,24 +77,47 @@ def rotary_table(
     """Cosine and sine, each (1, L, channels), of the 2-D rotary embedding as EVA-02 and Vim use it.
 
     The first half of the channels turns with the row, the second with the column, both scaled such
-    that any grid spans ``base_grid`` positions. Class tokens do not turn.
+    that any grid spans ``base_grid`` positions. Class tokens do not turn. Float32, in the bits that
+    the CPU gives on every device: those of the tables in Vim's checkpoints.
     """
-    half = channels // 2
-    frequency = 10000 ** (-torch.arange(0, half, 2, device=device) / half)
-    rows, columns = (
-        (torch.arange(n, device=device) * (base_grid / n))[:, None] * frequency for n in grid
-    )
-    rows = rows.repeat_interleave(2, dim=1)[:, None].expand(*grid, -1)
-    columns = columns.repeat_interleave(2, dim=1)[None].expand(*grid, -1)
-    angle = torch.cat([rows, columns], dim=2).flatten(0, 1)[None]
-    still = angle.new_zeros(1, len(CLS_TOKENS[placement](0)), channels)
-    angle = insert_cls(angle, still, placement)
+    turns = _turns if torch.compiler.is_compiling() else _kept_turns
+    num_cls = len(CLS_TOKENS[placement](0))
+    table = []
+    along = zip(*(turns(n, channels // 2, base_grid, device) for n in grid), strict=True)
+    for (rows, columns), still in zip(along, (torch.ones, torch.zeros)):
+        rows, columns = rows[:, None].expand(*grid, -1), columns[None].expand(*grid, -1)
+        values = torch.cat([rows, columns], dim=2).flatten(0, 1)[None]
+        table.append(insert_cls(values, still(1, num_cls, channels, device=device), placement))
+    return table[0], table[1]
+
+
+def _turns(
+    positions: int, channels: int, base_grid: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Cosine and sine, each (positions, channels), along one axis of the grid."""
+    # In the order of operations of Vim's own table. Through 24 rotations of the stream, another
+    # rounding of a frequency grows to 1e-5 of the features.
+    exponent = torch.arange(0, channels, 2, dtype=torch.float32, device=device) / channels
+    frequency = 1 / 10000**exponent
+    position = torch.arange(positions, dtype=torch.float32, device=device) / positions * base_grid
+    angle = (position[:, None] * frequency).repeat_interleave(2, dim=1)
     return angle.cos(), angle.sin()
+
+
+@lru_cache(maxsize=64)
+def _kept_turns(
+    positions: int, channels: int, base_grid: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """:func:`_turns` as the CPU rounds them, kept on the device."""
+    with torch.inference_mode(False):  # whoever asks first, others may need them for gradients
+        cos, sin = _turns(positions, channels, base_grid, torch.device('cpu'))
+        return cos.to(device), sin.to(device)
 
 
 def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     """Turn each pair of neighbouring channels of x (B, L, C) by its token's angle."""
     cos, sin = table
+    # At every layer and bound by the host: einops takes longer, and stacks by another copy.
     even, odd = x[..., ::2], x[..., 1::2]
     quarter_turn = torch.stack([-odd, even], dim=-1).flatten(-2)
     return (x * cos + quarter_turn * sin).to(x.dtype)

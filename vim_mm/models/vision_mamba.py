@@ -1,10 +1,11 @@
 """VisionMamba, the backbone: what configs build, and what feeds tokens to the Mamba mixers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import torch
-import torch.nn.functional as F
+from einops import rearrange
 from timm.layers import DropPath, lecun_normal_, trunc_normal_
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -23,6 +24,7 @@ from vim_mm.models.arguments import (
 )
 from vim_mm.models.checkpoint import adapt_checkpoint, note_layout
 from vim_mm.models.mamba import Mamba
+from vim_mm.models.patch_embed import PatchEmbed
 from vim_mm.models.paths import (
     LayerPath,
     path_of_layers,
@@ -30,7 +32,6 @@ from vim_mm.models.paths import (
     why_call,
     why_call_all,
     why_call_norm,
-    why_call_patches,
 )
 from vim_mm.models.tokens import (
     CLS_TOKENS,
@@ -44,55 +45,6 @@ from vim_mm.ops.block import add_rms_norm, fused_block
 
 OUT_TYPES = ('featmap', 'cls_token', 'avg_featmap', 'raw')
 OUT_FEATURES = ('mixer', 'residual', 'norm')
-
-
-def product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype that autocast gives to x in a matrix product: its own where there is none."""
-    # The meta device has no autocast, and float64 is left alone.
-    if x.is_meta or x.dtype == torch.float64 or not torch.is_autocast_enabled(x.device.type):
-        return x.dtype
-    return torch.get_autocast_dtype(x.device.type)
-
-
-class PatchEmbed(nn.Module):
-    """Image (B, C, H, W), zero-padded at the right and bottom, to a map of patch embeddings."""
-
-    def __init__(self, in_channels: int, embed_dims: int, patch_size: int, stride: int):
-        super().__init__()
-        self.in_channels = in_channels
-        self.patch_size = patch_size
-        self.stride = stride
-        self.proj = nn.Conv2d(in_channels, embed_dims, patch_size, stride)
-
-    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Number of patches that cover an image of (H, W) pixels, along each axis."""
-        # Rounded up by floor division: torch.compile traces no ceil and no modulo of sizes.
-        return tuple(max(-((self.patch_size - s) // self.stride), 0) + 1 for s in size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows, columns = self.grid(x.shape[-2:])
-        bottom, right = (
-            (n - 1) * self.stride + self.patch_size - s
-            for n, s in zip((rows, columns), x.shape[-2:])
-        )
-        if bottom or right:  # F.pad copies the image even where it adds nothing
-            x = F.pad(x, (0, right, 0, bottom))
-        if self.why_not_fused() is not None:
-            return self.proj(x)
-        # Patches that do not overlap are the rows of a matrix. Convolutions of so few channels
-        # miss the tensor cores, a product does not. Cast while the image is copied patch by patch.
-        patches = x.unflatten(3, (columns, -1)).unflatten(2, (rows, -1)).permute(0, 2, 4, 1, 3, 5)
-        patches = patches.to(product_dtype(x), memory_format=torch.contiguous_format).flatten(3)
-        tokens = F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
-        return tokens.permute(0, 3, 1, 2)
-
-    def why_not_fused(self) -> str | None:
-        """Why the convolution is called, None where it is a product of its parameters."""
-        return why_call_all() or why_call_patches(self.proj)
-
-    def plain_reasons(self, device_type: str, dtype: torch.dtype | None) -> dict[str, str | None]:
-        """By part, see :func:`vim_mm.models.paths.path_of_layers`."""
-        return {'': self.why_not_fused()}
 
 
 def add_norm(
@@ -185,16 +137,21 @@ class VisionMamba(nn.Module):
         out_type (str): 'featmap', maps (B, C, H, W); 'cls_token', (B, C), the mean if there are
             two; 'avg_featmap', (B, C), the mean over patches; 'raw', all tokens (B, L, C).
         out_feature (str): What of a layer is returned: 'mixer', the mixer's output before it is
-            added to the residual stream (Vim's released segmentation); 'residual', the stream
-            after that; 'norm', the stream after that, normalized: by ``norm_f`` at the last layer,
-            by ``norm{i}`` at layer i, in the dtype of the mixer's output.
+            added to the residual stream (Vim's released tiny segmentor); 'residual', the stream as
+            the next layer takes it, and of the model's last layer the plain sum, without stochastic
+            depth (Vim's released detector and small segmentor); 'norm', the stream after the
+            layer, normalized: by ``norm_f`` at the last layer, by ``norm{i}`` at layer i, in the
+            dtype of the mixer's output.
         cls_token (str): 'none', 'head', 'middle', 'tail', or 'double' (head and tail).
         bimamba_type (str): 'none', 'v1' or 'v2', see :class:`Mamba`.
         if_divide_out (bool): See :class:`Mamba`.
         discretization_method (str): Of all layers, a name in ``vim_mm.ops.METHODS``.
         ssm_cfg (dict, optional): Further arguments of :class:`Mamba`, such as ``fused=False``.
         if_abs_pos_embed (bool): Whether to add a learned position embedding.
-        if_rope (bool): Whether to rotate the input of every layer by its position.
+        if_rope (bool): Whether to rotate the input of every layer by its position: the tokens in
+            front of the first, the output of the layer before in front of the others.
+        if_rope_residual (bool): Whether to rotate the residual stream along with that output, as
+            Vim's released detector and small segmentor do. It needs ``if_rope``.
         rope_grid (int): Positions that any grid spans under ``if_rope``: the side in patches of the
             grid in pre-training.
         residual_in_fp32 (bool): Keep the residual stream in at least float32.
@@ -225,6 +182,7 @@ class VisionMamba(nn.Module):
         ssm_cfg: dict | None = None,
         if_abs_pos_embed: bool = True,
         if_rope: bool = False,
+        if_rope_residual: bool = False,
         rope_grid: int = 14,
         residual_in_fp32: bool = True,
         drop_path_rate: float = 0.0,
@@ -241,17 +199,20 @@ class VisionMamba(nn.Module):
         check_counts(patch_size=patch_size, stride=stride, in_channels=in_channels)
         check_counts(rope_grid=rope_grid)
         check_bools(if_abs_pos_embed=if_abs_pos_embed, if_rope=if_rope, with_cp=with_cp)
-        check_bools(residual_in_fp32=residual_in_fp32)
+        check_bools(residual_in_fp32=residual_in_fp32, if_rope_residual=if_rope_residual)
         check_rate('drop_path_rate', drop_path_rate)
         self.embed_dims, self.num_layers = parse_arch(arch)
         if if_rope and self.embed_dims % 4:
             raise ValueError(f'if_rope needs embed_dims divisible by 4, got {self.embed_dims}')
+        if if_rope_residual and not if_rope:
+            raise ValueError('if_rope_residual needs if_rope, got if_rope False')
         self.out_indices = parse_out_indices(out_indices, self.num_layers)
         check_int('frozen_stages', frozen_stages, -1, self.out_indices[-1] + 1)
         self.out_type = out_type
         self.out_feature = out_feature
         self.placement = cls_token
         self.if_rope = if_rope
+        self.if_rope_residual = if_rope_residual
         self.rope_grid = rope_grid
         self.residual_in_fp32 = residual_in_fp32
         self.frozen_stages = frozen_stages
@@ -271,6 +232,9 @@ class VisionMamba(nn.Module):
         self.register_state_dict_post_hook(note_layout)
         self.reset_parameters()
         self._freeze()
+
+    # Modules that a subclass puts on top: a checkpoint need not have their weights.
+    head_names: tuple[str, ...] = ()
 
     # By the name that mmpretrain's and mmseg's backbones have it.
     resize_pos_embed = staticmethod(resize_pos_embed)
@@ -354,7 +318,7 @@ class VisionMamba(nn.Module):
             return num_depths - 1, num_depths
         if name.startswith('layers.'):
             return int(name.split('.')[1]) + 1, num_depths
-        if name.startswith('norm'):
+        if name.startswith(('norm', *self.head_names)):
             return num_depths - 1, num_depths
         return 0, num_depths
 
@@ -365,16 +329,27 @@ class VisionMamba(nn.Module):
             TypeError: ``x`` is no tensor.
             ValueError: ``x`` has another shape.
         """
+        tokens, grid = self._tap(x, self.out_indices, self._feature)
+        return tuple(self._format(t, grid) for t in tokens)
+
+    def _tap(
+        self, x: Tensor, indices: Collection[int], feature: Callable[..., Tensor]
+    ) -> tuple[list[Tensor], tuple[int, int]]:
+        """``feature`` of the layers in ``indices``, called as :meth:`_feature`, and the grid.
+
+        Layers after the last of them do not run.
+        """
         check_images(x, self.patch_embed.in_channels)
         x = self.patch_embed(x)
         grid = tuple(x.shape[-2:])
-        x = self._embed(x.flatten(2).transpose(1, 2), grid)
+        x = self._embed(rearrange(x, 'b c h w -> b (h w) c'), grid)
         if self.residual_in_fp32:
             x = x.to(torch.promote_types(x.dtype, torch.float32))
-        table = None
+        turn = None
         if self.if_rope:
             table = rotary_table(grid, self.embed_dims, self.rope_grid, self.placement, x.device)
-            x = rotate(x, table)
+            turn = partial(rotate, table=table)
+            x = turn(x)
 
         outputs = []
         update = None
@@ -387,11 +362,13 @@ class VisionMamba(nn.Module):
             else:
                 mixed, x = layer(x, update)
             update = layer.drop_path(mixed)
-            if i in self.out_indices:
-                outputs.append(self._format(self._feature(i, mixed, x, update), grid))
-            if self.if_rope:
-                update = rotate(update, table)
-        return tuple(outputs)
+            if i in indices:
+                outputs.append(feature(i, mixed, x, update, turn))
+            if i == max(indices):
+                break
+            if turn is not None:
+                x, update = self._turn(x, update, turn)
+        return outputs, grid
 
     def _embed(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
         """Add class tokens and position embedding to patch tokens (B, M, C): (B, L, C)."""
@@ -403,15 +380,38 @@ class VisionMamba(nn.Module):
             return tokens
         return tokens + resize_pos_embed(self.pos_embed, self.grid, grid, self.placement)
 
-    def _feature(self, i: int, mixed: Tensor, residual: Tensor, update: Tensor) -> Tensor:
+    def _turn(
+        self, residual: Tensor, update: Tensor, turn: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        """The stream and its update as the next layer takes them under ``if_rope``."""
+        if self.if_rope_residual:  # a sum that turns is a sum of what turns, at half the cost
+            return turn(residual + update), None
+        return residual, turn(update)
+
+    def _feature(
+        self,
+        i: int,
+        mixed: Tensor,
+        residual: Tensor,
+        update: Tensor,
+        turn: Callable[[Tensor], Tensor] | None,
+    ) -> Tensor:
         """What is returned of layer i, given its output, and the stream before and its update."""
         if self.out_feature == 'mixer':
             return mixed
         if self.out_feature == 'residual':
-            return residual + update
-        norm = getattr(self, self.norm_names[i])
-        dtype = _fused_dtype(self.layers[i].mixer, residual)
-        normed, _ = add_norm(norm, residual, update, dtype)
+            if i == self.num_layers - 1:
+                return residual + mixed
+            if turn is not None:
+                residual, update = self._turn(residual, update, turn)
+            return residual if update is None else residual + update
+        return self._normalize(getattr(self, self.norm_names[i]), i, mixed, residual, update)
+
+    def _normalize(
+        self, norm: nn.Module, i: int, mixed: Tensor, residual: Tensor, update: Tensor
+    ) -> Tensor:
+        """The norm of the stream after layer i, in the dtype of the mixer's output."""
+        normed, _ = add_norm(norm, residual, update, _fused_dtype(self.layers[i].mixer, residual))
         return normed.to(mixed.dtype)
 
     def _format(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -422,7 +422,8 @@ class VisionMamba(nn.Module):
             return cls.mean(1)
         if self.out_type == 'avg_featmap':
             return patches.mean(1)
-        return patches.transpose(1, 2).unflatten(2, grid).contiguous()
+        h, w = grid
+        return rearrange(patches, 'b (h w) c -> b c h w', h=h, w=w).contiguous()
 
     def paths(
         self, device: str | torch.device | None = None, dtype: torch.dtype | None = None

@@ -2,6 +2,7 @@
 
 from vim_mm.ops import flops
 from vim_mm.ops.causal_conv1d import causal_conv1d
+from vim_mm.ops.dense import selective_scan_dense_ref
 from vim_mm.ops.discretization import METHODS, discretize
 from vim_mm.ops.reference import selective_scan_ref
 from vim_mm.ops.selective_scan import path_of, selective_scan_fn, selective_scan_grouped_fn
@@ -12,6 +13,7 @@ __all__ = [
     'discretize',
     'flops',
     'path_of',
+    'selective_scan_dense_ref',
     'selective_scan_fn',
     'selective_scan_grouped_fn',
     'selective_scan_ref',

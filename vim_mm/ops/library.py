@@ -38,9 +38,13 @@ def has_kernel(device_type: str) -> bool:
 @functools.cache  # to ask takes longer than to launch a kernel, and a mixer asks at every call
 def _is_registered(device_type: str) -> bool:
     key = {'cpu': 'CPU', 'cuda': 'CUDA'}.get(device_type)
-    return key is not None and torch._C._dispatch_has_kernel_for_dispatch_key(
-        'vim_mm::selective_scan_fwd', key
-    )
+    if key is None:
+        return False
+    try:
+        torch.library.get_kernel('vim_mm::selective_scan_fwd', key)
+    except RuntimeError:  # how it says that there is none
+        return False
+    return True
 
 
 def _forward_fake(

@@ -16,7 +16,32 @@ def state_dtype(u: Tensor, A: Tensor) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
-def _per_channel(M: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
+def real_dtype(u: Tensor) -> torch.dtype:
+    """dtype of the computation: float64 if u's, else float32."""
+    return torch.float64 if u.dtype == torch.float64 else torch.float32
+
+
+def step_sizes(
+    delta: Tensor, delta_bias: Tensor | None, delta_softplus: bool, dtype: torch.dtype
+) -> Tensor:
+    """The lengths of the steps (B, D, L) in a dtype: with the bias, and softplus where asked."""
+    steps = delta.to(dtype)
+    if delta_bias is not None:
+        steps = steps + delta_bias.to(dtype)[:, None]
+    # The default threshold, 20, is off by 2e-9 there.
+    return F.softplus(steps, threshold=40) if delta_softplus else steps
+
+
+def skip_and_gate(y: Tensor, signal: Tensor, D: Tensor | None, z: Tensor | None) -> Tensor:
+    """(y + D u) silu(z), (B, D, L), where complex y stands for conjugate pairs."""
+    if y.is_complex():
+        y = 2 * y.real
+    if D is not None:
+        y = y + D.to(signal.dtype)[:, None] * signal
+    return y if z is None else y * F.silu(z.to(signal.dtype))
+
+
+def per_channel(M: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
     """Bring any form of B or C to (B, D, L, N) and the state's dtype, for ``like`` (B, D, L)."""
     if dtype.is_complex and not M.is_complex():
         M = M.to(like.dtype)
@@ -87,27 +112,14 @@ def selective_scan_ref(
         is. Computed, and the state returned, in float64 if u is, else in float32.
     """
     state = state_dtype(u, A)
-    dtype = torch.float64 if u.dtype == torch.float64 else torch.float32
-
-    steps = delta.to(dtype)
-    if delta_bias is not None:
-        steps = steps + delta_bias.to(dtype)[:, None]
-    if delta_softplus:
-        # The default threshold, 20, is off by 2e-9 there.
-        steps = F.softplus(steps, threshold=40)
-    signal = u.to(dtype)
+    signal = u.to(real_dtype(u))
+    steps = step_sizes(delta, delta_bias, delta_softplus, signal.dtype)
     A_bar, beta = discretize(steps[..., None], A.to(state)[:, None], discretization_method)
-    drive = beta * _per_channel(B, signal, state) * signal[..., None]
-    C = _per_channel(C, signal, state)
+    drive = beta * per_channel(B, signal, state) * signal[..., None]
+    C = per_channel(C, signal, state)
 
     y, last_state = _scan(A_bar, drive, C, reverse)
     if not get_method(discretization_method).causal:
         y = (y + _scan(A_bar, drive, C, not reverse)[0]) / 2
-    if A.is_complex():
-        y = 2 * y.real
-    if D is not None:
-        y = y + D.to(dtype)[:, None] * signal
-    if z is not None:
-        y = y * F.silu(z.to(dtype))
-    out = y.to(u.dtype)
+    out = skip_and_gate(y, signal, D, z).to(u.dtype)
     return (out, last_state) if return_last_state else out

@@ -73,9 +73,9 @@ def selective_scan_fn(
 
     Source: S6 of Gu & Dao, Mamba, arXiv 2312.00752; discretizations in vim_mm.ops.discretization.
     """
-    channels = _check_shapes(u, delta, A, B, C, D, z, delta_bias, 'D')
+    channels = check_shapes(u, delta, A, B, C, D, z, delta_bias, 'D')
     B, C = (_deinterleave(name, M, u, A) for name, M in (('B', B), ('C', C)))
-    groups = _check_state_matrices(B, C, u, A)
+    groups = check_state_matrices(B, C, u, A)
     _check_bool('reverse', reverse)
 
     def split(x: Tensor, dim: int) -> Tensor:
@@ -138,7 +138,7 @@ def selective_scan_grouped_fn(
     Returns:
         out (B, K, D, L); with ``return_last_state`` also the state (B, K, D, N).
     """
-    groups, channels = _check_shapes(u, delta, A, B, C, D, z, delta_bias, 'K, D')
+    groups, channels = check_shapes(u, delta, A, B, C, D, z, delta_bias, 'K, D')
     batch, length, states = u.shape[0], u.shape[3], A.shape[2]
     for name, M in (('B', B), ('C', C)):
         _check_state_dtype(name, M, u, A)
@@ -207,7 +207,7 @@ def _scan(
     return out, last_state
 
 
-def _check_shapes(
+def check_shapes(
     u: Tensor,
     delta: Tensor,
     A: Tensor,
@@ -312,7 +312,7 @@ def _deinterleave(name: str, M: Tensor, u: Tensor, A: Tensor) -> Tensor:
     return torch.view_as_complex(pairs.unflatten(-1, (-1, 2)).contiguous())
 
 
-def _check_state_matrices(B: Tensor, C: Tensor, u: Tensor, A: Tensor) -> int:
+def check_state_matrices(B: Tensor, C: Tensor, u: Tensor, A: Tensor) -> int:
     """Dtype and shape of B and C in selective_scan_fn; returns the number of groups G."""
     batch, channels, length = u.shape
     states = A.shape[1]

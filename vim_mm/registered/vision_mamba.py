@@ -1,15 +1,14 @@
 """The backbone as configs build it."""
 
 import copy
-import logging
 from typing import Any
 
-from mmengine.logging import print_log
 from mmengine.model import BaseModule
+from mmengine.model.weight_init import PretrainedInit
 from mmengine.registry import MODELS
 
 from vim_mm import models
-from vim_mm.engine.activation import is_active
+from vim_mm.engine.pretrained import PretrainedBackbone
 
 
 @MODELS.register_module()
@@ -19,7 +18,9 @@ class VisionMamba(models.VisionMamba, BaseModule):
     The arguments, the weights and their names are those of the plain class.
 
     Args:
-        init_cfg (dict | list[dict], optional): MMEngine's initialization config.
+        init_cfg (dict | list[dict], optional): MMEngine's initialization config. A checkpoint of
+            ``type='Pretrained'`` is read as data, in any form: see
+            :class:`vim_mm.engine.pretrained.PretrainedBackbone`.
     """
 
     def __init__(self, *args: Any, init_cfg: dict | list[dict] | None = None, **kwargs: Any):
@@ -30,16 +31,17 @@ class VisionMamba(models.VisionMamba, BaseModule):
         """Initialize as :meth:`reset_parameters`, then as ``init_cfg`` says."""
         if not self.is_init:
             self.reset_parameters()
-            if self._is_pretrained() and not is_active():
-                print_log(
-                    "MMEngine reads the backbone's checkpoint, and falls back to a reader that "
-                    'runs code from the file. Call vim_mm.activate(), or import vim_mm.activated '
-                    'by custom_imports, to read checkpoints as data.',
-                    logger='current',
-                    level=logging.WARNING,
-                )
-        super().init_weights()
+        given = self.init_cfg
+        self.init_cfg = _with_own_reader(given)
+        try:
+            super().init_weights()
+        finally:
+            self.init_cfg = given
 
-    def _is_pretrained(self) -> bool:
-        cfgs = self.init_cfg if isinstance(self.init_cfg, list) else [self.init_cfg or {}]
-        return any('checkpoint' in cfg for cfg in cfgs)
+
+def _with_own_reader(init_cfg: dict | list[dict] | None) -> list[dict]:
+    """The config with this package's initializer in place of MMEngine's for checkpoints, last."""
+    cfgs = init_cfg if isinstance(init_cfg, list) else [init_cfg] if init_cfg else []
+    pretrained = [cfg for cfg in cfgs if cfg.get('type') in ('Pretrained', PretrainedInit)]
+    others = [cfg for cfg in cfgs if cfg not in pretrained]
+    return [*others, *({**cfg, 'type': PretrainedBackbone} for cfg in pretrained)]

@@ -1,9 +1,9 @@
 # ADE20K in MMSegmentation's layout; its usual augmentation at crops of 512x512.
 data_root = 'data/ade/ADEChallengeData2016'
 train_dataloader = dict(
-    # 8 GPUs x 2 images = the paper's 16.
-    batch_size=2,
-    num_workers=4,
+    # Images that fit a GPU at once; the recipe's batch is auto_scale_lr.base_batch_size.
+    batch_size=8,
+    num_workers=8,
     sampler=dict(type='InfiniteSampler', shuffle=True),
     dataset=dict(
         type='ADE20KDataset',

@@ -1,8 +1,8 @@
 # COCO 2017 in MMDetection's layout; ViTDet's large-scale jitter to 1024x1024.
 data_root = 'data/coco'
 train_dataloader = dict(
-    # 8 GPUs x 8 images = the paper's 64.
-    batch_size=8,
+    # Images that fit a GPU at once; the recipe's batch is auto_scale_lr.base_batch_size.
+    batch_size=2,
     num_workers=8,
     sampler=dict(type='InfiniteSampler', shuffle=True),
     dataset=dict(

@@ -1,0 +1,257 @@
+"""Every form in which Vim's weights exist becomes a whole model of ours, or is refused by name."""
+
+import pickle
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.convert import released
+from tests.models.small import small_backbone
+from vim_mm import registered
+from vim_mm.convert import ConversionError, convert_checkpoint, fit, needs_conversion
+from vim_mm.engine import UnsafeCheckpointError
+from vim_mm.engine.checkpoint import load_from_local, read_as_data
+from vim_mm.engine.target import build_target
+
+WIDTH, LAYERS, TOKENS = 16, 4, 17
+
+
+def on_meta(shapes):
+    return OrderedDict((k, torch.empty(v, device='meta')) for k, v in shapes.items())
+
+
+def converted(checkpoint, **switches):
+    conversion = convert_checkpoint(checkpoint, switches)
+    return conversion, fit(conversion, build_target(conversion))
+
+
+def small_classifier(**options):
+    shapes = released.classifier_shapes(
+        WIDTH, 10, depth=LAYERS, tokens=options.pop('tokens', TOKENS), **options
+    )
+    return released.random_weights(shapes)
+
+
+@pytest.mark.parametrize('size', released.SIZES)
+def test_the_released_classifiers_are_complete(size):
+    """All names and shapes of the three sizes."""
+    width, name = released.SIZES[size], released.MODEL_NAME.format(size)
+    weights = on_meta(released.classifier_shapes(width))
+    conversion, report = converted(released.as_classifier(weights, name))
+    assert conversion.kind == 'classifier'
+    assert report.complete and not report.resized
+    assert report.mapped == report.targets == len(weights)
+    assert {*report.dropped} == {
+        'optimizer', 'lr_scheduler', 'epoch', 'model_ema', 'scaler', 'args'
+    }  # fmt: skip
+    told = conversion.switches.told
+    assert told['arch'] == dict(embed_dims=width, num_layers=24)
+    assert (told['cls_token'], told['if_divide_out'], told['if_rope']) == ('middle', True, False)
+
+
+def test_the_finer_grid_of_the_plus_models_is_kept():
+    name = 'vim_tiny_patch16_stride8_224_bimambav2_final_pool_mean_with_midclstok_div2'
+    weights = on_meta(released.classifier_shapes(192, tokens=730))
+    conversion, report = converted(released.as_classifier(weights, name))
+    assert report.complete and not report.resized
+    assert conversion.switches.told['stride'] == 8
+
+
+@pytest.mark.parametrize('size', ['tiny', 'small'])
+def test_the_released_segmentors_are_complete(size):
+    weights = on_meta(released.segmentor_shapes(released.SIZES[size], tokens=1024))
+    rope = released.rope_table(32, released.SIZES[size]) if size == 'small' else {}
+    weights |= {f'backbone.{k}': v for k, v in rope.items()}
+    conversion, report = converted(released.as_segmentor(weights))
+    assert conversion.kind == 'segmentor'
+    assert report.complete and not report.resized
+    left_out = {'optimizer', 'backbone.norm_f.weight', *(f'backbone.{k}' for k in rope)}
+    assert {*report.dropped} == left_out
+    assert report.targets == report.mapped == len(weights) + 1 - len(left_out)
+    switches = conversion.switches.all
+    expected = dict(tiny=('mixer', True, False), small=('residual', False, True))[size]
+    assert tuple(switches[k] for k in ('out_feature', 'if_divide_out', 'if_rope')) == expected
+    assert switches['out_indices'] == (5, 11, 17, 23)
+    assert conversion.meta['dataset_meta']['classes'] == ('wall', 'building')
+
+
+def test_the_released_detector_is_complete():
+    weights = on_meta(released.detector_shapes(192))
+    weights |= {f'backbone.net.{k}': v for k, v in released.rope_table(64, 192).items()}
+    conversion, report = converted(released.as_detector(weights))
+    assert conversion.kind == 'detector'
+    assert report.complete
+    mask_head = sum('mask_head' in name for name in weights)
+    assert report.mapped == len(weights) - 2
+    assert report.targets == report.mapped + 2 * mask_head  # one of them becomes three
+    assert conversion.switches.told['rope_grid'] == 14
+    switches = conversion.switches.all
+    assert switches['if_rope_residual'] and not switches['if_divide_out']
+    assert switches['out_feature'] == 'residual'
+
+
+def test_mask_rcnn_of_detectron2_is_complete():
+    shapes = released.detector_shapes(WIDTH, 3, 8, 12, stages=0, depth=LAYERS, tokens=16)
+    weights = released.random_weights(shapes)
+    conversion, report = converted(released.as_detector(weights))
+    assert report.complete and report.mapped == report.targets == len(weights)
+    new = conversion.state_dict['roi_head.mask_head.convs.3.ln.weight']
+    assert torch.equal(new, weights['roi_heads.mask_head.mask_fcn4.norm.weight'])
+
+
+@pytest.mark.parametrize('grid', [14, 7])
+def test_the_rotary_table_tells_its_scale(grid):
+    weights = small_classifier(cls=False, tokens=16) | released.rope_table(4, WIDTH, grid)
+    assert convert_checkpoint(weights).switches.told['rope_grid'] == grid
+
+
+def test_another_rotary_table_is_refused():
+    weights = small_classifier(cls=False, tokens=16) | released.rope_table(4, WIDTH)
+    weights['rope.freqs_cos'] = weights['rope.freqs_cos'].roll(1, 0)
+    with pytest.raises(ConversionError, match='its rotary table is not that of Vim'):
+        convert_checkpoint(weights)
+
+
+def test_a_config_in_the_file_is_read_as_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shapes = released.segmentor_shapes(WIDTH, 5, 6, depth=LAYERS, tokens=16)
+    weights = released.random_weights(shapes) | {
+        f'backbone.{k}': v for k, v in released.rope_table(4, WIDTH).items()
+    }
+    checkpoint = released.as_segmentor(weights, released.SMALL_SEGMENTOR_CONFIG)
+    told = convert_checkpoint(checkpoint).switches.told
+    assert told['out_indices'] == (5, 11, 17, 23)
+    assert (told['out_feature'], told['if_divide_out']) == ('residual', False)
+    assert told['if_rope_residual'] and told['residual_in_fp32']
+    assert not (tmp_path / 'executed').exists()
+
+
+@pytest.mark.parametrize('method', ['foh', 'bilinear', 'poly', 'highorder', 'rk4'])
+def test_a_file_of_the_six_method_code_tells_its_method(method):
+    name = f'vim_tiny_patch16_224_bimambav2_{method}'
+    conversion = convert_checkpoint(released.as_classifier(small_classifier(), name))
+    told = conversion.switches.told
+    assert (told['discretization_method'], told['cls_token']) == (method, 'middle')
+    note = conversion.state_dict._metadata['backbone']
+    assert note['discretization_method'] == method
+
+
+def test_what_is_said_by_hand_has_the_last_word():
+    switches = dict(if_divide_out=True, discretization_method='foh')
+    weights = released.random_weights(
+        released.detector_shapes(WIDTH, 3, 8, 12, depth=LAYERS, tokens=16)
+    )
+    note = convert_checkpoint(weights, switches).state_dict._metadata['backbone']
+    assert (note['if_divide_out'], note['discretization_method']) == (True, 'foh')
+
+
+def test_our_own_old_files_stay_what_they_are(tmp_path):
+    """Without a note, with DataParallel's prefix, of a whole model or bare."""
+    model = small_backbone(cls_token='middle', out_feature='norm', ssm_cfg=dict(d_state=16))
+    bare = OrderedDict(model.state_dict())
+    whole = {f'module.backbone.{k}': v for k, v in bare.items()}
+    for checkpoint in (bare, dict(state_dict=bare), dict(state_dict=whole, meta={})):
+        conversion, report = converted(checkpoint, cls_token='middle')
+        assert report.mapped == report.targets == len(bare)
+        assert all(torch.equal(conversion.state_dict[f'backbone.{k}'], v) for k, v in bare.items())
+        assert not needs_conversion(checkpoint)
+
+
+def test_notes_of_our_own_files_are_kept():
+    model = small_backbone(if_divide_out=False, img_size=(16, 64), discretization_method='rk4')
+    conversion = convert_checkpoint(dict(state_dict=model.state_dict()))
+    note = conversion.state_dict._metadata['backbone']
+    assert (note['grid'], note['discretization_method']) == ((2, 8), 'rk4')
+    assert note['if_divide_out'] is False and not conversion.switches.assumed
+
+
+OTHERS = {
+    'FastVim, which pools': {'layers.0.mixer.layernorm.weight': (2 * WIDTH,)},
+    'VMamba, which scans': {'layers.0.blocks.0.op.x_proj_weight': (4, 3, 8)},
+    'a Vim with LayerNorm': {'layers.0.norm.bias': (WIDTH,)},
+    'a Vim with scaled layers': {'layers.0.mixer.gamma': (WIDTH,)},
+    'Mamba-2': {'layers.0.mixer.dt_bias': (4,)},
+    'a language model': {'embedding.weight': (9, WIDTH)},
+    'a transformer': {'blocks.0.attn.qkv.weight': (8, 8)},
+    'a ResNet': {'layer1.0.conv1.weight': (8, 8, 1, 1)},
+}
+
+
+@pytest.mark.parametrize('what', OTHERS)
+def test_another_architecture_is_refused_by_its_name(what, tmp_path):
+    weights = released.random_weights(OTHERS[what])
+    if 'layers.0.blocks' not in next(iter(weights)):
+        weights |= small_classifier()
+    with pytest.raises(ConversionError, match=f'it is of another architecture than Vim: {what}'):
+        convert_checkpoint(dict(model=weights))
+    torch.save(dict(model=weights), tmp_path / 'other.pth')
+    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'other.pth'), prefix='model.')
+    model = small_backbone(registered.VisionMamba, init_cfg=init_cfg)
+    with pytest.raises(RuntimeError, match=f'of another architecture than Vim: {what}'):
+        model.init_weights()
+
+
+@pytest.mark.parametrize(
+    ('checkpoint', 'message'),
+    [
+        (dict(epoch=1), r"there are no weights in it: it holds \['epoch'\]"),
+        ([1], 'there are no weights in it: it holds list'),
+        (dict(model={'fc.weight': torch.zeros(2)}), r'no weights of a Vim \(.* fc.weight\)'),
+        (
+            {f'{k}.layers.0.mixer.A_log': torch.zeros(1) for k in 'ab'},
+            r"several Vims, under \['a\.",
+        ),
+        ({'layers.0.mixer.A_log': torch.zeros(1)}, 'it lacks patch_embed.proj.weight'),
+    ],
+)
+def test_files_without_weights_of_one_vim(checkpoint, message):
+    with pytest.raises(ConversionError, match=message):
+        convert_checkpoint(checkpoint)
+
+
+@pytest.mark.parametrize('protocol', [2, 4, 5])
+def test_a_pickle_of_arrays_is_read(protocol, tmp_path):
+    shapes = released.detector_shapes(WIDTH, 3, 8, 12, depth=LAYERS, tokens=16)
+    weights = {k: v.numpy() for k, v in released.random_weights(shapes).items()}
+    file = tmp_path / 'detector.pkl'
+    file.write_bytes(pickle.dumps({'model': weights, '__author__': 'vim'}, protocol=protocol))
+    _, report = converted(read_as_data(file))
+    assert report.complete
+    loaded = load_from_local(str(file))['state_dict']
+    name = 'roi_head.bbox_head.2.shared_convs.1.conv.weight'
+    assert np.array_equal(loaded[name], weights['roi_heads.box_head.2.conv2.weight'])
+
+
+@pytest.mark.parametrize(
+    'call', [(exec, ("open('victim', 'w')",)), (np.load, ('victim',)), (np.dtype, ('O',))]
+)
+def test_a_pickle_of_anything_else_is_refused(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    class Call:
+        def __reduce__(self):
+            return call
+
+    file = tmp_path / 'evil.pkl'
+    file.write_bytes(pickle.dumps(dict(model=Call()), protocol=4))
+    with pytest.raises(UnsafeCheckpointError, match=r'evil\.pkl was not loaded'):
+        read_as_data(file)
+    assert not (tmp_path / 'victim').exists()
+
+
+def test_a_damaged_pickle_is_refused(tmp_path):
+    whole = pickle.dumps(dict(model=dict(a=np.zeros(99))), protocol=4)
+    (tmp_path / 'half.pkl').write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UnsafeCheckpointError, match='half'):
+        read_as_data(tmp_path / 'half.pkl')
+
+
+def test_safetensors_are_read(tmp_path):
+    weights = small_classifier()
+    save_file(weights, tmp_path / 'vim.safetensors')
+    conversion, report = converted(read_as_data(tmp_path / 'vim.safetensors'))
+    assert report.complete and report.mapped == len(weights)
+    assert 'discretization_method' in conversion.switches.assumed

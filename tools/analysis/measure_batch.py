@@ -1,0 +1,238 @@
+"""Finds the largest batch that fits a card, its memory and its images per second, for configs.
+
+    python tools/analysis/measure_batch.py configs/seg/upernet_vim_t_zoh.py \
+        configs/seg/upernet_vim_s_zoh.py --memory 24 80 --out batch.json --markdown batch.md
+
+Trains each config's own model and optimizer on random pictures of its size, in float32 and in
+bfloat16 (``--amp``), with and without ``with_cp``, without a loader. Batches are doubled from 2,
+which batch norm needs, up to the recipe's. For a card of M GB the allocator gets M GiB less 1.5
+GiB, for what CUDA itself needs, by ``torch.cuda.set_per_process_memory_fraction``; more is an
+out-of-memory error, as on that card. Memory is the allocator's peak. The card itself must have the
+memory of the largest M.
+``--device cpu`` shows that it runs: nothing is capped there, so give ``--most``.
+"""
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from mmengine.device import get_device
+from mmengine.logging import MMLogger
+from mmengine.model import BaseModel, revert_sync_batchnorm
+from mmengine.optim import OptimWrapper, build_optim_wrapper
+from mmengine.registry import MODELS, init_default_scope
+from mmengine.structures import PixelData
+
+from vim_mm.analysis.tables import figures, markdown_table, write_text
+from vim_mm.analysis.timing import environment
+from vim_mm.engine.cli import read_config
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import end
+
+GIB = 2**30
+# What CUDA's context and libraries take of a card besides the allocator's memory.
+RESERVED = 1.5
+WARMUP = 2
+DTYPES = {'float32': 'OptimWrapper', 'bfloat16': 'BFloat16OptimWrapper'}
+
+
+def resolution(cfg: Config) -> tuple[int, int]:
+    """Height and width of the pictures that a config trains on."""
+    if cfg.default_scope == 'mmseg':
+        height, width = cfg.model.data_preprocessor.size
+        return height, width
+    side = cfg.model.data_preprocessor.get('pad_size_divisor') or cfg.model.backbone.img_size
+    return side, side
+
+
+def random_batch(cfg: Config, batch: int, device: str) -> dict[str, Any]:
+    """Pictures and labels as a loader of the config's task gives them."""
+    height, width = resolution(cfg)
+    model = cfg.model
+    if cfg.default_scope == 'mmdet':
+        from mmdet.testing import demo_mm_inputs
+
+        roi_head = model.get('roi_head', {})
+        head = roi_head.get('mask_head', roi_head.get('bbox_head', model.get('bbox_head')))
+        shapes, masks = [(3, height, width)] * batch, 'mask_head' in roi_head
+        return demo_mm_inputs(
+            batch,
+            image_shapes=shapes,
+            num_items=[8] * batch,
+            num_classes=head.num_classes,
+            with_mask=masks,
+            device=device,
+        )
+    inputs = torch.randint(0, 256, (batch, 3, height, width), dtype=torch.uint8, device=device)
+    if cfg.default_scope == 'mmpretrain':
+        from mmpretrain.structures import DataSample
+
+        labels = torch.randint(model.head.num_classes, (batch,))
+        return dict(inputs=inputs, data_samples=[DataSample().set_gt_label(x) for x in labels])
+    from mmseg.structures import SegDataSample
+
+    shape = dict(img_shape=(height, width), ori_shape=(height, width))
+    labels = torch.randint(model.decode_head.num_classes, (batch, 1, height, width), device=device)
+    samples = [SegDataSample(gt_sem_seg=PixelData(data=x), metainfo=shape) for x in labels]
+    return dict(inputs=[*inputs], data_samples=samples)
+
+
+def build(cfg: Config, dtype: str, with_cp: bool, device: str) -> tuple[BaseModel, OptimWrapper]:
+    """The model of a config in training mode, and its optimizer."""
+    init_default_scope(cfg.default_scope)
+    torch.manual_seed(0)
+    torch.backends.cudnn.benchmark = cfg.env_cfg.cudnn_benchmark
+    model_cfg = cfg.model.copy()
+    model_cfg.backbone = {**model_cfg.backbone, 'with_cp': with_cp, 'init_cfg': None}
+    model = revert_sync_batchnorm(MODELS.build(model_cfg)).to(device).train()
+    optimizer = build_optim_wrapper(model, {**cfg.optim_wrapper, 'type': DTYPES[dtype]})
+    optimizer.initialize_count_status(model, 0, -1)
+    return model, optimizer
+
+
+def measure(
+    model: BaseModel, optimizer: OptimWrapper, data: dict[str, Any], steps: int, device: str
+) -> dict[str, float | None]:
+    """Peak of the memory in GiB and images per second of training steps with one batch.
+
+    Raises:
+        torch.OutOfMemoryError: It does not fit.
+    """
+    on_gpu = device != 'cpu'
+
+    def train(times: int) -> float:
+        start = perf_counter()
+        for _ in range(times):
+            model.train_step(data, optimizer)
+        if on_gpu:
+            torch.cuda.synchronize()
+        return perf_counter() - start
+
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    train(WARMUP)
+    seconds = train(steps)
+    peak = torch.cuda.max_memory_reserved() / GIB if on_gpu else None
+    return {'memory': peak, 'images/s': len(data['data_samples']) * steps / seconds}
+
+
+def largest(
+    try_batch: Callable[[int], dict[str, Any]], start: int, most: int
+) -> dict[str, Any] | None:
+    """What ``try_batch`` returns for the largest batch that fits, None if ``start`` does not.
+
+    Args:
+        try_batch (Callable): Raises torch.OutOfMemoryError where a batch does not fit.
+        start (int): First batch; then it is doubled.
+        most (int): No larger one is tried.
+    """
+    found, batch = None, start
+    while batch <= most:
+        try:
+            found = {'batch': batch, **try_batch(batch)}
+        except torch.OutOfMemoryError:
+            break
+        batch *= 2
+    return found
+
+
+def rows_of(path: str, dtype: str, with_cp: bool, args: Namespace) -> Iterator[dict[str, Any]]:
+    """A row for each card, smallest first; the search goes on where the card before ended."""
+    device = args.device
+    cfg = read_config(Namespace(config=path, cfg_options={}))
+    model, optimizer = build(cfg, dtype, with_cp, device)
+    most = args.most or cfg.auto_scale_lr.base_batch_size
+    start = 2
+    for card in sorted(args.memory):
+        if device != 'cpu':
+            total = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1, (card - RESERVED) * GIB / total))
+
+        def try_batch(batch: int) -> dict[str, Any]:
+            try:
+                data = random_batch(cfg, batch, device)
+                return measure(model, optimizer, data, args.steps, device)
+            finally:
+                # Of a step that broke off as well.
+                optimizer.zero_grad()
+
+        row = largest(try_batch, start, most)
+        height, width = resolution(cfg)
+        head = {'config': Path(path).stem, 'size': f'{height} x {width}', 'dtype': dtype}
+        head |= {'with_cp': with_cp, 'card': card, 'recipe': cfg.auto_scale_lr.base_batch_size}
+        yield head | (row or {'batch': 0, 'memory': None, 'images/s': None})
+        start = row['batch'] if row else start
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as Markdown."""
+
+    def cell(value: float | None) -> str:
+        return '–' if value is None else figures(value)
+
+    return markdown_table(
+        [
+            {
+                'config': row['config'],
+                'size': row['size'],
+                'dtype': row['dtype'],
+                'with_cp': 'yes' if row['with_cp'] else 'no',
+                'card, GB': str(row['card']),
+                'batch': f'{row["batch"]} of {row["recipe"]}' if row['batch'] else 'none fits',
+                'memory, GiB': cell(row['memory']),
+                'images/s': cell(row['images/s']),
+            }
+            for row in rows
+        ]
+    )
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('configs', nargs='+')
+    parser.add_argument('--memory', nargs='+', type=float, default=[24, 80], help='of cards, in GB')
+    parser.add_argument('--dtypes', nargs='+', choices=DTYPES, default=[*DTYPES])
+    parser.add_argument('--with_cp', nargs='+', type=int, choices=(0, 1), default=[0, 1])
+    parser.add_argument('--most', type=int, help='largest batch to try (default: the recipe)')
+    parser.add_argument('--steps', type=int, default=4, help='steps that are timed')
+    parser.add_argument('--device', default=get_device())
+    parser.add_argument('--budget', type=float, default=600, help='begin nothing after S seconds')
+    parser.add_argument('--out', type=Path, help='write the rows as JSON to this file')
+    parser.add_argument('--markdown', type=Path, help='write the table to this file')
+    return parser.parse_args()
+
+
+def main(args: Namespace) -> None:
+    MMLogger.get_instance('mmengine', log_level='ERROR')  # it lists every parameter
+    begin, rows = perf_counter(), []
+    for path, dtype, with_cp in product(args.configs, args.dtypes, map(bool, args.with_cp)):
+        name = f'{Path(path).stem}, {dtype}, with_cp={with_cp}'
+        if perf_counter() - begin > args.budget:
+            print(f'left out, for the budget: {name}')
+            continue
+        for row in rows_of(path, dtype, with_cp, args):
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+    if not rows:
+        raise SystemExit('The budget left no time for a measurement.')
+    head = ', '.join(f'{k} {v}' for k, v in environment(args.device).items() if v)
+    text = f'{head}\n\n{table(rows)}'
+    print(text)
+    if args.markdown:
+        write_text(args.markdown, text)
+    if args.out:
+        result = {'environment': environment(args.device), 'rows': rows}
+        write_text(args.out, json.dumps(result, indent=2))
+
+
+if __name__ == '__main__':
+    end(main, parse_args())

@@ -1,0 +1,311 @@
+"""Checks whether a comparison of the methods by time can be believed, by seven checks.
+
+    python tools/analysis/verify_performance_issues.py
+    python tools/analysis/verify_performance_issues.py --skip-checks 1,3 --json
+    python tools/analysis/verify_performance_issues.py --work-dirs work_dirs
+
+1 same inputs and preprocessing, 2 GPU synchronization, 3 thread settings, 4 code path, 5 warm-up,
+6 micro-benchmark, 7 whole comparison. Each passes, fails or is not applicable, and says what it
+saw.
+The path is told by the operators and kernels that PyTorch's profiler records. The exit code is 1 if
+a check fails. With --work-dirs, checks 1, 3 and 4 look at the runs of run_all_methods.py as well.
+"""
+
+import json
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import end
+
+# Of the GPU as the first notes have it; what a CPU does in the same time.
+SIZES = {'cuda': (8, 512, 1024, 16), 'cpu': (1, 64, 128, 16)}
+TRIALS = 7
+SHIPPED = 'seg/upernet_vim_t_{method}.py'
+# Entries of a dumped config in which runs of one comparison may differ.
+_FREE = ('model.backbone.discretization_method', 'randomness.seed', 'work_dir', 'resume')
+_FREE += ('load_from', 'started_from')
+
+
+def numbers(text: str) -> set[int]:
+    """'1,3' as numbers of checks."""
+    try:
+        found = {int(part) for part in text.split(',') if part.strip()}
+    except ValueError:
+        found = {0}
+    if not found <= set(range(1, 8)):
+        raise ArgumentTypeError(f'expected numbers of checks from 1 to 7 such as 1,3, got {text!r}')
+    return found
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument('--skip-checks', type=numbers, default=set(), metavar='1,3')
+    parser.add_argument('--json', action='store_true', help='print JSON instead of text')
+    parser.add_argument('--methods', nargs='+', help='default: all')
+    parser.add_argument('--device', choices=['cpu', 'cuda'], help='default: cuda if there is one')
+    for name, letter in (('batch', 'B'), ('dim', 'D'), ('seqlen', 'L'), ('dstate', 'N')):
+        parser.add_argument(f'--{name}', type=int, help=letter)
+    parser.add_argument(
+        '--work-dirs', nargs='+', type=Path, default=[], help='folders of runs, or above them'
+    )
+    return parser.parse_args()
+
+
+def flatten(value: Any, name: str = '') -> dict[str, str]:
+    """Entries of nested dicts and lists as text by dotted name."""
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list | tuple) and any(isinstance(v, dict | list) for v in value):
+        items = enumerate(value)
+    else:
+        return {name: repr(value)}
+    flat: dict[str, str] = {}
+    for key, item in items:
+        flat |= flatten(item, f'{name}.{key}' if name else str(key))
+    return flat
+
+
+def entries(file: str | Path) -> dict[str, str]:
+    """What a config says, but for what may differ."""
+    from mmengine.config import Config
+
+    flat = flatten(Config.fromfile(file).to_dict())
+    return {name: value for name, value in flat.items() if name not in _FREE}
+
+
+class Subjects:
+    """What the checks look at on this machine.
+
+    Args:
+        args (Namespace): As :func:`parse_args` gives them, all set.
+    """
+
+    def __init__(self, args: Namespace):
+        from vim_mm.analysis.run_folders import find_runs
+        from vim_mm.analysis.timing import ScanShape
+
+        self.device, self.methods = args.device, args.methods
+        self.shape = ScanShape(args.batch, args.dim, args.seqlen, args.dstate)
+        self.runs = {
+            folder.name: json.loads((folder / 'run.json').read_text()) | {'folder': folder}
+            for folder in find_runs(args.work_dirs)
+        }
+        if args.work_dirs and not self.runs:
+            raise SystemExit(f'no run with a run.json in {", ".join(map(str, args.work_dirs))}')
+        self.runs = {name: run for name, run in self.runs.items() if 'ran' in run}
+        self.given = {method: self.inputs(args.seqlen) for method in self.methods}
+
+    def inputs(self, length: int) -> dict[str, Any]:
+        from dataclasses import replace
+
+        from vim_mm.analysis.timing import make_inputs
+
+        return make_inputs(replace(self.shape, seqlen=length), self.device)
+
+    def scan(self, method: str, given: dict[str, Any], kernel: bool | None = None) -> Callable:
+        """A scan, forward and backward, that chooses its path as a model does."""
+        import torch
+
+        from vim_mm.ops import selective_scan_fn
+
+        def call() -> None:
+            out = selective_scan_fn(
+                **given, delta_softplus=True, discretization_method=method, use_cuda_kernel=kernel
+            )
+            torch.autograd.grad(out.sum(), list(given.values()))
+
+        return call
+
+    @property
+    def scans(self) -> dict[str, Callable]:
+        return {method: self.scan(method, given) for method, given in self.given.items()}
+
+    def steps(self) -> tuple[dict[str, Callable], int]:
+        """A training step of a backbone by method, and its number of layers."""
+        import torch
+
+        from vim_mm.models import VisionMamba
+
+        on_gpu = self.device == 'cuda'
+        arch = 'tiny' if on_gpu else dict(embed_dims=32, num_layers=2)
+        batch, side = (8, 224) if on_gpu else (1, 64)
+        calls = {}
+        for method in self.methods:
+            torch.manual_seed(0)
+            model = VisionMamba(arch, img_size=side, discretization_method=method).to(self.device)
+            images = torch.randn(batch, 3, side, side, device=self.device)
+            calls[method] = step_of(model, images)
+        return calls, len(model.layers)
+
+    def expected_path(self) -> str:
+        """The kernel of the device, unless VIM_USE_CUDA_KERNEL asks for Python."""
+        import os
+
+        if os.environ.get('VIM_USE_CUDA_KERNEL') == '0':
+            return 'Python reference'
+        return 'CUDA kernel' if self.device == 'cuda' else 'CPU kernel'
+
+    def configs(self) -> dict[str, dict[str, str]]:
+        """What the shipped configs of the methods say, and the dumped ones of runs."""
+        from vim_mm.config import config_names, config_path
+
+        names = {method: SHIPPED.format(method=method) for method in self.methods}
+        shipped = [*config_names()]
+        return {m: entries(config_path(name)) for m, name in names.items() if name in shipped}
+
+    def recorded(self, name: str) -> dict[str, Any]:
+        return {run: record['ran'][name] for run, record in self.runs.items()}
+
+
+def step_of(model: Any, images: Any) -> Callable:
+    """Forward and backward under bfloat16 autocast on a GPU; the gradients are released."""
+    import torch
+
+    def call() -> None:
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda):
+            maps = model(images)
+        sum(m.float().sum() for m in maps).backward()
+        model.zero_grad(set_to_none=True)
+
+    return call
+
+
+def clocks(device: str) -> dict[str, Callable]:
+    """The clocks of our own benchmarks."""
+    from vim_mm.analysis.timing import device_times, steady_times, wall_times
+
+    found = {
+        'wall_times': lambda call: wall_times(call, TRIALS),
+        'steady_times': lambda call: steady_times(call, 1, TRIALS),
+    }
+    if device == 'cuda':
+        found['device_times'] = lambda call: device_times(lambda: call, TRIALS)
+    return found
+
+
+class Gpu:
+    """Work of some milliseconds on the GPU, for check 2."""
+
+    def __init__(self):
+        import torch
+
+        self.matrix = torch.randn(4096, 4096, device='cuda')
+
+    def run(self) -> None:
+        for _ in range(4):
+            self.matrix @ self.matrix
+
+    def busy_seconds(self) -> float:
+        """By the profiler: the time of the kernels."""
+        from vim_mm.analysis.timing import kernel_seconds, warm_up
+
+        warm_up(self.run)
+        return sum(kernel_seconds(self.run).values())
+
+
+def perform(number: int, on: Subjects) -> Any:
+    """One check."""
+    from vim_mm.analysis import fairness
+    from vim_mm.analysis.timing import wall_times
+
+    def clock(call: Callable) -> list[float]:
+        return wall_times(call, TRIALS, seconds=2.0)
+
+    reference = 'VIM_USE_CUDA_KERNEL=0 asks for the Python reference, which is not timed by itself'
+    ours = clocks(on.device)
+    if number == 1:
+        result = fairness.check_inputs(on.scans, on.given, on.configs())
+        return compare_runs(result, on)
+    if number == 2:
+        if on.device == 'cpu':
+            return fairness.not_applicable(2, 'without a GPU a call returns when it has finished')
+        return fairness.check_synchronization(ours, Gpu())
+    if number == 3:
+        recorded = {run: {'threads': n} for run, n in on.recorded('threads').items()}
+        return fairness.check_threads(on.scans, recorded)
+    if number == 4:
+        steps, layers = on.steps()
+        models = {f'{method}, a model of {layers} layers': call for method, call in steps.items()}
+        counts = dict.fromkeys(models, layers)
+        calls = on.scans | models
+        return fairness.check_paths(calls, on.expected_path(), counts, on.recorded('path'))
+    if number == 5:
+        hosts = {name: c for name, c in ours.items() if name != 'device_times'}
+        return fairness.check_warm_up(hosts, on.scans)
+    if number == 6:
+        if on.expected_path() == 'Python reference':
+            return fairness.not_applicable(6, reference)
+        lengths = on.shape.seqlen, 2 * on.shape.seqlen
+        by_length = {length: on.inputs(length) for length in lengths}
+        mine = {m: lambda n, m=m: on.scan(m, by_length[n]) for m in on.methods}
+        python = {m: lambda n, m=m: on.scan(m, by_length[n], kernel=False) for m in on.methods}
+        return fairness.check_operations(mine, lengths, clock, python)
+    return fairness.check_comparison(on.steps()[0], clock)
+
+
+def compare_runs(result: Any, on: Subjects) -> Any:
+    """Check 1 with the configs that runs dumped."""
+    from vim_mm.analysis.fairness import FAILED, Result, differences
+    from vim_mm.analysis.runs import find_config
+
+    if not on.runs:
+        return result
+    by_task: dict[str, dict[str, dict[str, str]]] = {}
+    for name, run in on.runs.items():
+        by_task.setdefault(run['task'], {})[name] = entries(find_config(run['folder']))
+    faults = [f'runs: {line}' for configs in by_task.values() for line in differences(configs)]
+    status = FAILED if faults else result.status
+    return Result(1, status, [*faults, *result.evidence, f'{len(on.runs)} runs compared'])
+
+
+def show(result: Any) -> None:
+    print(f'{result.number} {result.title}: {result.status}')
+    for line in result.evidence:
+        print(f'    {line}')
+
+
+def complete(args: Namespace) -> None:
+    """Fill in the defaults that depend on the machine."""
+    import torch
+
+    from vim_mm.ops import METHODS
+
+    args.device = args.device or ('cuda' if torch.cuda.is_available() else 'cpu')
+    for name, value in zip(('batch', 'dim', 'seqlen', 'dstate'), SIZES[args.device], strict=True):
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    if unknown := {*(args.methods or ())} - {*METHODS}:
+        raise SystemExit(f'unknown methods {sorted(unknown)}, there are {[*METHODS]}')
+    args.methods = args.methods or [*METHODS]
+
+
+def main(args: Namespace) -> None:
+    from vim_mm.analysis.fairness import FAILED, TITLES
+    from vim_mm.analysis.timing import environment
+
+    complete(args)
+    facts = environment(args.device)
+    on = Subjects(args)
+    results = []
+    if not args.json:
+        print(', '.join(f'{name} {value}' for name, value in facts.items() if value is not None))
+    for number in sorted({*TITLES} - args.skip_checks):
+        results.append(perform(number, on))
+        if not args.json:
+            show(results[-1])
+    failed = [result.number for result in results if result.status == FAILED]
+    if args.json:
+        checks = [vars(result) | {'title': result.title} for result in results]
+        print(json.dumps({'environment': facts, 'checks': checks}, indent=2))
+    else:
+        print(f'{len(failed)} of {len(results)} checks failed{": " if failed else "."}'
+              + ', '.join(map(str, failed)))  # fmt: skip
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == '__main__':
+    end(main, parse_args())

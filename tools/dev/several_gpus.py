@@ -1,0 +1,146 @@
+"""Trains the drawn shapes on several GPUs and on one, and compares the losses.
+
+    python -m vim_mm.datasets.shapes --out data/shapes
+    python tools/dev/several_gpus.py --gpus 2 --out work_dirs/several_gpus
+
+For each task and method: on all GPUs by tools/dist_train.sh, on one GPU with the same total batch,
+and on one GPU with another seed. Losses are those of the first process, means of ten iterations.
+Prints the mean gap to the run on one GPU, of several GPUs and of the other seed, and ends with 1 if
+a run failed, a loss is not finite, or several GPUs are further off than the other seed is.
+"""
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+from statistics import fmean
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
+from _command_line import add_debug, add_methods, end
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = {'seg': 'seg/upernet_vim_shapes.py', 'det': 'det/mask_rcnn_vim_shapes.py'}
+INTERVAL = 10  # iterations that a logged loss is the mean of
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training."""
+
+    task: str
+    method: str
+    processes: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f'{self.task}_{self.method}_{self.processes}gpu_seed{self.seed}'
+
+
+def start(run: Run, device: str, args: Namespace) -> int:
+    """Train, with the log in a file; returns the exit code."""
+    folder = args.out / run.name
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [
+        'bash', str(ROOT / 'tools/dist_train.sh'), str(ROOT / 'configs' / CONFIGS[run.task]),
+        str(run.processes), '--work-dir', str(folder), '--discretization-method', run.method,
+        '--cfg-options', f'data_root={args.data}', f'randomness.seed={run.seed}',
+        f'train_dataloader.batch_size={args.batch // run.processes}',
+        f'train_cfg.max_iters={args.iters}', f'default_hooks.logger.interval={INTERVAL}',
+        'val_cfg=None', 'val_dataloader=None', 'val_evaluator=None',
+        'default_hooks.checkpoint.interval=1000000',
+    ]  # fmt: skip
+    environment = {**os.environ, 'PYTHON': sys.executable, 'CUDA_VISIBLE_DEVICES': device}
+    with (folder / 'output.txt').open('w') as output:
+        return subprocess.run(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT
+        ).returncode
+
+
+def run_all(runs: list[Run], args: Namespace) -> dict[Run, int]:
+    """Train side by side; runs on one GPU take turns at the GPUs. Returns the exit codes."""
+    every = [str(gpu) for gpu in range(args.gpus)]
+    turns: Queue[str] = Queue()
+    for gpu in itertools.islice(itertools.cycle(every), args.jobs):
+        turns.put(gpu)
+
+    def train(run: Run) -> int:
+        gpu = turns.get()
+        try:
+            return start(run, ','.join(every) if run.processes > 1 else gpu, args)
+        finally:
+            turns.put(gpu)
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        return dict(zip(runs, pool.map(train, runs), strict=True))
+
+
+def losses(run: Run, out: Path) -> list[float]:
+    """The logged losses of a run."""
+    from vim_mm.analysis.runs import read_history  # after the arguments: --help takes no PyTorch
+
+    return [loss for _, loss in read_history(out / run.name)[0]]
+
+
+def gap(one: list[float], other: list[float]) -> float:
+    """Mean relative distance of two curves."""
+    return fmean(abs(a - b) / a for a, b in zip(one, other, strict=True))
+
+
+def compare(task: str, method: str, args: Namespace) -> dict[str, str]:
+    """The row of a method."""
+    several, one, other = (
+        losses(Run(task, method, *how), args.out) for how in ((args.gpus, 0), (1, 0), (1, 1))
+    )
+    gaps = gap(one, several), gap(one, other)
+    finite = all(map(math.isfinite, several)) and len(several) == len(one)
+    return {
+        'task': task,
+        'method': method,
+        f'last loss, {args.gpus} GPUs': f'{several[-1]:.3f}',
+        'one GPU': f'{one[-1]:.3f}',
+        'another seed': f'{other[-1]:.3f}',
+        f'gap, {args.gpus} GPUs': f'{100 * gaps[0]:.1f} %',
+        'gap, another seed': f'{100 * gaps[1]:.1f} %',
+        'holds': 'yes' if finite and gaps[0] <= gaps[1] else 'NO',
+    }
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--gpus', type=int, default=2)
+    parser.add_argument('--tasks', nargs='+', choices=CONFIGS, default=[*CONFIGS])
+    add_methods(parser)
+    parser.add_argument('--iters', type=int, default=200)
+    parser.add_argument('--batch', type=int, default=8, help='of all GPUs together')
+    parser.add_argument('--jobs', type=int, default=1, help='trainings side by side')
+    parser.add_argument('--data', type=Path, default=Path('data/shapes'))
+    parser.add_argument('--out', type=Path, default=Path('work_dirs/several_gpus'))
+    add_debug(parser)
+    return parser.parse_args()
+
+
+def main(args: Namespace) -> None:
+    args.data, args.out = args.data.resolve(), args.out.resolve()
+    pairs = [*itertools.product(args.tasks, args.methods)]
+    hows = ((args.gpus, 0), (1, 0), (1, 1))
+    codes = run_all([Run(*pair, *how) for pair in pairs for how in hows], args)
+    failed = [run.name for run, code in codes.items() if code]
+    if failed:
+        sys.exit(f'failed: {", ".join(failed)}; the logs are in {args.out}')
+
+    from vim_mm.analysis.tables import markdown_table
+
+    rows = [compare(*pair, args) for pair in pairs]
+    print(markdown_table(rows))
+    sys.exit(any(row['holds'] == 'NO' for row in rows))
+
+
+if __name__ == '__main__':
+    end(main, parse_args())

@@ -1,0 +1,152 @@
+"""From what a file holds to the weights of one of our models, with an account of each of them."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from vim_mm.convert import names as naming
+from vim_mm.convert.container import Contents, ConversionError, unwrap
+from vim_mm.convert.switches import Switches, find_switches
+from vim_mm.models.checkpoint import other_architecture
+
+
+@dataclass
+class Conversion:
+    """Weights under our names, and what became of each.
+
+    Attributes:
+        origin (str): In words, where the form is from.
+        state_dict (OrderedDict): Of a whole model, whose backbone is called ``backbone``; torch's
+            note of it holds what the weights compute.
+        kind (str): 'classifier', 'segmentor', 'detector', or 'backbone' for a bare one.
+        switches (Switches): The arguments of the backbone.
+        mapped (dict): The new names by the old one.
+        dropped (dict): Why, by the name of each weight and entry that is left out.
+        unknown (list): Weights that nothing here knows.
+        meta (dict): What the file's meta says of the data set.
+    """
+
+    origin: str
+    state_dict: OrderedDict[str, Tensor]
+    kind: str = 'backbone'
+    switches: Switches = Switches({}, {})
+    mapped: dict[str, list[str]] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    meta: dict = field(default_factory=dict)
+
+
+_ORIGINS = {
+    naming.CLASSIFICATION: 'the form of classification (hustvl/Vim, timm)',
+    naming.MM: 'the form of MMSegmentation, MMDetection or this package',
+    naming.DETECTRON2: 'the form of detectron2 (hustvl/Vim, det/)',
+}
+
+
+def convert_checkpoint(checkpoint: Any, switches: Mapping[str, Any] | None = None) -> Conversion:
+    """Give the weights of a checkpoint the names that they have in our models.
+
+    Args:
+        checkpoint: What a file holds.
+        switches (Mapping, optional): Arguments of the backbone that the file does not tell, or
+            tells wrongly.
+
+    Raises:
+        ConversionError: It holds no weights of a Vim; the message says what it is instead.
+    """
+    contents = unwrap(checkpoint)
+    root = _find_root(contents)
+    state_dict: OrderedDict[str, Tensor] = OrderedDict()
+    conversion = Conversion(
+        _ORIGINS.get(root, f'another form, with a Vim called {root}'), state_dict
+    )
+    stages = naming.cascade_stages(contents.weights)
+    halved = 'backbone.fpn1.0.weight' in contents.weights
+    halved = halved and 'backbone.fpn1.3.weight' not in contents.weights
+    for name, weight in contents.weights.items():
+        if (why := naming.unneeded(name, root)) is not None:
+            conversion.dropped[name] = why
+        elif new := naming.new_names(name, root, stages, halved):
+            conversion.mapped[name] = new
+            state_dict.update(dict.fromkeys(new, weight))
+        else:
+            conversion.unknown.append(name)
+    conversion.dropped |= dict.fromkeys(contents.left, 'no weight')
+    conversion.kind = _kind(state_dict)
+    conversion.meta = _dataset_meta(contents.meta)
+
+    inner = {k.removeprefix(root): v for k, v in contents.weights.items() if k.startswith(root)}
+    whole = dict(meta=contents.meta, arguments=contents.arguments)
+    note = contents.note.get(root.rstrip('.'), {})
+    found = find_switches(inner, conversion.kind, whole, note)
+    for name, value in (switches or {}).items():
+        found.assumed.pop(name, None)
+        found.told[name] = value
+    conversion.switches = found
+    others = contents.note if root == naming.MM else {}
+    _add_note(state_dict, others, note, found.all)
+    return conversion
+
+
+def needs_conversion(checkpoint: Any) -> bool:
+    """Whether a checkpoint is of a Vim, in a form that our models do not load as it is."""
+    if not isinstance(checkpoint, Mapping):
+        return False
+    wrapped = 'state_dict' not in checkpoint and isinstance(checkpoint.get('model'), Mapping)
+    weights = checkpoint.get('state_dict', checkpoint.get('model', checkpoint))
+    if not isinstance(weights, Mapping):
+        return False
+    weights = [name for name in weights if isinstance(name, str)]
+    if not any('layers.0.mixer.A_log' in name for name in weights) or other_architecture(weights):
+        return False
+    foreign = ('backbone.fpn', 'backbone.rope.', 'backbone.net.')
+    return wrapped or any(name.removeprefix('module.').startswith(foreign) for name in weights)
+
+
+def _find_root(contents: Contents) -> str:
+    """What stands before the names of the Vim.
+
+    Raises:
+        ConversionError: There is none, or there are several.
+    """
+    other = other_architecture(contents.weights)
+    if other is not None:
+        raise ConversionError(f'it is of another architecture than Vim: {other}')
+    roots = naming.backbone_roots(contents.weights)
+    if not roots:
+        first = ', '.join([*contents.weights][:3])
+        raise ConversionError(f'it holds no weights of a Vim (its first ones are {first})')
+    if len(roots) > 1:
+        raise ConversionError(f'it holds several Vims, under {roots}')
+    if f'{roots[0]}patch_embed.proj.weight' not in contents.weights:
+        raise ConversionError(f'it lacks {roots[0]}patch_embed.proj.weight')
+    return roots[0]
+
+
+def _kind(state_dict: Mapping[str, Tensor]) -> str:
+    parts = {name.partition('.')[0] for name in state_dict}
+    if 'decode_head' in parts:
+        return 'segmentor'
+    if parts & {'rpn_head', 'roi_head', 'bbox_head'}:
+        return 'detector'
+    return 'classifier' if 'head' in parts else 'backbone'
+
+
+def _dataset_meta(meta: Mapping[str, Any]) -> dict:
+    """The classes, under the names of MMCV 1.x and of MMEngine."""
+    kept = {name: meta[name] for name in ('CLASSES', 'PALETTE', 'dataset_meta') if name in meta}
+    if 'CLASSES' in kept and 'dataset_meta' not in kept:
+        kept['dataset_meta'] = dict(classes=kept['CLASSES'])
+        if kept.get('PALETTE') is not None:
+            kept['dataset_meta']['palette'] = kept['PALETTE']
+    return kept
+
+
+def _add_note(state_dict: OrderedDict, others: Mapping, note: Mapping, switches: dict) -> None:
+    """Note what the weights compute where loading and testing look for it."""
+    unnoted = ('in_channels', 'patch_size', 'ssm_cfg', 'if_abs_pos_embed', 'residual_in_fp32')
+    noted = {name: value for name, value in switches.items() if name not in unnoted}
+    state_dict._metadata = OrderedDict(others, backbone={**note, **noted})

@@ -1,0 +1,134 @@
+"""Vim's sizes as timm lists them: importing this registers ``vim_*`` for ``timm.create_model``."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers import resample_patch_embed
+from timm.models import (
+    build_model_with_cfg,
+    generate_default_cfgs,
+    register_model,
+    register_model_deprecations,
+)
+from torch import nn
+
+from vim_mm.timm_models.classifier import VisionMambaClassifier
+
+__all__ = ['checkpoint_filter_fn']  # timm adds the models
+
+
+def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """The weights of a classifier, from those of this package and of Vim's own checkpoints.
+
+    Takes the model out of a whole checkpoint, the prefix ``backbone.`` off its names, calls
+    MMPretrain's ``head.fc`` by the name that it has here, and resizes the patches' weights. The
+    position embedding is resized by the model itself when it loads.
+    """
+    for key in ('state_dict', 'model'):
+        state_dict = state_dict.get(key, state_dict)
+    names = {
+        name: name.removeprefix('backbone.').replace('head.fc.', 'head.') for name in state_dict
+    }
+    weights = {names[name]: value for name, value in state_dict.items()}
+    patches = weights.get('patch_embed.proj.weight')
+    size = model.patch_embed.patch_size
+    if patches is not None and patches.shape[2:] != (size, size):
+        weights['patch_embed.proj.weight'] = resample_patch_embed(patches, [size, size])
+    return weights
+
+
+def _cfg(**kwargs: Any) -> dict[str, Any]:
+    """What timm knows of a variant: images as Vim's published training and evaluation take them."""
+    return (
+        dict(
+            url='',
+            num_classes=1000,
+            input_size=(3, 224, 224),
+            pool_size=None,
+            crop_pct=0.875,
+            interpolation='bicubic',
+            mean=IMAGENET_DEFAULT_MEAN,
+            std=IMAGENET_DEFAULT_STD,
+            first_conv='patch_embed.proj',
+            classifier='head',
+            paper_ids='arXiv:2401.09417',
+            paper_name='Vision Mamba: Efficient Visual Representation Learning with Bidirectional '
+            'State Space Model',
+        )
+        | kwargs
+    )
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        f'{name}.untrained': _cfg()
+        for name in (
+            'vim_tiny_patch16_224',
+            'vim_tiny_patch16_stride8_224',
+            'vim_small_patch16_224',
+            'vim_small_patch16_stride8_224',
+            'vim_base_patch16_224',
+        )
+    }
+)
+
+
+def _create(
+    variant: str, pretrained: bool, kwargs: dict[str, Any], **of_variant: Any
+) -> VisionMambaClassifier:
+    out_indices = kwargs.pop('out_indices', 3)
+    return build_model_with_cfg(
+        VisionMambaClassifier,
+        variant,
+        pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg=dict(out_indices=out_indices, feature_cls='getter'),
+        **{**of_variant, **kwargs},
+    )
+
+
+@register_model
+def vim_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> VisionMambaClassifier:
+    """Vim-T, class token in the middle."""
+    return _create('vim_tiny_patch16_224', pretrained, kwargs, embed_dim=192)
+
+
+@register_model
+def vim_tiny_patch16_stride8_224(pretrained: bool = False, **kwargs: Any) -> VisionMambaClassifier:
+    """Vim-T on patches of 16 pixels every 8, as Vim's long-sequence fine-tuning."""
+    return _create('vim_tiny_patch16_stride8_224', pretrained, kwargs, embed_dim=192, stride=8)
+
+
+@register_model
+def vim_small_patch16_224(pretrained: bool = False, **kwargs: Any) -> VisionMambaClassifier:
+    """Vim-S, class token in the middle."""
+    return _create('vim_small_patch16_224', pretrained, kwargs, embed_dim=384)
+
+
+@register_model
+def vim_small_patch16_stride8_224(pretrained: bool = False, **kwargs: Any) -> VisionMambaClassifier:
+    """Vim-S on patches of 16 pixels every 8, as Vim's long-sequence fine-tuning."""
+    return _create('vim_small_patch16_stride8_224', pretrained, kwargs, embed_dim=384, stride=8)
+
+
+@register_model
+def vim_base_patch16_224(pretrained: bool = False, **kwargs: Any) -> VisionMambaClassifier:
+    """Vim-B, class token in the middle."""
+    return _create('vim_base_patch16_224', pretrained, kwargs, embed_dim=768)
+
+
+# Vim's own names of the same models, which its scripts and logs use.
+_ENDING = '_bimambav2_final_pool_mean_abs_pos_embed_with_midclstok_div2'
+register_model_deprecations(
+    __name__,
+    {
+        f'vim_tiny_patch16_224{_ENDING}': 'vim_tiny_patch16_224',
+        f'vim_tiny_patch16_stride8_224{_ENDING}': 'vim_tiny_patch16_stride8_224',
+        f'vim_small_patch16_224{_ENDING}': 'vim_small_patch16_224',
+        f'vim_small_patch16_stride8_224{_ENDING}': 'vim_small_patch16_stride8_224',
+        f'vim_base_patch16_224{_ENDING.replace("midclstok", "middle_cls_token")}': (
+            'vim_base_patch16_224'
+        ),
+    },
+)
