@@ -116,9 +116,12 @@ def build(cfg: Config, device: str) -> BaseModel:
     """The model of a config in training mode, with BN for SyncBN."""
     init_default_scope(cfg.default_scope)
     torch.manual_seed(0)
-    MMLogger.get_current_instance().setLevel('WARNING')  # else a line for every weight
     model = MODELS.build(cfg.model)
+    logger = MMLogger.get_current_instance()
+    level = logger.level
+    logger.setLevel('WARNING')  # else a line for every weight
     model.init_weights()
+    logger.setLevel(level)
     return revert_sync_batchnorm(model).to(device).train()
 
 
