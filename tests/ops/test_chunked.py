@@ -53,7 +53,13 @@ def test_golden_vectors(case, dtype, tolerance):
     'form', ['constant', 'shared', 'grouped', 'constant_B_grouped_C', 'interleaved']
 )
 @pytest.mark.parametrize('is_complex', [False, True], ids=['real', 'complex'])
-@pytest.mark.parametrize('dtype', [torch.float64, torch.float32], ids=['fp64', 'fp32'])
+@pytest.mark.parametrize(
+    'dtype',
+    [
+        pytest.param(torch.float64, id='fp64', marks=pytest.mark.slow),
+        pytest.param(torch.float32, id='fp32'),
+    ],
+)
 def test_every_form(method, form, is_complex, dtype):
     inputs = make_inputs(channels=6, length=70, form=form, is_complex=is_complex, dtype=dtype)
     # Without softplus some of these systems are too ill-conditioned for float32, on any path.
@@ -75,6 +81,7 @@ def test_groups_of_both_directions(method):
     compare(inputs, selective_scan_grouped_fn, discretization_method=method)
 
 
+@pytest.mark.slow
 @each_method
 def test_coefficients(method):
     check_coefficients(torch_scan, method, torch.float32, 'cpu')
