@@ -1,6 +1,6 @@
 """The selective scan in PyTorch operators, chunk by chunk: where there is no kernel.
 
-Coefficients of a chunk of steps are computed at once, in the precision of the state, by the table
+Coefficients of a chunk are computed at once, for real A in the precision of the state, by the table
 of :mod:`vim_mm.ops.discretization`; its steps are one operator each, in place, and everything else
 is one operator for a chunk. Backward computes the states of a chunk anew and the adjoints step by
 step, and has autograd differentiate the coefficients alone. There is no second derivative.
@@ -46,7 +46,7 @@ def chunked_scan(
         reverse: G flags.
     """
     state = state_dtype(u, A)
-    dtype = state.to_real()
+    dtype = torch.float64 if u.dtype == torch.float64 else torch.float32
     steps = delta.to(dtype)
     if delta_bias is not None:
         steps = steps + delta_bias.to(dtype)[..., None]
@@ -56,10 +56,10 @@ def chunked_scan(
     turned = torch.tensor([bool(flag) for flag in reverse], device=u.device)
     first = [_in_scan_order(x, turned, reverse) for x in (signal, steps)]
     matrices = [_matrix(M.to(state), turned, reverse) for M in (B, C)]
-    y, last_state = _Scan.apply(*first, A.to(state), *matrices, method)
+    y, last_state = _scan(*first, A.to(state), *matrices, method)
     if not get_method(method).causal:
         turn = [x.flip(0) for x in first], [M.flip(0) if len(M) > 1 else M for M in matrices]
-        y = (y + _Scan.apply(*turn[0], A.to(state), *turn[1], method)[0].flip(0)) / 2
+        y = (y + _scan(*turn[0], A.to(state), *turn[1], method)[0].flip(0)) / 2
     y = _in_scan_order(y.movedim(0, -1), turned, reverse).movedim(0, -1)
     if D is not None:
         y = y + D.to(dtype)[..., None] * signal
@@ -100,6 +100,11 @@ def _states(A_bar: Tensor, drive: Tensor, x: Tensor) -> Tensor:
     for A_t, x_t in zip(A_bar.unbind(0), drive.unbind(0), strict=True):
         x = torch.addcmul(x_t, A_t, x, out=x_t)
     return drive
+
+
+@torch.compiler.allow_in_graph  # of which torch.compile need not follow every step
+def _scan(u, dt, A, B, C, method: str) -> tuple[Tensor, Tensor]:
+    return _Scan.apply(u, dt, A, B, C, method)
 
 
 class _Scan(torch.autograd.Function):
@@ -145,8 +150,7 @@ class _Scan(torch.autograd.Function):
             input_t = B_t * signal
             states = _states(values[0], values[1] * input_t, edge)
             before = torch.cat([edge[None], states[:-1]])
-            adjoints = grad_out * C_t.conj() if C_t.dim() else grad_out
-            adjoints = adjoints.expand_as(states).contiguous()
+            adjoints = (grad_out * C_t.conj()).expand_as(states).contiguous()
             transposed = values[0].conj().resolve_conj()
             for t in range(last - first - 1, -1, -1):
                 adjoints[t] += carried
@@ -166,8 +170,10 @@ class _Scan(torch.autograd.Function):
 def _expanded(coefficients, dt: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
     """A_bar and beta (T, B, G, H, N) of dt (T, B, G, H) and A (G, H, N)."""
     dt, a = torch.broadcast_tensors(dt[..., None], A)
+    if a.is_complex():  # in single precision e^z - 1 would cancel where z is close to 2 pi i
+        dt, a = dt.double(), a.to(torch.complex128)
     A_bar, beta = coefficients(dt, a)
-    return A_bar, beta.to(A_bar.dtype)
+    return A_bar.to(A.dtype), beta.to(A.dtype)
 
 
 def _output(C: Tensor, states: Tensor) -> Tensor:
