@@ -188,7 +188,6 @@ def side_by_side(source: Video, predictor: Predictor, overlay: Overlay) -> dict[
         overlay,
         [Nowhere()],
         on_result=lambda number, slot, prediction: ends.append(perf_counter()),
-        progress=False,
     )
     summary = stream.run()
     ends = ends[WARM_UP:]
