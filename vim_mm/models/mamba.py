@@ -252,22 +252,26 @@ class Mamba(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Mix along the sequence: (B, L, d_model) to the same shape."""
         dtype = self.fused_dtype(hidden_states)
-        arguments = None if dtype is None else self.fused_arguments(dtype)
+        arguments = (
+            None if dtype is None else self.fused_arguments(hidden_states.device.type, dtype)
+        )
         if arguments is None:
             return self.forward_plain(hidden_states)
         return fused_mixer(hidden_states.to(dtype), arguments)
 
-    def fused_arguments(self, dtype: torch.dtype) -> FusedMixer | None:
+    def fused_arguments(
+        self, device_type: str | None = None, dtype: torch.dtype | None = None
+    ) -> FusedMixer | None:
         """What the fast block takes of this mixer, None where a module of it must be called.
 
-        ``dtype`` is that in which it computes, of :meth:`fused_dtype`.
+        Without a device and the dtype of :meth:`fused_dtype` it is that of the compiled block.
         """
         parameters, reason = self._read_modules()
         if reason is not None:
             return None
         method = get_method(self.discretization_method).id
         scale = 0.5 if self.average else 1.0
-        backend = self.fused_backend('cuda', dtype)
+        backend = 'native' if dtype is None else self.fused_backend(device_type, dtype)
         return FusedMixer(parameters, method, [*self.reverse], scale, backend)
 
     def plain_reasons(self, device_type: str, dtype: torch.dtype | None) -> dict[str, str | None]:

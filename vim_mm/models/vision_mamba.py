@@ -96,7 +96,7 @@ class Block(nn.Module):
         dtype = _fused_dtype(mixer, residual)
         arguments = None
         if dtype is not None and why_call(mixer, Mamba) is None and why_call_norm(norm) is None:
-            arguments = mixer.fused_arguments(dtype)
+            arguments = mixer.fused_arguments(residual.device.type, dtype)
         if arguments is None:
             normed, stream = add_norm(norm, residual, update, mixer)
             return mixer(normed), stream
