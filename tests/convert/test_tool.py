@@ -178,9 +178,8 @@ def test_a_whole_segmentor_is_tested_as_it_was_trained(tool, segmentor, tmp_path
     assert torch.equal(model.neck.upsample_2x[0].bias.cpu(), weights['backbone.fpn2.0.bias'])
     assert check_switches(model, loaded, str(checkpoint), allow=False) == []
     cfg.model.backbone.discretization_method = 'foh'
-    model, loaded = load_model(cfg, checkpoint)
     with pytest.raises(CheckpointMismatchError, match=r"discretization_method 'zoh', here 'foh'"):
-        check_switches(model, loaded, str(checkpoint), allow=False)
+        load_model(cfg, checkpoint)
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def parse_args() -> argparse.Namespace:
         '--backends', nargs='+', type=BACKENDS, default=['native', 'triton', 'torch']
     )
     parser.add_argument('--shapes', nargs='*', metavar='SHAPE', help='(default: benchmark_scan.py)')
-    parser.add_argument('--method', type=METHODS, default='zoh')
+    parser.add_argument('--method', type=METHODS, help='(default: zoh)')
     parser.add_argument('--methods', nargs='*', type=METHODS, default=METHODS, metavar='METHOD')
     parser.add_argument(
         '--images', nargs='*', type=image_sizes, default=[[(512, 8)]], metavar='SIDExBATCH'
@@ -183,6 +183,7 @@ def report(scans: list[Record], models: list[Record]) -> str:
 
 
 def main(args: argparse.Namespace) -> None:
+    args.method = args.method or 'zoh'
     args.shapes = [*TABLE] if args.shapes is None else args.shapes
     if unknown := {*args.shapes} - {*SHAPES}:
         raise SystemExit(f'--shapes: {sorted(unknown)} are not in {[*SHAPES]}')
