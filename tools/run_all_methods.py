@@ -36,8 +36,8 @@ IDENTITY = {
     'arguments': 'the arguments',
     'processes': 'the number of processes',
     'commit': 'the commit of the code',
-    'VIM_USE_CUDA_KERNEL': 'VIM_USE_CUDA_KERNEL',
 }
+VARIABLES = ('VIM_USE_CUDA_KERNEL', 'VIM_MM_BACKEND')  # they choose the path of the scan
 _PATIENCE = 30.0  # seconds that a run gets to end before it is killed
 
 
@@ -62,7 +62,7 @@ class Run:
     Attributes:
         folder (Path): Its working directory.
         arguments (list[str]): Of train.py.
-        identity (dict): Values by the names of ``IDENTITY``.
+        identity (dict): Values by the names of ``IDENTITY`` and ``VARIABLES``.
         facts (dict): Further values of the record.
         lock (int, optional): File descriptor that holds the lock of the folder.
     """
@@ -91,7 +91,7 @@ class Run:
             f'{words} ({shorten(before.get(name))}, now {shorten(value)})'
             for name, value in self.identity.items()
             if before and before.get(name) != value
-            for words in [IDENTITY[name]]
+            for words in [IDENTITY.get(name, name)]
         ]
 
     def acquire(self) -> bool:
@@ -167,7 +167,7 @@ def make_runs(args: Namespace, extra: list[str]) -> list[Run]:
                 'arguments': extra,
                 'processes': args.processes,
                 'commit': code,
-                'VIM_USE_CUDA_KERNEL': os.environ.get('VIM_USE_CUDA_KERNEL'),
+                **{name: os.environ.get(name) for name in VARIABLES},
             }
             facts = {'config': config, 'task': task_name(args.config), 'method': method}
             runs.append(Run(folder, arguments, identity, {**facts, 'seed': chosen}))
@@ -239,8 +239,8 @@ def start(run: Run, place: str | None, args: Namespace, count: int) -> subproces
     cores = len(os.sched_getaffinity(0)) // (count * args.processes)
     environment.setdefault('OMP_NUM_THREADS', '1' if place is not None else str(max(1, cores)))
     command = command_of(run, args.processes)
-    wish = run.identity['VIM_USE_CUDA_KERNEL']
-    shown = '' if wish is None else f'VIM_USE_CUDA_KERNEL={wish} '
+    wishes = {name: run.identity[name] for name in VARIABLES}
+    shown = ''.join(f'{name}={wish} ' for name, wish in wishes.items() if wish is not None)
     update_record(
         run.record,
         **run.facts,

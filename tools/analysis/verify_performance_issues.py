@@ -142,14 +142,12 @@ class Subjects:
         return calls, len(model.layers)
 
     def expected_path(self) -> str:
-        """The kernel of the device, unless VIM_USE_CUDA_KERNEL asks for Python."""
-        import os
-
+        """That of the backend which the environment asks for, or of the best there is."""
         from vim_mm.engine.observed import PYTORCH
+        from vim_mm.ops import path_of
 
-        if os.environ.get('VIM_USE_CUDA_KERNEL') == '0':
-            return PYTORCH
-        return 'CUDA kernel' if self.device == 'cuda' else 'CPU kernel'
+        kernels = {'native': f'{self.device.upper()} kernel', 'triton': 'Triton kernel'}
+        return kernels.get(path_of(self.device).name, PYTORCH)
 
     def configs(self) -> dict[str, dict[str, str]]:
         """What the shipped configs of the methods say, and the dumped ones of runs."""
