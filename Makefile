@@ -86,11 +86,11 @@ docs: install $(STAMPS)/docs ## Build the documentation site in build/docs; a wa
 
 wheel: $(STAMPS)/runtime $(STAMPS)/tests ## Build the sdist and the wheel of the CPU in dist, and audit the wheel
 	tools/dev/preflight.sh $(BIN)/python compiler
-	$(IN_VENV) python tools/dev/wheel.py build
+	$(IN_VENV) python tools/dev/build_wheel.py build
 
 wheel-cuda: $(STAMPS)/runtime $(STAMPS)/tests ## The same in dist/cuda, with CUDA kernels for every architecture of setup.py
 	tools/dev/preflight.sh $(BIN)/python compiler toolkit
-	$(IN_VENV) python tools/dev/wheel.py build --cuda --out dist/cuda
+	$(IN_VENV) python tools/dev/build_wheel.py build --cuda --out dist/cuda
 
 lock: $(STAMPS)/dev ## Choose the versions in requirements/lock.txt anew
 	cd requirements && ../$(BIN)/uv pip compile --quiet --universal --python-version 3.10 \

@@ -1,4 +1,4 @@
-"""tools/dev/wheel.py gives the library its tag, and finds what would not load elsewhere."""
+"""tools/dev/build_wheel.py gives the library its tag, and finds what would not load elsewhere."""
 
 import runpy
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / 'vim_mm/_C.abi3.so'
-tool = SimpleNamespace(**runpy.run_path(str(ROOT / 'tools/dev/wheel.py')))
+tool = SimpleNamespace(**runpy.run_path(str(ROOT / 'tools/dev/build_wheel.py')))
 GOOD = 'vim_mm-0-cp310-abi3-manylinux_2_34_x86_64.whl'
 
 

@@ -1,7 +1,7 @@
 """Builds the wheel with the compiled kernels from an sdist, and audits wheels.
 
-Usage: ``python tools/dev/wheel.py build [--cuda] [--out dist]`` and
-``python tools/dev/wheel.py audit [--cuda] WHEEL``.
+Usage: ``python tools/dev/build_wheel.py build [--cuda] [--out dist]`` and
+``python tools/dev/build_wheel.py audit [--cuda] WHEEL``.
 
 The wheel of the CPU and that of CUDA have one name, so the latter belongs in a folder of its own.
 """
