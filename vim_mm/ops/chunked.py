@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from vim_mm.ops.discretization import get_method
-from vim_mm.ops.reference import state_dtype
+from vim_mm.ops.reference import real_dtype, skip_and_gate, state_dtype, step_sizes
 
 # Entries of a chunk, steps times B G H N: some tensors of that size stay in a processor's cache.
 _CHUNK_ENTRIES = 1 << 17
@@ -46,13 +45,8 @@ def chunked_scan(
         reverse: G flags.
     """
     state = state_dtype(u, A)
-    dtype = torch.float64 if u.dtype == torch.float64 else torch.float32
-    steps = delta.to(dtype)
-    if delta_bias is not None:
-        steps = steps + delta_bias.to(dtype)[..., None]
-    if delta_softplus:
-        steps = F.softplus(steps, threshold=40)  # the default threshold is off by 2e-9
-    signal = u.to(dtype)
+    signal = u.to(real_dtype(u))
+    steps = step_sizes(delta, delta_bias, delta_softplus, signal.dtype)
     turned = torch.tensor([bool(flag) for flag in reverse], device=u.device)
     first = [_in_scan_order(x, turned, reverse) for x in (signal, steps)]
     matrices = [_matrix(M.to(state), turned, reverse) for M in (B, C)]
@@ -61,11 +55,7 @@ def chunked_scan(
         turn = [x.flip(0) for x in first], [M.flip(0) if len(M) > 1 else M for M in matrices]
         y = (y + _scan(*turn[0], A.to(state), *turn[1], method)[0].flip(0)) / 2
     y = _in_scan_order(y.movedim(0, -1), turned, reverse).movedim(0, -1)
-    if D is not None:
-        y = y + D.to(dtype)[..., None] * signal
-    if z is not None:
-        y = y * F.silu(z.to(dtype))
-    return y.to(u.dtype), last_state
+    return skip_and_gate(y, signal, D, z).to(u.dtype), last_state
 
 
 def _in_scan_order(x: Tensor, turned: Tensor, reverse: Sequence[bool]) -> Tensor:
