@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections import deque
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import train
-from _command_line import end
+from _command_line import end, numbers
 
 TOOLS = Path(__file__).resolve().parent
 # What two starts of a run must have in common, and what each is called.
@@ -39,20 +39,6 @@ IDENTITY = {
 }
 VARIABLES = ('VIM_USE_CUDA_KERNEL', 'VIM_MM_BACKEND')  # they choose the path of the scan
 _PATIENCE = 30.0  # seconds that a run gets to end before it is killed
-
-
-def numbers(text: str) -> list[int]:
-    """'0..11', '0,3,5' or a mixture of both."""
-    found: list[int] = []
-    try:
-        for part in text.split(','):
-            first, _, last = part.partition('..')
-            found += range(int(first), int(last or first) + 1)
-    except ValueError:
-        raise ArgumentTypeError(
-            f"expected numbers such as '0..11' or '0,3', got {text!r}"
-        ) from None
-    return found
 
 
 @dataclass
@@ -380,9 +366,9 @@ def main(args: Namespace, extra: list[str]) -> None:
 
 def report(runs: list[Run], seeds: bool) -> None:
     """The table of the last metrics, and with seeds the comparison of the methods."""
-    tools = ['analysis/compare_methods.py'] if seeds else ['compare_runs.py']
+    tool = 'analysis/compare_methods.py' if seeds else 'compare_runs.py'
     folders = [str(run.folder) for run in runs if seeds or run.status() == 'finished']
-    for tool in tools if folders else []:
+    if folders:
         subprocess.run([sys.executable, str(TOOLS / tool), *folders], check=True)
 
 

@@ -77,7 +77,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.utils import get_installed_path
 
 from vim_mm.analysis.tables import figures, markdown_table, write_text
-from vim_mm.analysis.timing import environment
+from vim_mm.analysis.timing import describe, environment
 from vim_mm.engine.cli import read_config
 from vim_mm.stream.frames import Video
 from vim_mm.stream.models import for_stream, make_predictor
@@ -342,9 +342,7 @@ def main(args: argparse.Namespace) -> None:
         for record in run(args, Path(folder)):
             records.append(record)
             print(json.dumps(record), file=sys.stderr, flush=True)
-    text = (
-        ', '.join(f'{k} {v}' for k, v in host.items() if v is not None) + '\n\n' + tables(records)
-    )
+    text = describe(host) + '\n\n' + tables(records)
     print(text)
     if args.markdown:
         write_text(args.markdown, text)

@@ -26,8 +26,6 @@ from vim_mm.config import config_names, config_path
 from vim_mm.engine import BFloat16OptimWrapper
 
 OBJECTS = 8  # in a picture, boxes of 1/16 to 1/2 of its sides
-PATHS = ('config', 'kernel', 'python')
-HEADS = ('config', 'mmseg', 'fast')
 # Detectors of MMDetection pad pictures to multiples of this; ours to what they are trained with.
 _DIVISOR = 32
 

@@ -34,14 +34,18 @@ SYSTEM = (
 UNSTABLE = re.compile(r'_ZN?K?(T[VIS]N?K?)?(2at|3c10|5torch|6caffe2)')
 
 
+def scripts_first() -> str:
+    """PATH with the programs of this Python in front."""
+    return f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}'
+
+
 def run(*command: str, cwd: Path = ROOT, **environment: str | None) -> str:
     """Runs a command; its standard output. A variable that is None is unset.
 
     Raises:
         SystemExit: The command failed; the end of what it printed is in the message.
     """
-    scripts = f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}'
-    merged = {**os.environ, 'PATH': scripts, **environment}
+    merged = {**os.environ, 'PATH': scripts_first(), **environment}
     variables = {name: value for name, value in merged.items() if value is not None}
     done = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True)
     if done.returncode:
@@ -131,10 +135,8 @@ def audit_library(content: bytes, cuda: bool) -> list[str]:
 def audit_abi3(wheel: Path) -> list[str]:
     """What abi3audit finds: names of Python outside the limited API of the tag's version."""
     command = ['abi3audit', '--strict', '--report', str(wheel)]
-    scripts = f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}'
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, 'PATH': scripts}
-    )
+    environment = {**os.environ, 'PATH': scripts_first()}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if not done.stdout.strip():
         return [f'abi3audit gave no report: {done.stderr.strip()}']
     (report,) = json.loads(done.stdout)['specs'].values()
