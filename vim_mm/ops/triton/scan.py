@@ -60,7 +60,7 @@ def is_narrow(*tensors: Tensor | None) -> bool:
 
 
 def edges_shape(shape: Sequence[int], states: int, method: int, narrow: bool) -> tuple[int, ...]:
-    """(directions, chunks - 1 or chunks, B, G, N, H): the states that chunks hand on."""
+    """(directions, chunks, B, G, N, H): the states that chunks hand on."""
     batch, groups, channels, _ = shape
     directions = 1 if IS_CAUSAL[method] else 2
     return (directions, chunks_of(shape, narrow), batch, groups, states, channels)
