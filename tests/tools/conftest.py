@@ -2,12 +2,12 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.forked import forked_python
 from vim_mm.datasets.shapes import ShapesConfig, write_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ CONFIGS = {
 
 def command(tool: str, *args) -> list[str]:
     """The command line of a Python or shell script in tools/."""
-    return [sys.executable if tool.endswith('.py') else 'bash', str(TOOLS / tool), *map(str, args)]
+    return [forked_python() if tool.endswith('.py') else 'bash', str(TOOLS / tool), *map(str, args)]
 
 
 def environment(**variables) -> dict[str, str]:
@@ -43,7 +43,9 @@ def environment(**variables) -> dict[str, str]:
     ours = {
         'CUDA_VISIBLE_DEVICES': '',
         'OMP_NUM_THREADS': '1',
-        'PYTHON': sys.executable,
+        # torchrun calls by the second name what starts its processes.
+        'PYTHON': forked_python(),
+        'PYTHON_EXEC': forked_python(),
         'PYTHONPATH': os.pathsep.join(path),
     }
     return {**os.environ, **ours, **variables}

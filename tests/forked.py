@@ -1,0 +1,141 @@
+"""A Python that starts in a hundredth of the time, for tests that run tools in many processes.
+
+An interpreter takes seconds to import PyTorch and MMEngine. One server imports them once, and forks
+a child for each script that it is asked to run. Nothing of vim_mm, MMSegmentation or MMDetection is
+imported beforehand: what a tool forgets to import is missing in a child as well.
+
+:func:`forked_python` returns the path of an executable that stands in for ``sys.executable``. It
+passes arguments, environment, working directory, standard streams and signals on, and ends as the
+script does. What is not a script (``-c``, ``-m``) it hands to the real interpreter.
+"""
+
+import atexit
+import functools
+import gc
+import importlib
+import json
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PRELOADED = (
+    *('torch', 'torch.distributed.run', 'torch.distributed.fsdp', 'torch._dynamo', 'torchvision'),
+    *('timm', 'mmengine.runner', 'mmcv', 'matplotlib.pyplot', 'scipy.optimize', 'pycocotools.coco'),
+)
+# Without site-packages it starts in 20 ms.
+CLIENT = """#!{python} -IS
+import json, os, signal, socket, sys
+
+arguments = [a for a in sys.argv[1:] if a != '-u'] if sys.argv[1:2] == ['-u'] else sys.argv[1:]
+if not arguments or not arguments[0].endswith('.py'):
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+server = socket.socket(socket.AF_UNIX)
+server.connect({address!r})
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+    signal.signal(number, lambda number, frame: server.send(bytes([number])))
+request = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
+socket.send_fds(server, [len(request).to_bytes(4, 'big')], [0, 1, 2])
+server.sendall(request)
+status = int.from_bytes(server.recv(4), 'big')
+if os.WIFSIGNALED(status):
+    if os.WTERMSIG(status) != signal.SIGKILL:
+        signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+    os.kill(os.getpid(), os.WTERMSIG(status))
+os._exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+@functools.cache
+def forked_python() -> str:
+    """The path of the stand-in; its server ends with this process."""
+    folder = Path(tempfile.mkdtemp(prefix='forked-python-'))
+    client, address = folder / 'python', str(folder / 'socket')
+    client.write_text(CLIENT.format(python=sys.executable, address=address))
+    client.chmod(0o755)
+    server = subprocess.Popen(
+        [sys.executable, '-W', 'ignore', __file__, address, str(client)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, 'OMP_NUM_THREADS': '1', 'CUDA_VISIBLE_DEVICES': ''},
+    )
+    atexit.register(server.stdin.close)
+    assert server.stdout.readline() == b'ready\n'
+    return str(client)
+
+
+def serve(address: str) -> tuple[list[str], dict[str, str]] | None:
+    """Fork for every request; returns its arguments and environment in the child."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps supervisors
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        print('ready', flush=True)
+        while listener in select.select([listener, sys.stdin], [], [])[0]:
+            client, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                return supervise(client)
+            client.close()
+    return None
+
+
+def supervise(client: socket.socket) -> tuple[list[str], dict[str, str]]:
+    """Fork the script; pass signals to it and its end to the client. Returns in the script only."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    size, streams, _, _ = socket.recv_fds(client, 4, 3)
+    request = client.recv(int.from_bytes(size, 'big'), socket.MSG_WAITALL)
+    arguments, folder, environment = json.loads(request)
+    pid = os.fork()
+    if pid == 0:
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        client.close()
+        os.chdir(folder)
+        return arguments, environment
+    ended = os.pidfd_open(pid)
+    while ended not in (ready := select.select([ended, client], [], [])[0]):
+        # A client that was killed takes its script along.
+        number = client.recv(1) if client in ready else b''
+        os.kill(pid, number[0] if number else signal.SIGKILL)
+        if not number:
+            break
+    status = os.waitpid(pid, 0)[1]
+    try:
+        client.sendall(status.to_bytes(4, 'big'))
+    except BrokenPipeError:
+        pass
+    os._exit(0)
+
+
+def become(arguments: list[str], environment: dict[str, str], python: str) -> None:
+    """What a fresh interpreter sets up for a script."""
+    inherited = {os.path.abspath(p) for p in os.environ.get('PYTHONPATH', '').split(os.pathsep)}
+    installed = [p for p in sys.path if os.path.abspath(p) not in inherited]
+    os.environ.clear()
+    os.environ.update(environment)
+    given = filter(None, environment.get('PYTHONPATH', '').split(os.pathsep))
+    sys.path[:] = [os.path.dirname(os.path.abspath(arguments[0])), *given, *installed]
+    sys.argv[:] = arguments
+    sys.executable = python
+    sys.stdout.reconfigure(line_buffering=True)
+    random.seed()
+    sys.modules['numpy'].random.seed()
+
+
+if __name__ == '__main__':
+    del sys.path[0]  # this folder, where tests/packaging would stand for a library
+    for module in PRELOADED:
+        importlib.import_module(module)
+    gc.freeze()  # a collection in a child would copy the pages of all that is shared
+    python = sys.argv[2]
+    if (request := serve(sys.argv[1])) is not None:
+        become(*request, python)
+        runpy.run_path(sys.argv[0], run_name='__main__')

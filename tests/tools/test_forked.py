@@ -1,0 +1,72 @@
+"""The stand-in for a fresh interpreter ends as one, whatever the script does."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.forked import forked_python
+
+SCRIPT = """
+import os, signal, sys, time
+print(sys.argv[1:], os.getcwd(), os.environ['COLOUR'], sys.path[0], 'vim_mm' in sys.modules)
+if sys.argv[1] == 'exit':
+    sys.exit('A sentence')
+if sys.argv[1] == 'fail':
+    raise ValueError('A mistake')
+if sys.argv[1] == 'kill':
+    os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[1] == 'sleep':
+    sys.stdout.flush()
+    time.sleep(100)
+"""
+
+
+@pytest.fixture
+def start(tmp_path) -> Iterator:
+    script = tmp_path / 'script.py'
+    script.write_text(SCRIPT)
+    started = []
+
+    def start(python: str, argument: str) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [python, str(script), argument, 'two words'],
+            cwd=tmp_path,
+            env={**os.environ, 'COLOUR': 'red'},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize('argument', ['return', 'exit', 'fail', 'kill'])
+def test_ends_as_an_interpreter_does(argument, start):
+    ends = []
+    for python in (sys.executable, forked_python()):
+        process = start(python, argument)
+        output, errors = process.communicate(timeout=60)
+        ends.append((process.returncode, output, errors.splitlines()[-1:]))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_signals_reach_the_script(number, start):
+    process = start(forked_python(), 'sleep')
+    process.stdout.readline()
+    process.send_signal(number)
+    assert process.wait(timeout=60) == -number
+
+
+def test_what_is_no_script_goes_to_the_interpreter():
+    run = [forked_python(), '-c', 'import sys; print(sys.executable)']
+    assert subprocess.check_output(run, text=True).strip() == sys.executable
