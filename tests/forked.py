@@ -10,6 +10,7 @@ script does. What is not a script (``-c``, ``-m``) it hands to the real interpre
 """
 
 import atexit
+import contextlib
 import functools
 import gc
 import importlib
@@ -108,21 +109,19 @@ def supervise(client: socket.socket) -> tuple[list[str], dict[str, str]]:
         if not number:
             break
     status = os.waitpid(pid, 0)[1]
-    try:
+    with contextlib.suppress(BrokenPipeError):
         client.sendall(status.to_bytes(4, 'big'))
-    except BrokenPipeError:
-        pass
     os._exit(0)
 
 
 def become(arguments: list[str], environment: dict[str, str], python: str) -> None:
     """What a fresh interpreter sets up for a script."""
-    inherited = {os.path.abspath(p) for p in os.environ.get('PYTHONPATH', '').split(os.pathsep)}
-    installed = [p for p in sys.path if os.path.abspath(p) not in inherited]
+    inherited = os.environ.get('PYTHONPATH', '').split(os.pathsep)
+    installed = [p for p in sys.path if p not in inherited]
     os.environ.clear()
     os.environ.update(environment)
     given = filter(None, environment.get('PYTHONPATH', '').split(os.pathsep))
-    sys.path[:] = [os.path.dirname(os.path.abspath(arguments[0])), *given, *installed]
+    sys.path[:] = [str(Path(arguments[0]).absolute().parent), *given, *installed]
     sys.argv[:] = arguments
     sys.executable = python
     sys.stdout.reconfigure(line_buffering=True)

@@ -14,6 +14,7 @@ import pytest
 from mmengine.config import Config
 
 from tests.configs.data_on_disk import write_ade20k
+from tests.forked import forked_python
 from vim_mm.ops import METHODS
 from vim_mm.ops.library import has_kernel
 
@@ -47,7 +48,7 @@ def environment(**variables: str) -> dict[str, str]:
     ours = {
         'CONFIG': 'small.py',
         'METHODS': 'zoh rk4',
-        'PYTHON': sys.executable,
+        'PYTHON': forked_python(),
         'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path]),
         'CUDA_VISIBLE_DEVICES': '',
     }

@@ -13,6 +13,7 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
 
 from tests.configs.data_on_disk import SIZES, rectangles, write_ade20k, write_coco
+from tests.forked import forked_python
 from vim_mm.config import config_path, merge_options
 
 ROOT = Path(__file__).parents[2]
@@ -134,7 +135,7 @@ def train(config: str, work_dir: Path, options: dict) -> dict:
     }
     done = subprocess.run(
         [
-            *(sys.executable, ROOT / 'tools' / 'train.py', config_path(config)),
+            *(forked_python(), ROOT / 'tools' / 'train.py', config_path(config)),
             *('--work-dir', work_dir, '--cfg-options'),
             *(f'{key}={value}' for key, value in options.items()),
         ],

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,9 +33,10 @@ CONFIGS = {
 }
 
 
-def command(tool: str, *args) -> list[str]:
+def command(tool: str, *args, python: str | None = None) -> list[str]:
     """The command line of a Python or shell script in tools/."""
-    return [forked_python() if tool.endswith('.py') else 'bash', str(TOOLS / tool), *map(str, args)]
+    python = python or forked_python()
+    return [python if tool.endswith('.py') else 'bash', str(TOOLS / tool), *map(str, args)]
 
 
 def environment(**variables) -> dict[str, str]:
@@ -56,10 +58,11 @@ def run_tool(
 ) -> str:
     """Run a script in tools/ from the directory ``cwd``; returns all that it printed.
 
-    ``under`` is a command that runs another one, with its arguments.
+    ``under`` is a command that runs another one, with its arguments: what it takes from a process
+    would not be taken from a fork of another, so here the interpreter is a fresh one.
     """
     done = subprocess.run(
-        [*under, *command(tool, *args)],
+        [*under, *command(tool, *args, python=sys.executable if under else None)],
         cwd=cwd,
         env=environment(**variables),
         stdout=subprocess.PIPE,
