@@ -70,7 +70,8 @@ def _backward_rows(
     grad_last += item * N * H
     edges += item * N * H
     adjoints += item * N * H
-    slot = items * N * H
+    slot = tl.cast(items, tl.int64) * N * H
+    B_n, C_n = tl.cast(B_n, tl.int64), tl.cast(C_n, tl.int64)
     first_row = tl.arange(0, BLOCK_H) == 0
     j = tl.arange(0, BLOCK_T)[None, :]
     at_start = j == 0
