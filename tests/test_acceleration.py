@@ -3,6 +3,7 @@
 import copy
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -155,6 +156,53 @@ def test_dtypes_strides_and_structures_have_graphs_of_their_own():
             with torch.no_grad():
                 assert torch.equal(call(x)['twice'][0], 2 * x[0])
     assert len(call.graphs) == 4
+
+
+@torch.no_grad()
+def test_a_graph_casts_weights_itself_and_leaves_no_cast_behind(monkeypatch):
+    """Autocast of the caller keeps casts until it ends: a graph would read them for ever."""
+    monkeypatch.setattr(torch.cuda, 'CUDAGraph', object)
+    monkeypatch.setattr(torch.cuda, 'graph', lambda *_, **__: nullcontext())
+    monkeypatch.setattr(torch.cuda, 'current_device', lambda: 0)
+    monkeypatch.setattr(acceleration, '_capture_stream', lambda device: None)
+    layer, x = nn.Linear(3, 4), torch.randn(2, 3)
+
+    def truth():
+        with torch.autocast('cpu', torch.bfloat16, cache_enabled=False):
+            return layer(x)
+
+    with torch.autocast('cpu', torch.bfloat16):
+        layer(x)
+        layer.weight.neg_()
+        assert not torch.equal(layer(x), truth())  # so autocast keeps it
+        assert torch.equal(acceleration.record(lambda: layer(x))[1], truth())
+        layer.weight.neg_()
+        assert torch.equal(layer(x), truth())
+
+
+@needs_cuda
+@torch.no_grad()
+def test_a_graph_under_autocast_of_the_caller():
+    plain = small_backbone().eval().cuda()
+    fast = accelerate(copy.deepcopy(plain), graph=True)
+    images = [torch.randn(2, 3, 32, 32, device='cuda') for _ in range(4)]
+    with torch.autocast('cuda', torch.bfloat16):
+        for x in images[:2]:
+            fast(x)
+    for x in images[2:]:  # in a context each, as of test_step
+        with torch.autocast('cuda', torch.bfloat16):
+            assert torch.equal(fast(x)[0], plain(x)[0])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason='needs two CUDA devices')
+@needs_cuda
+@torch.no_grad()
+def test_graphs_of_two_gpus_the_current_one_and_another():
+    plain = small_backbone().eval()
+    for device in ('cuda:0', 'cuda:1'):
+        model = copy.deepcopy(plain).to(device)
+        check_sizes_reuse_their_graphs(model, copy.deepcopy(model), device)
+    assert torch.cuda.current_device() == 0
 
 
 @pytest.mark.parametrize('amp', [False, True])

@@ -4,6 +4,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -103,10 +104,21 @@ def _autocast(call: Callable) -> Callable:
     return in_bfloat16
 
 
+@cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """Where the graphs of a GPU are recorded: on one stream, or they would share no memory.
+
+    PyTorch's own belongs to the GPU of the first graph, and would record nothing of another one.
+    """
+    return torch.cuda.Stream(device)
+
+
 def record(
     function: Callable[[], Any], pool: tuple | None = None
 ) -> tuple[torch.cuda.CUDAGraph, Any]:
     """A CUDA graph of a call, and what the call returned: tensors that each replay fills anew.
+
+    It is made on the current device, which must be that of the tensors.
 
     Args:
         function: Must have been called before, such that libraries are ready.
@@ -114,9 +126,13 @@ def record(
             overwrite the outputs of any other graph of the pool that was recorded later.
     """
     graph = torch.cuda.CUDAGraph()
+    stream = _capture_stream(torch.cuda.current_device())
+    # A graph must cast weights itself: what autocast of the caller keeps is freed when that ends.
+    torch.clear_autocast_cache()
     # Other threads, such as those that load data, may go on allocating and waiting.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode='thread_local'):
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode='thread_local'):
         outputs = function()
+    torch.clear_autocast_cache()  # of what lies in the memory of the graph
     return graph, outputs
 
 
@@ -173,10 +189,12 @@ class GraphedCall:
 
     def _record(self, args: tuple, kwargs: dict) -> tuple:
         args, kwargs = tree_map(torch.clone, (args, kwargs))
+        inputs = tree_flatten((args, kwargs))[0]
         try:
-            graph, outputs = record(lambda: self.function(*args, **kwargs), self.pool)
+            with torch.cuda.device_of(inputs[0]):
+                graph, outputs = record(lambda: self.function(*args, **kwargs), self.pool)
         except RuntimeError as error:
             raise RuntimeError(
                 f'{self.name} cannot be recorded as a CUDA graph: {str(error).splitlines()[0]}'
             ) from error
-        return graph, tree_flatten((args, kwargs))[0], outputs
+        return graph, inputs, outputs

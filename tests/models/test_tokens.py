@@ -1,7 +1,9 @@
 import pytest
 import torch
 from timm.layers import resample_abs_pos_embed
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from vim_mm.models import tokens
 from vim_mm.models.tokens import (
     CLS_TOKENS,
     insert_cls,
@@ -91,3 +93,15 @@ def test_class_tokens_do_not_turn(placement):
     assert torch.equal(cls, split_cls(x, placement)[1])
     alone = rotate(split_cls(x, placement)[0], rotary_table((3, 4), 8, 14, 'none', 'cpu'))
     torch.testing.assert_close(patches, alone)
+
+
+def test_tables_of_a_rotation_stay_where_they_are_and_no_fake_one_is_kept():
+    """CUDA graphs read them for ever."""
+    with FakeTensorMode():
+        assert isinstance(rotary_table((2, 7), 12, 14, 'none', torch.device('cpu'))[0], FakeTensor)
+    device = torch.device('cpu')
+    first = tokens._kept_turns(7, 6, 14, device)
+    assert type(first[0]) is torch.Tensor
+    for length in range(8, 150):
+        tokens._kept_turns(length, 6, 14, device)
+    assert tokens._kept_turns(7, 6, 14, device)[0] is first[0]

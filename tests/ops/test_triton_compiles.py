@@ -9,6 +9,7 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from vim_mm.ops.discretization import METHODS  # noqa: E402
 from vim_mm.ops.triton import block_kernels, scan_backward_kernels, scan_kernels  # noqa: E402
+from vim_mm.ops.triton.scan import tile_of  # noqa: E402
 
 TARGETS = {'cuda': GPUTarget('cuda', 90, 32), 'hip': GPUTarget('hip', 'gfx942', 64)}
 each_target = pytest.mark.parametrize('target', TARGETS)
@@ -32,20 +33,20 @@ def compile_kernel(kernel, target, dtype, aligned=True, **constants):
     return triton.compile(source, target=TARGETS[target], options={'num_warps': 4})
 
 
-def constants_of(method, dtype='bf16', varies=True, directions=2, part=None):
+def constants_of(method, varies=True, directions=2, part=None):
     """Of both kernels."""
-    segment = 4 if dtype == 'fp32' else 8
+    tile = tile_of(1024)
     if part is None:
         part = 0 if METHODS[method].causal else 2
     return dict(
         N=16, METHOD=METHODS[method].id, SOFTPLUS=True, HAS_D=True, HAS_Z=True, HAS_BIAS=True,
-        B_VARIES=varies, C_VARIES=varies, PART=part, DIRECTIONS=directions, SEGMENT=segment,
-        BLOCK_H=4, BLOCK_T=32 * segment,
+        B_VARIES=varies, C_VARIES=varies, PART=part, DIRECTIONS=directions, SEGMENT=tile.segment,
+        BLOCK_H=tile.channels, BLOCK_T=tile.steps,
     )  # fmt: skip
 
 
 def compile_both(target, method, dtype='bf16', aligned=True, **options):
-    constants = constants_of(method, dtype, **options)
+    constants = constants_of(method, **options)
     forward = compile_kernel(scan_kernels.scan_forward_kernel, target, dtype, aligned, **constants)
     backward = compile_kernel(
         scan_backward_kernels.scan_backward_kernel, target, dtype, aligned,
@@ -58,6 +59,10 @@ def compile_both(target, method, dtype='bf16', aligned=True, **options):
 def test_a_method_compiles(target):
     forward, backward = compile_both(target, 'zoh', directions=0)
     assert all(kernel.asm['ttgir'] for kernel in (forward, backward))
+    if target == 'cuda':
+        # Of each of the four values that a thread turns over or shifts, one from each of as many
+        # threads: more steps of a thread, or a row of several warps, would take thousands.
+        assert backward.asm['ptx'].count('shfl.sync.idx') == 4 * 4 * 4
 
 
 @pytest.mark.slow

@@ -127,3 +127,16 @@ def test_compile_in_one_graph():
             expected = (out, *grads)
     for value, truth in zip((out, *grads), expected, strict=True):
         torch.testing.assert_close(value, truth)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason='needs two CUDA devices')
+@pytest.mark.parametrize('method', ['zoh', 'poly'])
+def test_on_another_device_than_the_current_one(method):
+    options = {'delta_softplus': True, 'discretization_method': method}
+    here = on_cuda(make_inputs(dtype=torch.float32, length=40))
+    there = {name: x.detach().to('cuda:1').requires_grad_() for name, x in here.items()}
+    expected = results_and_gradients(triton_scan, here, **options)
+    for name, value in results_and_gradients(triton_scan, there, **options).items():
+        assert value.device == torch.device('cuda:1')
+        assert torch.equal(value.cpu(), expected[name].cpu()), name
+    assert torch.cuda.current_device() == 0

@@ -1,13 +1,15 @@
 """Where VisionMamba's tokens stand: class tokens in the sequence, position embedding, rotation."""
 
-from functools import lru_cache
-
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
 from vim_mm.ops.resample import resize
+
+# Tables of one axis, see _kept_turns: some kilobytes for each length that a grid has had. None is
+# dropped, because a CUDA graph reads at every replay those that it was recorded with.
+_kept: dict[tuple, tuple[Tensor, Tensor]] = {}
 
 # Indices of the class tokens in the whole sequence, given the number of patches.
 CLS_TOKENS = {
@@ -104,14 +106,19 @@ def _turns(
     return angle.cos(), angle.sin()
 
 
-@lru_cache(maxsize=64)
 def _kept_turns(
     positions: int, channels: int, base_grid: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """:func:`_turns` as the CPU rounds them, kept on the device."""
+    key = (positions, channels, base_grid, device)
+    if key in _kept:
+        return _kept[key]
     with torch.inference_mode(False):  # whoever asks first, others may need them for gradients
         cos, sin = _turns(positions, channels, base_grid, torch.device('cpu'))
-        return cos.to(device), sin.to(device)
+        turns = cos.to(device), sin.to(device)
+    if type(cos) is Tensor:  # a fake one is no table
+        _kept[key] = turns
+    return turns
 
 
 def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:

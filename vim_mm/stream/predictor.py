@@ -108,7 +108,9 @@ class Predictor:
         self.cuda = on_gpu(self.device)
         self._stages: dict[tuple[int, int], SegmentorStages | GraphedStages | AnyStages] = {}
         if self.cuda:
-            self._upload, self._compute, self._download = (torch.cuda.Stream() for _ in range(3))
+            self._upload, self._compute, self._download = (
+                torch.cuda.Stream(self.device) for _ in range(3)
+            )
             self._pool = torch.cuda.graph_pool_handle()
 
     def slot(self) -> Slot:
@@ -124,14 +126,14 @@ class Predictor:
         if self.compile and isinstance(stages, SegmentorStages):
             stages.compile()
         if self.cuda:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.device)
             with torch.cuda.stream(self._compute):
                 blank = torch.zeros(*size, 3, dtype=torch.uint8, device=self.device)
                 for _ in range(_WARM_UP_CALLS):  # libraries choose and load their kernels
                     stages.run(blank, lambda name: None)
                 if self.graph and isinstance(stages, SegmentorStages):
                     stages = GraphedStages(stages, blank, self._pool)
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.device)
         self._stages[size] = stages
 
     @torch.no_grad()

@@ -103,12 +103,12 @@ def _on(x: Tensor) -> Any:
 
 @triton_scan_fwd.register_fake
 def _(u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse):
-    from vim_mm.ops.triton.scan import edges_shape, is_narrow, like_rows
+    from vim_mm.ops.triton.scan import edges_shape, like_rows
 
     batch, groups, channels, _ = u.shape
     states = A.shape[-1]
     last_state = u.new_empty((batch, groups, states, channels), dtype=torch.float32)
-    shape = edges_shape(u.shape, states, method, is_narrow(u, delta, z, B, C))
+    shape = edges_shape(u.shape, states, method)
     return like_rows(u), last_state.mT, u.new_empty(shape, dtype=torch.float32)
 
 

@@ -320,12 +320,11 @@ def kept_shapes(
 ) -> list[tuple[tuple[int, ...], torch.dtype]]:
     """Of what a mixer keeps: shape and dtype of each."""
     tokens = s.B * s.L
-    narrow = s.dtype.itemsize == 2
     sizes = [sum(map(math.prod, of)) for of in (s.narrow_shapes(), s.wide_shapes())]
     shapes = [
         ((2 * s.H, tokens), s.dtype),
         ((s.P, s.rows, tokens), s.dtype),
-        (edges_shape((s.B, s.K, s.H, s.L), s.N, method, narrow), torch.float32),
+        (edges_shape((s.B, s.K, s.H, s.L), s.N, method), torch.float32),
         ((s.H, tokens), s.dtype),
         ((sizes[0],), s.dtype),
         ((sizes[1],), torch.float32),

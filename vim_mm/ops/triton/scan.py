@@ -13,8 +13,6 @@ from vim_mm.ops.triton.scan_kernels import scan_forward_kernel
 
 # Directions of so many groups fit into an integer.
 MAX_MIXED_GROUPS = 31
-# Below this many rows (B G H) a GPU is not filled by one warp for each: several share a row.
-_FEW_ROWS = 2048
 
 
 class Tile(NamedTuple):
@@ -26,44 +24,32 @@ class Tile(NamedTuple):
     warps: int
 
 
-def tile_of(rows: int, length: int, narrow: bool) -> Tile:
-    """The tile of both passes for so many rows.
+# A warp has a row, and a thread four steps of it. The backward pass turns rows over by tl.gather,
+# for which compiled code takes as many exchanges between threads as the square of a thread's steps:
+# 16. A row of several warps it gives to each of them as a whole, and takes 1024 for 1024 steps.
+_WARPS, _SEGMENT, _ROW = 4, 4, 128
+
+
+def tile_of(length: int) -> Tile:
+    """The tile of both passes for so many steps.
 
     It decides how sums are split, so it depends on shapes alone.
-
-    Args:
-        rows: B G H.
-        length: L.
-        narrow: Whether a tensor of time is of 16 bits: a thread then loads eight steps at once.
     """
-    segment, warps = (8 if narrow else 4), 4
-    row = 32 * segment  # the steps of a warp
-    most = row if rows >= _FEW_ROWS or length <= row else warps * row
     # By comparisons: torch.compile guards on them where sizes are dynamic.
-    steps = next(s for s in _powers_of_2(segment, most) if s >= length or s == most)
-    return Tile(max(warps * row // steps, 1) if steps >= row else warps, steps, segment, warps)
+    steps = next(s for s in (4, 8, 16, 32, 64, _ROW) if s >= length or s == _ROW)
+    return Tile(_WARPS, steps, _SEGMENT, _WARPS)
 
 
-def _powers_of_2(first: int, last: int) -> list[int]:
-    return [1 << k for k in range(first.bit_length() - 1, last.bit_length())]
-
-
-def chunks_of(shape: Sequence[int], narrow: bool) -> int:
+def chunks_of(length: int) -> int:
     """How many chunks the sequence has, in both passes."""
-    batch, groups, channels, length = shape
-    return -(-length // tile_of(batch * groups * channels, length, narrow).steps)
+    return -(-length // tile_of(length).steps)
 
 
-def is_narrow(*tensors: Tensor | None) -> bool:
-    """Whether one of the tensors of time is of 16 bits."""
-    return any(x is not None and x.element_size() == 2 for x in tensors)
-
-
-def edges_shape(shape: Sequence[int], states: int, method: int, narrow: bool) -> tuple[int, ...]:
+def edges_shape(shape: Sequence[int], states: int, method: int) -> tuple[int, ...]:
     """(directions, chunks, B, G, N, H): the states that chunks hand on."""
-    batch, groups, channels, _ = shape
+    batch, groups, channels, length = shape
     directions = 1 if IS_CAUSAL[method] else 2
-    return (directions, chunks_of(shape, narrow), batch, groups, states, channels)
+    return (directions, chunks_of(length), batch, groups, states, channels)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -120,8 +106,7 @@ class _Inputs(NamedTuple):
 
 def _inputs(like, u, delta, A, B, C, D, z, delta_bias, softplus, method) -> _Inputs:
     batch, groups, channels, length = u.shape
-    narrow = is_narrow(u, delta, z, B, C)
-    tile = tile_of(batch * groups * channels, length, narrow)
+    tile = tile_of(length)
     u, delta, z = (None if x is None else _rows(x) for x in (u, delta, z))
     B, C = (_rows(M) if M.dim() == 4 else M for M in (B, C))
     A, D, delta_bias = (None if x is None else x.contiguous() for x in (A, D, delta_bias))
@@ -168,8 +153,7 @@ def scan_forward(
     out = like_rows(u)
     states = A.shape[-1]
     last_state = u.new_zeros((batch, groups, states, channels), dtype=torch.float32)
-    narrow = is_narrow(u, delta, z, B, C)
-    edges = u.new_empty(edges_shape(u.shape, states, method, narrow), dtype=torch.float32)
+    edges = u.new_empty(edges_shape(u.shape, states, method), dtype=torch.float32)
     if out.numel() == 0:
         return out, last_state.mT, edges
     inputs = _inputs(out, u, delta, A, B, C, D, z, delta_bias, delta_softplus, method)

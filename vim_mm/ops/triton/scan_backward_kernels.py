@@ -2,9 +2,9 @@
 
 A program walks from the last chunk in scan order to the first. For each state it computes the
 states anew, from those that forward kept between chunks, and scans their adjoints from right to
-left: what that scan takes is turned over, scanned from left to right, and turned back, which is one
-exchange between threads for each value. The state before a step is taken from its neighbour, and
-never from the state after it, which would lose digits.
+left: what that scan takes is turned over, scanned from left to right, and turned back; ``tile_of``
+keeps that cheap. The state before a step is taken from its neighbour, and never from the state
+after it, which would lose digits.
 """
 
 import triton
@@ -70,7 +70,8 @@ def _backward_rows(
     grad_last += item * N * H
     edges += item * N * H
     adjoints += item * N * H
-    slot = items * N * H
+    slot = tl.cast(items, tl.int64) * N * H
+    B_n, C_n = tl.cast(B_n, tl.int64), tl.cast(C_n, tl.int64)
     first_row = tl.arange(0, BLOCK_H) == 0
     j = tl.arange(0, BLOCK_T)[None, :]
     at_start = j == 0

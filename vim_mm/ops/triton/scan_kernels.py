@@ -111,7 +111,8 @@ def _forward_rows(
     A += channel * N
     last_state += item * N * H
     edges += item * N * H
-    slot = items * N * H
+    slot = tl.cast(items, tl.int64) * N * H
+    B_n, C_n = tl.cast(B_n, tl.int64), tl.cast(C_n, tl.int64)
     j = tl.arange(0, BLOCK_T)[None, :]
     at_start = j == 0
     # The state of the last step is stored by that step's pointer: contiguous, as all others are.
