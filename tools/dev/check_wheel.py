@@ -1,8 +1,9 @@
 """Installs a wheel in empty environments and runs the tests of the operators there, by no checkout.
 
 Usage: ``python tools/dev/check_wheel.py [WHEEL] [--pairs 3.10:2.10 3.13:newest]``, or
-``make check-wheel`` after ``make wheel``. uv makes the environments: it takes each Python that it
-finds on this machine, and links the packages from its cache, so that one more costs little disk.
+``make check-wheel`` after ``make wheel``. uv makes the environments: it takes the Pythons on the
+PATH (all of pyenv's with ``PYENV_VERSION=3.10.13:3.11.7``) or fetches them, and links packages from
+its cache, so that one environment more costs little disk.
 """
 
 import argparse
