@@ -75,7 +75,8 @@ def check(wheel: Path, pair: str) -> str:
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix='check_wheel_') as temporary:
         work = Path(temporary)
-        shutil.copytree(ROOT / 'tests', work / 'tests', ignore=shutil.ignore_patterns('*cache*'))
+        for folder in ('tests', 'csrc'):  # a test reads the comments of a header
+            shutil.copytree(ROOT / folder, work / folder, ignore=shutil.ignore_patterns('*cache*'))
         shutil.copy(ROOT / 'pyproject.toml', work)  # marks and warnings
         run('uv', 'venv', '--quiet', '--python', python, 'env', cwd=work)
         program = work / 'env/bin/python'
