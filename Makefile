@@ -27,13 +27,13 @@ endif
 NATIVE_SOURCES := setup.py $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-det demo demo-det demo-real test test-fast lint format docs wheel wheel-cuda lock clean distclean
+.PHONY: help install install-det demo demo-det demo-real test test-fast lint format docs wheel wheel-cuda check-wheel release-check lock clean distclean
 .DELETE_ON_ERROR:
 # pip must not run twice at once in one environment.
 .NOTPARALLEL:
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMPS)/extension $(STAMPS)/mmcv ## Make .venv with everything that segmentation needs
 
@@ -91,6 +91,13 @@ wheel: $(STAMPS)/runtime $(STAMPS)/tests ## Build the sdist and the wheel of the
 wheel-cuda: $(STAMPS)/runtime $(STAMPS)/tests ## The same in dist/cuda, with CUDA kernels for every architecture of setup.py
 	tools/dev/preflight.sh $(BIN)/python compiler toolkit
 	$(IN_VENV) python tools/dev/build_wheel.py build --cuda --out dist/cuda
+
+check-wheel: $(STAMPS)/dev ## Install the wheel in dist in empty environments and run the tests of the operators there
+	$(IN_VENV) python tools/dev/check_wheel.py
+
+release-check: $(STAMPS)/runtime $(STAMPS)/tests $(STAMPS)/dev ## Check version, changelog and tag; build and audit what a release uploads
+	tools/dev/preflight.sh $(BIN)/python compiler
+	$(IN_VENV) python tools/dev/check_release.py
 
 lock: $(STAMPS)/dev ## Choose the versions in requirements/lock.txt anew
 	cd requirements && ../$(BIN)/uv pip compile --quiet --universal --python-version 3.10 \

@@ -6,7 +6,8 @@ else in it changes before :func:`activate` is called.
 """
 
 import sys
-from typing import NoReturn
+from importlib import import_module
+from typing import Any
 
 from vim_mm.version import __version__
 
@@ -22,49 +23,28 @@ _OF_MMENGINE = (
     'segmentation',
 )
 
-# `python -m vim_mm.datasets.shapes` imports this package first, and draws without PyTorch.
-_DRAWS_DATA = sys.argv[:1] == ['-m'] and any('vim_mm.datasets.' in a for a in sys.orig_argv)
 
-if not _DRAWS_DATA:
-    from vim_mm import models, ops, timm_models
-    from vim_mm.acceleration import accelerate
-    from vim_mm.models import Mamba, VisionMamba, vim_base, vim_small, vim_tiny
+def _is_for_a_command() -> bool:
+    """Whether Python imports this package in order to find a command, ``python -m vim_mm.doctor``.
 
-    __all__ += [
-        'Mamba',
-        'VisionMamba',
-        'accelerate',
-        'models',
-        'ops',
-        'timm_models',
-        'vim_base',
-        'vim_small',
-        'vim_tiny',
-    ]
-
-    try:
-        import mmengine as _  # noqa: F401
-    except ModuleNotFoundError as _error:
-        if _error.name != 'mmengine':  # it is there, and lacks something itself
-            raise
-    else:
-        from vim_mm import datasets, detection, engine, registered, segmentation
-        from vim_mm.config import config_names, config_path
-        from vim_mm.engine.activation import activate
-
-        __all__ += [
-            'activate',
-            'config_names',
-            'config_path',
-            'datasets',
-            'detection',
-            'engine',
-            'registered',
-            'segmentation',
-        ]
+    Such a command answers ``--help``, or draws data, before anything needs PyTorch. Python has not
+    replaced '-m' by the path of the command yet; what follows it are the command's arguments.
+    """
+    command = sys.orig_argv[-len(sys.argv)] if sys.argv[:1] == ['-m'] else ''
+    return command.removeprefix('-m').startswith('vim_mm.')
 
 
-def __getattr__(name: str) -> NoReturn:
-    """Say why a name is missing where MMEngine is."""
+if not _is_for_a_command():
+    from vim_mm import public
+    from vim_mm.public import *  # noqa: F403
+
+    __all__ += public.__all__
+
+
+def __getattr__(name: str) -> Any:
+    """A public name that a command had not imported before, or why there is none."""
+    public = import_module('vim_mm.public')
+    if name in public.__dict__:
+        return public.__dict__[name]
     reason = ': it needs MMEngine, which is not installed' if name in _OF_MMENGINE else ''
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}{reason}')

@@ -17,6 +17,20 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(
+        prog='python -m vim_mm.doctor', description='Examine this installation of vim_mm.'
+    )
+    parser.add_argument('--json', action='store_true', help='print the findings as JSON')
+    parser.add_argument('--config', help='name the layers of its backbone (needs MMEngine)')
+    return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong option end here, before PyTorch is imported
+
 import torch
 
 import vim_mm
@@ -303,12 +317,7 @@ def screen(lines: list[Line], color: bool) -> str:
 
 def main(argv: list[str] | None = None, show: Callable[[str], None] = print) -> int:
     """Print the findings; the exit code is 1 if one is 'fail'."""
-    parser = argparse.ArgumentParser(
-        prog='python -m vim_mm.doctor', description='Examine this installation of vim_mm.'
-    )
-    parser.add_argument('--json', action='store_true', help='print the findings as JSON')
-    parser.add_argument('--config', help='name the layers of its backbone (needs MMEngine)')
-    args = parser.parse_args(argv)
+    args = parse_args(argv)
     with redirect_stdout(sys.stderr):  # what libraries print when they are imported
         lines = examine(args.config)
     failed = any(line.state == 'fail' for line in lines)

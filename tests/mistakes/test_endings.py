@@ -95,7 +95,7 @@ COMMANDS = [
         for path in sorted(TOOLS.rglob('[!_]*.py'))
         if "__name__ == '__main__'" in path.read_text()
     ),
-    *(('-m', f'vim_mm.datasets.{name}') for name in ('shapes', 'fashion')),
+    *(('-m', f'vim_mm.{name}') for name in ('datasets.shapes', 'datasets.fashion', 'doctor')),
 ]
 
 
@@ -129,7 +129,7 @@ def test_a_wrong_argument_is_one_sentence(command, tmp_path):
     done, _ = ask(command, '--no-such-argument', tmp_path)
     assert done.returncode == 2 and 'Traceback' not in done.stderr
     last = done.stderr.splitlines()[-1]
-    assert re.match(r'[\w-]+\.py( \w+)?: error: ', last)
+    assert re.match(r'([\w-]+\.py( \w+)?|python -m [\w.]+): error: ', last)
     assert re.search('--no-such-argument|required|invalid choice', last)
 
 

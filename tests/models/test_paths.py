@@ -251,6 +251,7 @@ def test_dynamic_quantization():
     assert len(reasons) == 2
 
 
+@pytest.mark.slow  # peft imports transformers
 def test_adapters_of_peft_train(device):
     peft = pytest.importorskip('peft', reason='needs peft')
     model, x = small_backbone(), images(16, 24)

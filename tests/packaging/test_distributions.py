@@ -1,11 +1,13 @@
 """The sdist and the wheel hold what they must, and what is installed from them works on its own."""
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mmengine.config import Config
@@ -100,6 +102,20 @@ def test_wheel_serves_every_supported_python(wheel):
 
 def test_wheel_has_the_version_of_the_package(wheel):
     assert wheel.name.startswith(f'vim_mm-{vim_mm.__version__}-')
+
+
+def test_they_could_be_published(sdist, wheel, tmp_path):
+    """By the checks of `make release-check`, without a build of their own."""
+    builder, release = (
+        SimpleNamespace(**runpy.run_path(str(ROOT / f'tools/dev/{name}.py')))
+        for name in ('build_wheel', 'check_release')
+    )
+    tagged = builder.tag(wheel, tmp_path)
+    assert builder.audit(tagged) == []
+    pytest.importorskip('twine', reason='needs twine, which `make lint` installs')
+    (archive,) = sdist.parent.glob('*.tar.gz')
+    for made in (archive, tagged):
+        assert release.audit_metadata(made, vim_mm.__version__) == []
 
 
 SCAN = """

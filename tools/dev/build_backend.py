@@ -40,7 +40,7 @@ def left_out(torch_is_there: bool = True) -> str | None:
 
 
 def _obstacle() -> str | None:
-    compiler = os.environ.get('CXX', 'c++')
+    compiler = os.environ.get('CXX') or 'c++'
     if shutil.which(shlex.split(compiler)[0]) is None:
         return f'there is no C++ compiler {compiler!r}'
     header = Path(sysconfig.get_path('include')) / 'Python.h'
