@@ -46,8 +46,13 @@ def assert_same_tree(tree, expected, tolerance=1e-13):
     )
 
 
+FP64, FP32 = golden.TOLERANCES
+
+
 @pytest.mark.parametrize('case', golden.CASES)
-@pytest.mark.parametrize(('dtype', 'tolerance'), golden.TOLERANCES)
+@pytest.mark.parametrize(
+    ('dtype', 'tolerance'), [FP64, pytest.param(*FP32.values, id=FP32.id, marks=pytest.mark.slow)]
+)
 def test_golden_vectors(case, dtype, tolerance):
     golden.assert_reproduced(bridge.scan, case, dtype, tolerance)
 
@@ -142,7 +147,11 @@ def test_empty(sizes):
             lambda a: {'u': jnp.zeros(3, 'int32')},
         ),
         (ValueError, r'C: expected shape \(B, N, L\) = \(2, 3, 6\)', lambda a: {'C': a['C'][:1]}),
-        (ValueError, r'unknown discretization method', lambda a: {'discretization_method': 'euler'}),
+        (
+            ValueError,
+            r'unknown discretization method',
+            lambda a: {'discretization_method': 'euler'},
+        ),
         (TypeError, r'reverse: expected a bool, got 1', lambda a: {'reverse': 1}),
     ],
 )
