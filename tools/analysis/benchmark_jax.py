@@ -116,13 +116,16 @@ def skip_and_gate(y: Array, arrays: dict[str, Array]) -> Array:
 def of_jax(
     form: Callable[[dict[str, Array]], Array], inputs: dict[str, np.ndarray], weight: np.ndarray
 ) -> tuple[Callable[[], Array], Callable[[], dict[str, Array]]]:
-    """Calls that wait for the output, and for all gradients of its sum with weights."""
+    """Calls that wait for the output, and for all gradients of its sum with weights.
+
+    The sum is asked for too: XLA would leave out a forward pass that no gradient needs.
+    """
     arrays = {name: jnp.asarray(x) for name, x in inputs.items()}
     forward = jax.jit(form)
-    gradient = jax.jit(jax.grad(lambda arrays: (form(arrays) * weight).sum()))
+    gradient = jax.jit(jax.value_and_grad(lambda arrays: (form(arrays) * weight).sum()))
     return (
         lambda: jax.block_until_ready(forward(arrays)),
-        lambda: jax.block_until_ready(gradient(arrays)),
+        lambda: jax.block_until_ready(gradient(arrays))[1],
     )
 
 
