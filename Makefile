@@ -74,12 +74,12 @@ lint: $(STAMPS)/dev $(STAMPS)/runtime ## Check style, Python and native, and the
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	git ls-files 'csrc/*' 'tests/emulation/*.cpp' 'tests/emulation/*.h' | xargs $(BIN)/clang-format --dry-run --Werror
+	git ls-files 'csrc/*' 'vim_mm/*.cpp' 'tests/emulation/*.cpp' 'tests/emulation/*.h' | xargs $(BIN)/clang-format --dry-run --Werror
 
 format: $(STAMPS)/dev ## Repair style, Python and native
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	git ls-files 'csrc/*' 'tests/emulation/*.cpp' 'tests/emulation/*.h' | xargs $(BIN)/clang-format -i
+	git ls-files 'csrc/*' 'vim_mm/*.cpp' 'tests/emulation/*.cpp' 'tests/emulation/*.h' | xargs $(BIN)/clang-format -i
 
 docs: install $(STAMPS)/docs ## Build the documentation site in build/docs; a warning is an error
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs -d build/doctrees . build/docs
