@@ -1,6 +1,6 @@
-"""The original OpenMMLab libraries, each set in an environment of its own: on demand, not by default.
+"""The original OpenMMLab libraries with three releases of torch: on demand, not by default.
 
-    nox -s original                  # all sets: an hour each on two cores, most of it mmcv's operators
+    nox -s original                  # all sets; each compiles mmcv's operators, once a machine
     nox -s "original(torch-2.4)"     # one of them; -R takes its environment as it is
 
 In each set the training of `make demo` and of `make demo-det` run for some iterations on drawn
@@ -47,8 +47,7 @@ def install(session: nox.Session, torch: str) -> None:
         'python',
         ROOT / 'tools/dev/install_mmcv.py',
         '--with-ops',
-        '--requirement=mmcv==2.1.0',
-        env={'MAX_JOBS': '2'},
+        env={'VIM_MM_MMCV': 'mmcv==2.1.0', 'MAX_JOBS': '2'},
     )
     session.install('setuptools==80.9.0')
     session.install('--no-deps', '--no-build-isolation', ROOT, env={'VIM_MM_BUILD': build})
