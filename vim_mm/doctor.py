@@ -35,6 +35,7 @@ import torch
 
 import vim_mm
 from vim_mm import selftest
+from vim_mm.compat import DISTRIBUTIONS
 from vim_mm.ops import METHODS, library, path_of, triton
 from vim_mm.ops.library import built_architectures, runs_on
 from vim_mm.version import commit
@@ -43,11 +44,11 @@ from vim_mm.version import commit
 LIBRARIES = [
     ('timm', ('timm',), None),
     ('einops', ('einops',), 'tensor rearrangements'),
-    ('mmengine', ('onedl-mmengine', 'mmengine', 'mmengine-lite'), 'training'),
-    ('mmcv', ('onedl-mmcv', 'mmcv', 'mmcv-lite'), 'training'),
-    ('mmseg', ('onedl-mmsegmentation', 'mmsegmentation'), 'segmentation'),
-    ('mmdet', ('onedl-mmdetection', 'mmdet'), 'detection'),
-    ('mmpretrain', ('onedl-mmpretrain', 'mmpretrain'), 'classification'),
+    ('mmengine', DISTRIBUTIONS['mmengine'], 'training'),
+    ('mmcv', DISTRIBUTIONS['mmcv'], 'training'),
+    ('mmseg', DISTRIBUTIONS['mmseg'], 'segmentation'),
+    ('mmdet', DISTRIBUTIONS['mmdet'], 'detection'),
+    ('mmpretrain', DISTRIBUTIONS['mmpretrain'], 'classification'),
 ]
 BUILD = 'pip install -e . --no-build-isolation'
 SHM_NEEDED = 2**30  # bytes; a container without --shm-size has 64 MiB

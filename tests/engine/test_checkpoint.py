@@ -3,6 +3,7 @@
 import functools
 import os
 import pickle
+import tarfile
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from mmengine.logging import HistoryBuffer
 from mmengine.runner.checkpoint import CheckpointLoader
+from torch.serialization import MAGIC_NUMBER
 
 from tests.engine.toy import ToyModel, make_backbone, make_runner
 from vim_mm.engine import UnsafeCheckpointError, activate
@@ -78,6 +80,38 @@ def test_old_pickle_format_is_refused(tmp_path):
     with pytest.raises(UnsafeCheckpointError, match='mkdir'):
         CheckpointLoader.load_checkpoint(str(file))
     assert not victim.exists()
+
+
+def torchscript(file: Path) -> None:
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), str(file))
+
+
+def tar(file: Path, name: str = 'pickle') -> None:
+    with tarfile.open(file, 'w', format=tarfile.USTAR_FORMAT, encoding='latin-1') as archive:
+        archive.addfile(tarfile.TarInfo(name))
+
+
+def tar_that_begins_as_a_pickle(file: Path) -> None:
+    tar(file, pickle.dumps(MAGIC_NUMBER, protocol=2).decode('latin-1'))
+
+
+@pytest.mark.parametrize(
+    ('write', 'reason'),
+    [
+        (torchscript, 'a TorchScript archive'),
+        (tar, 'a tar archive'),
+        (tar_that_begins_as_a_pickle, 'a tar archive'),
+    ],
+)
+def test_archives_that_older_torch_reads_past_weights_only_are_refused(
+    write, reason, tmp_path, monkeypatch
+):
+    file = tmp_path / 'archive.pth'
+    write(file)
+    # By us, in every release: torch before 2.6 would load the first and unpack the others.
+    monkeypatch.delattr(torch, 'load')
+    with pytest.raises(UnsafeCheckpointError, match=rf'archive\.pth was not loaded.*{reason}'):
+        CheckpointLoader.load_checkpoint(str(file))
 
 
 def test_resume_does_not_evaluate_a_config_in_the_file(tmp_path):

@@ -15,6 +15,23 @@ def test_a_config_of_no_task_is_refused():
         import_task_library(Config({'default_scope': 'mmpose'}))
 
 
+@pytest.mark.parametrize(
+    ('scope', 'message'),
+    [
+        ('mmseg', 'needs onedl-mmsegmentation or mmsegmentation, which cannot'),
+        (
+            'mmdet',
+            'needs onedl-mmdetection or mmdet and mmcv with compiled operators, which cannot',
+        ),
+        ('mmpretrain', 'needs onedl-mmpretrain or mmpretrain, which cannot'),
+    ],
+)
+def test_a_missing_library_is_named_in_both_families(scope, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, f'{scope}.models', None)
+    with pytest.raises(SystemExit, match=message):
+        import_task_library(Config({'default_scope': scope}))
+
+
 def test_activated_activates_before_the_script_of_somebody_else(tmp_path, monkeypatch, capsys):
     events = []
     monkeypatch.setattr(vim_mm, 'activate', lambda: events.append('activate'))

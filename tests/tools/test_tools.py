@@ -203,8 +203,15 @@ sys.meta_path.insert(0, Absent)
 @pytest.mark.parametrize(
     ('task', 'message'),
     [
-        ('seg', "needs onedl-mmsegmentation, which cannot be imported: No module named 'mmseg"),
-        ('det', "needs onedl-mmdetection, which is not installed: No module named 'mmdet'"),
+        (
+            'seg',
+            'needs onedl-mmsegmentation or mmsegmentation, which cannot be imported: '
+            "No module named 'mmseg",
+        ),
+        (
+            'det',
+            "needs onedl-mmdetection or mmdet, which is not installed: No module named 'mmdet'",
+        ),
     ],
 )
 def test_a_missing_library_is_named_in_one_sentence(task, message, configs, tmp_path):

@@ -6,7 +6,8 @@ and wheels with operators (15 minutes on 2 cores) are kept in a cache of ours, k
 were built for: the second clone on a machine installs them in seconds.
 
 Usage: ``python tools/dev/install_mmcv.py [--with-ops]``. Segmentation needs no operators, detection
-does. An mmcv with operators is never replaced by one without.
+does. An mmcv with operators is never replaced by one without. The environment variable VIM_MM_MMCV
+names another requirement than the pinned one: noxfile.py builds the original mmcv so.
 """
 
 import argparse
@@ -22,7 +23,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_debug, end
 
-REQUIREMENT = (Path(__file__).parents[2] / 'requirements/mmcv.txt').read_text().strip()
+PINNED = Path(__file__).parents[2] / 'requirements/mmcv.txt'
+REQUIREMENT = os.environ.get('VIM_MM_MMCV') or PINNED.read_text().strip()
 NAME, VERSION = REQUIREMENT.split('==')
 
 

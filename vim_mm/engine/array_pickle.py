@@ -31,7 +31,7 @@ def read_arrays(path: Path) -> Any:
             raise pickle.UnpicklingError(f'it is damaged: {error}') from error
 
 
-def _latin1(text: str, encoding: str) -> bytes:
+def latin1(text: str, encoding: str) -> bytes:
     """Bytes in the protocols below 3, which Python writes as an encoding of text."""
     if encoding != 'latin1':
         raise pickle.UnpicklingError(f'Unsupported encoding {encoding!r}')
@@ -59,7 +59,7 @@ def _frombuffer(buffer: Any, dtype: np.dtype, shape: tuple, order: str) -> np.nd
 
 _KNOWN: dict[tuple[str, str], Callable] = {
     ('collections', 'OrderedDict'): OrderedDict,
-    ('_codecs', 'encode'): _latin1,
+    ('_codecs', 'encode'): latin1,
     ('__builtin__', 'bytes'): _no_bytes,
     ('builtins', 'bytes'): _no_bytes,
     ('builtins', 'bytearray'): bytearray,

@@ -13,6 +13,7 @@ import re
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import torch
@@ -24,8 +25,9 @@ from mmengine.runner.checkpoint import (
     get_torchvision_models,
 )
 
+from vim_mm.compat import safe_globals
 from vim_mm.convert import ConversionError, convert_checkpoint, needs_conversion
-from vim_mm.engine.array_pickle import NUMPY_BUILDERS, NUMPY_CORES
+from vim_mm.engine.array_pickle import NUMPY_BUILDERS, NUMPY_CORES, latin1
 from vim_mm.engine.checkpoint_file import read_file
 from vim_mm.engine.conversion import as_checkpoint, describe
 
@@ -64,26 +66,23 @@ def _history_statistic(owner: type, name: str) -> Callable:
 # second spelling of numpy's module is that of files written under numpy 1. DeiT's code, and with it
 # Vim's, adds the arguments of the training.
 _NUMPY_DTYPES = [type(np.dtype(code)) for code in '?bBhHiIlLqQefd']
-_PLAIN_DATA = [
-    Namespace,
-    HistoryBuffer,
-    (_history_statistic, 'builtins.getattr'),
-    np.ndarray,
-    np.dtype,
-    *_NUMPY_DTYPES,
-    *(
-        (builder, f'{module}.multiarray.{name}')
+_CLASSES = [Namespace, HistoryBuffer, np.ndarray, np.dtype, *_NUMPY_DTYPES]
+_FUNCTIONS = {
+    'builtins.getattr': _history_statistic,
+    '_codecs.encode': latin1,  # bytes in protocol 2
+    **{
+        f'{module}.multiarray.{name}': builder
         for module in NUMPY_CORES
         for name, builder in NUMPY_BUILDERS.items()
-    ),
-]
+    },
+}
 
 
-def _read(name: str, load: Callable[[], dict]) -> dict:
-    """Call ``load``, a torch.load with weights_only=True of the file ``name``, under our rules."""
+def _read(name: str, path: Path, map_location: str | None) -> dict:
+    """Read the file at ``path``, which messages call ``name``, under our rules."""
     try:
-        with torch.serialization.safe_globals(_PLAIN_DATA):
-            checkpoint = load()
+        with safe_globals(_FUNCTIONS, _CLASSES):
+            return read_file(path, map_location)
     except pickle.UnpicklingError as error:
         # Torch's text is a page that advises weights_only=False; its reason is the last line.
         text = str(error).partition('\n\nCheck the documentation')[0]
@@ -93,7 +92,6 @@ def _read(name: str, load: Callable[[], dict]) -> dict:
             f'{name} was not loaded, because it holds more than tensors and plain data and reading '
             f'that could run code: {reason}'
         ) from None
-    return checkpoint
 
 
 def _as_ours(name: str, checkpoint: dict) -> dict:
@@ -134,7 +132,7 @@ def read_as_data(filename: str | Path, map_location: str | None = None) -> dict:
     if not path.is_file():
         what = 'a directory, not' if path.is_dir() else 'no file: there is no'
         raise FileNotFoundError(f'{filename} is {what} checkpoint')
-    return _read(str(path), lambda: read_file(path, map_location))
+    return _read(str(path), path, map_location)
 
 
 def load_from_local(filename: str, map_location: str | None = None) -> dict:
@@ -148,14 +146,11 @@ def load_from_local(filename: str, map_location: str | None = None) -> dict:
 
 def load_from_http(filename: str, map_location: str | None = None) -> dict:
     """As :func:`load_from_local`, for a URL; downloads are kept in torch.hub's directory."""
-    progress = get_dist_info()[0] == 0
-    checkpoint = _read(
-        filename,
-        lambda: torch.hub.load_state_dict_from_url(
-            filename, map_location=map_location, progress=progress, weights_only=True
-        ),
-    )
-    return _as_ours(filename, checkpoint)
+    path = Path(torch.hub.get_dir()) / 'checkpoints' / Path(urlsplit(filename).path).name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(filename, str(path), progress=get_dist_info()[0] == 0)
+    return _as_ours(filename, _read(filename, path, map_location))
 
 
 def load_from_zoo(filename: str, map_location: str | None = None) -> dict:

@@ -1,6 +1,7 @@
 """What a file given as a checkpoint is: torch's formats, safetensors, pickled arrays, or none."""
 
 import json
+import pickle
 import tarfile
 import zipfile
 from pathlib import Path
@@ -28,8 +29,8 @@ def read_file(path: Path, map_location: str | None = None) -> dict:
 
     Raises:
         NotACheckpointError: The file is something else; the message says what.
-        pickle.UnpicklingError: It holds more than ``weights_only`` lets through, or a pickle more
-            than arrays.
+        pickle.UnpicklingError: It holds more than ``weights_only`` lets through, a pickle more than
+            arrays, or it is an archive of TorchScript or tar.
     """
     head = _head(path)
     if _is_safetensors(head):
@@ -39,6 +40,7 @@ def read_file(path: Path, map_location: str | None = None) -> dict:
     what = _foreign(path, head)
     if what is not None:
         raise NotACheckpointError(f'{path} is no checkpoint: {what}')
+    _refuse_code(path, head)
     try:
         return torch.load(path, map_location=map_location, weights_only=True)
     except (EOFError, RuntimeError) as error:
@@ -65,6 +67,26 @@ def _read_safetensors(path: Path, map_location: str | None) -> dict:
         raise NotACheckpointError(f'{path} is a damaged safetensors file: {error}') from error
 
 
+def _refuse_code(path: Path, head: bytes) -> None:
+    """Refuse the two formats that torch.load before 2.6 reads past ``weights_only``.
+
+    The zip archive is opened by torch's own reader, as torch.load does: another one could see
+    other entries in a file that is made for it.
+
+    Raises:
+        pickle.UnpicklingError: As torch.load does for everything else that it refuses.
+    """
+    if head.startswith(b'PK'):
+        try:
+            records = torch._C.PyTorchFileReader(str(path)).get_all_records()
+        except RuntimeError:  # a damaged archive: torch.load says so too
+            return
+        if 'constants.pkl' in records:
+            raise pickle.UnpicklingError('it is a TorchScript archive, which holds a program')
+    elif tarfile.is_tarfile(path):
+        raise pickle.UnpicklingError('it is a tar archive, as PyTorch wrote before 0.1.10')
+
+
 def _foreign(path: Path, head: bytes) -> str | None:
     """What the file is, if torch.save did not write it."""
     if not head:
@@ -78,7 +100,7 @@ def _foreign(path: Path, head: bytes) -> str | None:
             if not any(name.endswith('data.pkl') for name in archive.namelist()):
                 return 'it is a zip archive that torch.save did not write'
         return None
-    if head[:1] == b'\x80' or tarfile.is_tarfile(path):  # pickles of torch before 1.6
+    if head[:1] == b'\x80' or tarfile.is_tarfile(path):  # formats of torch before 1.6
         return None
     if head.lstrip()[:1] == b'<':
         return 'it is an HTML page (a download link that needs a login, or a wrong address?)'

@@ -16,17 +16,15 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import load_checkpoint
 from torch import nn
 
+from vim_mm.compat import DISTRIBUTIONS
 from vim_mm.config import merge_options
 from vim_mm.engine.activation import activate
 from vim_mm.engine.channels import check_channels
 from vim_mm.engine.provenance import check_switches
 from vim_mm.mistakes import sentence
 
-TASK_LIBRARIES = {
-    'mmseg': 'onedl-mmsegmentation',
-    'mmdet': 'onedl-mmdetection',
-    'mmpretrain': 'onedl-mmpretrain',
-}
+# By task: segmentation, detection, classification.
+TASK_LIBRARIES = ('mmseg', 'mmdet', 'mmpretrain')
 
 
 class ConfigError(ValueError):
@@ -111,10 +109,15 @@ def load_model(
 
 def _distribution(error: ModuleNotFoundError) -> str:
     """What to install for a base such as ``mmdet::_base_/...``, which lies in a library."""
-    for module, distribution in TASK_LIBRARIES.items():
+    for module in TASK_LIBRARIES:
         if module in str(error):
-            return f'{distribution}, which is not installed'
+            return f'{_either(module)}, which is not installed'
     return 'a library that is missing'
+
+
+def _either(module: str) -> str:
+    """The distributions that hold a library, in words."""
+    return ' or '.join(DISTRIBUTIONS[module])
 
 
 def import_task_library(cfg: Config) -> None:
@@ -134,6 +137,5 @@ def import_task_library(cfg: Config) -> None:
     except ImportError as error:
         needs = ' and mmcv with compiled operators' if scope == 'mmdet' else ''
         raise SystemExit(
-            f'{cfg.filename} needs {TASK_LIBRARIES[scope]}{needs}, which cannot be imported: '
-            f'{error}.'
+            f'{cfg.filename} needs {_either(scope)}{needs}, which cannot be imported: {error}.'
         ) from error

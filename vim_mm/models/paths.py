@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-# PyTorch has public functions that register hooks on all modules, and none that tells of them.
-from torch.nn.modules.module import _has_any_global_hook
+from vim_mm.compat import has_hooks_on_all_modules
 
 # A parameter, what FSDP or a parametrization puts in its place, or none. Subclasses of tensors
 # (sharded, quantized) have products of their own.
@@ -61,7 +60,7 @@ def why_call(module: nn.Module, kind: type[nn.Module]) -> str | None:
 
 def why_call_all() -> str | None:
     """Why every module must be called, None where there is no hook on all modules."""
-    return 'there are hooks on all modules' if _has_any_global_hook() else None
+    return 'there are hooks on all modules' if has_hooks_on_all_modules() else None
 
 
 def why_call_linear(module: nn.Module) -> str | None:

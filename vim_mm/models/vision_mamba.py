@@ -11,6 +11,7 @@ from timm.layers import DropPath, lecun_normal_, trunc_normal_
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vim_mm.compat import after_state_dict, before_load_state_dict
 from vim_mm.models.arguments import (
     check_bools,
     check_choice,
@@ -233,8 +234,8 @@ class VisionMamba(nn.Module):
         )
         self._make_layers(drop_path_rate, {**parse_ssm_cfg(ssm_cfg, mixer_cfg), **mixer_cfg})
         self.loaded_switches = None  # of the last checkpoint, see adapt_checkpoint
-        self.register_load_state_dict_pre_hook(adapt_checkpoint)
-        self.register_state_dict_post_hook(note_layout)
+        before_load_state_dict(self, adapt_checkpoint)
+        after_state_dict(self, note_layout)
         self.reset_parameters()
         self._freeze()
 

@@ -1,0 +1,72 @@
+"""The original OpenMMLab libraries with three releases of torch: on demand, not by default.
+
+    nox -s original                  # all sets; each compiles mmcv's operators, once a machine
+    nox -s "original(torch-2.4)"     # one of them; -R takes its environment as it is
+
+In each set the training of `make demo` and of `make demo-det` run for some iterations on drawn
+shapes, are resumed, and the last checkpoint is tested. docs/compatibility.md describes the sets.
+"""
+
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+REQUIREMENTS = ROOT / 'requirements'
+# torchvision and VIM_MM_BUILD by release of torch: the compiled extension needs 2.10.
+SETS = {
+    '2.11.0': ('0.26.0', '1'),
+    '2.6.0': ('0.21.0', '0'),
+    '2.4.1': ('0.19.1', '0'),
+}
+EVERY, END = 10, 30  # iterations: between two checkpoints, and of the resumed training
+CONFIGS = ('seg/upernet_vim_shapes.py', 'det/mask_rcnn_vim_shapes.py')
+
+
+@nox.session(python='3.11', default=False)
+@nox.parametrize('torch', [nox.param(torch, id=f'torch-{torch[:-2]}') for torch in SETS])
+def original(session: nox.Session, torch: str) -> None:
+    """mmengine 0.10.7, mmcv 2.1.0, mmdet 3.3.0, mmsegmentation 1.2.2, mmpretrain 1.2.0."""
+    install(session, torch)
+    session.chdir(session.create_tmp())  # data and runs lie there, and vim_mm is the installed one
+    session.run('python', '-m', 'pytest', '-q', ROOT / 'tests/test_compat.py', '-c', '/dev/null')
+    session.run('python', '-m', 'vim_mm.datasets.shapes', '--train', '64', '--val', '16')
+    for config in CONFIGS:
+        train(session, ROOT / 'configs' / config)
+
+
+def install(session: nox.Session, torch: str) -> None:
+    """The set, mmcv compiled against its torch, and this package."""
+    torchvision, build = SETS[torch]
+    session.install(f'torch=={torch}', f'torchvision=={torchvision}')
+    session.install('-r', REQUIREMENTS / 'original.txt')
+    session.install('--no-deps', '-r', REQUIREMENTS / 'original-no-deps.txt')
+    # What mmcv 2.1.0 is built with; MMEngine needs pkg_resources too, which 80 still has.
+    session.install('setuptools==69.5.1', 'wheel', 'ninja')
+    session.run(
+        'python',
+        ROOT / 'tools/dev/install_mmcv.py',
+        '--with-ops',
+        env={'VIM_MM_MMCV': 'mmcv==2.1.0', 'MAX_JOBS': '2'},
+    )
+    session.install('setuptools==80.9.0')
+    session.install('--no-deps', '--no-build-isolation', ROOT, env={'VIM_MM_BUILD': build})
+
+
+def train(session: nox.Session, config: Path) -> None:
+    """Train, resume and test one config; VimRunner says from which iteration it resumed."""
+    work_dir = Path('work_dirs') / config.stem
+
+    def run(iterations: int, *options: str) -> None:
+        session.run(
+            'python', ROOT / 'tools/train.py', config, '--work-dir', work_dir, *options,
+            '--cfg-options', f'train_cfg.max_iters={iterations}', f'train_cfg.val_interval={EVERY}',
+            f'default_hooks.checkpoint.interval={EVERY}', 'default_hooks.logger.interval=1',
+        )  # fmt: skip
+
+    run(END - EVERY)
+    run(END, '--resume')
+    logs = ''.join(log.read_text() for log in work_dir.glob('*/*.log'))
+    if f'iter: {END - EVERY}' not in logs:
+        session.error(f'{config.name} was not resumed at iteration {END - EVERY}')
+    session.run('python', ROOT / 'tools/test.py', config, work_dir / f'iter_{END}.pth')

@@ -1,0 +1,94 @@
+"""What differs between the releases of PyTorch and of the OpenMMLab libraries that we run on.
+
+The only place that knows of such differences. It asks for what it needs, never for a version:
+a release that has the public function gets the public function.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as _all_modules
+
+# The distributions that hold an OpenMMLab library: the maintained one, whose versions are pinned in
+# requirements/, and the original. Both bring the same module, so only one of them can be installed.
+DISTRIBUTIONS = {
+    'mmengine': ('onedl-mmengine', 'mmengine', 'mmengine-lite'),
+    'mmcv': ('onedl-mmcv', 'mmcv', 'mmcv-lite'),
+    'mmseg': ('onedl-mmsegmentation', 'mmsegmentation'),
+    'mmdet': ('onedl-mmdetection', 'mmdet'),
+    'mmpretrain': ('onedl-mmpretrain', 'mmpretrain'),
+}
+
+# Functions register hooks on all modules, and none tells of them. These are the dicts that
+# nn.Module.__call__ looks at; newer releases have a private function over the same four.
+_HOOKS_ON_ALL = tuple(
+    getattr(_all_modules, f'_global_{kind}_hooks')
+    for kind in ('forward', 'forward_pre', 'backward', 'backward_pre')
+)
+
+
+def has_hooks_on_all_modules() -> bool:
+    """Whether ``torch.nn.modules.module.register_module_*_hook`` has a hook that is called."""
+    forward, forward_pre, backward, backward_pre = _HOOKS_ON_ALL
+    return bool(forward or forward_pre or backward or backward_pre)
+
+
+def before_load_state_dict(module: nn.Module, hook: Callable) -> None:
+    """Call ``hook(module, state_dict, prefix, ...)`` before the module loads a state dict.
+
+    The public function came with torch 2.5.
+    """
+    if hasattr(module, 'register_load_state_dict_pre_hook'):
+        module.register_load_state_dict_pre_hook(hook)
+    else:
+        module._register_load_state_dict_pre_hook(hook, with_module=True)
+
+
+def after_state_dict(module: nn.Module, hook: Callable) -> None:
+    """Call ``hook(module, state_dict, prefix, local_metadata)`` on the state dict it has made.
+
+    The public function came with torch 2.5.
+    """
+    if hasattr(module, 'register_state_dict_post_hook'):
+        module.register_state_dict_post_hook(hook)
+    else:
+        module._register_state_dict_hook(hook)
+
+
+@contextmanager
+def safe_globals(functions: dict[str, Callable], classes: Sequence[type]) -> Iterator[None]:
+    """Let ``torch.load(weights_only=True)`` take these, and nothing else, beyond its own.
+
+    Args:
+        functions: What is called where a file names a function, by the full name in the file.
+        classes: Go by their own names.
+    """
+    # A pair of function and name came with torch 2.6; a function of that name serves every release.
+    allowed = [*classes, *(_named(function, name) for name, function in functions.items())]
+    serialization = torch.serialization
+    if hasattr(serialization, 'safe_globals'):  # torch 2.5
+        with serialization.safe_globals(allowed):
+            yield
+        return
+    before = [*serialization.get_safe_globals()]
+    serialization.clear_safe_globals()
+    serialization.add_safe_globals([*before, *allowed])
+    try:
+        yield
+    finally:
+        serialization.clear_safe_globals()
+        serialization.add_safe_globals(before)
+
+
+def _named(function: Callable, name: str) -> Callable:
+    """``function`` under another full name, such as 'builtins.getattr'."""
+
+    def named(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    named.__module__, _, own = name.rpartition('.')
+    named.__name__ = named.__qualname__ = own  # releases differ in which of the two they read
+    return named
