@@ -16,6 +16,8 @@ from torch import Tensor, nn
 # PyTorch has public functions that register hooks on all modules, and none that tells of them.
 from torch.nn.modules.module import _has_any_global_hook
 
+from vim_mm.ops.exported import exporting_to_onnx
+
 # A parameter, what FSDP or a parametrization puts in its place, or none. Subclasses of tensors
 # (sharded, quantized) have products of their own.
 _PLAIN_TENSORS = frozenset((nn.Parameter, Tensor, type(None)))
@@ -60,7 +62,10 @@ def why_call(module: nn.Module, kind: type[nn.Module]) -> str | None:
 
 
 def why_call_all() -> str | None:
-    """Why every module must be called, None where there is no hook on all modules."""
+    """Why every module must be called, None outside of exports and of hooks on all modules."""
+    # Linear layers that are called have their weight where ONNX's quantization looks for it.
+    if exporting_to_onnx():
+        return 'the model is exported to ONNX'
     return 'there are hooks on all modules' if _has_any_global_hook() else None
 
 

@@ -6,7 +6,7 @@ is one operator for a chunk. Backward computes the states of a chunk anew and th
 step, and has autograd differentiate the coefficients alone. There is no second derivative.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ def chunked_scan(
     delta_softplus: bool,
     method: str,
     reverse: Sequence[bool],
+    scan: Callable[..., tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """out (B, G, H, L) in u's dtype, and last_state (B, G, H, N), of any dtypes and device.
 
@@ -44,7 +45,10 @@ def chunked_scan(
         D, delta_bias: (G, H).
         delta_softplus, method: As in ``selective_scan_fn``.
         reverse: G flags.
+        scan: Of everything in scan order, (u, dt, A, B, C, method) to y and the last state; None is
+            the one of this module.
     """
+    scan = _Scan.apply if scan is None else scan
     state = state_dtype(u, A)
     dtype = state.to_real()
     steps = delta.to(dtype)
@@ -56,10 +60,10 @@ def chunked_scan(
     turned = torch.tensor([bool(flag) for flag in reverse], device=u.device)
     first = [_in_scan_order(x, turned, reverse) for x in (signal, steps)]
     matrices = [_matrix(M.to(state), turned, reverse) for M in (B, C)]
-    y, last_state = _Scan.apply(*first, A.to(state), *matrices, method)
+    y, last_state = scan(*first, A.to(state), *matrices, method)
     if not get_method(method).causal:
-        turn = [x.flip(0) for x in first], [M.flip(0) if len(M) > 1 else M for M in matrices]
-        y = (y + _Scan.apply(*turn[0], A.to(state), *turn[1], method)[0].flip(0)) / 2
+        turn = [x.flip(0) for x in first], [M.flip(0) if M.shape[0] > 1 else M for M in matrices]
+        y = (y + scan(*turn[0], A.to(state), *turn[1], method)[0].flip(0)) / 2
     y = _in_scan_order(y.movedim(0, -1), turned, reverse).movedim(0, -1)
     if D is not None:
         y = y + D.to(dtype)[..., None] * signal
