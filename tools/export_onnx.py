@@ -35,7 +35,7 @@ def parse_args() -> Namespace:
     parser.add_argument(
         '--int8',
         action='store_true',
-        help='also write OUT with .int8 before its suffix: linear layers in 8 bits, scan in float32',
+        help='also write OUT with .int8 before its suffix: linear layers in 8 bits',
     )
     return parser.parse_args()
 

@@ -21,7 +21,7 @@ def export_onnx(module: nn.Module, images: Tensor, path: str | Path, dynamic: bo
         path: Of the file.
         dynamic: Leave batch, height and width open.
     """
-    open_sizes = {i: torch.export.Dim.DYNAMIC for i in (0, 2, 3)}
+    open_sizes = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)
     with torch.no_grad():
         program = torch.onnx.export(
             module,
