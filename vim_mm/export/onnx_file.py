@@ -12,7 +12,7 @@ OPSET = 20  # that of torch's exporter, and of the onnxruntimes of 2024 and late
 def export_onnx(module: nn.Module, images: Tensor, path: str | Path, dynamic: bool = False) -> None:
     """Write a module of images to an ONNX file of standard operators.
 
-    The selective scan becomes ``Scan``, one a layer, two of a method that averages directions.
+    The selective scan of a layer becomes ``Scan``; docs/deploy.md names what does not export.
 
     Args:
         module: In evaluation mode. Its parameters stay as they are.
