@@ -27,7 +27,7 @@ endif
 NATIVE_SOURCES := setup.py $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-det demo demo-det demo-real test test-fast lint format docs lock clean distclean
+.PHONY: help install install-det demo demo-det demo-real test test-fast lint format docs wheel wheel-cuda lock clean distclean
 .DELETE_ON_ERROR:
 # pip must not run twice at once in one environment.
 .NOTPARALLEL:
@@ -83,6 +83,14 @@ format: $(STAMPS)/dev ## Repair style, Python and native
 
 docs: install $(STAMPS)/docs ## Build the documentation site in build/docs; a warning is an error
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs -d build/doctrees . build/docs
+
+wheel: $(STAMPS)/runtime $(STAMPS)/tests ## Build the sdist and the wheel of the CPU in dist, and audit the wheel
+	tools/dev/preflight.sh $(BIN)/python compiler
+	$(IN_VENV) python tools/dev/build_wheel.py build
+
+wheel-cuda: $(STAMPS)/runtime $(STAMPS)/tests ## The same in dist/cuda, with CUDA kernels for every architecture of setup.py
+	tools/dev/preflight.sh $(BIN)/python compiler toolkit
+	$(IN_VENV) python tools/dev/build_wheel.py build --cuda --out dist/cuda
 
 lock: $(STAMPS)/dev ## Choose the versions in requirements/lock.txt anew
 	cd requirements && ../$(BIN)/uv pip compile --quiet --universal --python-version 3.10 \

@@ -115,6 +115,20 @@ METHODS = Names('vim_mm.ops', 'METHODS')
 DTYPES = ('fp32', 'fp16', 'bf16')  # of vim_mm.analysis.timing.DTYPES, those that are fast
 
 
+def numbers(text: str) -> list[int]:
+    """'0..11', '0,3,5' or a mixture of both."""
+    found: list[int] = []
+    try:
+        for part in text.split(','):
+            first, _, last = part.partition('..')
+            found += range(int(first), int(last or first) + 1)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected numbers such as '0..11' or '0,3', got {text!r}"
+        ) from None
+    return found
+
+
 def add_debug(parser: ArgumentParser) -> None:
     """Add ``--debug``, which :func:`end` looks at."""
     parser.add_argument(

@@ -3,7 +3,7 @@
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from _command_line import ConfigOptions, end
+from _command_line import ConfigOptions, add_debug, end
 
 
 def parse_args() -> Namespace:
@@ -41,9 +41,7 @@ def parse_args() -> Namespace:
         help='arguments of the backbone under which the weights were trained, where the file does '
         'not tell: discretization_method=foh if_divide_out=True',
     )
-    parser.add_argument(
-        '--debug', action='store_true', help='show the traceback of a mistake as well'
-    )
+    add_debug(parser)
     args = parser.parse_args()
     if args.output.suffix == '.safetensors':
         parser.error('OUT: a checkpoint of MMEngine is written, call it .pth')

@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections import deque
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import train
-from _command_line import end
+from _command_line import end, numbers
 
 TOOLS = Path(__file__).resolve().parent
 # What two starts of a run must have in common, and what each is called.
@@ -36,23 +36,9 @@ IDENTITY = {
     'arguments': 'the arguments',
     'processes': 'the number of processes',
     'commit': 'the commit of the code',
-    'VIM_USE_CUDA_KERNEL': 'VIM_USE_CUDA_KERNEL',
 }
+VARIABLES = ('VIM_USE_CUDA_KERNEL', 'VIM_MM_BACKEND')  # they choose the path of the scan
 _PATIENCE = 30.0  # seconds that a run gets to end before it is killed
-
-
-def numbers(text: str) -> list[int]:
-    """'0..11', '0,3,5' or a mixture of both."""
-    found: list[int] = []
-    try:
-        for part in text.split(','):
-            first, _, last = part.partition('..')
-            found += range(int(first), int(last or first) + 1)
-    except ValueError:
-        raise ArgumentTypeError(
-            f"expected numbers such as '0..11' or '0,3', got {text!r}"
-        ) from None
-    return found
 
 
 @dataclass
@@ -62,7 +48,7 @@ class Run:
     Attributes:
         folder (Path): Its working directory.
         arguments (list[str]): Of train.py.
-        identity (dict): Values by the names of ``IDENTITY``.
+        identity (dict): Values by the names of ``IDENTITY`` and ``VARIABLES``.
         facts (dict): Further values of the record.
         lock (int, optional): File descriptor that holds the lock of the folder.
     """
@@ -91,7 +77,7 @@ class Run:
             f'{words} ({shorten(before.get(name))}, now {shorten(value)})'
             for name, value in self.identity.items()
             if before and before.get(name) != value
-            for words in [IDENTITY[name]]
+            for words in [IDENTITY.get(name, name)]
         ]
 
     def acquire(self) -> bool:
@@ -167,7 +153,7 @@ def make_runs(args: Namespace, extra: list[str]) -> list[Run]:
                 'arguments': extra,
                 'processes': args.processes,
                 'commit': code,
-                'VIM_USE_CUDA_KERNEL': os.environ.get('VIM_USE_CUDA_KERNEL'),
+                **{name: os.environ.get(name) for name in VARIABLES},
             }
             facts = {'config': config, 'task': task_name(args.config), 'method': method}
             runs.append(Run(folder, arguments, identity, {**facts, 'seed': chosen}))
@@ -239,8 +225,8 @@ def start(run: Run, place: str | None, args: Namespace, count: int) -> subproces
     cores = len(os.sched_getaffinity(0)) // (count * args.processes)
     environment.setdefault('OMP_NUM_THREADS', '1' if place is not None else str(max(1, cores)))
     command = command_of(run, args.processes)
-    wish = run.identity['VIM_USE_CUDA_KERNEL']
-    shown = '' if wish is None else f'VIM_USE_CUDA_KERNEL={wish} '
+    wishes = {name: run.identity[name] for name in VARIABLES}
+    shown = ''.join(f'{name}={wish} ' for name, wish in wishes.items() if wish is not None)
     update_record(
         run.record,
         **run.facts,
@@ -380,9 +366,9 @@ def main(args: Namespace, extra: list[str]) -> None:
 
 def report(runs: list[Run], seeds: bool) -> None:
     """The table of the last metrics, and with seeds the comparison of the methods."""
-    tools = ['analysis/compare_methods.py'] if seeds else ['compare_runs.py']
+    tool = 'analysis/compare_methods.py' if seeds else 'compare_runs.py'
     folders = [str(run.folder) for run in runs if seeds or run.status() == 'finished']
-    for tool in tools if folders else []:
+    if folders:
         subprocess.run([sys.executable, str(TOOLS / tool), *folders], check=True)
 
 

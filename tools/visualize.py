@@ -56,7 +56,7 @@ from torch import Tensor, nn
 from vim_mm.analysis import inspect, panels
 from vim_mm.analysis.labels import pictures_of, plot_labels, predict_labels
 from vim_mm.analysis.plots import plot_predictions
-from vim_mm.analysis.runs import predict_samples
+from vim_mm.analysis.runs import predict_samples, spread_evenly
 from vim_mm.engine.cli import load_model, read_config
 from vim_mm.ops import METHODS
 from vim_mm.progress import progress
@@ -66,7 +66,7 @@ def load_inputs(cfg: Config, checkpoint: str, count: int) -> tuple[nn.Module, Te
     """The model, images as it takes them (B, C, H, W), and each without padding, uint8 RGB."""
     model, _ = load_model(cfg, checkpoint)
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
-    chosen = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int)
+    chosen = spread_evenly(len(dataset), count)
     preprocess = model.data_preprocessor
     samples = [dataset[i] for i in chosen]
     # One by one, because mmseg takes no batch of several sizes; then padded, as in training.

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -233,18 +233,22 @@ def _block_paths(device: str, config: str | None) -> Iterator[Line]:
         yield Line(topic, 'ok' if fine else 'note', str(path))
 
 
+@cache
 def _backbone(config: str | None) -> torch.nn.Module:
     """That of a config; else one with as many layers as Vim-T has, and fewer channels."""
     if config is None:
         from vim_mm.models import VisionMamba
 
-        return VisionMamba(arch=dict(embed_dims=16, num_layers=24), out_feature='norm')
+        with torch.device('meta'):  # its modules and dtypes are looked at, not its weights
+            return VisionMamba(arch=dict(embed_dims=16, num_layers=24), out_feature='norm')
     from mmengine.registry import MODELS
 
     from vim_mm.engine.cli import read_config
 
     args = argparse.Namespace(config=config, cfg_options={})
-    return MODELS.build(read_config(args).model.backbone)
+    cfg = read_config(args)
+    with torch.device('meta'):
+        return MODELS.build(cfg.model.backbone)
 
 
 def host() -> Iterator[Line]:

@@ -18,7 +18,7 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=1e-3, by_epoch=False, begin=0, end=485),
     dict(type='CosineAnnealingLR', eta_min=0.0, by_epoch=False),
 ]
-# 97 iterations of 512 images are an epoch: 4 GPUs x 128.
+# 97 iterations of 512 images are an epoch.
 train_cfg = dict(max_iters=9700, val_interval=970)
 custom_hooks = []
 auto_scale_lr = dict(base_batch_size=512)

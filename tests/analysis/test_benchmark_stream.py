@@ -19,6 +19,7 @@ def test_stages_add_up_to_the_wall_clock(configs, tmp_path, monkeypatch, capsys)
     arguments = [configs['seg'], '--sizes', '96x64', '80x80', '--forms', 'eager', 'graph']
     arguments += ['--frames', 5, '--device', 'cpu', '--out', out, '--debug']
     monkeypatch.setattr(sys, 'argv', [TOOL, *map(str, arguments)])
+    monkeypatch.setattr(sys, 'excepthook', sys.excepthook)  # which the tool sets
     runpy.run_path(TOOL, run_name='__main__')
     printed = capsys.readouterr().out
     records = json.loads(out.read_text())['records']

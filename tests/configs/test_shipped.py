@@ -193,7 +193,8 @@ def test_builds_trains_a_step_and_predicts(name):
     batch = make_batch(num_classes(cfg.model))
     watched = next(model.backbone.parameters())
     if isinstance(model.backbone, VisionMamba):
-        mixer = model.backbone.layers[-1].mixer
+        # Stochastic depth never drops the first layer: its parameters always have a gradient.
+        mixer = model.backbone.layers[0].mixer
         watched = mixer.A_log
         assert mixer.discretization_method == cfg.model.backbone.discretization_method
     before = watched.detach().clone()

@@ -1,12 +1,14 @@
-"""`vim_mm.activate()` in the hands of other people's tools; each test in fresh processes."""
+"""`vim_mm.activate()` in the hands of other people's tools; most tests in fresh processes."""
 
 import os
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
 from tests.registered.fresh import ROOT, run_fresh
+from vim_mm.engine import activation
 
 TRAIN = """
 import sys
@@ -99,12 +101,24 @@ def load(tmp_path, imports, checkpoint):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('imports', [['vim_mm'], ['vim_mm', 'vim_mm.activated']])
-def test_checkpoints_are_data_once_a_custom_import_has_activated(imports, tmp_path):
+def test_a_backbone_reads_its_checkpoint_as_data(imports, tmp_path):
     run_fresh(EVIL, tmp_path)
     done = load(tmp_path, imports, 'evil.pth')
-    safe = 'vim_mm.activated' in imports
     assert done.returncode != 0
-    assert (tmp_path / 'victim').exists() != safe
-    assert ('UnsafeCheckpointError: evil.pth was not loaded' in done.stderr) == safe
-    warned = 'Call vim_mm.activate(), or import vim_mm.activated' in done.stdout + done.stderr
-    assert warned != safe
+    assert not (tmp_path / 'victim').exists()
+    assert 'UnsafeCheckpointError: evil.pth was not loaded' in done.stderr
+
+
+@pytest.mark.parametrize(('found', 'kept'), [('4.57.3', True), ('5.0.0', False), (None, True)])
+def test_multimodal_models_are_left_out_beside_transformers_5(found, kept, monkeypatch):
+    dependency = pytest.importorskip('mmpretrain.utils.dependency')
+    monkeypatch.setattr(dependency, 'WITH_MULTIMODAL', True)
+
+    def version(name: str) -> str:
+        if found is None:
+            raise PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(activation, 'version', version)
+    activation._leave_out_multimodal_models()
+    assert dependency.WITH_MULTIMODAL is kept

@@ -214,6 +214,14 @@ def test_a_clipped_gradient_is_that_of_the_step(tmp_path):
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
 
 
+def test_amp_hooks_a_part_once(tmp_path):
+    """The runner alone tells the wrapper how long a training is, in micro-batches."""
+    optim_wrapper = dict(type='BFloat16OptimWrapper', optimizer=dict(type='SGD', lr=0.01))
+    runner, _ = train(tmp_path, 2, ToyModel(), 3, optim_wrapper=optim_wrapper)
+    assert len(runner.model.head._forward_hooks) == 1
+    assert runner.optim_wrapper._max_counts == 3 * TOTAL // 2
+
+
 @pytest.fixture
 def loss_scaler(monkeypatch):
     """What AmpOptimWrapper needs: CUDA and float16, or here a scaler for the CPU and float32."""

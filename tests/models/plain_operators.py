@@ -119,6 +119,6 @@ def fast_block_on_cpu(monkeypatch):
     with torch.library._scoped_library('vim_mm', 'IMPL') as library:
         for operator in (add_rms_norm_fwd, add_rms_norm_bwd, mixer_fwd, mixer_bwd):
             library.impl(operator.__name__, operator, 'CPU')
-        monkeypatch.setattr(Mamba, 'fused_dtype', lambda self, x: self.parameters_dtype())
-        monkeypatch.setattr(Mamba, 'fused_backend', lambda *_: 'native')
+        path = lambda self, x: (self.parameters_dtype(), 'native')  # noqa: E731
+        monkeypatch.setattr(Mamba, 'fused_path', path)
         yield

@@ -105,7 +105,7 @@ class TestOnCpu:
 
     @pytest.fixture
     def take_plain(self, monkeypatch):
-        return lambda: monkeypatch.setattr(Mamba, 'fused_dtype', lambda self, x: None)
+        return lambda: monkeypatch.setattr(Mamba, 'fused_path', lambda self, x: None)
 
     @each_type
     @pytest.mark.parametrize(
@@ -238,8 +238,8 @@ class TestOnCpu:
 
 def test_the_plain_block_is_taken_where_the_fast_one_cannot_be():
     on_cpu = torch.empty(1, 4, 8)
-    assert Mamba(8).fused_dtype(on_cpu) is None
-    assert Mamba(8).fused_dtype(on_cpu.to('meta')) is None
+    assert Mamba(8).fused_path(on_cpu) is None
+    assert Mamba(8).fused_path(on_cpu.to('meta')) is None
 
 
 def test_choice_of_block_and_choice_of_scan_are_two_switches(monkeypatch):
@@ -252,14 +252,14 @@ def test_choice_of_block_and_choice_of_scan_are_two_switches(monkeypatch):
         return 'native' if wish is None else 'reference'
 
     monkeypatch.setattr(mamba, 'chosen_backend', choose)
-    assert Mamba(8).fused_dtype(on_cuda) == torch.float32
-    assert Mamba(8, use_cuda_kernel=False).fused_dtype(on_cuda) is None
+    assert Mamba(8).fused_path(on_cuda) == (torch.float32, 'native')
+    assert Mamba(8, use_cuda_kernel=False).fused_path(on_cuda) is None
     assert asked == [None, False]
-    assert Mamba(8, fused=False).fused_dtype(on_cuda) is None
+    assert Mamba(8, fused=False).fused_path(on_cuda) is None
     assert asked == [None, False]
 
     layers = small_backbone(ssm_cfg=dict(d_state=4, fused=False)).layers
-    assert [layer.mixer.fused_dtype(on_cuda) for layer in layers] == [None, None]
+    assert [layer.mixer.fused_path(on_cuda) for layer in layers] == [None, None]
     seen = []
     scan = mamba.selective_scan_grouped_fn
     monkeypatch.setattr(
@@ -286,18 +286,18 @@ class TestOnCuda:
 
     def test_choice(self, monkeypatch):
         x = torch.empty(1, 4, 8, device='cuda')
-        assert Mamba(8).fused_dtype(x) == torch.float32
-        assert Mamba(8).half().fused_dtype(x) == torch.float16
+        assert Mamba(8).fused_path(x) == (torch.float32, 'native')
+        assert Mamba(8).half().fused_path(x) == (torch.float16, 'native')
         with torch.autocast('cuda', torch.bfloat16):
-            assert Mamba(8).fused_dtype(x) == torch.bfloat16
-        assert Mamba(8).double().fused_dtype(x) is None
-        assert Mamba(8, d_conv=8).fused_dtype(x) == torch.float32
-        assert Mamba(8, d_conv=9).fused_dtype(x) is None
-        assert Mamba(8, use_cuda_kernel=False).fused_dtype(x) is None
-        assert Mamba(8, fused=False).fused_dtype(x) is None
+            assert Mamba(8).fused_path(x) == (torch.bfloat16, 'native')
+        assert Mamba(8).double().fused_path(x) is None
+        assert Mamba(8, d_conv=8).fused_path(x) == (torch.float32, 'native')
+        assert Mamba(8, d_conv=9).fused_path(x) is None
+        assert Mamba(8, use_cuda_kernel=False).fused_path(x) is None
+        assert Mamba(8, fused=False).fused_path(x) is None
         monkeypatch.setenv('VIM_USE_CUDA_KERNEL', '0')
-        assert Mamba(8).fused_dtype(x) is None
-        assert Mamba(8, use_cuda_kernel=True).fused_dtype(x) == torch.float32
+        assert Mamba(8).fused_path(x) is None
+        assert Mamba(8, use_cuda_kernel=True).fused_path(x) == (torch.float32, 'native')
 
     @each_method
     @each_type
@@ -457,7 +457,7 @@ class TestOnCuda:
             return dict(enumerate(outputs)) | gradients
 
         fast = run(dtype)
-        monkeypatch.setattr(Mamba, 'fused_dtype', lambda self, x: None)
+        monkeypatch.setattr(Mamba, 'fused_path', lambda self, x: None)
         plain, truth = run(dtype), run(torch.float32)
         assert {name: t.dtype for name, t in fast.items()} == {
             name: t.dtype for name, t in plain.items()

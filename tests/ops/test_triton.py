@@ -4,7 +4,6 @@ It is chosen when Triton is imported, so these tests are run by a process of the
 (tests/ops/interpreted.py), and stand here by what it prints.
 """
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -45,10 +44,7 @@ def test_the_block():
     interpret('-k', 'test_the_block')
 
 
-def test_importing_the_package_imports_no_triton():
-    code = "import sys, vim_mm.ops.triton; print('triton' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == 'False', 'it takes a second, and not everyone has it'
-    assert importlib.util.find_spec('triton') is not None
+def test_importing_the_package_needs_no_triton():
+    """PyTorch may import it; not everyone has it."""
+    code = "import sys; sys.modules['triton'] = None; import vim_mm.ops.triton"
+    subprocess.run([sys.executable, '-c', code], cwd=ROOT, check=True)

@@ -127,3 +127,12 @@ def test_takes_the_compiler_that_CXX_names(machine):
     machine.remove('c++')
     machine.add('clang++', COMPILER.format(status=0))
     assert machine.preflight(CXX='clang++').returncode == 0
+
+
+def test_a_wheel_for_cuda_needs_the_toolkit(machine):
+    command = [SCRIPT, 'python3', 'toolkit']
+    paths = {'PATH': str(machine.programs)}
+    done = subprocess.run(command, env=paths, capture_output=True, text=True)
+    assert (done.returncode, "preflight: no 'nvcc' on the PATH" in done.stderr) == (1, True)
+    machine.add('nvcc', '#!/bin/sh\n')
+    assert subprocess.run(command, env=paths).returncode == 0

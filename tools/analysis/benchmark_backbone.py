@@ -110,7 +110,7 @@ from peers.scans import peer_version
 
 from vim_mm.analysis.plots import Line, plot_lines
 from vim_mm.analysis.tables import figures, markdown_table, write_text
-from vim_mm.analysis.timing import environment
+from vim_mm.analysis.timing import describe, environment
 from vim_mm.progress import progress
 
 # Field of a record, factor to the unit of the table, and the table's title.
@@ -333,8 +333,7 @@ def save(args: argparse.Namespace, host: dict, records: list[Record]) -> None:
 
 def show(args: argparse.Namespace, host: dict, records: list[Record]) -> None:
     """The tables to the terminal, and what else was asked for."""
-    facts = facts_of(host, records).items()
-    head = ', '.join(f'{name} {value}' for name, value in facts if value is not None)
+    head = describe(facts_of(host, records))
     tables = f'{head}, {args.arch}, {args.dtype}\n\n{report(records)}'
     print(tables)
     if args.markdown:

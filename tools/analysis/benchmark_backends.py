@@ -38,7 +38,7 @@ def parse_args() -> argparse.Namespace:
         '--backends', nargs='+', type=BACKENDS, default=['native', 'triton', 'torch']
     )
     parser.add_argument('--shapes', nargs='*', metavar='SHAPE', help='(default: benchmark_scan.py)')
-    parser.add_argument('--method', type=METHODS, default='zoh')
+    parser.add_argument('--method', type=METHODS, help='(default: zoh)')
     parser.add_argument('--methods', nargs='*', type=METHODS, default=METHODS, metavar='METHOD')
     parser.add_argument(
         '--images', nargs='*', type=image_sizes, default=[[(512, 8)]], metavar='SIDExBATCH'
@@ -58,18 +58,18 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import torch
 from benchmark_scan import TABLE
-from peers.backbones import Workload, measure
+from peers.backbones import Workload, measure, vim
 
 from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import DTYPES as DTYPE_OF
 from vim_mm.analysis.timing import (
     ScanShape,
+    describe,
     differentiable_scan,
     environment,
     make_inputs,
     pass_times,
 )
-from vim_mm.models import VisionMamba
 from vim_mm.ops import path_of, selective_scan_fn
 
 SHAPES = {name: ScanShape(*sizes, dtype=dtype) for name, (*sizes, dtype) in TABLE.items()} | {
@@ -121,15 +121,8 @@ def model_records(args: argparse.Namespace) -> Iterator[Record]:
     for side, batch in args.sizes:
         images = torch.randn(batch, 3, side, side, device=args.device)
         for backend in present(args.backends, args.device, args.dtype):
-            torch.manual_seed(0)
-            model = VisionMamba(
-                args.arch,
-                img_size=side,
-                out_type='raw',
-                out_feature='norm',
-                discretization_method=args.method,
-                ssm_cfg=dict(backend=backend),
-            ).to(args.device)
+            model = vim(args.arch, args.method, side, ssm_cfg=dict(backend=backend))
+            model.to(args.device)
             workload = Workload(model, images, args.dtype)
             for mode in args.modes:
                 if mode == 'graph' and args.device != 'cuda':
@@ -172,23 +165,22 @@ def report(scans: list[Record], models: list[Record]) -> str:
     if models:
         table = compare(models, ('image', 'mode'), 'seconds', 1e3)
         parts.append(f'Vim, milliseconds:\n\n{table}')
-        if all('host_seconds' in r for r in models if r['mode'] != 'graph'):
-            eager = [r for r in models if r['mode'] != 'graph' and 'launches' in r]
-            if eager:
-                table = compare(eager, ('image', 'mode'), 'launches', 1)
-                parts.append(f'Launches:\n\n{table}')
-                table = compare(eager, ('image', 'mode'), 'host_seconds', 1e3)
-                parts.append(f'Milliseconds of the host:\n\n{table}')
+        if eager := [r for r in models if 'launches' in r]:
+            table = compare(eager, ('image', 'mode'), 'launches', 1)
+            parts.append(f'Launches:\n\n{table}')
+            table = compare(eager, ('image', 'mode'), 'host_seconds', 1e3)
+            parts.append(f'Milliseconds of the host:\n\n{table}')
     return '\n\n'.join(parts)
 
 
 def main(args: argparse.Namespace) -> None:
+    args.method = args.method or 'zoh'
     args.shapes = [*TABLE] if args.shapes is None else args.shapes
     if unknown := {*args.shapes} - {*SHAPES}:
         raise SystemExit(f'--shapes: {sorted(unknown)} are not in {[*SHAPES]}')
     torch.set_num_threads(args.threads or torch.get_num_threads())
     facts = environment(args.device)
-    head = ', '.join(f'{name} {value}' for name, value in facts.items() if value is not None)
+    head = describe(facts)
     scans = [*scan_records(args)] if args.shapes else []
     print(f'{head}\n\n{report(scans, [])}', flush=True)
     models = [*model_records(args)]

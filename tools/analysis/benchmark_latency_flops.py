@@ -293,12 +293,14 @@ def complete(args: Namespace) -> None:
 
 def main(args: Namespace) -> None:
     import json
+    import signal
 
     from vim_mm.analysis.benchmarks import report
     from vim_mm.analysis.tables import write_text
 
     complete(args)
     prepare(args.threads)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit keeps the tables
     result: dict[str, Any] = {'environment': facts(args), 'units': 'seconds, bytes', 'records': []}
     try:
         for record in run(args):

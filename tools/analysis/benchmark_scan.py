@@ -88,6 +88,7 @@ from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import (
     Scan,
     ScanShape,
+    describe,
     differentiable_scan,
     environment,
     make_inputs,
@@ -239,7 +240,7 @@ def main(args: argparse.Namespace) -> None:
     card = Card.measure() if args.device == 'cuda' else None
     peers = installed_peers() if args.device == 'cuda' else {}
     facts = environment(args.device) | {name: peer_version(name) for name in peers}
-    lines = [', '.join(f'{name} {value}' for name, value in facts.items() if value is not None)]
+    lines = [describe(facts)]
     if card is not None:
         lines.append(
             f'Floors: {card.ex2 / 1e12:.2f} T ex2/s ({card.ex2_source}), '

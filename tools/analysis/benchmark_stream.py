@@ -31,7 +31,7 @@ from time import perf_counter
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for those below
-from _command_line import ConfigOptions, end, parse_first
+from _command_line import ConfigOptions, add_debug, end, parse_first
 
 FORMS = ('eager', 'graph', 'compile')
 
@@ -52,12 +52,14 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--amp', action='store_true', help='in bfloat16')
     parser.add_argument('--frames', type=int, default=300, help='that are measured, each way')
     parser.add_argument('--video', type=Path, help='in place of those that are made')
-    parser.add_argument('--device', choices=['cpu', 'cuda'], help='(default: cuda if there is one)')
+    parser.add_argument(
+        '--device', choices=['cpu', 'cuda'], help='default: cuda where there is one'
+    )
     parser.add_argument('--budget', type=float, default=1e9, help='seconds; no case begins later')
     parser.add_argument('--cfg-options', nargs='+', action=ConfigOptions, default={}, metavar='K=V')
     parser.add_argument('--out', type=Path, help='write every figure as JSON to this file')
     parser.add_argument('--markdown', type=Path, help='write the tables to this file as well')
-    parser.add_argument('--debug', action='store_true', help='end at the first case that fails')
+    add_debug(parser)
     return parser.parse_args()
 
 
@@ -75,7 +77,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.utils import get_installed_path
 
 from vim_mm.analysis.tables import figures, markdown_table, write_text
-from vim_mm.analysis.timing import environment
+from vim_mm.analysis.timing import describe, environment
 from vim_mm.engine.cli import read_config
 from vim_mm.stream.frames import Video
 from vim_mm.stream.models import for_stream, make_predictor
@@ -186,7 +188,6 @@ def side_by_side(source: Video, predictor: Predictor, overlay: Overlay) -> dict[
         overlay,
         [Nowhere()],
         on_result=lambda number, slot, prediction: ends.append(perf_counter()),
-        progress=False,
     )
     summary = stream.run()
     ends = ends[WARM_UP:]
@@ -341,9 +342,7 @@ def main(args: argparse.Namespace) -> None:
         for record in run(args, Path(folder)):
             records.append(record)
             print(json.dumps(record), file=sys.stderr, flush=True)
-    text = (
-        ', '.join(f'{k} {v}' for k, v in host.items() if v is not None) + '\n\n' + tables(records)
-    )
+    text = describe(host) + '\n\n' + tables(records)
     print(text)
     if args.markdown:
         write_text(args.markdown, text)

@@ -85,6 +85,7 @@ from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import (
     Scan,
     ScanShape,
+    describe,
     differentiable_scan,
     environment,
     make_inputs,
@@ -372,7 +373,7 @@ def main(args: argparse.Namespace) -> None:
     args.device = args.device or ('cuda' if torch.cuda.is_available() else 'cpu')
     shape = ScanShape(args.batch, args.dim, args.seqlen, args.dstate)
     facts = environment(args.device)
-    print(', '.join(f'{name} {value}' for name, value in facts.items() if value is not None))
+    print(describe(facts))
     print(f'(B, D, L) = {shape}, N = {shape.dstate}, fp32, on {args.device}')
     both = args.profile_ops == args.profile_scan
     parts = {

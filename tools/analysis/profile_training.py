@@ -45,7 +45,7 @@ from mmengine.model import BaseModel
 from whole_models import adapt, build, make_batch
 
 from vim_mm.analysis.tables import figures, markdown_table, write_text
-from vim_mm.analysis.timing import environment, steady_times
+from vim_mm.analysis.timing import environment, kernel_table, steady_times
 from vim_mm.engine import BFloat16OptimWrapper
 from vim_mm.engine.cli import read_config
 
@@ -93,20 +93,6 @@ class ModuleClock:
             name: 1e-3 * sum(start.elapsed_time(end) for start, end in calls) / steps
             for name, calls in self.calls.items()
         }
-
-
-def kernel_table(step: Any, steps: int) -> dict[str, tuple[float, int]]:
-    """Seconds and calls of a step by the name of the kernel, the longest first."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
-        for _ in range(steps):
-            step()
-        torch.cuda.synchronize()
-    found: dict[str, list[float]] = {}
-    for event in recorded.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            found.setdefault(event.name, []).append(1e-6 * event.time_range.elapsed_us())
-    table = {name: (sum(t) / steps, round(len(t) / steps)) for name, t in found.items()}
-    return dict(sorted(table.items(), key=lambda item: -item[1][0]))
 
 
 def profile(args: Namespace, cfg: Config, device: str) -> dict[str, Any]:

@@ -142,22 +142,29 @@ class Subjects:
         return calls, len(model.layers)
 
     def expected_path(self) -> str:
-        """The kernel of the device, unless VIM_USE_CUDA_KERNEL asks for Python."""
-        import os
-
+        """That of the backend which the environment asks for, or of the best there is."""
         from vim_mm.engine.observed import PYTORCH
+        from vim_mm.ops import path_of
 
-        if os.environ.get('VIM_USE_CUDA_KERNEL') == '0':
-            return PYTORCH
-        return 'CUDA kernel' if self.device == 'cuda' else 'CPU kernel'
+        kernels = {'native': f'{self.device.upper()} kernel', 'triton': 'Triton kernel'}
+        return kernels.get(path_of(self.device).name, PYTORCH)
 
     def configs(self) -> dict[str, dict[str, str]]:
-        """What the shipped configs of the methods say, and the dumped ones of runs."""
+        """What the shipped configs of the methods say."""
         from vim_mm.config import config_names, config_path
 
         names = {method: SHIPPED.format(method=method) for method in self.methods}
         shipped = [*config_names()]
         return {m: entries(config_path(name)) for m, name in names.items() if name in shipped}
+
+    def dumped(self) -> dict[str, dict[str, dict[str, str]]]:
+        """What the dumped configs of the runs say, by task and run."""
+        from vim_mm.analysis.runs import find_config
+
+        found: dict[str, dict[str, dict[str, str]]] = {}
+        for name, run in self.runs.items():
+            found.setdefault(run['task'], {})[name] = entries(find_config(run['folder']))
+        return found
 
     def recorded(self, name: str) -> dict[str, Any]:
         return {run: record['ran'][name] for run, record in self.runs.items()}
@@ -220,8 +227,7 @@ def perform(number: int, on: Subjects) -> Any:
     reference = 'VIM_USE_CUDA_KERNEL=0 asks for the Python reference, which is not timed by itself'
     ours = clocks(on.device)
     if number == 1:
-        result = fairness.check_inputs(on.scans, on.given, on.configs())
-        return compare_runs(result, on)
+        return fairness.check_inputs(on.scans, on.given, on.configs(), on.dumped())
     if number == 2:
         if on.device == 'cpu':
             return fairness.not_applicable(2, 'without a GPU a call returns when it has finished')
@@ -249,21 +255,6 @@ def perform(number: int, on: Subjects) -> Any:
     return fairness.check_comparison(on.steps()[0], clock)
 
 
-def compare_runs(result: Any, on: Subjects) -> Any:
-    """Check 1 with the configs that runs dumped."""
-    from vim_mm.analysis.fairness import FAILED, Result, differences
-    from vim_mm.analysis.runs import find_config
-
-    if not on.runs:
-        return result
-    by_task: dict[str, dict[str, dict[str, str]]] = {}
-    for name, run in on.runs.items():
-        by_task.setdefault(run['task'], {})[name] = entries(find_config(run['folder']))
-    faults = [f'runs: {line}' for configs in by_task.values() for line in differences(configs)]
-    status = FAILED if faults else result.status
-    return Result(1, status, [*faults, *result.evidence, f'{len(on.runs)} runs compared'])
-
-
 def show(result: Any) -> None:
     print(f'{result.number} {result.title}: {result.status}')
     for line in result.evidence:
@@ -287,14 +278,14 @@ def complete(args: Namespace) -> None:
 
 def main(args: Namespace) -> None:
     from vim_mm.analysis.fairness import FAILED, TITLES
-    from vim_mm.analysis.timing import environment
+    from vim_mm.analysis.timing import describe, environment
 
     complete(args)
     facts = environment(args.device)
     on = Subjects(args)
     results = []
     if not args.json:
-        print(', '.join(f'{name} {value}' for name, value in facts.items() if value is not None))
+        print(describe(facts))
     for number in sorted({*TITLES} - args.skip_checks):
         results.append(perform(number, on))
         if not args.json:

@@ -26,8 +26,6 @@ from vim_mm.config import config_names, config_path
 from vim_mm.engine import BFloat16OptimWrapper
 
 OBJECTS = 8  # in a picture, boxes of 1/16 to 1/2 of its sides
-PATHS = ('config', 'kernel', 'python')
-HEADS = ('config', 'mmseg', 'fast')
 # Detectors of MMDetection pad pictures to multiples of this; ours to what they are trained with.
 _DIVISOR = 32
 
@@ -116,9 +114,12 @@ def build(cfg: Config, device: str) -> BaseModel:
     """The model of a config in training mode, with BN for SyncBN."""
     init_default_scope(cfg.default_scope)
     torch.manual_seed(0)
-    MMLogger.get_current_instance().setLevel('WARNING')  # else a line for every weight
     model = MODELS.build(cfg.model)
+    logger = MMLogger.get_current_instance()
+    level = logger.level
+    logger.setLevel('WARNING')  # else a line for every weight
     model.init_weights()
+    logger.setLevel(level)
     return revert_sync_batchnorm(model).to(device).train()
 
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # First step of every `make` target that installs: says in one sentence what this machine lacks.
 #
-# Usage: preflight.sh PYTHON CHECK...    CHECK: python | compiler | disk
+# Usage: preflight.sh PYTHON CHECK...    CHECK: python | compiler | toolkit | disk
 # Exits 1 at the first check that fails.
 
 needed_gib=8 # .venv with torch's CUDA packages takes 5.5 GiB, pip's cache and the build the rest
@@ -35,6 +35,11 @@ check_compiler() {
         fail "no Python headers ($include/Python.h): install them (Debian and Ubuntu: apt-get install python3-dev)."
 }
 
+check_toolkit() {
+    PATH="${CUDA_HOME:+$CUDA_HOME/bin:}$PATH" command -v nvcc >/dev/null ||
+        fail "no 'nvcc' on the PATH: install the CUDA toolkit that your PyTorch was built with, or name its folder with CUDA_HOME."
+}
+
 check_disk() {
     free_kib=$(df -Pk . | awk 'NR == 2 { print $4 }')
     [ "$free_kib" -ge $((needed_gib * 1024 * 1024)) ] ||
@@ -45,7 +50,7 @@ python=$1
 shift
 for check in "$@"; do
     case $check in
-        python | compiler | disk) "check_$check" ;;
+        python | compiler | toolkit | disk) "check_$check" ;;
         *) fail "unknown check '$check'." ;;
     esac
 done

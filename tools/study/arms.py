@@ -59,7 +59,7 @@ class StudyMamba(Mamba):
     averaged = False
     dt_divisor = 1.0
 
-    def fused_dtype(self, hidden_states: Tensor) -> None:
+    def fused_path(self, hidden_states: Tensor) -> None:
         """None: the fused block knows neither attribute."""
         return None
 

@@ -19,19 +19,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import Names, add_debug, end, parse_first
+from _command_line import Names, add_debug, end, numbers, parse_first
 from results import RESULTS, Job, append, finished, spread
-
-
-def parse_seeds(text: str) -> list[int]:
-    """'0..11' or '0,3,5'."""
-    try:
-        if '..' in text:
-            first, last = map(int, text.split('..'))
-            return [*range(first, last + 1)]
-        return [int(seed) for seed in text.split(',')]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected '0..11' or '0,3', got {text!r}") from None
 
 
 def parse_args() -> argparse.Namespace:
@@ -49,7 +38,7 @@ def parse_args() -> argparse.Namespace:
     shared.add_argument('--device', default='cuda', choices=('cuda', 'cpu'))
 
     runs = commands.add_parser('train', parents=[shared], help='make the runs that are missing')
-    runs.add_argument('--seeds', type=parse_seeds, default=[*range(12)], help="'0..11' or '0,3'")
+    runs.add_argument('--seeds', type=numbers, default=[*range(12)], help="'0..11' or '0,3'")
     runs.add_argument('--minutes', type=float, help='stop before this time is over')
     runs.add_argument('--jobs', type=int, default=1, help='runs side by side')
     runs.add_argument('--label', default='', help="point of the grid; '' primary")

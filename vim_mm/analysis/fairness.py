@@ -120,6 +120,7 @@ def check_inputs(
     calls: Mapping[str, Call],
     given: Mapping[str, Mapping[str, Tensor]],
     configs: Mapping[str, Mapping[str, Any]] | None = None,
+    recorded: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None,
 ) -> Result:
     """1: every method gets the same numbers, and its config says nothing else.
 
@@ -127,6 +128,7 @@ def check_inputs(
         calls: A scan by method.
         given: The tensors that each call starts from.
         configs: By method all entries of its config but the method's name.
+        recorded: The same of runs, by task and run.
     """
     received = {}
     for method, call in calls.items():
@@ -145,6 +147,10 @@ def check_inputs(
         evidence.append(
             f'{len(configs)} configs compared, {len(configs[next(iter(configs))])} entries'
         )
+    if recorded:
+        of_runs = [line for runs in recorded.values() for line in differences(runs)]
+        faults = [*(f'runs: {line}' for line in of_runs), *faults]
+        evidence.append(f'{sum(map(len, recorded.values()))} runs compared')
     return _result(1, faults, evidence)
 
 

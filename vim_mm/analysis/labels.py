@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS
-from tqdm import tqdm
 
+from vim_mm.analysis.runs import spread_evenly
 from vim_mm.engine.cli import load_model
+from vim_mm.progress import progress
 
 _BATCH = 250
 _INCHES = 1.25
@@ -45,10 +46,9 @@ def predict_labels(
     """
     model, _ = load_model(cfg, checkpoint)
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
-    count = len(dataset) if count is None else min(count, len(dataset))
-    indices = np.linspace(0, len(dataset) - 1, count).round().astype(int).tolist()
+    indices = spread_evenly(len(dataset), count)
     found = []
-    for start in tqdm(range(0, len(indices), _BATCH), desc='batches', disable=None):
+    for start in progress(range(0, len(indices), _BATCH), 'batches'):
         chosen = indices[start : start + _BATCH]
         with torch.no_grad():
             results = model.test_step(pseudo_collate([dataset[i] for i in chosen]))

@@ -48,12 +48,10 @@ class Path:
                 raise RuntimeError(f'no {self.name}: {missing}')
             if os.environ.get('VIM_USE_CUDA_KERNEL'):
                 raise RuntimeError(f'unset VIM_USE_CUDA_KERNEL to measure the {self.name}')
-            chosen = None
+            chosen = {'backend': 'native'}
         else:
-            chosen = self.compiled
-        return selective_scan_fn(
-            **inputs, discretization_method=method, use_cuda_kernel=chosen, **options
-        )
+            chosen = {'use_cuda_kernel': self.compiled}
+        return selective_scan_fn(**inputs, discretization_method=method, **chosen, **options)
 
     def coefficients(self, delta: Tensor, A: Tensor, method: str) -> tuple[Tensor, Tensor]:
         """A_bar and beta of ``delta`` and ``A``, which broadcast, by this path."""

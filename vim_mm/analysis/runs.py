@@ -24,6 +24,12 @@ _METRICS = {
 }
 
 
+def spread_evenly(length: int, count: int | None = None) -> list[int]:
+    """Indices of so many of ``length`` things, the first and the last among them; None is all."""
+    count = length if count is None else min(count, length)
+    return np.linspace(0, length - 1, count).round().astype(int).tolist()
+
+
 def find_config(work_dir: str | Path) -> Path:
     """The config that the runner dumped into a working directory.
 
@@ -98,8 +104,7 @@ def predict_samples(
     model, _ = load_model(cfg, checkpoint, any_method)
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     samples = []
-    chosen = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int)
-    for index in progress(chosen, 'pictures'):
+    for index in progress(spread_evenly(len(dataset), count), 'pictures'):
         with torch.no_grad():
             result = model.test_step(pseudo_collate([dataset[index]]))[0]
         image = cv2.cvtColor(cv2.imread(result.img_path), cv2.COLOR_BGR2RGB)

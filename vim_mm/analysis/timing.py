@@ -3,7 +3,7 @@
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -244,18 +244,23 @@ def count_launches(function: Callable[[], object]) -> int:
     return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in recorded.events())
 
 
-def kernel_seconds(function: Callable[[], object], calls: int = 1) -> dict[str, float]:
-    """Seconds of a call by the name of the kernel, copy or fill on the GPU, the longest first."""
+def kernel_table(function: Callable[[], object], calls: int = 1) -> dict[str, tuple[float, int]]:
+    """Seconds and number in a call, by the name of the kernel, copy or fill, the longest first."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
         for _ in range(calls):
             function()
         torch.cuda.synchronize()
-    times: dict[str, float] = {}
+    found: dict[str, list[float]] = {}
     for event in recorded.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:
-            seconds = 1e-6 * event.time_range.elapsed_us() / calls
-            times[event.name] = times.get(event.name, 0.0) + seconds
-    return dict(sorted(times.items(), key=lambda item: -item[1]))
+            found.setdefault(event.name, []).append(1e-6 * event.time_range.elapsed_us())
+    table = {name: (sum(t) / calls, round(len(t) / calls)) for name, t in found.items()}
+    return dict(sorted(table.items(), key=lambda item: -item[1][0]))
+
+
+def kernel_seconds(function: Callable[[], object], calls: int = 1) -> dict[str, float]:
+    """The seconds of :func:`kernel_table`."""
+    return {name: seconds for name, (seconds, _) in kernel_table(function, calls).items()}
 
 
 def peak_memory(function: Callable[[], object], device: str) -> int:
@@ -308,6 +313,11 @@ def clock_rates(device: str) -> dict[str, str]:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     rates = [float(line.split(':')[1]) for line in lines if line.startswith('cpu MHz')]
     return {'cpu MHz': f'{min(rates):.0f} to {max(rates):.0f}'} if rates else {}
+
+
+def describe(facts: Mapping[str, Any]) -> str:
+    """Facts such as those of :func:`environment` in a line, those that are known."""
+    return ', '.join(f'{name} {value}' for name, value in facts.items() if value is not None)
 
 
 def environment(device: str) -> dict[str, str | int | None]:

@@ -35,11 +35,6 @@ def activate() -> None:
     _leave_out_multimodal_models()
 
 
-def is_active() -> bool:
-    """Whether :func:`activate` was called in this process."""
-    return activate.cache_info().currsize > 0
-
-
 def _resolve_bases_of_other_distributions() -> None:
     """Look for the configs of a library by its module where its usual distribution is missing.
 
@@ -64,4 +59,4 @@ def _leave_out_multimodal_models() -> None:
         known = True
     if known or find_spec('mmpretrain') is None:
         return
-    import_module('mmpretrain.utils.dependency').WITH_MULTIMODAL = False
+    vars(import_module('mmpretrain.utils.dependency'))['WITH_MULTIMODAL'] = False

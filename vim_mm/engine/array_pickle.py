@@ -68,9 +68,15 @@ _KNOWN: dict[tuple[str, str], Callable] = {
     ('numpy', 'ndarray'): np.ndarray,
     ('numpy', 'dtype'): _dtype,
 }
-for _module in ('numpy.core', 'numpy._core'):
-    _KNOWN[f'{_module}.multiarray', '_reconstruct'] = np.empty(0).__reduce__()[0]
-    _KNOWN[f'{_module}.multiarray', 'scalar'] = np.int64().__reduce__()[0]
+# What pickles of arrays and of scalars call, under both names of its module: numpy 2's and 1's.
+NUMPY_BUILDERS = {
+    '_reconstruct': np.empty(0).__reduce__()[0],
+    'scalar': np.int64().__reduce__()[0],
+}
+NUMPY_CORES = ('numpy._core', 'numpy.core')
+for _module in NUMPY_CORES:
+    for _name, _builder in NUMPY_BUILDERS.items():
+        _KNOWN[f'{_module}.multiarray', _name] = _builder
     _KNOWN[f'{_module}.numeric', '_frombuffer'] = _frombuffer
 
 

@@ -155,13 +155,8 @@ class AccumulationHook(Hook):
 
     def before_train(self, runner) -> None:
         """Put the loop over micro-batches around the model's own step."""
-        counts = runner.batch.counts
-        if counts == 1:
+        if runner.batch.counts == 1:
             return
-        # MMEngine counts micro-batches, the loop counts steps.
-        runner.optim_wrapper.initialize_count_status(
-            runner.model, runner.iter * counts, runner.max_iters * counts
-        )
         self.train_step = runner.model.train_step
         runner.model.train_step = partial(_train_step, runner, self.train_step)
 

@@ -25,6 +25,7 @@ from mmengine.runner.checkpoint import (
 )
 
 from vim_mm.convert import ConversionError, convert_checkpoint, needs_conversion
+from vim_mm.engine.array_pickle import NUMPY_BUILDERS, NUMPY_CORES
 from vim_mm.engine.checkpoint_file import read_file
 from vim_mm.engine.conversion import as_checkpoint, describe
 
@@ -63,10 +64,6 @@ def _history_statistic(owner: type, name: str) -> Callable:
 # second spelling of numpy's module is that of files written under numpy 1. DeiT's code, and with it
 # Vim's, adds the arguments of the training.
 _NUMPY_DTYPES = [type(np.dtype(code)) for code in '?bBhHiIlLqQefd']
-_NUMPY_BUILDERS = {
-    '_reconstruct': np.empty(0).__reduce__()[0],
-    'scalar': np.int64().__reduce__()[0],
-}
 _PLAIN_DATA = [
     Namespace,
     HistoryBuffer,
@@ -76,8 +73,8 @@ _PLAIN_DATA = [
     *_NUMPY_DTYPES,
     *(
         (builder, f'{module}.multiarray.{name}')
-        for module in ('numpy._core', 'numpy.core')
-        for name, builder in _NUMPY_BUILDERS.items()
+        for module in NUMPY_CORES
+        for name, builder in NUMPY_BUILDERS.items()
     ),
 ]
 

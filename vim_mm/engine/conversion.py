@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from vim_mm.convert import Conversion
-from vim_mm.engine.provenance import code_version, describe_differences
-from vim_mm.models import VisionMamba
+from vim_mm.engine.provenance import backbones, code_version, describe_differences
 
 
 def as_checkpoint(conversion: Conversion, source: str) -> dict:
@@ -46,8 +45,8 @@ def differences(conversion: Conversion, target: nn.Module) -> list[str]:
     notes = conversion.state_dict._metadata
     return [
         difference
-        for name, module in target.named_modules()
-        if isinstance(module, VisionMamba) and name in notes
+        for name, module in backbones(target)
+        if name in notes
         for difference in describe_differences(notes[name], module)
     ]
 

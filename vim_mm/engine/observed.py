@@ -164,6 +164,7 @@ def what_ran(seen: Observed, mixers: int) -> dict[str, Any]:
         'card': torch.cuda.get_device_name() if cuda else 'cpu',
         'threads': torch.get_num_threads(),
         'VIM_USE_CUDA_KERNEL': os.environ.get('VIM_USE_CUDA_KERNEL'),
+        'VIM_MM_BACKEND': os.environ.get('VIM_MM_BACKEND'),
         **code_version(),
         'versions': versions(),
         'date': datetime.now(timezone.utc).strftime('%Y-%m-%d'),

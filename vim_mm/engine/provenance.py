@@ -33,7 +33,7 @@ def code_version() -> dict:
     return dict(version=__version__, commit=commit(40))
 
 
-def _backbones(model: nn.Module) -> Iterator[tuple[str, VisionMamba]]:
+def backbones(model: nn.Module) -> Iterator[tuple[str, VisionMamba]]:
     """Each VisionMamba of a model by its name, which is that of its weights in checkpoints."""
     model = model.module if is_model_wrapper(model) else model
     for name, module in model.named_modules():
@@ -90,7 +90,7 @@ def check_switches(
         CheckpointMismatchError: A switch differs, and ``allow`` is False.
     """
     lines = []
-    for name, module in _backbones(model):
+    for name, module in backbones(model):
         noted = _noted_switches(checkpoint, name)
         if 'discretization_method' not in noted:
             lines.append(f'{filename} does not say its discretization method: method unknown.')
@@ -134,7 +134,7 @@ class ProvenanceHook(Hook):
         """Say and record which weights a training starts from."""
         if self.resumed:
             return
-        for name, module in _backbones(runner.model):
+        for name, module in backbones(runner.model):
             noted = module.loaded_switches
             if noted is None:
                 continue
@@ -155,7 +155,7 @@ class ProvenanceHook(Hook):
             name.replace('_fsdp_wrapped_module.', ''): {
                 k: _plain(v) for k, v in function_switches(module).items()
             }
-            for name, module in _backbones(runner.model)
+            for name, module in backbones(runner.model)
         }
         checkpoint['meta']['vim_mm'] = {**code_version(), 'backbones': switches}
         if self.started_from is not None:

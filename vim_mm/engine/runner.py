@@ -235,8 +235,13 @@ class VimRunner(Runner):
                 'auto_scale_lr.base_batch_size: remove one of them'
             )
         accumulating = {**optim_wrapper, 'accumulative_counts': counts}
-        self._accumulating = super().build_optim_wrapper(accumulating)
-        return self._accumulating
+        wrapper = self._accumulating = super().build_optim_wrapper(accumulating)
+        begin = wrapper.initialize_count_status
+        # The wrapper counts micro-batches, the loop counts steps.
+        wrapper.initialize_count_status = lambda model, done, end: begin(
+            model, done * counts, end * counts
+        )
+        return wrapper
 
     @property
     def insists_on_checkpoint(self) -> bool:

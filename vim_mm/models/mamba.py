@@ -215,31 +215,32 @@ class Mamba(nn.Module):
         On CUDA where the compiled scan is taken, for ``d_conv`` up to 8. This is the choice by
         device and dtype; that by modules is :meth:`fused_arguments`'.
         """
+        return self._choose(device_type, dtype)[1]
+
+    def _choose(self, device_type: str, dtype: torch.dtype) -> tuple[str, str | None]:
+        """The backend of the fast block, which is that of the scan, and :meth:`why_not_fused`."""
         if not self.may_fuse:
-            return 'fused is False'
+            return '', 'fused is False'
         if device_type != 'cuda':
-            return f'there is none for {device_type}'
+            return '', f'there is none for {device_type}'
         if self.d_conv > MAX_TAPS:
-            return f'd_conv is {self.d_conv}, more than {MAX_TAPS}'
-        name = self.fused_backend(device_type, dtype)
-        if name not in ('native', 'triton'):
-            return f'the compiled scan is not taken for {dtype}'
-        return None
+            return '', f'd_conv is {self.d_conv}, more than {MAX_TAPS}'
+        backend = chosen_backend(self.backend, self.use_cuda_kernel, device_type, dtype)
+        if backend not in ('native', 'triton'):
+            return backend, f'the compiled scan is not taken for {dtype}'
+        return backend, None
 
-    def fused_backend(self, device_type: str, dtype: torch.dtype) -> str:
-        """That of the scan, of which the fast block has the same."""
-        return chosen_backend(self.backend, self.use_cuda_kernel, device_type, dtype)
+    def fused_path(self, hidden_states: Tensor) -> tuple[torch.dtype, str] | None:
+        """Dtype and backend in which the fast block computes, None where the plain one is taken.
 
-    def fused_dtype(self, hidden_states: Tensor) -> torch.dtype | None:
-        """The dtype in which the fast block computes, None where the plain one is taken.
-
-        Both have the same dtypes: autocast's, else the parameters'.
+        Both blocks have the same dtypes: autocast's, else the parameters'.
         """
         if not hidden_states.is_cuda:
             return None
         autocast = torch.is_autocast_enabled('cuda')
         dtype = torch.get_autocast_dtype('cuda') if autocast else self.parameters_dtype()
-        return dtype if self.why_not_fused('cuda', dtype) is None else None
+        backend, reason = self._choose('cuda', dtype)
+        return (dtype, backend) if reason is None else None
 
     def parameters_dtype(self) -> torch.dtype:
         """That of ``in_proj``, or of ``A_log`` where what stands in its place has no weight."""
@@ -251,23 +252,19 @@ class Mamba(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Mix along the sequence: (B, L, d_model) to the same shape."""
-        dtype = self.fused_dtype(hidden_states)
-        arguments = None if dtype is None else self.fused_arguments(dtype)
+        path = self.fused_path(hidden_states)
+        arguments = None if path is None else self.fused_arguments(path[1])
         if arguments is None:
             return self.forward_plain(hidden_states)
-        return fused_mixer(hidden_states.to(dtype), arguments)
+        return fused_mixer(hidden_states.to(path[0]), arguments)
 
-    def fused_arguments(self, dtype: torch.dtype) -> FusedMixer | None:
-        """What the fast block takes of this mixer, None where a module of it must be called.
-
-        ``dtype`` is that in which it computes, of :meth:`fused_dtype`.
-        """
+    def fused_arguments(self, backend: str = 'native') -> FusedMixer | None:
+        """What the fast block takes of this mixer, None where a module of it must be called."""
         parameters, reason = self._read_modules()
         if reason is not None:
             return None
         method = get_method(self.discretization_method).id
         scale = 0.5 if self.average else 1.0
-        backend = self.fused_backend('cuda', dtype)
         return FusedMixer(parameters, method, [*self.reverse], scale, backend)
 
     def plain_reasons(self, device_type: str, dtype: torch.dtype | None) -> dict[str, str | None]:

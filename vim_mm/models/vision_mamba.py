@@ -49,22 +49,22 @@ OUT_FEATURES = ('mixer', 'residual', 'norm')
 
 
 def add_norm(
-    norm: nn.RMSNorm, residual: Tensor, update: Tensor | None, mixer: nn.Module
+    norm: nn.RMSNorm, residual: Tensor, update: Tensor | None, path: tuple[torch.dtype, str] | None
 ) -> tuple[Tensor, Tensor]:
     """The norm of residual + update, and that sum in the dtype of residual.
 
-    In one launch where ``mixer`` takes the fast block. Compiled
-    code has the plain one too: Inductor fuses it, and of an operator that it has not met in the
-    layers it prints the operands, with all that went before, which doubles with every layer.
+    In one launch on the ``path`` of the fast block, see :meth:`Mamba.fused_path`; None where the
+    plain one is taken. Compiled code has the plain one too: Inductor fuses it, and of an operator
+    that it has not met in the layers it prints the operands, with all that went before, which
+    doubles with every layer.
     """
-    dtype = _fused_dtype(mixer, residual)
-    if dtype is None or torch.compiler.is_compiling() or _why_call_norm(norm) is not None:
+    if path is None or torch.compiler.is_compiling() or _why_call_norm(norm) is not None:
         stream = residual if update is None else residual + update
         # What stands in the place of a norm need not have a weight.
         weight = getattr(norm, 'weight', None)
         return norm(stream if weight is None else stream.to(weight.dtype)), stream
+    dtype, backend = path
     stream, weight = _stream(residual, dtype), read(norm, 'weight')
-    backend = mixer.fused_backend(residual.device.type, dtype)
     return add_rms_norm(stream, update, weight, norm.eps, dtype, backend=backend)
 
 
@@ -93,13 +93,14 @@ class Block(nn.Module):
     def forward(self, residual: Tensor, update: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The mixer's output (B, L, C), and the stream in the dtype of residual."""
         norm, mixer = self.norm, self.mixer
-        dtype = _fused_dtype(mixer, residual)
+        path = _fused_path(mixer, residual)
         arguments = None
-        if dtype is not None and why_call(mixer, Mamba) is None and why_call_norm(norm) is None:
-            arguments = mixer.fused_arguments(dtype)
+        if path is not None and why_call(mixer, Mamba) is None and why_call_norm(norm) is None:
+            arguments = mixer.fused_arguments(path[1])
         if arguments is None:
-            normed, stream = add_norm(norm, residual, update, mixer)
+            normed, stream = add_norm(norm, residual, update, path)
             return mixer(normed), stream
+        dtype = path[0]
         stream = _stream(residual, dtype)
         return fused_block(stream, update, read(norm, 'weight'), norm.eps, dtype, arguments)
 
@@ -109,9 +110,9 @@ class Block(nn.Module):
         return {'norm': reason or _why_call_norm(self.norm)}
 
 
-def _fused_dtype(mixer: nn.Module, hidden_states: Tensor) -> torch.dtype | None:
-    """:meth:`Mamba.fused_dtype` of a mixer, or of one in a wrapper that passes attributes on."""
-    choose = getattr(mixer, 'fused_dtype', None)
+def _fused_path(mixer: nn.Module, hidden_states: Tensor) -> tuple[torch.dtype, str] | None:
+    """:meth:`Mamba.fused_path` of a mixer, or of one in a wrapper that passes attributes on."""
+    choose = getattr(mixer, 'fused_path', None)
     return None if choose is None else choose(hidden_states)
 
 
@@ -415,7 +416,8 @@ class VisionMamba(nn.Module):
         self, norm: nn.Module, i: int, mixed: Tensor, residual: Tensor, update: Tensor
     ) -> Tensor:
         """The norm of the stream after layer i, in the dtype of the mixer's output."""
-        normed, _ = add_norm(norm, residual, update, self.layers[i].mixer)
+        path = _fused_path(self.layers[i].mixer, residual)
+        normed, _ = add_norm(norm, residual, update, path)
         return normed.to(mixed.dtype)
 
     def _format(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:

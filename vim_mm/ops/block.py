@@ -175,8 +175,8 @@ def _any_requires_grad(*tensors: Tensor | None) -> bool:
 
 
 # Parameters: where those that there are for each set begin, and how many; see fused_mixer.
-_SINGLE, _EACH = 4, 6
-_CONV, _DT_PROJ = _SINGLE, _SINGLE + 3
+SINGLE, EACH = 4, 6
+_CONV, _DT_PROJ = SINGLE, SINGLE + 3
 # Storage of csrc/cuda/kernels.h.
 _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 DTYPES = [*_TYPES]  # by that number
@@ -196,8 +196,13 @@ def mixer_sizes(
     parameters: Sequence, directions: int, sizes: Sequence[int] | None = None
 ) -> tuple[Sequence[int], int]:
     """(H, N, R, W), read off the parameters unless given, and the number of sets of parameters."""
-    sets = (len(parameters) - _SINGLE - directions) // _EACH
+    sets = count_sets(len(parameters), directions)
     return _sizes(parameters) if sizes is None else sizes, sets
+
+
+def count_sets(parameters: int, directions: int) -> int:
+    """The number of sets among so many parameters."""
+    return (parameters - SINGLE - directions) // EACH
 
 
 class _Mixer(torch.autograd.Function):
@@ -286,9 +291,9 @@ def _mixer_fwd_fake(x, update, norm, eps, dtype, parameters, method, reverse, sc
     total = x.new_empty(0) if update is None else torch.empty_like(x)
     if not keep:
         return out, total, x.new_empty(0, dtype=torch.uint8)
-    (batch, length, outer), sizes, directions = x.shape, _sizes(parameters), len(reverse)
+    (batch, length, outer), directions = x.shape, len(reverse)
+    sizes, sets = mixer_sizes(parameters, directions)
     channels, states, rank, _ = sizes
-    sets = (len(parameters) - _SINGLE - directions) // _EACH
     tokens, item = batch * length, out.element_size()
     edges = library.edges_shape((batch, directions, channels, length), states, method)
     kinds = _shapes(outer, sizes, sets, directions)
@@ -312,9 +317,9 @@ def _mixer_fwd_fake(x, update, norm, eps, dtype, parameters, method, reverse, sc
 def _mixer_bwd_fake(
     grad_out, grad_sum, x, norm, kept, sizes, types, with_update, method, reverse, scale
 ):
-    sets = (len(types) - _SINGLE - len(reverse)) // _EACH
+    sets = count_sets(len(types), len(reverse))
     kinds = _shapes(x.shape[2], sizes, sets, len(reverse))
-    single, each, A_log = kinds[:_SINGLE], kinds[_SINGLE:-1], kinds[-1]
+    single, each, A_log = kinds[:SINGLE], kinds[SINGLE:-1], kinds[-1]
     shapes = [*chain(*single), *chain(*zip(*each, strict=True)), *A_log]
     return [
         torch.empty_like(x),

@@ -1,6 +1,6 @@
 """The selective scan in PyTorch operators, chunk by chunk: where there is no kernel.
 
-Coefficients of a chunk of steps are computed at once, in the precision of the state, by the table
+Coefficients of a chunk are computed at once, for real A in the precision of the state, by the table
 of :mod:`vim_mm.ops.discretization`; its steps are one operator each, in place, and everything else
 is one operator for a chunk. Backward computes the states of a chunk anew and the adjoints step by
 step, and has autograd differentiate the coefficients alone. There is no second derivative.
@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from vim_mm.ops.discretization import get_method
-from vim_mm.ops.reference import state_dtype
+from vim_mm.ops.reference import real_dtype, skip_and_gate, state_dtype, step_sizes
 
 # Entries of a chunk, steps times B G H N: some tensors of that size stay in a processor's cache.
 _CHUNK_ENTRIES = 1 << 17
@@ -48,15 +47,10 @@ def chunked_scan(
         scan: Of everything in scan order, (u, dt, A, B, C, method) to y and the last state; None is
             the one of this module.
     """
-    scan = _Scan.apply if scan is None else scan
+    scan = _scan if scan is None else scan
     state = state_dtype(u, A)
-    dtype = state.to_real()
-    steps = delta.to(dtype)
-    if delta_bias is not None:
-        steps = steps + delta_bias.to(dtype)[..., None]
-    if delta_softplus:
-        steps = F.softplus(steps, threshold=40)  # the default threshold is off by 2e-9
-    signal = u.to(dtype)
+    signal = u.to(real_dtype(u))
+    steps = step_sizes(delta, delta_bias, delta_softplus, signal.dtype)
     turned = torch.tensor([bool(flag) for flag in reverse], device=u.device)
     first = [_in_scan_order(x, turned, reverse) for x in (signal, steps)]
     matrices = [_matrix(M.to(state), turned, reverse) for M in (B, C)]
@@ -65,11 +59,7 @@ def chunked_scan(
         turn = [x.flip(0) for x in first], [M.flip(0) if M.shape[0] > 1 else M for M in matrices]
         y = (y + scan(*turn[0], A.to(state), *turn[1], method)[0].flip(0)) / 2
     y = _in_scan_order(y.movedim(0, -1), turned, reverse).movedim(0, -1)
-    if D is not None:
-        y = y + D.to(dtype)[..., None] * signal
-    if z is not None:
-        y = y * F.silu(z.to(dtype))
-    return y.to(u.dtype), last_state
+    return skip_and_gate(y, signal, D, z).to(u.dtype), last_state
 
 
 def _in_scan_order(x: Tensor, turned: Tensor, reverse: Sequence[bool]) -> Tensor:
@@ -104,6 +94,11 @@ def _states(A_bar: Tensor, drive: Tensor, x: Tensor) -> Tensor:
     for A_t, x_t in zip(A_bar.unbind(0), drive.unbind(0), strict=True):
         x = torch.addcmul(x_t, A_t, x, out=x_t)
     return drive
+
+
+@torch.compiler.allow_in_graph  # of which torch.compile need not follow every step
+def _scan(u, dt, A, B, C, method: str) -> tuple[Tensor, Tensor]:
+    return _Scan.apply(u, dt, A, B, C, method)
 
 
 class _Scan(torch.autograd.Function):
@@ -149,8 +144,7 @@ class _Scan(torch.autograd.Function):
             input_t = B_t * signal
             states = _states(values[0], values[1] * input_t, edge)
             before = torch.cat([edge[None], states[:-1]])
-            adjoints = grad_out * C_t.conj() if C_t.dim() else grad_out
-            adjoints = adjoints.expand_as(states).contiguous()
+            adjoints = (grad_out * C_t.conj()).expand_as(states).contiguous()
             transposed = values[0].conj().resolve_conj()
             for t in range(last - first - 1, -1, -1):
                 adjoints[t] += carried
@@ -170,8 +164,10 @@ class _Scan(torch.autograd.Function):
 def _expanded(coefficients, dt: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
     """A_bar and beta (T, B, G, H, N) of dt (T, B, G, H) and A (G, H, N)."""
     dt, a = torch.broadcast_tensors(dt[..., None], A)
+    if a.is_complex():  # in single precision e^z - 1 would cancel where z is close to 2 pi i
+        dt, a = dt.double(), a.to(torch.complex128)
     A_bar, beta = coefficients(dt, a)
-    return A_bar, beta.to(A_bar.dtype)
+    return A_bar.to(A.dtype), beta.to(A.dtype)
 
 
 def _output(C: Tensor, states: Tensor) -> Tensor:

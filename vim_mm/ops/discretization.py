@@ -198,6 +198,8 @@ METHODS = {
         Method('zoh_exact', 6, _zoh_exact, control=True),
     )
 }
+# By the native operators' number.
+IS_CAUSAL = {method.id: method.causal for method in METHODS.values()}
 
 
 def get_method(name: str) -> Method:

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vim_mm.ops.discretization import METHODS
+from vim_mm.ops.discretization import IS_CAUSAL
 from vim_mm.ops.reference import state_dtype
 
 _CHUNK = 64  # kChunk of csrc/cuda/kernels.h
-_CAUSAL = {method.id: method.causal for method in METHODS.values()}
 
 # Why `vim_mm._C` is missing, for the messages of those who need it; None when it is loaded.
 MISSING: str | None = None
@@ -106,7 +105,7 @@ def _forward_fake(
 
 def edges_shape(shape: Sequence[int], states: int, method: int) -> tuple[int, ...]:
     """(directions, B, G, H, chunks, N), given (B, G, H, L): of what CUDA's backward takes."""
-    directions = 1 if _CAUSAL[method] else 2
+    directions = 1 if IS_CAUSAL[method] else 2
     return (directions, *shape[:3], -(-shape[3] // _CHUNK), states)
 
 
@@ -130,6 +129,37 @@ def _backward_fake(
     return tuple(u.new_empty(0) if x is None else torch.empty_like(x) for x in inputs)
 
 
+def register_scan_autograd(forward: str, backward: str, no_second_derivative: str) -> None:
+    """Derivatives of a scan by an operator for its backward pass, which has none itself.
+
+    Args:
+        forward: Name in ``torch.ops.vim_mm``: from the tensors u to delta_bias and the options to
+            out, last_state and edges.
+        backward: Likewise: of the gradients of out and last_state, edges, and what ``forward``
+            takes, to the gradients of the tensors.
+        no_second_derivative: Message of the RuntimeError.
+    """
+    operator = getattr(torch.ops.vim_mm, backward)
+
+    def derive(
+        ctx: Any, grad_out: Tensor | None, grad_last_state: Tensor | None, _: Tensor | None
+    ) -> tuple:
+        edges, *inputs = ctx.saved_tensors
+        rest = (None, None, None)
+        if grad_out is None and grad_last_state is None:
+            return (*(None for _ in inputs), *rest)
+        grads = operator(
+            grad_out, grad_last_state, edges, *inputs, ctx.delta_softplus, ctx.method, ctx.reverse
+        )
+        return (*(None if x is None else g for x, g in zip(inputs, grads, strict=True)), *rest)
+
+    def refuse(ctx: Any, *grads: Tensor | None) -> tuple:
+        raise RuntimeError(no_second_derivative)
+
+    torch.library.register_autograd(f'vim_mm::{forward}', derive, setup_context=_setup_context)
+    torch.library.register_autograd(f'vim_mm::{backward}', refuse)
+
+
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
     *tensors, ctx.delta_softplus, ctx.method, ctx.reverse = inputs
     edges = output[2]
@@ -139,30 +169,12 @@ def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _backward(
-    ctx: Any, grad_out: Tensor | None, grad_last_state: Tensor | None, _: Tensor | None
-) -> tuple:
-    edges, *inputs = ctx.saved_tensors
-    rest = (None, None, None)
-    if grad_out is None and grad_last_state is None:
-        return (*(None for _ in inputs), *rest)
-    grads = torch.ops.vim_mm.selective_scan_bwd(
-        grad_out, grad_last_state, edges, *inputs, ctx.delta_softplus, ctx.method, ctx.reverse
-    )
-    return (*(None if x is None else g for x, g in zip(inputs, grads, strict=True)), *rest)
-
-
-def _no_double_backward(ctx: Any, *grads: Tensor | None) -> tuple:
-    raise RuntimeError(
-        'the compiled selective scan has no second derivative; '
-        'use_cuda_kernel=False takes the PyTorch reference, which has'
-    )
-
-
 if MISSING is None:
     torch.library.register_fake('vim_mm::selective_scan_fwd')(_forward_fake)
     torch.library.register_fake('vim_mm::selective_scan_bwd')(_backward_fake)
-    torch.library.register_autograd(
-        'vim_mm::selective_scan_fwd', _backward, setup_context=_setup_context
+    register_scan_autograd(
+        'selective_scan_fwd',
+        'selective_scan_bwd',
+        'the compiled selective scan has no second derivative; '
+        'use_cuda_kernel=False takes the PyTorch reference, which has',
     )
-    torch.library.register_autograd('vim_mm::selective_scan_bwd', _no_double_backward)

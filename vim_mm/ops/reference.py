@@ -10,10 +10,9 @@ from vim_mm.ops.discretization import discretize, get_method
 
 def state_dtype(u: Tensor, A: Tensor) -> torch.dtype:
     """dtype of the state: the precision of the computation, float64 if u's, and complex if A is."""
-    wide = u.dtype == torch.float64
     if A.is_complex():
-        return torch.complex128 if wide else torch.complex64
-    return torch.float64 if wide else torch.float32
+        return torch.complex128 if u.dtype == torch.float64 else torch.complex64
+    return real_dtype(u)
 
 
 def real_dtype(u: Tensor) -> torch.dtype:
@@ -24,20 +23,20 @@ def real_dtype(u: Tensor) -> torch.dtype:
 def step_sizes(
     delta: Tensor, delta_bias: Tensor | None, delta_softplus: bool, dtype: torch.dtype
 ) -> Tensor:
-    """The lengths of the steps (B, D, L) in a dtype: with the bias, and softplus where asked."""
+    """The lengths of the steps (.., L) in a dtype: with the bias, and softplus where asked."""
     steps = delta.to(dtype)
     if delta_bias is not None:
-        steps = steps + delta_bias.to(dtype)[:, None]
+        steps = steps + delta_bias.to(dtype)[..., None]
     # The default threshold, 20, is off by 2e-9 there.
     return F.softplus(steps, threshold=40) if delta_softplus else steps
 
 
 def skip_and_gate(y: Tensor, signal: Tensor, D: Tensor | None, z: Tensor | None) -> Tensor:
-    """(y + D u) silu(z), (B, D, L), where complex y stands for conjugate pairs."""
+    """(y + D u) silu(z), (.., L), where complex y stands for conjugate pairs."""
     if y.is_complex():
         y = 2 * y.real
     if D is not None:
-        y = y + D.to(signal.dtype)[:, None] * signal
+        y = y + D.to(signal.dtype)[..., None] * signal
     return y if z is None else y * F.silu(z.to(signal.dtype))
 
 

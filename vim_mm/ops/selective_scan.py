@@ -10,7 +10,7 @@ from vim_mm.ops.backends import chosen_backend
 from vim_mm.ops.chunked import chunked_scan
 from vim_mm.ops.discretization import method_id
 from vim_mm.ops.exported import exported_scan, exporting_to_onnx
-from vim_mm.ops.reference import selective_scan_ref
+from vim_mm.ops.reference import real_dtype, selective_scan_ref
 
 MAX_STATES = 256
 _REAL = (torch.float32, torch.float16, torch.bfloat16)
@@ -326,7 +326,7 @@ def _deinterleave(name: str, M: Tensor, u: Tensor, A: Tensor) -> Tensor:
             f'{name}: expected 2 L = {2 * u.shape[-1]} interleaved steps with complex A, '
             f'got shape {(*M.shape,)}'
         )
-    pairs = M.to(torch.float64 if u.dtype == torch.float64 else torch.float32)
+    pairs = M.to(real_dtype(u))
     return torch.view_as_complex(pairs.unflatten(-1, (-1, 2)).contiguous())
 
 

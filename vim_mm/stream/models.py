@@ -7,6 +7,7 @@ from torch import nn
 
 from vim_mm.acceleration import accelerate
 from vim_mm.stream.predictor import Predictor
+from vim_mm.stream.stages import has_stages
 
 
 def for_stream(cfg: Config, native: bool = False) -> None:
@@ -51,6 +52,5 @@ def make_predictor(
         amp, graph, compile (bool): See :func:`vim_mm.accelerate`.
         options: Further arguments of :class:`Predictor`.
     """
-    staged = getattr(model, 'predicts_in_chunks', lambda: False)()
-    accelerate(model, amp=amp, graph=graph and not staged, compile=compile)
+    accelerate(model, amp=amp, graph=graph and not has_stages(model), compile=compile)
     return Predictor(model, transforms, graph=graph, compile=compile, **options)

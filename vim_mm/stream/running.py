@@ -6,15 +6,15 @@ however slow a stage is.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import Queue, SimpleQueue
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
+from vim_mm.progress import progress
 from vim_mm.stream.frames import Source
 from vim_mm.stream.overlay import Overlay
 from vim_mm.stream.predictor import Prediction, Predictor, Slot
@@ -73,6 +73,11 @@ class Summary:
         return ('interrupted: ' if self.interrupted else '') + '; '.join(parts)
 
 
+def _until_end(queue: Queue | SimpleQueue) -> Iterator:
+    while (item := queue.get()) is not _END:
+        yield item
+
+
 class _Thread(threading.Thread):
     """Runs a function that empties one queue and fills another.
 
@@ -90,8 +95,9 @@ class _Thread(threading.Thread):
         except BaseException as error:
             self.stream.errors.append(error)
             self.stream.end()
-            while self.taken_from is not None and self.taken_from.get() is not _END:
-                pass
+            if self.taken_from is not None:
+                for _ in _until_end(self.taken_from):
+                    pass
         finally:
             if self.given_to is not None:
                 self.given_to.put(_END)
@@ -109,7 +115,6 @@ class Stream:
         limit (int, optional): Frames at most.
         slots (int): Frames between decoding and drawing at most.
         on_result (Callable, optional): Called with number, slot and prediction of each frame.
-        progress (bool | None): Whether to show a line; None on a terminal only.
     """
 
     def __init__(
@@ -122,7 +127,6 @@ class Stream:
         limit: int | None = None,
         slots: int = SLOTS,
         on_result: Callable[[int, Slot, Prediction], None] | None = None,
-        progress: bool | None = None,
     ):
         self.source, self.predictor, self.overlay, self.sinks = source, predictor, overlay, sinks
         self.limit, self.on_result = limit, on_result
@@ -134,12 +138,6 @@ class Stream:
             self.free.put(predictor.slot())
         self.room = threading.Semaphore(PREDICTED_AT_A_TIME)
         self.summary = Summary(length=source.length, limit=limit)
-        lengths = [n for n in (source.length, limit) if n is not None]
-        self.bar = tqdm(
-            total=min(lengths, default=None),
-            unit=' frames',
-            disable=None if progress is None else not progress,
-        )
         self._begin: float | None = None
 
     def run(self) -> Summary:
@@ -168,7 +166,6 @@ class Stream:
             self.predicted.put(_END)
             for thread in threads[1:]:
                 thread.join()
-            self.bar.close()
             for sink in self.sinks:
                 sink.close()
         threads[0].join(timeout=5.0)  # of a camera that gives no frame, say
@@ -212,7 +209,7 @@ class Stream:
 
     def _predict(self) -> None:
         """In the main thread, which is the one that Ctrl-C interrupts."""
-        while (slot := self.decoded.get()) is not _END:
+        for slot in _until_end(self.decoded):
             if slot is not None:
                 # What is made once for a size is no part of any frame.
                 self.predictor.prepare(slot.picture.shape[:2])
@@ -226,8 +223,7 @@ class Stream:
             self.predicted.put(slot)
 
     def _draw(self) -> None:
-        number = 0
-        while (slot := self.predicted.get()) is not _END:
+        for number, slot in enumerate(_until_end(self.predicted)):
             picture = None
             if slot is None:
                 self.summary.unreadable += 1
@@ -242,11 +238,12 @@ class Stream:
                 self.free.put(slot)
                 self.summary.predicted += 1
             self.drawn.put(picture)
-            number += 1
 
     def _write(self) -> None:
         last, waiting = None, 0
-        while (picture := self.drawn.get()) is not _END:
+        lengths = [n for n in (self.source.length, self.limit) if n is not None]
+        pictures = _until_end(self.drawn)
+        for picture in progress(pictures, 'frames', min(lengths, default=None)):
             last = last if picture is None else picture
             if last is None:  # unreadable frames before the first, whose size is not known yet
                 waiting += 1
@@ -257,7 +254,6 @@ class Stream:
                 self._hand_over(last)
             if self._begin is not None:
                 self.summary.seconds = perf_counter() - self._begin
-            self.bar.update()
 
     def _hand_over(self, picture: np.ndarray) -> None:
         for sink in self.sinks:

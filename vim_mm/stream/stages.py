@@ -25,8 +25,12 @@ def stages_of(model: nn.Module, transforms: Sequence, size: tuple[int, int]):
         size (tuple[int, int]): (H, W) of the frames.
     """
     preprocess = Preprocessing(transforms, model.data_preprocessor, size)
-    in_chunks = getattr(model, 'predicts_in_chunks', lambda: False)()
-    return (SegmentorStages if in_chunks else AnyStages)(model, preprocess)
+    return (SegmentorStages if has_stages(model) else AnyStages)(model, preprocess)
+
+
+def has_stages(model: nn.Module) -> bool:
+    """Whether a model predicts by :class:`SegmentorStages`."""
+    return getattr(model, 'predicts_in_chunks', lambda: False)()
 
 
 def label_dtype(model: nn.Module) -> torch.dtype:
@@ -135,15 +139,11 @@ class AnyStages:
     def __init__(self, model: nn.Module, preprocess: Preprocessing):
         self.model, self.preprocess = model, preprocess
         self.mark: Mark = lambda name: None
-        self.hooks = []
-        parts = [('backbone', 'backbone')]
+        stages = {'backbone': 'backbone'}
         heads = [n for n in ('rpn_head', 'bbox_head', 'decode_head') if getattr(model, n, None)]
-        parts += [(heads[0], 'head')] if heads else []
-        for part, stage in parts:
-            self._tell(getattr(model, part), stage)
-
-    def _tell(self, part: nn.Module, stage: str) -> None:
-        part.register_forward_hook(lambda *_: self.mark(stage))
+        stages |= dict.fromkeys(heads[:1], 'head')
+        for name, stage in stages.items():
+            getattr(model, name).register_forward_hook(lambda *_, stage=stage: self.mark(stage))
 
     def run(self, frame: Tensor, mark: Mark) -> Any:
         """The data sample of a frame (H, W, 3), with the predictions."""

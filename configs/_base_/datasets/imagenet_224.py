@@ -3,7 +3,7 @@ _base_ = 'mmpretrain::_base_/datasets/imagenet_bs64_swin_224.py'
 
 data_root = 'data/imagenet'
 train_dataloader = dict(
-    # 8 GPUs x 128 images = the paper's 1024.
+    # Images that fit a GPU at once; the recipe's batch is auto_scale_lr.base_batch_size.
     batch_size=128,
     num_workers=8,
     sampler=dict(type='RepeatAugSampler', shuffle=True, num_repeats=3),

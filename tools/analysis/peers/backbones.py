@@ -52,7 +52,12 @@ class Contender:
 
 
 def vim(
-    arch: str, method: str, side: int, with_cp: bool = False, cls_token: str = 'none'
+    arch: str,
+    method: str,
+    side: int,
+    with_cp: bool = False,
+    cls_token: str = 'none',
+    ssm_cfg: dict | None = None,
 ) -> VisionMamba:
     """Ours, made for that size, with all tokens after the last norm as output."""
     torch.manual_seed(0)
@@ -64,6 +69,7 @@ def vim(
         cls_token=cls_token,
         discretization_method=method,
         with_cp=with_cp,
+        ssm_cfg=ssm_cfg,
     )
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vim_mm.ops.library import register_scan_autograd
+
 OLDEST = (3, 2)  # the first with tl.gather
 
 
@@ -127,36 +129,12 @@ def _(
     return tuple(map(empty, (u, delta, A, B, C, D, z, delta_bias)))
 
 
-def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    *tensors, ctx.delta_softplus, ctx.method, ctx.reverse = inputs
-    edges = output[2]
-    ctx.mark_non_differentiable(edges)
-    ctx.save_for_backward(edges, *tensors)
-    ctx.set_materialize_grads(False)
-
-
-def _backward(
-    ctx: Any, grad_out: Tensor | None, grad_last_state: Tensor | None, _: Tensor | None
-) -> tuple:
-    edges, *inputs = ctx.saved_tensors
-    rest = (None, None, None)
-    if grad_out is None and grad_last_state is None:
-        return (*(None for _ in inputs), *rest)
-    grads = triton_scan_bwd(
-        grad_out, grad_last_state, edges, *inputs, ctx.delta_softplus, ctx.method, ctx.reverse
-    )
-    return (*(None if x is None else g for x, g in zip(inputs, grads, strict=True)), *rest)
-
-
-def _no_double_backward(ctx: Any, *grads: Tensor | None) -> tuple:
-    raise RuntimeError(
-        "the Triton scan has no second derivative; backend='reference' takes the PyTorch "
-        'reference, which has'
-    )
-
-
-triton_scan_fwd.register_autograd(_backward, setup_context=_setup_context)
-triton_scan_bwd.register_autograd(_no_double_backward)
+register_scan_autograd(
+    'triton_scan_fwd',
+    'triton_scan_bwd',
+    "the Triton scan has no second derivative; backend='reference' takes the PyTorch "
+    'reference, which has',
+)
 
 
 def triton_scan(tensors: Sequence[Tensor | None], *options: Any) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ The operators have the arguments and results of the compiled ones (csrc/ops.cpp)
 keeps a list of tensors. docs/block.md has the order of launches.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,13 +12,13 @@ import torch
 import triton
 from torch import Tensor
 
+from vim_mm.ops.block import DTYPES, EACH, SINGLE, count_sets, mixer_sizes
 from vim_mm.ops.triton import block_kernels as kernels
 from vim_mm.ops.triton.scan import edges_shape, scan_backward, scan_forward
 
 _BLOCK = 1024
 # Programs of the norm's backward pass, each of which sums the gradient of the weight over its rows.
 _NORM_PROGRAMS = 264
-_SINGLE, _EACH = 4, 6  # parameters of a mixer that there are once, and for each set
 
 
 def _norm_tile(channels: int) -> dict:
@@ -104,7 +105,7 @@ def _views(memory: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:
     """Tensors of those shapes, which lie behind each other."""
     views, first = [], 0
     for shape in shapes:
-        size = torch.Size(shape).numel()
+        size = math.prod(shape)
         views.append(memory[first : first + size].view(shape))
         first += size
     return views
@@ -113,14 +114,14 @@ def _views(memory: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:
 def _pack(parameters: Sequence[Tensor | None], s: _Shape, device: torch.device) -> list[Tensor]:
     """The parameters as products and kernels take them, in one piece of memory for each dtype."""
     narrow, wide = (
-        torch.empty(sum(torch.Size(x).numel() for x in shapes), dtype=dtype, device=device)
+        torch.empty(sum(map(math.prod, shapes)), dtype=dtype, device=device)
         for shapes, dtype in ((s.narrow_shapes(), s.dtype), (s.wide_shapes(), torch.float32))
     )
     in_proj, out_proj, x_proj, dt_proj = _views(narrow, s.narrow_shapes())
     conv, conv_bias, dt_bias, D, A = _views(wide, s.wide_shapes())
     to, source = [in_proj, out_proj], [parameters[0], parameters[2]]
     for p in range(s.P):
-        given = parameters[_SINGLE + p * _EACH :][:_EACH]
+        given = parameters[SINGLE + p * EACH :][:EACH]
         places = (conv[p].unsqueeze(1), conv_bias[p], x_proj[p], dt_proj[p], dt_bias[p], D[p])
         for place, parameter in zip(places, given, strict=True):
             if parameter is None:
@@ -136,8 +137,7 @@ def _pack(parameters: Sequence[Tensor | None], s: _Shape, device: torch.device) 
 
 
 def shape_of(x: Tensor, sizes: Sequence[int], count: int, directions: int, dtype) -> _Shape:
-    sets = (count - _SINGLE - directions) // _EACH
-    return _Shape(*x.shape, *sizes, sets, directions, dtype)
+    return _Shape(*x.shape, *sizes, count_sets(count, directions), directions, dtype)
 
 
 def _convolve(s: _Shape, x: Tensor, conv: Tensor, bias: Tensor, backwards: bool) -> Tensor:
@@ -179,8 +179,7 @@ def mixer_fwd(
     keep: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """The mixer of rms_norm(x + update), that sum, and what backward takes."""
-    A_log, conv, dt_proj = parameters[-1], parameters[_SINGLE], parameters[_SINGLE + 3]
-    sizes = (*A_log.shape, dt_proj.shape[1], conv.shape[2])
+    sizes, _ = mixer_sizes(parameters, len(reverse))
     s = shape_of(x, sizes, len(parameters), len(reverse), dtype)
     packs = _pack(parameters, s, x.device)
     in_proj, out_proj, x_proj, _ = _views(packs[0], s.narrow_shapes())
@@ -230,8 +229,6 @@ def mixer_bwd(
     scale: float,
 ) -> list[Tensor]:
     """Gradients of x, update, norm and all parameters; an empty tensor where there is none."""
-    from vim_mm.ops.block import DTYPES
-
     xz, dt_B_C, edges, kept_sum, *packs = kept[:6]
     normed, rstd = kept[6:] if norm is not None else (x, None)
     s = shape_of(x, sizes, len(types), len(reverse), grad_out.dtype)
@@ -297,8 +294,8 @@ def mixer_bwd(
             grad_x, grad_sum, x, rstd, norm, with_update
         )
     for p in range(s.P):
-        first = _SINGLE + p * _EACH
-        grads[first : first + _EACH] = [
+        first = SINGLE + p * EACH
+        grads[first : first + EACH] = [
             grad_conv[p].unsqueeze(1), grad_conv_bias[p], grad_x_proj[p], grad_dt_proj[p],
             grad_bias[p], grad_D[p],
         ]  # fmt: skip
@@ -324,7 +321,7 @@ def kept_shapes(
     """Of what a mixer keeps: shape and dtype of each."""
     tokens = s.B * s.L
     narrow = s.dtype.itemsize == 2
-    sizes = [sum(torch.Size(x).numel() for x in of) for of in (s.narrow_shapes(), s.wide_shapes())]
+    sizes = [sum(map(math.prod, of)) for of in (s.narrow_shapes(), s.wide_shapes())]
     shapes = [
         ((2 * s.H, tokens), s.dtype),
         ((s.P, s.rows, tokens), s.dtype),

@@ -7,11 +7,10 @@ import torch
 import triton
 from torch import Tensor
 
-from vim_mm.ops.discretization import METHODS
+from vim_mm.ops.discretization import IS_CAUSAL
 from vim_mm.ops.triton.scan_backward_kernels import scan_backward_kernel
 from vim_mm.ops.triton.scan_kernels import scan_forward_kernel
 
-_CAUSAL = {method.id: method.causal for method in METHODS.values()}
 # Directions of so many groups fit into an integer.
 MAX_MIXED_GROUPS = 31
 # Below this many rows (B G H) a GPU is not filled by one warp for each: several share a row.
@@ -27,14 +26,15 @@ class Tile(NamedTuple):
     warps: int
 
 
-def tile_of(rows: int, length: int, narrow: bool, backward: bool) -> Tile:
-    """The tile for so many rows; it decides how sums are split, so it depends on shapes alone.
+def tile_of(rows: int, length: int, narrow: bool) -> Tile:
+    """The tile of both passes for so many rows.
+
+    It decides how sums are split, so it depends on shapes alone.
 
     Args:
         rows: B G H.
         length: L.
         narrow: Whether a tensor of time is of 16 bits: a thread then loads eight steps at once.
-        backward: Whether it is for the backward pass.
     """
     segment, warps = (8 if narrow else 4), 4
     row = 32 * segment  # the steps of a warp
@@ -51,7 +51,7 @@ def _powers_of_2(first: int, last: int) -> list[int]:
 def chunks_of(shape: Sequence[int], narrow: bool) -> int:
     """How many chunks the sequence has, in both passes."""
     batch, groups, channels, length = shape
-    return -(-length // tile_of(batch * groups * channels, length, narrow, False).steps)
+    return -(-length // tile_of(batch * groups * channels, length, narrow).steps)
 
 
 def is_narrow(*tensors: Tensor | None) -> bool:
@@ -60,9 +60,9 @@ def is_narrow(*tensors: Tensor | None) -> bool:
 
 
 def edges_shape(shape: Sequence[int], states: int, method: int, narrow: bool) -> tuple[int, ...]:
-    """(directions, chunks - 1 or chunks, B, G, N, H): the states that chunks hand on."""
+    """(directions, chunks, B, G, N, H): the states that chunks hand on."""
     batch, groups, channels, _ = shape
-    directions = 1 if _CAUSAL[method] else 2
+    directions = 1 if IS_CAUSAL[method] else 2
     return (directions, chunks_of(shape, narrow), batch, groups, states, channels)
 
 
@@ -118,12 +118,10 @@ class _Inputs(NamedTuple):
         )  # fmt: skip
 
 
-def _inputs(like, u, delta, A, B, C, D, z, delta_bias, softplus, method, backward) -> _Inputs:
+def _inputs(like, u, delta, A, B, C, D, z, delta_bias, softplus, method) -> _Inputs:
     batch, groups, channels, length = u.shape
     narrow = is_narrow(u, delta, z, B, C)
-    tile = tile_of(batch * groups * channels, length, narrow, backward)
-    if backward:
-        tile = tile._replace(steps=tile_of(batch * groups * channels, length, narrow, False).steps)
+    tile = tile_of(batch * groups * channels, length, narrow)
     u, delta, z = (None if x is None else _rows(x) for x in (u, delta, z))
     B, C = (_rows(M) if M.dim() == 4 else M for M in (B, C))
     A, D, delta_bias = (None if x is None else x.contiguous() for x in (A, D, delta_bias))
@@ -133,8 +131,6 @@ def _inputs(like, u, delta, A, B, C, D, z, delta_bias, softplus, method, backwar
     strides |= {f'out_{axis}': like.stride(i) for i, axis in enumerate('bgh')}
     for name, M in (('B', B), ('C', C)):
         b, g, n = _strides_of_matrix(M)
-        if M.dim() == 3:
-            n = M.stride(2)
         strides |= {f'{name}_b': b, f'{name}_g': g, f'{name}_n': n}
     # Pointers that are not there are never read.
     tensors = dict(
@@ -176,9 +172,9 @@ def scan_forward(
     edges = u.new_empty(edges_shape(u.shape, states, method, narrow), dtype=torch.float32)
     if out.numel() == 0:
         return out, last_state.mT, edges
-    inputs = _inputs(out, u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, False)
+    inputs = _inputs(out, u, delta, A, B, C, D, z, delta_bias, delta_softplus, method)
     given = dict(out=out, last_state=last_state)
-    if _CAUSAL[method]:
+    if IS_CAUSAL[method]:
         inputs.launch(
             scan_forward_kernel, reverse, **given, edges=edges, partial=last_state, PART=0
         )
@@ -220,9 +216,9 @@ def scan_backward(
     if u.numel() == 0:
         return tuple(u.new_empty(0) if x is None else torch.zeros_like(x) for x in given)
     like = like_rows(u)
-    inputs = _inputs(like, *given, delta_softplus, method, True)
+    inputs = _inputs(like, *given, delta_softplus, method)
     (batch, groups, channels, length), states = u.shape, A.shape[-1]
-    causal = _CAUSAL[method]
+    causal = IS_CAUSAL[method]
     parts, tile, device = 1 if causal else 2, inputs.tile, u.device
     blocks, chunks = triton.cdiv(channels, tile.channels), inputs.sizes['chunks']
     varies = [M.dim() == 4 for M in (B, C)]
