@@ -1,6 +1,17 @@
-"""Models as ONNX files: what ``tools/export_onnx.py`` calls, and whoever exports from Python."""
+"""Models for other runtimes: what the tools for ONNX and AOTInductor call, and who exports too."""
 
+from vim_mm.export.aoti import export_graph, load_package, package_differences, write_package
 from vim_mm.export.onnx_file import differences, export_onnx, quantize
 from vim_mm.export.parts import PARTS, part_of
 
-__all__ = ['PARTS', 'differences', 'export_onnx', 'part_of', 'quantize']
+__all__ = [
+    'PARTS',
+    'differences',
+    'export_graph',
+    'export_onnx',
+    'load_package',
+    'package_differences',
+    'part_of',
+    'quantize',
+    'write_package',
+]

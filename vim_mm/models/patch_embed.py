@@ -6,7 +6,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vim_mm.models.paths import why_call_all, why_call_patches
-from vim_mm.ops.exported import exporting_to_onnx
+from vim_mm.ops.exported import are_open
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -40,8 +40,8 @@ class PatchEmbed(nn.Module):
             (n - 1) * self.stride + self.patch_size - s
             for n, s in zip((rows, columns), x.shape[-2:])
         )
-        # F.pad copies the image even where it adds nothing; an exported graph takes other images.
-        if exporting_to_onnx() or bottom or right:
+        # F.pad copies the image even where it adds nothing.
+        if are_open(bottom, right) or bottom or right:
             x = F.pad(x, (0, right, 0, bottom))
         if self.why_not_fused() is not None:
             return self.proj(x)

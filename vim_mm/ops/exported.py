@@ -12,6 +12,14 @@ from torch._higher_order_ops.scan import scan as loop  # prototype, the only one
 from vim_mm.ops.discretization import get_method
 
 
+def are_open(*sizes: int) -> bool:
+    """Whether a graph that is being exported leaves one of the sizes open.
+
+    Nothing may then depend on their values: the graph would hold for images of the example's kind.
+    """
+    return any(isinstance(n, torch.SymInt) for n in sizes)
+
+
 def exporting_to_onnx() -> bool:
     """Whether ``torch.onnx.export`` with ``dynamo=True`` is calling."""
     # The first is asked at every call of a layer and costs little, the second imports.
