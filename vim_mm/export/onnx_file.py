@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 OPSET = 18  # of torch's translations and of vim_mm.export.recurrence: nothing is converted
+_PRODUCTS = ['MatMul', 'Gemm']
 
 
 def export_onnx(module: nn.Module, images: Tensor, path: str | Path, dynamic: bool = False) -> None:
@@ -84,6 +85,19 @@ def differences(module: nn.Module, path: str | Path, images: Sequence[Tensor]) -
     return worst
 
 
+def linear_layers(path: str | Path) -> list[str]:
+    """Names of the nodes of a file that multiply by a constant matrix."""
+    import onnx
+
+    graph = onnx.load(path).graph
+    constant = {tensor.name for tensor in graph.initializer}
+    return [
+        node.name
+        for node in graph.node
+        if node.op_type in _PRODUCTS and node.input[1] in constant
+    ]
+
+
 def quantize(source: str | Path, target: str | Path, images: Iterable[Tensor]) -> None:
     """Write an ONNX file whose linear layers multiply 8-bit integers.
 
@@ -110,15 +124,15 @@ def quantize(source: str | Path, target: str | Path, images: Iterable[Tensor]) -
         str(source),
         str(target),
         Reader(),
-        op_types_to_quantize=['MatMul', 'Gemm'],
+        op_types_to_quantize=_PRODUCTS,
+        nodes_to_quantize=linear_layers(source),
         per_channel=True,
         # Without VNNI a processor adds pairs of products of 8 bits in 16 bits, which overflow.
         reduce_range=True,
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
         extra_options=dict(
-            MatMulConstBOnly=True,  # a product of two activations is no linear layer
             # The scan takes float32: what a layer gives is not rounded again.
-            OpTypesToExcludeOutputQuantization=['MatMul', 'Gemm'],
+            OpTypesToExcludeOutputQuantization=_PRODUCTS,
         ),
     )

@@ -107,4 +107,6 @@ def put_in_place(model: nn.Module, part: str, path: str | Path, threads: int = 0
     elif part == 'features':
         model.extract_feat = file.forward
     else:
+        # Else FastEncoderDecoder calls backbone and head by themselves, and never encode_decode.
+        model.test_cfg['store_logits'] = True
         model.encode_decode = lambda inputs, batch_img_metas: file(inputs)[0]
