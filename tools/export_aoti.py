@@ -54,19 +54,26 @@ def main(args: Namespace) -> int:
     import torch
 
     from vim_mm.engine.cli import load_model, read_config
-    from vim_mm.export import export_graph, package_differences, part_of, write_package
+    from vim_mm.export import (
+        choose_part,
+        export_graph,
+        package_differences,
+        part_of,
+        write_package,
+    )
 
     if args.device == 'cuda' and not torch.cuda.is_available():
         raise SystemExit('--device cuda: there is no CUDA device.')
     cfg = read_config(args)
     model = load_model(cfg, args.checkpoint)[0].to(args.device)
-    module = part_of(model, cfg.default_scope, args.part).eval()
+    part = choose_part(model, cfg.default_scope, args.part)
+    module = part_of(model, part).eval()
     embed = model.backbone.patch_embed
     height, width = args.size or (n * embed.stride for n in model.backbone.grid)
     sizes, multiple = [(1, height, width)], None
     if args.dynamic:
         # An exported pooling has no remainder; MMDetection pads to 32 pixels as well.
-        multiple = math.lcm(embed.stride, 1 if module is model.backbone else 32)
+        multiple = math.lcm(embed.stride, 1 if part == 'backbone' else 32)
         # An example of other sizes: what is equal in it might become equal in the graph.
         sizes.append((2, height + 2 * multiple, width + 3 * multiple))
     images = [torch.randn(b, embed.in_channels, h, w, device=args.device) for b, h, w in sizes]

@@ -1,13 +1,12 @@
-"""The recurrence as an export to ONNX takes it: one loop operator, which becomes ONNX's ``Scan``.
+"""The scan as an export to ONNX takes it: the recurrence as one operator, which becomes ``Scan``.
 
-Everything around the loop is the torch backend's, :mod:`vim_mm.ops.chunked`, and becomes standard
-operators as it is. Coefficients are computed for all steps at once, because a loop calls each
-operator in it for each step: memory is O(L B D N).
+Everything around it is the torch backend's, :mod:`vim_mm.ops.chunked`, and becomes standard
+operators as it is. Coefficients are computed for all steps at once, because each operator inside of
+a loop is called at every step: memory is O(L B D N). ``vim_mm/export`` has the translation.
 """
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.scan import scan as loop  # prototype, the only one that exports
 
 from vim_mm.ops.discretization import get_method
 
@@ -26,6 +25,32 @@ def exporting_to_onnx() -> bool:
     return torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export()
 
 
+@torch.library.custom_op('vim_mm::recurrence', mutates_args=())
+def recurrence(A_bar: Tensor, drive: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
+    """x_t = A_bar_t x_{t-1} + drive_t from x = 0, and y_t = x_t C_t.
+
+    An operator of its own, so that a trace holds it whole, whatever the length. It has no gradient.
+
+    Args:
+        A_bar, drive: (L, B, G, H, N), real.
+        C: (L, B, G, N, K).
+
+    Returns:
+        y (L, B, G, H, K) and the last x (B, G, H, N).
+    """
+    x = torch.zeros_like(drive[0])
+    y = drive.new_empty((*drive.shape[:-1], C.shape[-1]))
+    for t in range(len(y)):
+        x = A_bar[t] * x + drive[t]
+        y[t] = x @ C[t]
+    return y, x
+
+
+@recurrence.register_fake
+def _(A_bar: Tensor, drive: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
+    return drive.new_empty((*drive.shape[:-1], C.shape[-1])), drive.new_empty(drive.shape[1:])
+
+
 def exported_scan(
     u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, method: str
 ) -> tuple[Tensor, Tensor]:
@@ -42,15 +67,26 @@ def exported_scan(
     """
     if A.is_complex():
         raise TypeError(f'A: ONNX has no complex numbers, expected a real A, got {A.dtype}')
-    steps, a = torch.broadcast_tensors(dt[..., None], A)
-    A_bar, beta = get_method(method).coefficients(steps, a)
-    drive = beta * (B * u[..., None])
-    C = C.expand(u.shape[0], -1, -1, -1, -1)  # len() would fix the length in the graph
-    last_state, y = loop(_step, drive.new_zeros(drive.shape[1:]), (A_bar, drive, C))
-    return y, last_state
+    discretization = get_method(method)
+    A_bar, beta = discretization.coefficients(*torch.broadcast_tensors(dt[..., None], A))
+    series = [A_bar, beta * (B * u[..., None]), _matrices(C, u, A)]
+    if discretization.causal:
+        y, last_state = recurrence(*series)
+        return _output(y, C), last_state
+    # Both directions as one batch: a step of the loop costs little more.
+    y, last_state = recurrence(*(torch.cat([x, x.flip(0)], dim=1) for x in series))
+    ahead, back = y.chunk(2, dim=1)
+    return _output((ahead + back.flip(0)) / 2, C), last_state.chunk(2)[0]
 
 
-def _step(x: Tensor, inputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    A_bar, drive, C = inputs
-    x = A_bar * x + drive
-    return x, (C * x).sum(-1)
+def _matrices(C: Tensor, u: Tensor, A: Tensor) -> Tensor:
+    """C as :func:`recurrence` takes it, (L, B, G, N, K)."""
+    if C.shape[-2] == 1:
+        return C.mT
+    # A row for each channel is no matrix. The states come out, and _output sums them.
+    return torch.eye(A.shape[-1], dtype=A.dtype).expand(*u.shape[:3], -1, -1)
+
+
+def _output(y: Tensor, C: Tensor) -> Tensor:
+    """(L, B, G, H) of what :func:`recurrence` gives, (L, B, G, H, K)."""
+    return y.squeeze(-1) if C.shape[-2] == 1 else (C * y).sum(-1)
