@@ -28,11 +28,7 @@ def export_graph(module: nn.Module, images: Tensor, multiple: int | None = None)
     """
     shapes = None
     if multiple is not None:
-        if any(n % multiple for n in images.shape[-2:]):
-            raise ValueError(
-                f'images: height and width must be multiples of {multiple}, '
-                f'got {" x ".join(map(str, images.shape[-2:]))}'
-            )
+        _check_multiple(images, multiple)
         height, width = (_multiples(name, multiple) for name in ('height', 'width'))
         shapes = ({0: Dim('batch', min=1), 2: height, 3: width},)
     with torch.no_grad():
@@ -69,15 +65,38 @@ def write_package(program: ExportedProgram, path: str | Path, multiple: int | No
     torch._inductor.aoti_compile_and_package(
         program,
         package_path=str(path),
-        inductor_configs={'aot_inductor.metadata': facts},
+        inductor_configs={
+            'aot_inductor.metadata': facts,
+            # Inductor believes that an open size is 2 or more, but computes with what it gets.
+            'aot_inductor.check_lowerbound': False,
+        },
     )
 
 
-def load_package(path: str | Path) -> Callable[[Tensor], Tensor | tuple[Tensor, ...]]:
-    """A package as a function of images, which here runs in Python and refuses a wrong size."""
+def load_package(path: str | Path) -> Callable[[Tensor], Tensor | Sequence[Tensor]]:
+    """A package as a function of images, which here runs in Python.
+
+    It raises ValueError if height or width is no multiple of what the package has in its metadata,
+    and RuntimeError if a size that is fixed is another one.
+    """
     # Read once a process. Without it other sizes than the package's read beyond the images.
     os.environ.setdefault('AOTI_RUNTIME_CHECK_INPUTS', '1')
-    return torch._inductor.aoti_load_package(str(path))
+    package = torch._inductor.aoti_load_package(str(path))
+    multiple = int(package.get_metadata()[MULTIPLE])
+
+    def run(images: Tensor) -> Tensor | Sequence[Tensor]:
+        _check_multiple(images, multiple)
+        return package(images)
+
+    return run
+
+
+def _check_multiple(images: Tensor, multiple: int) -> None:
+    if any(n % multiple for n in images.shape[-2:]):
+        raise ValueError(
+            f'images: height and width must be multiples of {multiple}, '
+            f'got {" x ".join(map(str, images.shape[-2:]))}'
+        )
 
 
 def package_differences(
