@@ -69,11 +69,16 @@ def main(args: Namespace) -> int:
     part = choose_part(model, cfg.default_scope, args.part)
     module = part_of(model, part).eval()
     embed = model.backbone.patch_embed
-    height, width = args.size or (n * embed.stride for n in model.backbone.grid)
+    height, width = args.size or [n * embed.stride for n in model.backbone.grid]
     sizes, multiple = [(1, height, width)], None
     if args.dynamic:
         # An exported pooling has no remainder; MMDetection pads to 32 pixels as well.
         multiple = math.lcm(embed.stride, 1 if part == 'backbone' else 32)
+        if height % multiple or width % multiple:
+            raise SystemExit(
+                f'--dynamic: height and width of --size must be multiples of {multiple}, got '
+                f'{height} x {width}.'
+            )
         # An example of other sizes: what is equal in it might become equal in the graph.
         sizes.append((2, height + 2 * multiple, width + 3 * multiple))
     images = [torch.randn(b, embed.in_channels, h, w, device=args.device) for b, h, w in sizes]
