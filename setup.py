@@ -92,8 +92,9 @@ def extension():
         depends=[str(path) for path in sorted(Path('csrc').rglob('*.*h'))],
         extra_compile_args={'cxx': definitions + CXX_FLAGS, 'nvcc': definitions + NVCC_FLAGS},
         # Where a compiler links the C++ library statically, that copy must not get between torch's
-        # own and us: what an operator throws would be cut off, or end the process.
-        extra_link_args=['-Wl,--exclude-libs,ALL'],
+        # own and us: what an operator throws would be cut off, or end the process. Symbols are
+        # bound when they are called, so that a program without Python loads the operators.
+        extra_link_args=['-Wl,--exclude-libs,ALL', '-Wl,-z,lazy'],
         py_limited_api=True,
     )
 

@@ -6,6 +6,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vim_mm.models.paths import why_call_all, why_call_patches
+from vim_mm.ops.exported import are_open
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -28,8 +29,10 @@ class PatchEmbed(nn.Module):
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
         """Number of patches that cover an image of (H, W) pixels, along each axis."""
-        # Rounded up by floor division: torch.compile traces no ceil and no modulo of sizes.
-        return tuple(max(-((self.patch_size - s) // self.stride), 0) + 1 for s in size)
+        # Rounded up by floor division: torch.compile traces no ceil and no modulo of sizes. Of a
+        # number that is not negative: ONNX divides integers towards zero.
+        beyond = (max(s - self.patch_size, 0) for s in size)
+        return tuple((n + self.stride - 1) // self.stride + 1 for n in beyond)
 
     def forward(self, x: Tensor) -> Tensor:
         rows, columns = self.grid(x.shape[-2:])
@@ -37,7 +40,8 @@ class PatchEmbed(nn.Module):
             (n - 1) * self.stride + self.patch_size - s
             for n, s in zip((rows, columns), x.shape[-2:])
         )
-        if bottom or right:  # F.pad copies the image even where it adds nothing
+        # F.pad copies the image even where it adds nothing.
+        if are_open(bottom, right) or bottom or right:
             x = F.pad(x, (0, right, 0, bottom))
         if self.why_not_fused() is not None:
             return self.proj(x)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vim_mm.compat import has_hooks_on_all_modules
+from vim_mm.ops.exported import exporting_to_onnx
 
 # A parameter, what FSDP or a parametrization puts in its place, or none. Subclasses of tensors
 # (sharded, quantized) have products of their own.
@@ -59,7 +60,10 @@ def why_call(module: nn.Module, kind: type[nn.Module]) -> str | None:
 
 
 def why_call_all() -> str | None:
-    """Why every module must be called, None where there is no hook on all modules."""
+    """Why every module must be called, None outside of exports and of hooks on all modules."""
+    # Linear layers that are called have their weight where ONNX's quantization looks for it.
+    if exporting_to_onnx():
+        return 'the model is exported to ONNX'
     return 'there are hooks on all modules' if has_hooks_on_all_modules() else None
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch.nn.functional as F
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
@@ -85,5 +84,6 @@ class SimpleFPN(nn.Module):
             for rescale, lateral in zip(self.rescale, self.lateral, strict=True)
         ]
         while len(outs) < self.num_outs:
-            outs.append(F.max_pool2d(outs[-1], 1, stride=2))
+            # No pooling, whose export would fix whether the size is even.
+            outs.append(outs[-1][..., ::2, ::2].contiguous())
         return tuple(outs)

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
+from vim_mm.ops.exported import are_open
 from vim_mm.ops.resample import resize
 
 # Tables of one axis, see _kept_turns: some kilobytes for each length that a grid has had. None is
@@ -59,7 +60,7 @@ def resize_pos_embed(
     Returns:
         (1, H' W' + n, C) in the same dtype; bicubic, as DeiT and Vim do it.
     """
-    if tuple(old_grid) == tuple(new_grid):
+    if not are_open(*new_grid) and tuple(old_grid) == tuple(new_grid):
         return pos_embed
     patches, cls = split_cls(pos_embed, placement)
     # Not timm's resample_abs_pos_embed: it does nothing where another grid becomes a square of as

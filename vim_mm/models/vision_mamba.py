@@ -381,7 +381,7 @@ class VisionMamba(nn.Module):
         tokens = patches
         if self.cls_names:
             cls = torch.cat([getattr(self, name) for name in self.cls_names], dim=1)
-            tokens = insert_cls(patches, cls.expand(len(patches), -1, -1), self.placement)
+            tokens = insert_cls(patches, cls.expand(patches.shape[0], -1, -1), self.placement)
         if self.pos_embed is None:
             return tokens
         return tokens + resize_pos_embed(self.pos_embed, self.grid, grid, self.placement)

@@ -6,7 +6,7 @@ is one operator for a chunk. Backward computes the states of a chunk anew and th
 step, and has autograd differentiate the coefficients alone. There is no second derivative.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ def chunked_scan(
     delta_softplus: bool,
     method: str,
     reverse: Sequence[bool],
+    scan: Callable[..., tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """out (B, G, H, L) in u's dtype, and last_state (B, G, H, N), of any dtypes and device.
 
@@ -43,6 +44,8 @@ def chunked_scan(
         D, delta_bias: (G, H).
         delta_softplus, method: As in ``selective_scan_fn``.
         reverse: G flags.
+        scan: Of everything in scan order, (u, dt, A, B, C, method) to y and the last state; None is
+            the one of this module.
     """
     state = state_dtype(u, A)
     signal = u.to(real_dtype(u))
@@ -50,10 +53,8 @@ def chunked_scan(
     turned = torch.tensor([bool(flag) for flag in reverse], device=u.device)
     first = [_in_scan_order(x, turned, reverse) for x in (signal, steps)]
     matrices = [_matrix(M.to(state), turned, reverse) for M in (B, C)]
-    y, last_state = _scan(*first, A.to(state), *matrices, method)
-    if not get_method(method).causal:
-        turn = [x.flip(0) for x in first], [M.flip(0) if len(M) > 1 else M for M in matrices]
-        y = (y + _scan(*turn[0], A.to(state), *turn[1], method)[0].flip(0)) / 2
+    scan = _both_ways if scan is None else scan
+    y, last_state = scan(*first, A.to(state), *matrices, method)
     y = _in_scan_order(y.movedim(0, -1), turned, reverse).movedim(0, -1)
     return skip_and_gate(y, signal, D, z).to(u.dtype), last_state
 
@@ -83,6 +84,15 @@ def _ranges(shape: Sequence[int], states: int) -> list[tuple[int, int]]:
 
 def _of(M: Tensor, first: int, last: int) -> Tensor:
     return M if len(M) == 1 else M[first:last]
+
+
+def _both_ways(u, dt, A, B, C, method: str) -> tuple[Tensor, Tensor]:
+    """y, of a method that is not causal the average over both directions, and the last state."""
+    y, last_state = _scan(u, dt, A, B, C, method)
+    if not get_method(method).causal:
+        turned = [M.flip(0) if len(M) > 1 else M for M in (B, C)]
+        y = (y + _scan(u.flip(0), dt.flip(0), A, *turned, method)[0].flip(0)) / 2
+    return y, last_state
 
 
 def _states(A_bar: Tensor, drive: Tensor, x: Tensor) -> Tensor:

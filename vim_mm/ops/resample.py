@@ -63,6 +63,24 @@ def resampling_matrix(kind: str, out_size: int, in_size: int, like: Tensor) -> T
     return matrix
 
 
+def averaging_matrix(out_size: int, in_size: int, like: Tensor) -> Tensor:
+    """The matrix 'average' of :func:`resampling_matrix`, by arithmetic of sizes that are symbolic.
+
+    Args:
+        out_size: Number of bins.
+        in_size: Length of the input, which an exported graph may leave open.
+        like: A tensor of the dtype and the device of the matrix.
+
+    Returns:
+        Tensor: (out_size, in_size).
+    """
+    bins = torch.arange(out_size, device=like.device)[:, None]
+    first, last = bins * in_size // out_size, ((bins + 1) * in_size + out_size - 1) // out_size
+    places = torch.arange(in_size, device=like.device)
+    inside = (places >= first) & (places < last)
+    return inside.to(like.dtype) / (last - first).to(like.dtype)
+
+
 def resample_gradient(grad: Tensor, kind: str, in_size: tuple[int, int]) -> Tensor:
     """Gradient with respect to the input of an operation.
 

@@ -9,6 +9,7 @@ from vim_mm.ops import triton
 from vim_mm.ops.backends import chosen_backend
 from vim_mm.ops.chunked import chunked_scan
 from vim_mm.ops.discretization import method_id
+from vim_mm.ops.exported import exported_scan, exporting_to_onnx
 from vim_mm.ops.reference import real_dtype, selective_scan_ref
 
 MAX_STATES = 256
@@ -189,6 +190,10 @@ def _scan(
     _check_bool('delta_softplus', delta_softplus)
     _check_bool('return_last_state', return_last_state)
     number = method_id(method)
+    if exporting_to_onnx():  # what the graph may hold is no choice of backend
+        return chunked_scan(
+            u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse, exported_scan
+        )
     name = chosen_backend(backend, use_cuda_kernel, u.device.type, u.dtype, A.is_complex())
     tensors = (u, delta, A, B, C, D, z, delta_bias)
     options = (delta_softplus, number, [*map(int, reverse)])

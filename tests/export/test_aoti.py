@@ -1,0 +1,132 @@
+"""Exported graphs at sizes that the export has not seen, and a package in C++ without Python."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from vim_mm.export import export_graph, write_package
+from vim_mm.models import SimpleFPN, VisionMamba
+from vim_mm.models.patch_embed import PatchEmbed
+from vim_mm.models.tokens import resize_pos_embed
+from vim_mm.ops import library
+
+EXAMPLES = Path(__file__).parents[2] / 'examples/cpp'
+compiled = pytest.mark.skipif(library.MISSING is not None, reason=str(library.MISSING))
+
+
+def backbone(layers: int = 1, **options) -> VisionMamba:
+    return VisionMamba(dict(embed_dims=16, num_layers=layers), 64, 16, **options).eval()
+
+
+def compare(module: nn.Module, graph, *sizes: tuple[int, int, int]) -> None:
+    for batch, height, width in sizes:
+        images = torch.randn(batch, 3, height, width)
+        with torch.no_grad():
+            torch.testing.assert_close(graph.module()(images), module(images))
+
+
+class Embedding(nn.Module):
+    """What of a backbone asks for the size of the images."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches = PatchEmbed(3, 4, 16, 16)
+        self.position = nn.Parameter(torch.randn(1, 16, 4))
+
+    def forward(self, x):
+        x = self.patches(x)
+        position = resize_pos_embed(self.position, (4, 4), tuple(x.shape[-2:]))
+        return x.flatten(2).mT + position
+
+
+def test_the_embedding_takes_any_size():
+    """That of the position embedding, of the example, and one that patches do not divide."""
+    module = Embedding().eval()
+    graph = export_graph(module, torch.randn(2, 3, 80, 112), multiple=1)
+    compare(module, graph, (1, 64, 64), (2, 80, 112), (3, 37, 91))
+
+
+def test_an_example_that_is_no_multiple():
+    with pytest.raises(ValueError, match='must be multiples of 16, got 80 x 100'):
+        export_graph(nn.Identity(), torch.randn(2, 3, 80, 100), multiple=16)
+
+
+CASES = [
+    ('zoh', 'none', dict(if_rope=True, if_rope_residual=True, out_feature='residual')),
+    ('foh', 'head', dict(out_type='cls_token', out_feature='norm')),
+    ('bilinear', 'middle', {}),
+    ('poly', 'tail', {}),
+    ('highorder', 'double', dict(out_type='avg_featmap')),
+    ('rk4', 'middle', dict(bimamba_type='v1')),
+    ('zoh_exact', 'none', dict(layers=2, out_indices=(0, 1))),
+]
+
+
+@compiled
+@pytest.mark.slow
+@pytest.mark.parametrize('method, cls_token, options', CASES)
+def test_a_graph_takes_other_sizes(method, cls_token, options):
+    module = backbone(discretization_method=method, cls_token=cls_token, **options)
+    graph = export_graph(module, torch.randn(2, 3, 80, 112), multiple=16)
+    assert any('vim_mm.selective_scan_fwd' in str(node.target) for node in graph.graph.nodes)
+    compare(module, graph, (1, 64, 64), (3, 48, 96))
+
+
+@compiled
+@pytest.mark.slow
+def test_a_graph_holds_the_neck():
+    module = nn.Sequential(backbone(), SimpleFPN(16, 8)).eval()
+    graph = export_graph(module, torch.randn(2, 3, 192, 224), multiple=32)
+    compare(module, graph, (1, 224, 256), (1, 256, 192))
+
+
+@pytest.fixture(scope='module')
+def program(tmp_path_factory) -> Path:
+    """The compiled example of C++."""
+    for tool in ('cmake', 'c++'):
+        if shutil.which(tool) is None:
+            pytest.skip(f'there is no {tool}')
+    folder = tmp_path_factory.mktemp('cpp')
+    torch_folder = f'-DTORCH={torch.__path__[0]}'
+    for command in (['-S', EXAMPLES, '-B', folder, torch_folder], ['--build', folder]):
+        done = subprocess.run(['cmake', *command], capture_output=True, text=True, timeout=1200)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder / 'run_package'
+
+
+@compiled
+@pytest.mark.slow
+def test_a_package_runs_without_python(program, tmp_path):
+    """At the size of the position embedding, and at one that is padded."""
+    import vim_mm._C
+
+    module = backbone(discretization_method='foh', cls_token='middle')
+    graph = export_graph(module, torch.randn(2, 3, 80, 112), multiple=16)
+    write_package(graph, tmp_path / 'model.pt2', multiple=16)
+
+    def run(images: torch.Tensor, *shape: int) -> subprocess.CompletedProcess:
+        images.numpy().tofile(tmp_path / 'images')
+        return subprocess.run(
+            [program, vim_mm._C.__file__, 'model.pt2', 'images', *map(str, shape), 'out', '3'],
+            cwd=tmp_path, capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+
+    for shape in ((1, 3, 64, 64), (3, 3, 37, 91)):
+        images = torch.randn(shape)
+        done = run(images, *shape)
+        assert done.returncode == 0, done.stderr
+        assert 'median of 3 runs' in done.stdout
+        with torch.no_grad():
+            (expected,) = module(images)
+        found = np.fromfile(tmp_path / 'out.0', np.float32)
+        torch.testing.assert_close(torch.from_numpy(found), expected.flatten())
+    done = run(images, 1, 3, 64, 64)
+    assert done.returncode == 1
+    assert done.stderr == 'run_package: error: images: expected float32 numbers of B x C x H x W\n'
+    done = run(torch.randn(1, 4, 64, 64), 1, 4, 64, 64)
+    assert done.returncode == 1 and 'unmatched dim value' in done.stderr

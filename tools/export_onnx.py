@@ -1,0 +1,165 @@
+"""Writes a model as ONNX: ``python tools/export_onnx.py CONFIG CHECKPOINT OUT [--dynamic]``."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from _command_line import add_arguments, end
+
+if TYPE_CHECKING:  # --help takes no PyTorch
+    from mmengine.config import Config
+    from torch import Tensor, nn
+
+BOUND = 1e-4  # of differences from PyTorch, relative to the greatest value of an output
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(
+        description='Write a model as an ONNX file of standard operators, and compare it with '
+        'PyTorch in onnxruntime. A difference above 1e-4 is exit code 1.'
+    )
+    add_arguments(parser, launcher=False)
+    parser.add_argument('checkpoint', help='path or URL of the weights')
+    parser.add_argument('out', type=Path, help='the file to write')
+    parser.add_argument(
+        '--part',
+        choices=['backbone', 'features', 'segmentor'],
+        help='features are those of backbone and neck (default: segmentor of MMSegmentation, '
+        'features of MMDetection, backbone of MMPretrain)',
+    )
+    parser.add_argument(
+        '--size',
+        type=int,
+        nargs=2,
+        metavar=('H', 'W'),
+        help="of the images, in pixels (default: the backbone's img_size)",
+    )
+    parser.add_argument(
+        '--dynamic', action='store_true', help='leave batch, height and width of the images open'
+    )
+    parser.add_argument(
+        '--int8',
+        action='store_true',
+        help='also write OUT with .int8 before its suffix: linear layers in 8 bits, calibrated on '
+        "the config's training data",
+    )
+    parser.add_argument(
+        '--calibration-images', type=int, default=64, metavar='N', help='for --int8 (default: 64)'
+    )
+    parser.add_argument(
+        '--evaluate',
+        action='store_true',
+        help="print the metrics on the config's test data and the median time of an image, of "
+        'PyTorch and of each file',
+    )
+    parser.add_argument(
+        '--threads', type=int, default=0, help='of the CPU for --evaluate (default: all)'
+    )
+    return parser.parse_args()
+
+
+def calibration_batches(
+    cfg: 'Config', model: 'nn.Module', count: int, size: tuple[int, int] | None
+) -> Iterator['Tensor']:
+    """Images of the training data as the model takes them, (1, C, H, W), at random.
+
+    Args:
+        cfg: Names the training data.
+        model: Its data preprocessor normalizes them.
+        count: How many.
+        size: (H, W) to crop and pad them to, None for that which each has.
+    """
+    from torch.nn.functional import pad
+
+    from vim_mm.engine import VimRunner
+
+    loader = {**cfg.train_dataloader, 'batch_size': 1, 'num_workers': 0}
+    loader.pop('persistent_workers', None)
+    for batch in islice(VimRunner.build_dataloader(loader, seed=0), count):
+        images = model.data_preprocessor(batch, False)['inputs']
+        if size is not None:  # a side that is too long is padded by a negative number
+            below, right = (n - side for n, side in zip(size, images.shape[-2:], strict=True))
+            images = pad(images, (0, right, 0, below))
+        yield images
+
+
+def metrics(cfg: 'Config', model: 'nn.Module') -> dict[str, float]:
+    """What the config's evaluator says of the model on the test data."""
+    import torch
+    from mmengine.evaluator import Evaluator
+
+    from vim_mm.engine import VimRunner
+
+    loader = VimRunner.build_dataloader(cfg.test_dataloader)
+    evaluator = Evaluator(cfg.test_evaluator)
+    evaluator.dataset_meta = loader.dataset.metainfo
+    with torch.no_grad():
+        for batch in loader:
+            evaluator.process(data_samples=model.test_step(batch), data_batch=batch)
+    return evaluator.evaluate(len(loader.dataset))
+
+
+def evaluate(args: Namespace, cfg: 'Config', files: list[Path], part: str, image: 'Tensor') -> None:
+    """Print metrics and the time of an image, of PyTorch and of each file in its place."""
+    import torch
+
+    from vim_mm.analysis.timing import wall_times
+    from vim_mm.engine.cli import load_model
+    from vim_mm.export import OnnxModule, part_of, put_in_place
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    for name in ('PyTorch', *files):
+        model = load_model(cfg, args.checkpoint)[0].cpu()
+        module = part_of(model, part)
+        if name != 'PyTorch':
+            module = OnnxModule(name, args.threads)
+            put_in_place(model, part, name, args.threads)
+        found = metrics(cfg, model)
+        with torch.no_grad():
+            times = wall_times(lambda module=module: module(image), trials=30)
+        values = ', '.join(f'{key} {value:.2f}' for key, value in found.items())
+        print(f'{name}: {values}, {1e3 * median(times):.1f} ms an image')
+
+
+def main(args: Namespace) -> int:
+    import torch
+
+    from vim_mm.engine.cli import load_model, read_config
+    from vim_mm.export import choose_part, differences, export_onnx, part_of, quantize
+
+    cfg = read_config(args)
+    model = load_model(cfg, args.checkpoint)[0].cpu()
+    part = choose_part(model, cfg.default_scope, args.part)
+    module = part_of(model, part).eval()
+    embed = model.backbone.patch_embed
+    height, width = args.size or (n * embed.stride for n in model.backbone.grid)
+    sizes = [(1, height, width)]
+    example = sizes[0]
+    if args.dynamic:
+        # An example of other sizes: what is equal in it might become equal in the graph.
+        example = (2, height + 2 * embed.stride, width + 3 * embed.stride)
+        sizes += [example, (3, height + embed.stride // 2, 2 * width)]
+    images = [torch.randn(b, embed.in_channels, h, w) for b, h, w in sizes]
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    export_onnx(module, images[sizes.index(example)], args.out, args.dynamic)
+    files = [args.out]
+    if args.int8:
+        files.append(args.out.with_suffix(f'.int8{args.out.suffix}'))
+        fixed = None if args.dynamic else (height, width)
+        quantize(*files, calibration_batches(cfg, model, args.calibration_images, fixed))
+    worst = 0.0
+    for file in files:
+        for size, error in zip(sizes, differences(module, file, images), strict=True):
+            print(f'{file}: {" x ".join(map(str, size))}: differs by {error:.1e} of the maximum')
+            worst = max(worst, error if file == args.out else 0.0)
+    if args.evaluate:
+        evaluate(args, cfg, files, part, images[0])
+    return int(not worst <= BOUND)
+
+
+if __name__ == '__main__':
+    end(main, parse_args())

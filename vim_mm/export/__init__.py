@@ -1,0 +1,20 @@
+"""Models for other runtimes: what the tools for ONNX and AOTInductor call, and who exports too."""
+
+from vim_mm.export.aoti import export_graph, load_package, package_differences, write_package
+from vim_mm.export.onnx_file import OnnxModule, differences, export_onnx, quantize
+from vim_mm.export.parts import PARTS, choose_part, part_of, put_in_place
+
+__all__ = [
+    'PARTS',
+    'OnnxModule',
+    'choose_part',
+    'differences',
+    'export_graph',
+    'export_onnx',
+    'load_package',
+    'package_differences',
+    'part_of',
+    'put_in_place',
+    'quantize',
+    'write_package',
+]

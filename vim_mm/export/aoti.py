@@ -1,0 +1,123 @@
+"""Packages of AOTInductor: a model compiled for one machine, which C++ runs without Python."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.exc import UserError
+from torch.export import Dim, ExportedProgram
+
+MULTIPLE = 'vim_mm_multiple'  # in the package's metadata, see examples/cpp/run_package.cpp
+
+
+def export_graph(module: nn.Module, images: Tensor, multiple: int | None = None) -> ExportedProgram:
+    """The graph of a module of images, by ``torch.export``, without gradients.
+
+    Args:
+        module: In evaluation mode, see :func:`vim_mm.export.part_of`.
+        images: An example (B, C, H, W) on the module's device. For open sizes a batch of 2 or more,
+            and H and W that differ from each other.
+        multiple: None fixes all sizes to the example's. Else B is open, and H and W are open
+            multiples of it. Of the distance of patches the graph compiles several times as fast as
+            of 1, because the number of tokens is then a product of two symbols.
+
+    Raises:
+        ValueError: H or W of the example is no multiple.
+    """
+    shapes = None
+    if multiple is not None:
+        _check_multiple(images, multiple)
+        height, width = (_multiples(name, multiple) for name in ('height', 'width'))
+        shapes = ({0: Dim('batch', min=1), 2: height, 3: width},)
+    with torch.no_grad():
+        try:
+            return torch.export.export(module, (images,), dynamic_shapes=shapes)
+        except UserError as error:
+            # A pyramid takes no images whose coarsest map is a single row: the least size is told.
+            if 'Suggested fixes' not in str(error):
+                raise
+            from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
+
+            shapes = refine_dynamic_shapes_from_suggested_fixes(str(error), shapes)
+            return torch.export.export(module, (images,), dynamic_shapes=shapes)
+
+
+def _multiples(name: str, multiple: int) -> Dim:
+    if multiple == 1:
+        return Dim.DYNAMIC
+    return multiple * Dim(name, min=2)  # of one patch torch.export would make another graph
+
+
+def write_package(program: ExportedProgram, path: str | Path, multiple: int | None = None) -> None:
+    """Compile a graph, for the device of its parameters and for this machine, into a ``.pt2`` file.
+
+    Needs a C++ compiler. The operators of :mod:`vim_mm.ops` are called, not compiled in: whoever
+    loads the package loads the library that registers them first.
+
+    Args:
+        program: Of :func:`export_graph`.
+        path: Of the package.
+        multiple: As in :func:`export_graph`. It is noted in the package's metadata.
+    """
+    facts = {MULTIPLE: str(1 if multiple is None else multiple)}
+    torch._inductor.aoti_compile_and_package(
+        program,
+        package_path=str(path),
+        inductor_configs={
+            'aot_inductor.metadata': facts,
+            # Inductor believes that an open size is 2 or more, but computes with what it gets.
+            'aot_inductor.check_lowerbound': False,
+        },
+    )
+
+
+def load_package(path: str | Path) -> Callable[[Tensor], Tensor | Sequence[Tensor]]:
+    """A package as a function of images, which here runs in Python.
+
+    It raises ValueError if height or width is no multiple of what the package has in its metadata,
+    and RuntimeError if a size that is fixed is another one.
+    """
+    # Read once a process. Without it other sizes than the package's read beyond the images.
+    os.environ.setdefault('AOTI_RUNTIME_CHECK_INPUTS', '1')
+    package = torch._inductor.aoti_load_package(str(path))
+    multiple = int(package.get_metadata()[MULTIPLE])
+
+    def run(images: Tensor) -> Tensor | Sequence[Tensor]:
+        _check_multiple(images, multiple)
+        return package(images)
+
+    return run
+
+
+def _check_multiple(images: Tensor, multiple: int) -> None:
+    if any(n % multiple for n in images.shape[-2:]):
+        raise ValueError(
+            f'images: height and width must be multiples of {multiple}, '
+            f'got {" x ".join(map(str, images.shape[-2:]))}'
+        )
+
+
+def package_differences(
+    module: nn.Module, path: str | Path, images: Sequence[Tensor]
+) -> list[float]:
+    """For each batch the greatest difference of any output from PyTorch's, relative to its maximum.
+
+    Args:
+        module: What was exported.
+        path: Of the package.
+        images: Batches (B, C, H, W) on the module's device.
+    """
+    run, worst = load_package(path), []
+    # TF32 of cuDNN's convolutions, PyTorch's default, is a difference as large as 1e-3.
+    with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
+        for batch in images:
+            pairs = zip(_listed(run(batch)), _listed(module(batch)), strict=True)
+            errors = [(ours - theirs).abs().max() / theirs.abs().max() for ours, theirs in pairs]
+            worst.append(max(map(float, errors)))
+    return worst
+
+
+def _listed(outputs: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
+    return (outputs,) if isinstance(outputs, Tensor) else outputs

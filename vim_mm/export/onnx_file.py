@@ -1,0 +1,136 @@
+"""ONNX files: written by torch's exporter, run by onnxruntime, quantized to 8 bits."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+OPSET = 18  # of torch's translations and of vim_mm.export.recurrence: nothing is converted
+_PRODUCTS = ['MatMul', 'Gemm']
+
+
+def export_onnx(module: nn.Module, images: Tensor, path: str | Path, dynamic: bool = False) -> None:
+    """Write a module of images to an ONNX file of standard operators.
+
+    The selective scan of a layer becomes ``Scan``, see docs/deploy.md.
+
+    Args:
+        module: In evaluation mode. Its parameters stay as they are.
+        images: An example (B, C, H, W), float32. For ``dynamic`` a batch of 2 or more, and height
+            and width that differ from each other.
+        path: Of the file.
+        dynamic: Leave batch, height and width open.
+    """
+    from vim_mm.export.recurrence import recurrence as translated
+
+    open_sizes = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)
+    with torch.no_grad():
+        program = torch.onnx.export(
+            module,
+            (images,),
+            dynamo=True,
+            input_names=['images'],
+            opset_version=OPSET,
+            dynamic_shapes=(open_sizes,) if dynamic else None,
+            custom_translation_table={torch.ops.vim_mm.recurrence.default: translated},
+            verbose=False,
+        )
+    program.save(str(path))
+
+
+class OnnxModule(nn.Module):
+    """An ONNX file of images as a module, which onnxruntime computes on the CPU.
+
+    Args:
+        path: Of the file.
+        threads: Of onnxruntime, 0 is its own choice.
+    """
+
+    def __init__(self, path: str | Path, threads: int = 0):
+        import onnxruntime
+
+        super().__init__()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        self.session = onnxruntime.InferenceSession(
+            str(path), options, providers=['CPUExecutionProvider']
+        )
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """All outputs of the file for images (B, C, H, W), float32, on the CPU."""
+        outputs = self.session.run(None, {'images': images.numpy()})
+        return tuple(map(torch.from_numpy, outputs))
+
+
+@torch.no_grad()
+def differences(module: nn.Module, path: str | Path, images: Sequence[Tensor]) -> list[float]:
+    """For each batch the greatest difference of any output from PyTorch's, relative to its maximum.
+
+    Args:
+        module: What was exported.
+        path: Of the ONNX file.
+        images: Batches (B, C, H, W), float32.
+    """
+    file = OnnxModule(path)
+    worst = []
+    for batch in images:
+        expected = module(batch)
+        expected = (expected,) if isinstance(expected, Tensor) else expected
+        errors = [
+            (ours - theirs).abs().max() / theirs.abs().max()
+            for ours, theirs in zip(file(batch), expected, strict=True)
+        ]
+        worst.append(max(map(float, errors)))
+    return worst
+
+
+def linear_layers(path: str | Path) -> list[str]:
+    """Names of the nodes of a file that multiply by a constant matrix."""
+    import onnx
+
+    graph = onnx.load(path).graph
+    constant = {tensor.name for tensor in graph.initializer}
+    return [
+        node.name for node in graph.node if node.op_type in _PRODUCTS and node.input[1] in constant
+    ]
+
+
+def quantize(source: str | Path, target: str | Path, images: Iterable[Tensor]) -> None:
+    """Write an ONNX file whose linear layers multiply 8-bit integers.
+
+    Weights have a scale for each output channel; inputs of the layers have one for each layer, of
+    the range that they have in the images. Everything else, the scan with it, stays float32.
+
+    Args:
+        source: The file in float32.
+        target: Of the file that is written: operators in float32 between ``QuantizeLinear`` and
+            ``DequantizeLinear``, the form that TensorRT reads too.
+        images: Batches (B, C, H, W), float32, for calibration.
+    """
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+
+    class Reader(CalibrationDataReader):
+        def __init__(self):
+            self.batches: Iterator[Tensor] = iter(images)
+
+        def get_next(self) -> dict | None:
+            batch = next(self.batches, None)
+            return None if batch is None else {'images': batch.numpy()}
+
+    quantize_static(
+        str(source),
+        str(target),
+        Reader(),
+        op_types_to_quantize=_PRODUCTS,
+        nodes_to_quantize=linear_layers(source),
+        per_channel=True,
+        # Without VNNI a processor adds pairs of products of 8 bits in 16 bits, which overflow.
+        reduce_range=True,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+        extra_options=dict(
+            # The scan takes float32: what a layer gives is not rounded again.
+            OpTypesToExcludeOutputQuantization=_PRODUCTS,
+        ),
+    )
