@@ -50,6 +50,13 @@ def parse_args() -> Namespace:
         '--calibration-images', type=int, default=64, metavar='N', help='for --int8 (default: 64)'
     )
     parser.add_argument(
+        '--int8-keep',
+        nargs='*',
+        default=['out_proj'],
+        metavar='NAME',
+        help='linear layers that --int8 leaves in float32 (default: out_proj)',
+    )
+    parser.add_argument(
         '--evaluate',
         action='store_true',
         help="print the metrics on the config's test data and the median time of an image, of "
@@ -150,7 +157,8 @@ def main(args: Namespace) -> int:
     if args.int8:
         files.append(args.out.with_suffix(f'.int8{args.out.suffix}'))
         fixed = None if args.dynamic else (height, width)
-        quantize(*files, calibration_batches(cfg, model, args.calibration_images, fixed))
+        batches = calibration_batches(cfg, model, args.calibration_images, fixed)
+        quantize(*files, batches, args.int8_keep)
     worst = 0.0
     for file in files:
         for size, error in zip(sizes, differences(module, file, images), strict=True):
