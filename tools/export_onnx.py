@@ -2,6 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -133,6 +134,9 @@ def evaluate(args: Namespace, cfg: 'Config', files: list[Path], part: str, image
 
 
 def main(args: Namespace) -> int:
+    for library in ('onnx', 'onnxscript', 'onnxruntime'):
+        if find_spec(library) is None:
+            raise SystemExit(f"{library} is not installed, pip install 'vim-mm[export]' does it.")
     import torch
 
     from vim_mm.engine.cli import load_model, read_config

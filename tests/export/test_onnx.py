@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from vim_mm.models import VisionMamba
+from vim_mm.models import SimpleFPN, VisionMamba
 from vim_mm.ops import METHODS, selective_scan_fn
 from vim_mm.ops.exported import recurrence
 from vim_mm.ops.resample import averaging_matrix
@@ -83,6 +83,25 @@ def test_class_tokens_and_both_ways_at_any_size(tmp_path):
     export_onnx(model, torch.randn(2, 3, 40, 56), tmp_path / 'm.onnx', dynamic=True)
     images = [torch.randn(size) for size in SIZES]
     assert max(differences(model, tmp_path / 'm.onnx', images)) <= BOUND
+
+
+class Detector(nn.Module):
+    """What a detector does before its heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.neck = backbone(), SimpleFPN(16, 8)
+
+    def extract_feat(self, x):
+        return self.neck(self.backbone(x))
+
+
+@pytest.mark.slow
+def test_the_pyramid_of_a_detector_at_any_size(tmp_path):
+    module = part_of(Detector().eval(), choose_part(None, 'mmdet'))
+    export_onnx(module, torch.randn(2, 3, 80, 56), tmp_path / 'm.onnx', dynamic=True)
+    images = [torch.randn(size) for size in SIZES]
+    assert max(differences(module, tmp_path / 'm.onnx', images)) <= BOUND
 
 
 class EveryMethod(nn.Module):
