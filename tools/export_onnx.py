@@ -2,6 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -48,6 +49,13 @@ def parse_args() -> Namespace:
     )
     parser.add_argument(
         '--calibration-images', type=int, default=64, metavar='N', help='for --int8 (default: 64)'
+    )
+    parser.add_argument(
+        '--int8-keep',
+        nargs='*',
+        default=['out_proj'],
+        metavar='NAME',
+        help='linear layers that --int8 leaves in float32 (default: out_proj)',
     )
     parser.add_argument(
         '--evaluate',
@@ -126,6 +134,9 @@ def evaluate(args: Namespace, cfg: 'Config', files: list[Path], part: str, image
 
 
 def main(args: Namespace) -> int:
+    for library in ('onnx', 'onnxscript', 'onnxruntime'):
+        if find_spec(library) is None:
+            raise SystemExit(f"{library} is not installed, pip install 'vim-mm[export]' does it.")
     import torch
 
     from vim_mm.engine.cli import load_model, read_config
@@ -150,7 +161,8 @@ def main(args: Namespace) -> int:
     if args.int8:
         files.append(args.out.with_suffix(f'.int8{args.out.suffix}'))
         fixed = None if args.dynamic else (height, width)
-        quantize(*files, calibration_batches(cfg, model, args.calibration_images, fixed))
+        batches = calibration_batches(cfg, model, args.calibration_images, fixed)
+        quantize(*files, batches, args.int8_keep)
     worst = 0.0
     for file in files:
         for size, error in zip(sizes, differences(module, file, images), strict=True):

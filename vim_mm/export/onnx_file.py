@@ -1,5 +1,6 @@
 """ONNX files: written by torch's exporter, run by onnxruntime, quantized to 8 bits."""
 
+import ast
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -85,28 +86,43 @@ def differences(module: nn.Module, path: str | Path, images: Sequence[Tensor]) -
     return worst
 
 
-def linear_layers(path: str | Path) -> list[str]:
-    """Names of the nodes of a file that multiply by a constant matrix."""
+def linear_layers(path: str | Path) -> dict[str, str]:
+    """Names of the nodes of a file that multiply by a constant matrix, to those of their modules.
+
+    Args:
+        path: Of a file that torch's exporter wrote, which notes the module of each node.
+    """
     import onnx
 
     graph = onnx.load(path).graph
     constant = {tensor.name for tensor in graph.initializer}
-    return [
-        node.name for node in graph.node if node.op_type in _PRODUCTS and node.input[1] in constant
-    ]
+    layers = {}
+    for node in graph.node:
+        if node.op_type in _PRODUCTS and node.input[1] in constant:
+            notes = {note.key: note.value for note in node.metadata_props}
+            scopes = ast.literal_eval(notes['pkg.torch.onnx.name_scopes'])
+            layers[node.name] = scopes[-2]  # the last is the node's own
+    return layers
 
 
-def quantize(source: str | Path, target: str | Path, images: Iterable[Tensor]) -> None:
+def quantize(
+    source: str | Path,
+    target: str | Path,
+    images: Iterable[Tensor],
+    keep: Sequence[str] = ('out_proj',),
+) -> None:
     """Write an ONNX file whose linear layers multiply 8-bit integers.
 
     Weights have a scale for each output channel; inputs of the layers have one for each layer, of
     the range that they have in the images. Everything else, the scan with it, stays float32.
 
     Args:
-        source: The file in float32.
+        source: The file in float32, of :func:`export_onnx`.
         target: Of the file that is written: operators in float32 between ``QuantizeLinear`` and
             ``DequantizeLinear``, the form that TensorRT reads too.
         images: Batches (B, C, H, W), float32, for calibration.
+        keep: Last parts of the names of linear layers that stay float32. The gated output of the
+            scan, which ``out_proj`` takes, has a few large values: 8 bits round the others away.
     """
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
@@ -123,7 +139,11 @@ def quantize(source: str | Path, target: str | Path, images: Iterable[Tensor]) -
         str(target),
         Reader(),
         op_types_to_quantize=_PRODUCTS,
-        nodes_to_quantize=linear_layers(source),
+        nodes_to_quantize=[
+            node
+            for node, module in linear_layers(source).items()
+            if module.rpartition('.')[2] not in keep
+        ],
         per_channel=True,
         # Without VNNI a processor adds pairs of products of 8 bits in 16 bits, which overflow.
         reduce_range=True,

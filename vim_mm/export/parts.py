@@ -90,7 +90,8 @@ def part_of(model: nn.Module, part: str) -> nn.Module:
     """The part of that name, as a module from images to tensors."""
     if part == 'backbone':
         return model.backbone
-    return Features(model) if part == 'features' else Segmentor(model)
+    module = Features(model) if part == 'features' else Segmentor(model)
+    return module.train(model.training)
 
 
 def put_in_place(model: nn.Module, part: str, path: str | Path, threads: int = 0) -> None:
