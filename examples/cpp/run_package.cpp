@@ -72,7 +72,7 @@ int main(int argc, char** argv) try {
   for (int i = 0; argc > 9 && i < std::stoi(argv[9]); ++i) {
     const auto start = Clock::now();
     outputs = package.run({images});
-    backend.synchronizeDevice(backend.getDevice().index());
+    if (!device.is_cpu()) backend.synchronizeDevice(backend.getDevice().index());
     times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
   }
   if (times.empty()) return 0;
