@@ -75,8 +75,9 @@ def exported_scan(
         return _output(y, C), last_state
     # Both directions as one batch: a step of the loop costs little more.
     y, last_state = recurrence(*(torch.cat([x, x.flip(0)], dim=1) for x in series))
-    ahead, back = y.chunk(2, dim=1)
-    return _output((ahead + back.flip(0)) / 2, C), last_state.chunk(2)[0]
+    batch = u.shape[1]  # chunk() becomes a sequence, which the exporter cannot fold
+    ahead, back = y[:, :batch], y[:, batch:]
+    return _output((ahead + back.flip(0)) / 2, C), last_state[:batch]
 
 
 def _matrices(C: Tensor, u: Tensor, A: Tensor) -> Tensor:
