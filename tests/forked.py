@@ -124,6 +124,8 @@ def become(arguments: list[str], environment: dict[str, str], python: str) -> No
     sys.path[:] = [str(Path(arguments[0]).absolute().parent), *given, *installed]
     sys.argv[:] = arguments
     sys.executable = python
+    # A shell's background jobs, of which the tests may be one, ignore SIGINT and hand that on.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdout.reconfigure(line_buffering=True)
     random.seed()
     sys.modules['numpy'].random.seed()

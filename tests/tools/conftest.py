@@ -54,15 +54,22 @@ def environment(**variables) -> dict[str, str]:
 
 
 def run_tool(
-    tool: str, *args, cwd: Path, fails: bool = False, under: Sequence[str] = (), **variables
+    tool: str,
+    *args,
+    cwd: Path,
+    fails: bool = False,
+    under: Sequence[str] = (),
+    fresh: bool = False,
+    **variables,
 ) -> str:
     """Run a script in tools/ from the directory ``cwd``; returns all that it printed.
 
-    ``under`` is a command that runs another one, with its arguments: what it takes from a process
-    would not be taken from a fork of another, so here the interpreter is a fresh one.
+    ``under`` is a command that runs another one, with its arguments. It takes what it takes from a
+    fresh interpreter, not from a fork of another; ``fresh`` asks for one that reads sitecustomize.
     """
+    python = sys.executable if under or fresh else None
     done = subprocess.run(
-        [*under, *command(tool, *args, python=sys.executable if under else None)],
+        [*under, *command(tool, *args, python=python)],
         cwd=cwd,
         env=environment(**variables),
         stdout=subprocess.PIPE,

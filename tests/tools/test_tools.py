@@ -217,6 +217,6 @@ sys.meta_path.insert(0, Absent)
 def test_a_missing_library_is_named_in_one_sentence(task, message, configs, tmp_path):
     (tmp_path / 'sitecustomize.py').write_text(ABSENT)
     path = os.pathsep.join([str(tmp_path), environment()['PYTHONPATH']])
-    log = run_tool('train.py', configs[task], cwd=tmp_path, fails=True, PYTHONPATH=path)
+    log = run_tool('train.py', configs[task], cwd=tmp_path, fails=True, fresh=True, PYTHONPATH=path)
     assert message in log.splitlines()[-1]
     assert 'Traceback' not in log

@@ -35,7 +35,8 @@ from torch import Tensor
 # Up to this |z| the series is used. Beyond it, dividing by z in the recursion amplifies no error.
 _SERIES_RADIUS = 2.0
 # 2^30 / 30! is 4e-24 and 2^16 / 16! is 3e-9: below half an ulp of every phi_k^(m) in fp64 and fp32.
-_SERIES_TERMS = {torch.float64: 30, torch.float32: 16}
+_SERIES_TERMS = {torch.float32: 16, torch.complex64: 16}
+_MOST_SERIES_TERMS = 30
 
 
 def _expm1(z: Tensor) -> Tensor:
@@ -49,7 +50,7 @@ def _expm1(z: Tensor) -> Tensor:
 
 def _phi_series(z: Tensor, k: int, m: int) -> Tensor:
     total = torch.zeros_like(z)
-    for j in reversed(range(_SERIES_TERMS[z.dtype.to_real()])):
+    for j in reversed(range(_SERIES_TERMS.get(z.dtype, _MOST_SERIES_TERMS))):
         total = total * z + factorial(j + m) / (factorial(j) * factorial(j + m + k))
     return total
 
