@@ -34,7 +34,7 @@ PRELOADED = (
 CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
 
-arguments = [a for a in sys.argv[1:] if a != '-u'] if sys.argv[1:2] == ['-u'] else sys.argv[1:]
+arguments = sys.argv[2:] if sys.argv[1:2] == ['-u'] else sys.argv[1:]
 if not arguments or not arguments[0].endswith('.py'):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 server = socket.socket(socket.AF_UNIX)

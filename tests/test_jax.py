@@ -1,14 +1,10 @@
 """The tests of vim_mm.jax, in a process of their own: tests/jax/conftest.py says why."""
 
 import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.own_process import run_pytest
 
 
 @pytest.mark.parametrize(
@@ -17,9 +13,4 @@ ROOT = Path(__file__).parents[1]
 def test_jax(tier):
     if importlib.util.find_spec('jax') is None:
         pytest.skip('JAX is not installed (the extra jax)')
-    done = subprocess.run(
-        [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-m', tier, 'tests/jax'],
-        cwd=ROOT, env={**os.environ, 'OMP_NUM_THREADS': '1'}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert ' passed' in done.stdout
+    run_pytest('-m', tier, 'tests/jax')

@@ -4,9 +4,8 @@ import math
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from _command_line import add_arguments, end
-
-BOUND = 1e-4  # of differences from PyTorch, relative to the greatest value of an output
+from _command_line import end
+from _export import BOUND, add_export_arguments, load_source, report_differences
 
 
 def parse_args() -> Namespace:
@@ -14,27 +13,11 @@ def parse_args() -> Namespace:
         description='Compile a model by AOTInductor into a package that C++ runs without Python, '
         'and compare it with PyTorch. A difference above 1e-4 is exit code 1.'
     )
-    add_arguments(parser, launcher=False)
-    parser.add_argument('checkpoint', help='path or URL of the weights')
-    parser.add_argument('out', type=Path, help='the package to write, a .pt2 file')
-    parser.add_argument(
-        '--part',
-        choices=['backbone', 'features', 'segmentor'],
-        help='features are those of backbone and neck (default: segmentor of MMSegmentation, '
-        'features of MMDetection, backbone of MMPretrain)',
-    )
-    parser.add_argument(
-        '--size',
-        type=int,
-        nargs=2,
-        metavar=('H', 'W'),
-        help="of the images, in pixels (default: the backbone's img_size)",
-    )
-    parser.add_argument(
-        '--dynamic',
-        action='store_true',
-        help='leave the batch open, and height and width, which are then multiples of the distance '
-        'of patches; with neck or head, of 32 pixels as well',
+    add_export_arguments(
+        parser,
+        out='the package to write, a .pt2 file',
+        dynamic='leave the batch open, and height and width, which are then multiples of the '
+        'distance of patches; with neck or head, of 32 pixels as well',
     )
     parser.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')
     parser.add_argument(
@@ -53,27 +36,17 @@ def parse_args() -> Namespace:
 def main(args: Namespace) -> int:
     import torch
 
-    from vim_mm.engine.cli import load_model, read_config
-    from vim_mm.export import (
-        choose_part,
-        export_graph,
-        package_differences,
-        part_of,
-        write_package,
-    )
+    from vim_mm.export import differences, export_graph, load_package, write_package
 
     if args.device == 'cuda' and not torch.cuda.is_available():
         raise SystemExit('--device cuda: there is no CUDA device.')
-    cfg = read_config(args)
-    model = load_model(cfg, args.checkpoint)[0].to(args.device)
-    part = choose_part(model, cfg.default_scope, args.part)
-    module = part_of(model, part).eval()
-    embed = model.backbone.patch_embed
-    height, width = args.size or [n * embed.stride for n in model.backbone.grid]
+    source = load_source(args, args.device)
+    module, embed = source.module, source.model.backbone.patch_embed
+    height, width = source.size
     sizes, multiple = [(1, height, width)], None
     if args.dynamic:
         # An exported pooling has no remainder; MMDetection pads to 32 pixels as well.
-        multiple = math.lcm(embed.stride, 1 if part == 'backbone' else 32)
+        multiple = math.lcm(embed.stride, 1 if source.part == 'backbone' else 32)
         if height % multiple or width % multiple:
             raise SystemExit(
                 f'--dynamic: height and width of --size must be multiples of {multiple}, got '
@@ -84,9 +57,8 @@ def main(args: Namespace) -> int:
     images = [torch.randn(b, embed.in_channels, h, w, device=args.device) for b, h, w in sizes]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     write_package(export_graph(module, images[-1], multiple), args.out, multiple)
-    worst = package_differences(module, args.out, images)
-    for size, error in zip(sizes, worst, strict=True):
-        print(f'{args.out}: {" x ".join(map(str, size))}: differs by {error:.1e} of the maximum')
+    worst = differences(module, load_package(args.out), images)
+    report_differences(args.out, sizes, worst)
     if args.repeats:
         report_times(module, args.out, images[0], args.repeats)
     return int(not max(worst) <= BOUND)

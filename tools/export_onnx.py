@@ -8,13 +8,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from _command_line import add_arguments, end
+from _command_line import end
+from _export import BOUND, add_export_arguments, load_source, report_differences
 
 if TYPE_CHECKING:  # --help takes no PyTorch
     from mmengine.config import Config
     from torch import Tensor, nn
-
-BOUND = 1e-4  # of differences from PyTorch, relative to the greatest value of an output
 
 
 def parse_args() -> Namespace:
@@ -22,24 +21,10 @@ def parse_args() -> Namespace:
         description='Write a model as an ONNX file of standard operators, and compare it with '
         'PyTorch in onnxruntime. A difference above 1e-4 is exit code 1.'
     )
-    add_arguments(parser, launcher=False)
-    parser.add_argument('checkpoint', help='path or URL of the weights')
-    parser.add_argument('out', type=Path, help='the file to write')
-    parser.add_argument(
-        '--part',
-        choices=['backbone', 'features', 'segmentor'],
-        help='features are those of backbone and neck (default: segmentor of MMSegmentation, '
-        'features of MMDetection, backbone of MMPretrain)',
-    )
-    parser.add_argument(
-        '--size',
-        type=int,
-        nargs=2,
-        metavar=('H', 'W'),
-        help="of the images, in pixels (default: the backbone's img_size)",
-    )
-    parser.add_argument(
-        '--dynamic', action='store_true', help='leave batch, height and width of the images open'
+    add_export_arguments(
+        parser,
+        out='the file to write',
+        dynamic='leave batch, height and width of the images open',
     )
     parser.add_argument(
         '--int8',
@@ -139,15 +124,11 @@ def main(args: Namespace) -> int:
             raise SystemExit(f"{library} is not installed, pip install 'vim-mm[export]' does it.")
     import torch
 
-    from vim_mm.engine.cli import load_model, read_config
-    from vim_mm.export import choose_part, differences, export_onnx, part_of, quantize
+    from vim_mm.export import OnnxModule, differences, export_onnx, quantize
 
-    cfg = read_config(args)
-    model = load_model(cfg, args.checkpoint)[0].cpu()
-    part = choose_part(model, cfg.default_scope, args.part)
-    module = part_of(model, part).eval()
-    embed = model.backbone.patch_embed
-    height, width = args.size or (n * embed.stride for n in model.backbone.grid)
+    source = load_source(args)
+    module, embed = source.module, source.model.backbone.patch_embed
+    height, width = source.size
     sizes = [(1, height, width)]
     example = sizes[0]
     if args.dynamic:
@@ -161,16 +142,14 @@ def main(args: Namespace) -> int:
     if args.int8:
         files.append(args.out.with_suffix(f'.int8{args.out.suffix}'))
         fixed = None if args.dynamic else (height, width)
-        batches = calibration_batches(cfg, model, args.calibration_images, fixed)
+        batches = calibration_batches(source.cfg, source.model, args.calibration_images, fixed)
         quantize(*files, batches, args.int8_keep)
-    worst = 0.0
-    for file in files:
-        for size, error in zip(sizes, differences(module, file, images), strict=True):
-            print(f'{file}: {" x ".join(map(str, size))}: differs by {error:.1e} of the maximum')
-            worst = max(worst, error if file == args.out else 0.0)
+    errors = {file: differences(module, OnnxModule(file), images) for file in files}
+    for file, worst in errors.items():
+        report_differences(file, sizes, worst)
     if args.evaluate:
-        evaluate(args, cfg, files, part, images[0])
-    return int(not worst <= BOUND)
+        evaluate(args, source.cfg, files, source.part, images[0])
+    return int(not max(errors[args.out]) <= BOUND)
 
 
 if __name__ == '__main__':

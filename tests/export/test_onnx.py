@@ -74,7 +74,7 @@ def test_a_segmentor_takes_any_size(exported):
     model, path = exported
     assert operators(path).count('Scan') == 1
     images = [torch.randn(size) for size in SIZES]
-    assert max(differences(part_of(model, 'segmentor'), path, images)) <= BOUND
+    assert max(differences(part_of(model, 'segmentor'), OnnxModule(path), images)) <= BOUND
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_class_tokens_and_both_ways_at_any_size(tmp_path):
     model = backbone(discretization_method='poly', cls_token='middle')
     export_onnx(model, torch.randn(2, 3, 40, 56), tmp_path / 'm.onnx', dynamic=True)
     images = [torch.randn(size) for size in SIZES]
-    assert max(differences(model, tmp_path / 'm.onnx', images)) <= BOUND
+    assert max(differences(model, OnnxModule(tmp_path / 'm.onnx'), images)) <= BOUND
 
 
 class Detector(nn.Module):
@@ -101,7 +101,7 @@ def test_the_pyramid_of_a_detector_at_any_size(tmp_path):
     module = part_of(Detector().eval(), choose_part(None, 'mmdet'))
     export_onnx(module, torch.randn(2, 3, 80, 56), tmp_path / 'm.onnx', dynamic=True)
     images = [torch.randn(size) for size in SIZES]
-    assert max(differences(module, tmp_path / 'm.onnx', images)) <= BOUND
+    assert max(differences(module, OnnxModule(tmp_path / 'm.onnx'), images)) <= BOUND
 
 
 class EveryMethod(nn.Module):
@@ -124,7 +124,7 @@ def test_every_method_at_any_length(tmp_path):
     export_onnx(EveryMethod().eval(), torch.randn(2, 3, 4, 6), path, dynamic=True)
     assert operators(path).count('Scan') == len(METHODS)  # both ways are one loop
     images = [torch.randn(size) for size in ((1, 3, 1, 1), (3, 3, 2, 5), (2, 3, 9, 4))]
-    assert max(differences(EveryMethod(), path, images)) <= BOUND
+    assert max(differences(EveryMethod(), OnnxModule(path), images)) <= BOUND
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_quantization_takes_the_linear_layers_alone(exported, tmp_path):
     # The inputs of in_proj, and of two directions x_proj and dt_proj.
     assert found.count('QuantizeLinear') == 5
     module = part_of(model, 'segmentor')
-    assert 1e-6 < max(differences(module, tmp_path / 'small.onnx', images)) < 0.1
+    assert 1e-6 < max(differences(module, OnnxModule(tmp_path / 'small.onnx'), images)) < 0.1
 
 
 class Scan(nn.Module):
@@ -171,7 +171,7 @@ def test_a_scan_alone(tmp_path):
     images = torch.randn(2, 3, 2, 5)
     export_onnx(Scan().eval(), images, tmp_path / 'scan.onnx')
     assert operators(tmp_path / 'scan.onnx').count('Scan') == 1
-    assert max(differences(Scan(), tmp_path / 'scan.onnx', [images])) <= BOUND
+    assert max(differences(Scan(), OnnxModule(tmp_path / 'scan.onnx'), [images])) <= BOUND
     with pytest.raises(Exception, match='Got invalid dimensions'):
         OnnxModule(tmp_path / 'scan.onnx')(torch.randn(1, 3, 2, 5))
 

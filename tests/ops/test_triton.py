@@ -4,29 +4,20 @@ It is chosen when Triton is imported, so these tests are run by a process of the
 (tests/ops/interpreted.py), and stand here by what it prints.
 """
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.own_process import ROOT, run_pytest
 from vim_mm.ops import METHODS, triton
 
 pytestmark = pytest.mark.skipif(triton.MISSING is not None, reason=str(triton.MISSING))
-ROOT = Path(__file__).parents[2]
 
 
 def interpret(*arguments):
-    """Runs the tests of that file; what it prints, if they fail."""
-    command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', *arguments]
-    environment = {**os.environ, 'TRITON_INTERPRET': '1', 'OMP_NUM_THREADS': '1'}
-    done = subprocess.run(
-        [*command, 'tests/ops/interpreted.py'],
-        cwd=ROOT, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert ' passed' in done.stdout
+    """Runs the tests of that file."""
+    run_pytest(*arguments, 'tests/ops/interpreted.py', TRITON_INTERPRET='1')
 
 
 def test_a_scan():

@@ -7,10 +7,8 @@ its cache, so that one environment more costs little disk.
 """
 
 import argparse
-import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for build_wheel
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_debug, end
-from build_wheel import ROOT, scripts_first
+from build_wheel import ROOT, run
 
 # Python and torch: the oldest and the newest of both, across, and the others once.
 PAIRS = ('3.10:2.10', '3.10:newest', '3.11:2.11', '3.12:2.11', '3.13:2.10', '3.13:newest')
@@ -34,28 +32,13 @@ print(f'Python {sys.version.split()[0]}, torch {torch.__version__}, vim_mm {vim_
 """
 
 
-def run(*command: str | Path, cwd: Path) -> str:
-    """Runs a command outside of every other environment; what it printed.
-
-    Raises:
-        SystemExit: The command failed; the end of what it printed is in the message.
-    """
-    environment = {name: v for name, v in os.environ.items() if name not in _OTHERS}
-    done = subprocess.run(
-        [*map(str, command)],
-        cwd=cwd,
-        env={**environment, 'PATH': scripts_first()},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if done.returncode:
-        text = ' '.join(map(str, command[:4]))
-        raise SystemExit(f'{text} ... failed in {cwd}:\n{done.stdout[-4000:]}')
-    return done.stdout
-
-
+# Of other environments and checkouts; None unsets a variable.
 _OTHERS = ('PYTHONPATH', 'PYTHONHOME', 'VIRTUAL_ENV', 'VIM_MM_BACKEND', 'VIM_USE_CUDA_KERNEL')
+
+
+def run_outside(*command: str | Path, cwd: Path) -> str:
+    """:func:`build_wheel.run` outside of every other environment."""
+    return run(*map(str, command), cwd=cwd, **dict.fromkeys(_OTHERS))
 
 
 def check(wheel: Path, pair: str) -> str:
@@ -78,13 +61,13 @@ def check(wheel: Path, pair: str) -> str:
         for folder in ('tests', 'csrc'):  # a test reads the comments of a header
             shutil.copytree(ROOT / folder, work / folder, ignore=shutil.ignore_patterns('*cache*'))
         shutil.copy(ROOT / 'pyproject.toml', work)  # marks and warnings
-        run('uv', 'venv', '--quiet', '--python', python, 'env', cwd=work)
+        run_outside('uv', 'venv', '--quiet', '--python', python, 'env', cwd=work)
         program = work / 'env/bin/python'
         install = ('uv', 'pip', 'install', '--quiet', '--python', program)
-        run(*install, wanted, wheel, *tested_by, cwd=work)
-        loaded = run(program, '-c', LOADED, cwd=work).splitlines()[-1]
+        run_outside(*install, wanted, wheel, *tested_by, cwd=work)
+        loaded = run_outside(program, '-c', LOADED, cwd=work).splitlines()[-1]
         pytest = (program, '-m', 'pytest', '-q', '-m', 'not slow', '-p', 'no:cacheprovider')
-        tests = run(*pytest, 'tests/ops', cwd=work).splitlines()[-1]
+        tests = run_outside(*pytest, 'tests/ops', cwd=work).splitlines()[-1]
     return f'{loaded}: {tests} ({time.monotonic() - start:.0f} s with the installation)'
 
 

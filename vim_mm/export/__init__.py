@@ -1,7 +1,8 @@
 """Models for other runtimes: what the tools for ONNX and AOTInductor call, and who exports too."""
 
-from vim_mm.export.aoti import export_graph, load_package, package_differences, write_package
-from vim_mm.export.onnx_file import OnnxModule, differences, export_onnx, quantize
+from vim_mm.export.aoti import export_graph, load_package, write_package
+from vim_mm.export.comparison import differences
+from vim_mm.export.onnx_file import OnnxModule, export_onnx, quantize
 from vim_mm.export.parts import PARTS, choose_part, part_of, put_in_place
 
 __all__ = [
@@ -12,7 +13,6 @@ __all__ = [
     'export_graph',
     'export_onnx',
     'load_package',
-    'package_differences',
     'part_of',
     'put_in_place',
     'quantize',

@@ -97,27 +97,3 @@ def _check_multiple(images: Tensor, multiple: int) -> None:
             f'images: height and width must be multiples of {multiple}, '
             f'got {" x ".join(map(str, images.shape[-2:]))}'
         )
-
-
-def package_differences(
-    module: nn.Module, path: str | Path, images: Sequence[Tensor]
-) -> list[float]:
-    """For each batch the greatest difference of any output from PyTorch's, relative to its maximum.
-
-    Args:
-        module: What was exported.
-        path: Of the package.
-        images: Batches (B, C, H, W) on the module's device.
-    """
-    run, worst = load_package(path), []
-    # TF32 of cuDNN's convolutions, PyTorch's default, is a difference as large as 1e-3.
-    with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
-        for batch in images:
-            pairs = zip(_listed(run(batch)), _listed(module(batch)), strict=True)
-            errors = [(ours - theirs).abs().max() / theirs.abs().max() for ours, theirs in pairs]
-            worst.append(max(map(float, errors)))
-    return worst
-
-
-def _listed(outputs: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
-    return (outputs,) if isinstance(outputs, Tensor) else outputs

@@ -64,28 +64,6 @@ class OnnxModule(nn.Module):
         return tuple(map(torch.from_numpy, outputs))
 
 
-@torch.no_grad()
-def differences(module: nn.Module, path: str | Path, images: Sequence[Tensor]) -> list[float]:
-    """For each batch the greatest difference of any output from PyTorch's, relative to its maximum.
-
-    Args:
-        module: What was exported.
-        path: Of the ONNX file.
-        images: Batches (B, C, H, W), float32.
-    """
-    file = OnnxModule(path)
-    worst = []
-    for batch in images:
-        expected = module(batch)
-        expected = (expected,) if isinstance(expected, Tensor) else expected
-        errors = [
-            (ours - theirs).abs().max() / theirs.abs().max()
-            for ours, theirs in zip(file(batch), expected, strict=True)
-        ]
-        worst.append(max(map(float, errors)))
-    return worst
-
-
 def linear_layers(path: str | Path) -> dict[str, str]:
     """Names of the nodes of a file that multiply by a constant matrix, to those of their modules.
 
