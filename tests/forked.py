@@ -64,7 +64,14 @@ def forked_python() -> str:
         [sys.executable, '-W', 'ignore', __file__, address, str(client)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, 'OMP_NUM_THREADS': '1', 'CUDA_VISIBLE_DEVICES': ''},
+        # A process that has asked CUDA how many devices there are cannot fork users of it; NVML is
+        # asked instead.
+        env={
+            **os.environ,
+            'OMP_NUM_THREADS': '1',
+            'CUDA_VISIBLE_DEVICES': '',
+            'PYTORCH_NVML_BASED_CUDA_CHECK': '1',
+        },
     )
     atexit.register(server.stdin.close)
     assert server.stdout.readline() == b'ready\n'
@@ -127,6 +134,9 @@ def become(arguments: list[str], environment: dict[str, str], python: str) -> No
     # A shell's background jobs, of which the tests may be one, ignore SIGINT and hand that on.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdout.reconfigure(line_buffering=True)
+    # MMEngine looks for a GPU once, when it is imported; the server sees none.
+    if sys.modules['torch'].cuda.is_available():
+        sys.modules['mmengine.device.utils'].DEVICE = 'cuda'
     random.seed()
     sys.modules['numpy'].random.seed()
 

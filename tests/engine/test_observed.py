@@ -1,5 +1,6 @@
 """What ran is told by names that the profiler saw, and noted in the record of a run."""
 
+import copy
 import json
 from types import SimpleNamespace
 
@@ -87,6 +88,21 @@ def test_paths_of_two_mixers(operators, kernels, path):
     seen.kernels.update(kernels)
     assert seen.path(2) == path
     assert all(name.startswith('vim_mm::') and '(' not in name for name in seen.our_kernels)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+@pytest.mark.parametrize(
+    ('backend', 'path'),
+    [('native', 'CUDA kernel'), ('torch', 'PyTorch operators'), ('triton', 'Triton kernel')],
+)
+def test_path_on_a_gpu(model, backend, path, monkeypatch):
+    monkeypatch.setenv('VIM_MM_BACKEND', backend)
+    model = copy.deepcopy(model).cuda()
+    with observe() as seen:
+        model(torch.randn(1, 3, 32, 32, device='cuda'))
+    assert seen.path(2) == path
+    assert (backend == 'native') == bool(seen.our_kernels)
 
 
 def test_operators_are_counted():

@@ -45,8 +45,10 @@ class Double(torch.nn.Module):
 
 
 def plain_in_fp64(module):
-    """On the CPU, where there is no other."""
-    return copy.deepcopy(module).double().cpu()
+    """On the CPU, by the scan that has every dtype, whichever the module demands."""
+    module = copy.deepcopy(module).double().cpu()
+    module.backend = None
+    return module
 
 
 def results(module, x, grad):

@@ -82,7 +82,8 @@ def observe() -> Iterator[Observed]:
     """Profile a block; the result is filled when the block ends. Slow: for a call, not for all."""
     os.environ.setdefault('KINETO_LOG_LEVEL', '5')  # else a machine without a GPU is an error
     seen = Observed()
-    with profile(use_device='cuda' if torch.cuda.is_available() else None) as recorded:
+    device = 'cuda' if torch.cuda.is_available() else None
+    with profile(use_device=device, use_kineto=True) as recorded:  # without it no kernel is seen
         yield seen
     # The raw events: a reference scan has hundreds of thousands.
     for event in recorded.kineto_results.events():
