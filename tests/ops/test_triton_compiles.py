@@ -102,13 +102,29 @@ BLOCK_KERNELS = {
 SIZES = ('rows', 'C', 'H', 'B', 'L', 'count')
 
 
-@each_target
-@pytest.mark.parametrize('name', BLOCK_KERNELS)
-def test_the_block_compiles(target, name):
+def compile_of_block(name, target, **given):
     constants, narrow = BLOCK_KERNELS[name]
+    constants = constants | given
     kernel = getattr(block_kernels, name)
     kinds = dict.fromkeys(SIZES, 'i32') | dict.fromkeys(narrow, '*bf16')
     kinds |= {'eps': 'fp32', 'scale': 'fp32'} | dict.fromkeys(constants, 'constexpr')
     signature = {argument: kinds.get(argument, '*fp32') for argument in kernel.arg_names}
-    source = ASTSource(kernel, signature, constants)
-    triton.compile(source, target=TARGETS[target])
+    aligned = {
+        (i,): [['tt.divisibility', 16]]
+        for i, argument in enumerate(kernel.arg_names)
+        if argument not in constants
+    }
+    return triton.compile(ASTSource(kernel, signature, constants, aligned), target=TARGETS[target])
+
+
+@each_target
+@pytest.mark.parametrize('name', BLOCK_KERNELS)
+def test_the_block_compiles(target, name):
+    compile_of_block(name, target)
+
+
+def test_shifted_inputs_are_loaded_one_by_one():
+    """Where W is odd, pairs of them were taken to be aligned: an error of the GPU."""
+    kernel = compile_of_block('conv_backward_kernel', 'cuda', W=3)
+    taps, threads = 4, 128
+    assert kernel.asm['ptx'].count('ld.global.b16') >= taps * 512 // threads

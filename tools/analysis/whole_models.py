@@ -229,7 +229,7 @@ class Passes:
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=6e-5, weight_decay=0.01, capturable=cuda and training
         )
-        self.wrapper = kinds[dtype](optimizer)
+        self.wrapper = kinds[dtype](optimizer=optimizer)
         self.wrapper.initialize_count_status(model, 0, 10**9)
         self.function = total_loss if training else prediction
 

@@ -125,7 +125,9 @@ def conv_backward_kernel(
             tl.store(target + t, g, mask=mask)
             g = g.to(tl.float32)
             total += g
-            s = t[None, :] - sign * (W - 1 - tap)[:, None]
+            # Not t - sign (W - 1 - tap): of a constant minus a range Triton takes every element to
+            # have the alignment of the first, and loads pairs from odd places where W is odd.
+            s = t[None, :] + sign * (tap - (W - 1))[:, None]
             there = mask[None, :] & (s >= 0) & (s < L) & (tap < W)[:, None]
             sums += g[None, :] * tl.load(source + s, mask=there, other=0.0).to(tl.float32)
     tl.store(grad_weight + c * W + tap, tl.sum(sums, 1), mask=tap < W)
