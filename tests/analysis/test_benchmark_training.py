@@ -55,3 +55,6 @@ def test_workers_that_keep_up(tool):
     loader = dict(LOADER, num_workers=1)
     (first, *_) = tool['advice'](dict(iteration=0.1, data=0.06, host=0.04), 0.02, loader)
     assert 'num_workers=5' in first
+    loader = dict(LOADER, num_workers=8)
+    (first, *_) = tool['advice'](dict(iteration=0.1, data=0.06, host=0.04), 0.02, loader)
+    assert 'although 5 of 8 workers would keep up' in first

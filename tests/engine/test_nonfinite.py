@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tests.engine.toy import ToyModel, make_runner
+from vim_mm.engine.late_values import HostCopy
 from vim_mm.engine.nonfinite import NonFiniteLossError, NonFiniteLossHook
 
 LENGTH = dict(train_cfg=dict(by_epoch=False, max_iters=4, val_interval=1000))
@@ -51,7 +52,15 @@ class FaultyModel(ToyModel):
         self.head = nn.Sequential(self.head, Faulty(where, iteration), nn.ReLU())
 
 
-def test_the_first_module_at_fault_is_named(tmp_path):
+@pytest.fixture(params=['at once', 'late'])
+def when(request, monkeypatch):
+    """Losses are read in their iteration, or in the next one, as those of a GPU are."""
+    if request.param == 'late':
+        monkeypatch.setattr(HostCopy, 'is_late', True)
+    return request.param
+
+
+def test_the_first_module_at_fault_is_named(tmp_path, when):
     runner = make_runner(tmp_path, FaultyModel('forward'), **LENGTH)
     with pytest.raises(NonFiniteLossError) as caught:
         runner.train()
@@ -60,15 +69,17 @@ def test_the_first_module_at_fault_is_named(tmp_path):
     assert {path.name for path in tmp_path.glob('*.pth')} == {'iter_1.pth', 'iter_2.pth'}
 
 
-def test_weights_spoilt_by_a_gradient_are_named(tmp_path):
-    runner = make_runner(tmp_path, FaultyModel('backward', 1), **LENGTH)
+@pytest.mark.parametrize('interval', [1, 1000])
+def test_weights_spoilt_by_a_gradient_are_named(tmp_path, when, interval):
+    hooks = dict(checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=interval))
+    runner = make_runner(tmp_path, FaultyModel('backward', 1), default_hooks=hooks, **LENGTH)
     with pytest.raises(NonFiniteLossError) as caught:
         runner.train()
     assert 'iteration 3 is nan' in str(caught.value)
     assert 'weights' in str(caught.value) and 'the gradient of the step before' in str(caught.value)
 
 
-def test_a_loss_that_is_at_fault_itself_is_told_from_modules(tmp_path):
+def test_a_loss_that_is_at_fault_itself_is_told_from_modules(tmp_path, when):
     class Infinite(ToyModel):
         def forward(self, inputs, mode='tensor'):
             out = super().forward(inputs, mode)

@@ -8,7 +8,7 @@ iterations, without validation and checkpoints, and prints in milliseconds
 
 - iteration: from the end of one to the end of the next;
 - data: the part of it that the loop waits for the loader;
-- host: from there until the step and its hooks return;
+- host: from there until the step and its hooks return, waiting for the GPU included;
 - device: kernels and copies on the GPU, by the profiler, in the last iterations;
 
 then what each transform of the pipeline takes for one picture in one process, and what to change.
@@ -126,10 +126,13 @@ class IterationClock(Hook):
         self.device_seconds: float | None = None
         self.profiler: torch.profiler.profile | None = None
         self.end: float | None = None
+        self.peak = 0
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch=None) -> None:
         """The loader has delivered."""
         self.begin = perf_counter()
+        if torch.cuda.is_available():  # here, because MMEngine's log resets the peak
+            self.peak = max(self.peak, torch.cuda.max_memory_allocated())
         if torch.cuda.is_available() and batch_idx == self.last - PROFILED:
             torch.cuda.synchronize()
             self.profiler = torch.profiler.profile(
@@ -186,9 +189,14 @@ def advice(times: dict[str, float], per_picture: float, loader: dict[str, Any]) 
     work = max(times['iteration'] - times['data'], times.get('device', 0.0))
     needed = math.ceil(1.2 * batch * per_picture / work)
     if times['data'] > WAITING * times['iteration']:
+        share = (
+            f'The loop waits for data {100 * times["data"] / times["iteration"]:.0f} % of the time'
+        )
         says.append(
-            f'The loop waits for data {100 * times["data"] / times["iteration"]:.0f} % of the '
-            f'time: train_dataloader.num_workers={needed} would keep up (now {workers}).'
+            f'{share}: train_dataloader.num_workers={needed} would keep up (now {workers}).'
+            if needed > workers
+            else f'{share}, although {needed} of {workers} workers would keep up: they lack cores, '
+            'or this process is slow to receive what they send.'
         )
     else:
         says.append(f'The loop does not wait for data; it needs {needed} workers of {workers}.')
@@ -260,7 +268,7 @@ def measure(args: Namespace, cfg: Config) -> dict[str, Any]:
         'advice': [],
     }
     if torch.cuda.is_available():
-        result['peak_mib'] = round(torch.cuda.max_memory_allocated() / 2**20)
+        result['peak_mib'] = round(clock.peak / 2**20)
     if is_main_process() and not args.repeat_batch:
         transforms = transform_times(runner.train_loop.dataloader.dataset, args.pictures)
         result['transforms'] = transforms

@@ -2,7 +2,10 @@
 
 import math
 import re
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from mmengine.dist import all_gather_object, all_reduce
@@ -14,6 +17,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from vim_mm.engine.batch import MicroBatches, micro_batch_number
+from vim_mm.engine.late_values import HostCopy
 from vim_mm.engine.randomness import seed_iteration
 
 
@@ -97,59 +101,102 @@ def _plain_name(name: str) -> str:
     return re.sub(r'(^|\.)_fsdp_wrapped_module(?=\.|$)', '', name).removeprefix('.')
 
 
+@dataclass
+class _Step:
+    """What is known of a step until its loss is."""
+
+    iteration: int
+    batch: Any
+    weights: list[torch.Tensor] | None
+    loss: HostCopy
+
+
 @HOOKS.register_module()
 class NonFiniteLossHook(Hook):
-    """Ends a training at the first iteration whose loss is NaN or infinite.
+    """Ends a training whose loss is NaN or infinite.
 
-    It reads the loss that MMEngine logs: that has waited for the device in every iteration anyway.
     By then the optimizer has spoilt the weights, so a copy of those before the step is kept, and
     the iteration is repeated from it with the same batch and the same random numbers, this time
     with hooks on every module. What it costs is one copy of the weights in each step, and their
-    size in memory.
+    size in memory, twice if ``late``.
 
     Under FSDP the processes tell each other in every iteration whether their losses are finite,
     because they can only replay one together.
 
     Steps that a loss scaler skips do not count (AmpOptimWrapper), unless its scale is at 1 or
     below: then it is not the scale that is too large.
+
+    Args:
+        late (bool): Look at the loss of a GPU one iteration later, which does not make the host
+            wait. Before a checkpoint is saved somebody calls :meth:`settle`, as VimRunner does.
+            Nothing is late under FSDP or with a loss scaler.
     """
 
-    # After the loss is logged, before a checkpoint is saved.
+    # Before a checkpoint is saved.
     priority = 'HIGH'
 
-    def __init__(self):
-        self.weights = None
+    def __init__(self, late: bool = False):
+        self.late = late
+        self.copies: deque[list[torch.Tensor]] = deque()
+        self.weights: list[torch.Tensor] | None = None
+        self.pending: deque[_Step] = deque()
 
     def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
         """Copy the weights, unless a loss scaler protects them."""
         if isinstance(runner.optim_wrapper, AmpOptimWrapper):
             return
         params = [p.detach() for p in runner.model.parameters() if p.requires_grad]
+        # The copies of steps whose losses are not known yet are not overwritten.
+        kept = len(self.copies) > len(self.pending)
+        self.weights = self.copies.popleft() if kept else None
         if self.weights is None or len(self.weights) != len(params):  # or a layer is frozen now
             self.weights = [p.clone() for p in params]
         else:
             # One launch for all. PyTorch has no public name for it; copy_ is a launch for each.
             torch._foreach_copy_(self.weights, params)
+        self.copies.append(self.weights)
 
     def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
-        """Look at the loss.
+        """Look at the losses that are due.
 
         Raises:
-            NonFiniteLossError: It is NaN or infinite.
+            NonFiniteLossError: One is NaN or infinite.
         """
         if not outputs or 'loss' not in outputs:
             return
-        loss = runner.message_hub.get_scalar('train/loss').current()
+        loss = HostCopy({'loss': outputs['loss']})
+        self.pending.append(_Step(runner.iter, data_batch, self.weights, loss))
+        waits = isinstance(runner.model, FullyShardedDataParallel) or isinstance(
+            runner.optim_wrapper, AmpOptimWrapper
+        )
+        late = self.late and loss.is_late and not waits and not self.is_last_train_iter(runner)
+        self.settle(runner, keep=1 if late else 0)
+
+    def before_val(self, runner) -> None:
+        """Look at all losses."""
+        self.settle(runner)
+
+    def settle(self, runner, keep: int = 0) -> None:
+        """Look at the losses of all steps but the last ``keep``.
+
+        Raises:
+            NonFiniteLossError: One is NaN or infinite.
+        """
+        while len(self.pending) > keep:
+            self._look(runner, self.pending.popleft())
+
+    def _look(self, runner, step: _Step) -> None:
+        loss = float(step.loss.read()['loss'])
         sharded = isinstance(runner.model, FullyShardedDataParallel)
         fails = not (math.isfinite(loss) or self._is_skipped(runner.optim_wrapper))
         if not (_in_any_process(fails) if sharded else fails):
             return
-        fault = self._replay(runner, data_batch, sharded)
+        fault = self._replay(runner, step, sharded)
         if sharded:
             loss, fault = _told_by_all(loss, fault)
         fault = fault or 'made by the loss itself or by backward: all modules give finite ones'
         raise NonFiniteLossError(
-            f'The loss of iteration {runner.iter + 1} is {loss}. The first value that is not '
+            f'The loss of iteration {step.iteration + 1} is {loss}. The first value that is not '
             f'finite is {fault}.'
         )
 
@@ -158,20 +205,20 @@ class NonFiniteLossHook(Hook):
         scaler = getattr(optim_wrapper, 'loss_scaler', None)
         return scaler is not None and scaler.is_enabled() and scaler.get_scale() > 1
 
-    def _replay(self, runner, data_batch, sharded: bool) -> str | None:
-        if self.weights is not None:
+    def _replay(self, runner, step: _Step, sharded: bool) -> str | None:
+        if step.weights is not None:
             params = [p for p in runner.model.parameters() if p.requires_grad]
             with torch.no_grad():
-                for param, before in zip(params, self.weights):
+                for param, before in zip(params, step.weights):
                     param.copy_(before)
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         if not sharded:
             model = revert_sync_batchnorm(model)  # the other processes do not take part
-        batches = data_batch if isinstance(data_batch, MicroBatches) else (data_batch,)
+        batches = step.batch if isinstance(step.batch, MicroBatches) else (step.batch,)
 
-        def step() -> None:
+        def forward() -> None:
             for index, batch in enumerate(batches):
-                seed_iteration(runner.seed, runner.iter, micro_batch_number(index))
+                seed_iteration(runner.seed, step.iteration, micro_batch_number(index))
                 with torch.no_grad(), runner.optim_wrapper.optim_context(model):
                     data = model.data_preprocessor(batch, True)
                     if sharded:  # by the wrapper, which gathers the weights
@@ -179,7 +226,7 @@ class NonFiniteLossHook(Hook):
                     else:
                         model._run_forward(data, mode='loss')
 
-        return first_fault(runner.model if sharded else model, step, whole=sharded)
+        return first_fault(runner.model if sharded else model, forward, whole=sharded)
 
 
 def _in_any_process(flag: bool) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from mmengine.dist import broadcast, is_distributed, master_only
 from mmengine.hooks import Hook
-from mmengine.model import revert_sync_batchnorm
+from mmengine.model import BaseDataPreprocessor, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import RUNNERS
 from mmengine.runner import BaseLoop, Runner
@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 from vim_mm.engine.activation import activate
 from vim_mm.engine.batch import AccumulationHook, Batch, plan_batch
 from vim_mm.engine.checkpoint import last_checkpoint
+from vim_mm.engine.late_values import LateRuntimeInfoHook
 from vim_mm.engine.nonfinite import NonFiniteLossHook
 from vim_mm.engine.provenance import ProvenanceHook
 from vim_mm.engine.randomness import NumberedSampler, SeedIterationHook
@@ -100,7 +101,7 @@ class SameBuffersHook(Hook):
 
 @RUNNERS.register_module()
 class VimRunner(Runner):
-    """MMEngine's Runner, with seven differences.
+    """MMEngine's Runner, with eight differences.
 
     - A step of the optimizer has the batch of the recipe, ``auto_scale_lr['base_batch_size']``, on
       any number of processes, see :mod:`vim_mm.engine.batch`.
@@ -114,6 +115,8 @@ class VimRunner(Runner):
       starts from other weights (``load_from``) may lack or add some, as the head for other classes
       does; the backbone sees to its own.
     - A checkpoint file appears whole or not at all, whenever the process is killed.
+    - The host does not wait for the GPU in each iteration: losses are read an iteration later, see
+      :mod:`vim_mm.engine.late_values`, and batches are copied from pinned memory meanwhile.
     - ``randomness=dict(deterministic=True)`` sets what cuBLAS needs for it in the environment.
     - ``launcher`` is 'none', 'pytorch' or 'slurm'; MMEngine's 'mpi' is not supported.
     """
@@ -163,7 +166,15 @@ class VimRunner(Runner):
                 **(model_wrapper_cfg or {}),
                 'device_ids': None,
             }
+        for module in model.modules():
+            if isinstance(module, BaseDataPreprocessor):
+                # MMSegmentation's and MMPretrain's have no argument for it.
+                module._non_blocking = True
         return super().wrap_model(model_wrapper_cfg, model)
+
+    def register_default_hooks(self, hooks: dict | None = None) -> None:
+        """As in Runner, with losses that the host does not wait for."""
+        super().register_default_hooks({'runtime_info': LateRuntimeInfoHook(), **(hooks or {})})
 
     def register_hooks(self, *args, **kwargs) -> None:
         """As in Runner, and those hooks that no run of ours goes without."""
@@ -171,7 +182,7 @@ class VimRunner(Runner):
         self.register_hook(AccumulationHook())
         self.register_hook(ProvenanceHook())
         self.register_hook(SeedIterationHook())
-        self.register_hook(NonFiniteLossHook())
+        self.register_hook(NonFiniteLossHook(late=True))
         if self.distributed:
             self.register_hook(SameBuffersHook())
 
@@ -316,7 +327,11 @@ class VimRunner(Runner):
 
         Raises:
             OSError: It cannot be written, as on a full disk; earlier checkpoints are whole.
+            NonFiniteLossError: The last step has spoilt the weights.
         """
+        for hook in self.hooks:
+            if isinstance(hook, LateRuntimeInfoHook | NonFiniteLossHook):
+                hook.settle(self)
         part = Path(out_dir) / f'{filename}.part'
         try:
             super().save_checkpoint(out_dir, part.name, *args, **kwargs)
