@@ -337,17 +337,19 @@ def main(args: argparse.Namespace) -> None:
     torch.backends.cudnn.benchmark = True  # sizes do not change
     host = environment(args.device) | {'opencv': cv2.__version__, 'autocast': args.amp}
     host |= {'cores': cv2.getNumberOfCPUs(), 'frames': args.frames}
-    records = []
-    with tempfile.TemporaryDirectory() as folder:
-        for record in run(args, Path(folder)):
-            records.append(record)
-            print(json.dumps(record), file=sys.stderr, flush=True)
-    text = describe(host) + '\n\n' + tables(records)
-    print(text)
-    if args.markdown:
-        write_text(args.markdown, text)
-    if args.out:
-        write_text(args.out, json.dumps({'environment': host, 'records': records}, indent=2))
+    records: list[dict[str, Any]] = []
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for record in run(args, Path(folder)):
+                records.append(record)
+                print(json.dumps(record), file=sys.stderr, flush=True)
+    finally:  # also of what was measured before Ctrl-C
+        text = describe(host) + '\n\n' + tables(records)
+        print(text)
+        if args.markdown:
+            write_text(args.markdown, text)
+        if args.out:
+            write_text(args.out, json.dumps({'environment': host, 'records': records}, indent=2))
 
 
 if __name__ == '__main__':

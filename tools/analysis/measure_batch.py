@@ -217,20 +217,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def main(args: Namespace) -> None:
-    MMLogger.get_instance('mmengine', log_level='ERROR')  # it lists every parameter
-    args.device = args.device or get_device()
-    begin, rows = perf_counter(), []
-    for path, dtype, with_cp in product(args.configs, args.dtypes, map(bool, args.with_cp)):
-        name = f'{Path(path).stem}, {dtype}, with_cp={with_cp}'
-        if perf_counter() - begin > args.budget:
-            print(f'left out, for the budget: {name}')
-            continue
-        for row in rows_of(path, dtype, with_cp, args):
-            rows.append(row)
-            print(json.dumps(row), flush=True)
-    if not rows:
-        raise SystemExit('The budget left no time for a measurement.')
+def report(rows: list[dict[str, Any]], args: Namespace) -> None:
+    """Print the table, and write the files."""
     head = ', '.join(f'{k} {v}' for k, v in environment(args.device).items() if v)
     text = f'{head}\n\n{table(rows)}'
     print(text)
@@ -239,6 +227,26 @@ def main(args: Namespace) -> None:
     if args.out:
         result = {'environment': environment(args.device), 'rows': rows}
         write_text(args.out, json.dumps(result, indent=2))
+
+
+def main(args: Namespace) -> None:
+    MMLogger.get_instance('mmengine', log_level='ERROR')  # it lists every parameter
+    args.device = args.device or get_device()
+    begin, rows = perf_counter(), []
+    try:
+        for path, dtype, with_cp in product(args.configs, args.dtypes, map(bool, args.with_cp)):
+            name = f'{Path(path).stem}, {dtype}, with_cp={with_cp}'
+            if perf_counter() - begin > args.budget:
+                print(f'left out, for the budget: {name}')
+                continue
+            for row in rows_of(path, dtype, with_cp, args):
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+    finally:  # also of what was measured before Ctrl-C
+        if rows:
+            report(rows, args)
+    if not rows:
+        raise SystemExit('The budget left no time for a measurement.')
 
 
 if __name__ == '__main__':
