@@ -39,6 +39,31 @@ def test_frames_of_a_damaged_part_are_missed_and_the_others_keep_their_places(co
     assert len(wrong) <= 2
 
 
+def test_no_frame_of_a_video_of_variable_rate_is_lost(tmp_path):
+    path = write_video(tmp_path / 'video.mkv', 40, rate=25.0)
+    source, seconds = Video(path), 0.4
+
+    class Late:
+        """The same frames, the second half later."""
+
+        def __init__(self, capture):
+            self.capture, self.grabbed = capture, 0
+
+        def __getattr__(self, name):
+            return getattr(self.capture, name)
+
+        def grab(self):
+            self.grabbed += 1
+            return self.capture.grab()
+
+        def get(self, prop):
+            late = prop == cv2.CAP_PROP_POS_MSEC and self.grabbed > 20
+            return self.capture.get(prop) + (1e3 * seconds if late else 0)
+
+    source._capture = Late(source._capture)
+    assert read(source) == [*range(20), *[None] * 10, *range(20, 40)]
+
+
 def test_a_video_that_is_cut_off_ends_early(tmp_path):
     path = write_video(tmp_path / 'video.avi', 40)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])

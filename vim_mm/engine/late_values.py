@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from mmengine.hooks import LoggerHook, RuntimeInfoHook
+from mmengine.hooks import CheckpointHook, Hook, LoggerHook, RuntimeInfoHook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
@@ -24,26 +24,35 @@ class HostCopy:
 
     def __init__(self, values: Mapping[str, Any]):
         self.values = dict(values)
-        self.event = None
+        devices = set()
         for name, value in self.values.items():
-            if not isinstance(value, torch.Tensor):
-                continue
-            self.values[name] = value.detach().to('cpu', non_blocking=True)
-            if value.is_cuda:
-                self.event = self.event or torch.cuda.Event()
-        if self.event is not None:
-            self.event.record()
+            if isinstance(value, torch.Tensor):
+                self.values[name] = value.detach().to('cpu', non_blocking=value.is_cuda)
+                devices |= {value.device} if value.is_cuda else set()
+        self.events = [torch.cuda.current_stream(device).record_event() for device in devices]
 
     @property
     def is_late(self) -> bool:
         """Whether reading the values may wait for a GPU."""
-        return self.event is not None
+        return bool(self.events)
 
     def read(self) -> dict[str, Any]:
         """The values, on the host."""
-        if self.event is not None:
-            self.event.synchronize()
+        for event in self.events:
+            event.synchronize()
         return self.values
+
+
+def is_looked_at(hook: Hook, runner: Runner, batch_idx: int) -> bool:
+    """Whether the log or a checkpoint takes the values of this iteration, or training ends."""
+    if hook.is_last_train_iter(runner) or hook.end_of_epoch(runner.train_dataloader, batch_idx):
+        return True
+    return any(
+        (isinstance(other, LoggerHook) and hook.every_n_inner_iters(batch_idx, other.interval))
+        # Before the hook removes older checkpoints, and in all processes.
+        or (isinstance(other, CheckpointHook) and hook.every_n_train_iters(runner, other.interval))
+        for other in runner.hooks
+    )
 
 
 @HOOKS.register_module()
@@ -68,7 +77,7 @@ class LateRuntimeInfoHook(RuntimeInfoHook):
         if outputs is None:
             return
         self.pending.append(HostCopy(outputs))
-        late = self.pending[-1].is_late and not self._is_logged(runner, batch_idx)
+        late = self.pending[-1].is_late and not is_looked_at(self, runner, batch_idx)
         self.settle(runner, keep=1 if late else 0)
 
     def settle(self, runner: Runner, keep: int = 0) -> None:
@@ -86,9 +95,3 @@ class LateRuntimeInfoHook(RuntimeInfoHook):
         """Hand all values on."""
         self.settle(runner)
         super().after_train(runner)
-
-    def _is_logged(self, runner: Runner, batch_idx: int) -> bool:
-        if self.is_last_train_iter(runner) or self.end_of_epoch(runner.train_dataloader, batch_idx):
-            return True
-        loggers = (hook for hook in runner.hooks if isinstance(hook, LoggerHook))
-        return any(self.every_n_inner_iters(batch_idx, hook.interval) for hook in loggers)

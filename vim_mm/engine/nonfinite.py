@@ -4,6 +4,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +12,13 @@ import torch
 from mmengine.dist import all_gather_object, all_reduce
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper, revert_sync_batchnorm
-from mmengine.optim import AmpOptimWrapper
+from mmengine.optim import AmpOptimWrapper, OptimWrapperDict
 from mmengine.registry import HOOKS
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from vim_mm.engine.batch import MicroBatches, micro_batch_number
-from vim_mm.engine.late_values import HostCopy
+from vim_mm.engine.late_values import HostCopy, is_looked_at
 from vim_mm.engine.randomness import seed_iteration
 
 
@@ -107,6 +108,7 @@ class _Step:
 
     iteration: int
     batch: Any
+    params: list[nn.Parameter]
     weights: list[torch.Tensor] | None
     loss: HostCopy
 
@@ -128,8 +130,9 @@ class NonFiniteLossHook(Hook):
 
     Args:
         late (bool): Look at the loss of a GPU one iteration later, which does not make the host
-            wait. Before a checkpoint is saved somebody calls :meth:`settle`, as VimRunner does.
-            Nothing is late under FSDP or with a loss scaler.
+            wait, unless the log or a checkpoint takes it. Whoever runs the training calls
+            :meth:`settle` before a further checkpoint is saved and when the training breaks off,
+            as VimRunner does. Nothing is late under FSDP or with a loss scaler.
     """
 
     # Before a checkpoint is saved.
@@ -137,24 +140,23 @@ class NonFiniteLossHook(Hook):
 
     def __init__(self, late: bool = False):
         self.late = late
-        self.copies: deque[list[torch.Tensor]] = deque()
+        self.params: list[nn.Parameter] = []
         self.weights: list[torch.Tensor] | None = None
+        self.spare: list[list[torch.Tensor]] = []  # copies that no step needs any more
         self.pending: deque[_Step] = deque()
 
     def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
         """Copy the weights, unless a loss scaler protects them."""
         if isinstance(runner.optim_wrapper, AmpOptimWrapper):
             return
-        params = [p.detach() for p in runner.model.parameters() if p.requires_grad]
-        # The copies of steps whose losses are not known yet are not overwritten.
-        kept = len(self.copies) > len(self.pending)
-        self.weights = self.copies.popleft() if kept else None
-        if self.weights is None or len(self.weights) != len(params):  # or a layer is frozen now
-            self.weights = [p.clone() for p in params]
+        self.params = [p for p in runner.model.parameters() if p.requires_grad]
+        values = [p.detach() for p in self.params]
+        self.weights = self.spare.pop() if self.spare else None
+        if self.weights is None or len(self.weights) != len(values):  # or a layer is frozen now
+            self.weights = [value.clone() for value in values]
         else:
             # One launch for all. PyTorch has no public name for it; copy_ is a launch for each.
-            torch._foreach_copy_(self.weights, params)
-        self.copies.append(self.weights)
+            torch._foreach_copy_(self.weights, values)
 
     def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
         """Look at the losses that are due.
@@ -163,14 +165,18 @@ class NonFiniteLossHook(Hook):
             NonFiniteLossError: One is NaN or infinite.
         """
         if not outputs or 'loss' not in outputs:
+            self._free(self.weights)
             return
         loss = HostCopy({'loss': outputs['loss']})
-        self.pending.append(_Step(runner.iter, data_batch, self.weights, loss))
-        waits = isinstance(runner.model, FullyShardedDataParallel) or isinstance(
-            runner.optim_wrapper, AmpOptimWrapper
-        )
-        late = self.late and loss.is_late and not waits and not self.is_last_train_iter(runner)
-        self.settle(runner, keep=1 if late else 0)
+        self.pending.append(_Step(runner.iter, data_batch, self.params, self.weights, loss))
+        late = self.late and loss.is_late and not is_looked_at(self, runner, batch_idx)
+        sharded = isinstance(runner.model, FullyShardedDataParallel)
+        waits = sharded or isinstance(runner.optim_wrapper, AmpOptimWrapper)
+        self.settle(runner, keep=1 if late and not waits else 0)
+
+    def after_train(self, runner) -> None:
+        """Look at all losses."""
+        self.settle(runner)
 
     def before_val(self, runner) -> None:
         """Look at all losses."""
@@ -190,6 +196,7 @@ class NonFiniteLossHook(Hook):
         sharded = isinstance(runner.model, FullyShardedDataParallel)
         fails = not (math.isfinite(loss) or self._is_skipped(runner.optim_wrapper))
         if not (_in_any_process(fails) if sharded else fails):
+            self._free(step.weights)
             return
         fault = self._replay(runner, step, sharded)
         if sharded:
@@ -200,26 +207,37 @@ class NonFiniteLossHook(Hook):
             f'finite is {fault}.'
         )
 
+    def _free(self, weights: list[torch.Tensor] | None) -> None:
+        if weights is not None:
+            self.spare.append(weights)
+
     @staticmethod
     def _is_skipped(optim_wrapper) -> bool:
         scaler = getattr(optim_wrapper, 'loss_scaler', None)
         return scaler is not None and scaler.is_enabled() and scaler.get_scale() > 1
 
     def _replay(self, runner, step: _Step, sharded: bool) -> str | None:
-        if step.weights is not None:
-            params = [p for p in runner.model.parameters() if p.requires_grad]
-            with torch.no_grad():
-                for param, before in zip(params, step.weights):
+        # Copies of later steps first: they hold what was frozen in this one.
+        later = [(each.params, each.weights) for each in reversed(self.pending)]
+        copies = [(self.params, self.weights), *later, (step.params, step.weights)]
+        with torch.no_grad():
+            for params, weights in copies:
+                for param, before in zip(params, weights or ()):
                     param.copy_(before)
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         if not sharded:
             model = revert_sync_batchnorm(model)  # the other processes do not take part
         batches = step.batch if isinstance(step.batch, MicroBatches) else (step.batch,)
 
+        wrapper = runner.optim_wrapper
+        # Of several wrappers none knows the dtype of the whole model.
+        several = isinstance(wrapper, OptimWrapperDict)
+        context = (lambda _: nullcontext()) if several else wrapper.optim_context
+
         def forward() -> None:
             for index, batch in enumerate(batches):
                 seed_iteration(runner.seed, step.iteration, micro_batch_number(index))
-                with torch.no_grad(), runner.optim_wrapper.optim_context(model):
+                with torch.no_grad(), context(model):
                     data = model.data_preprocessor(batch, True)
                     if sharded:  # by the wrapper, which gathers the weights
                         runner.model(**data, mode='loss')

@@ -27,7 +27,7 @@ from vim_mm.engine.activation import activate
 from vim_mm.engine.batch import AccumulationHook, Batch, plan_batch
 from vim_mm.engine.checkpoint import last_checkpoint
 from vim_mm.engine.late_values import LateRuntimeInfoHook
-from vim_mm.engine.nonfinite import NonFiniteLossHook
+from vim_mm.engine.nonfinite import NonFiniteLossError, NonFiniteLossHook
 from vim_mm.engine.provenance import ProvenanceHook
 from vim_mm.engine.randomness import NumberedSampler, SeedIterationHook
 from vim_mm.engine.samples import build_dataloader
@@ -101,7 +101,7 @@ class SameBuffersHook(Hook):
 
 @RUNNERS.register_module()
 class VimRunner(Runner):
-    """MMEngine's Runner, with eight differences.
+    """MMEngine's Runner, with nine differences.
 
     - A step of the optimizer has the batch of the recipe, ``auto_scale_lr['base_batch_size']``, on
       any number of processes, see :mod:`vim_mm.engine.batch`.
@@ -259,6 +259,31 @@ class VimRunner(Runner):
         """Whether a checkpoint must be of the same function, and fit the whole model."""
         return self._resume or self._testing
 
+    def train(self) -> nn.Module:
+        """As in Runner.
+
+        Raises:
+            NonFiniteLossError: Also where the step after such a loss raises another error.
+        """
+        try:
+            return super().train()
+        except NonFiniteLossError:
+            raise
+        except Exception:
+            try:
+                self._settle()
+            except NonFiniteLossError:
+                raise
+            except Exception:
+                pass  # of a broken device, say: the first error tells more
+            raise
+
+    def _settle(self) -> None:
+        """Read the losses that have not been read yet."""
+        for hook in self.hooks:
+            if isinstance(hook, LateRuntimeInfoHook | NonFiniteLossHook):
+                hook.settle(self)
+
     def test(self) -> dict:
         """Test the model; its checkpoint must fit."""
         self._testing = True
@@ -329,9 +354,7 @@ class VimRunner(Runner):
             OSError: It cannot be written, as on a full disk; earlier checkpoints are whole.
             NonFiniteLossError: The last step has spoilt the weights.
         """
-        for hook in self.hooks:
-            if isinstance(hook, LateRuntimeInfoHook | NonFiniteLossHook):
-                hook.settle(self)
+        self._settle()
         part = Path(out_dir) / f'{filename}.part'
         try:
             super().save_checkpoint(out_dir, part.name, *args, **kwargs)

@@ -1,9 +1,9 @@
 """Training by MMEngine's strategies, such as FSDP, in place of :class:`VimRunner`.
 
 A config asks for it with ``runner_type = 'FlexibleRunner'`` and a ``strategy``;
-``configs/_base_/fsdp.py`` is one that shards a model layer by layer. Two things that
+``configs/_base_/fsdp.py`` is one that shards a model layer by layer. Three things that
 :class:`VimRunner` does MMEngine's runner does not: a checkpoint may be left half written when the
-process is killed, and validation has each process' own buffers.
+process is killed, validation has each process' own buffers, and the host waits for the losses.
 """
 
 from mmengine.config import Config

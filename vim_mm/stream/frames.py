@@ -118,8 +118,8 @@ class Video(_Capture):
     """A video file.
 
     A damaged part shows in the time stamps of its neighbours: each frame that fits into such a gap
-    is one that could not be read. What is damaged so slightly that the decoder conceals it is a
-    frame, and so is what follows the last readable one no frame.
+    is one that could not be read. A video of variable rate has such gaps as well. What is damaged
+    so slightly that the decoder conceals it is a frame; what follows the last readable one is none.
     """
 
     def __init__(self, path: Path):
@@ -130,7 +130,7 @@ class Video(_Capture):
     def frames(self, allocate: Allocate) -> Iterator[np.ndarray | None]:
         """As in :class:`Source`."""
         position, failures, origin = 0, 0, None
-        while failures < _PATIENCE and (self.length is None or position < self.length):
+        while failures < _PATIENCE:
             if not self._capture.grab():
                 failures += 1
                 continue
