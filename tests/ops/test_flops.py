@@ -86,3 +86,18 @@ def test_mmengine_counts_the_mixer(method):
     assert analyzer.total() == products + scans
     info = get_model_complexity_info(mixer, inputs=(x,), show_table=False, show_arch=False)
     assert info['flops'] == products + scans
+
+
+def test_operators_of_triton_are_counted():
+    pytest.importorskip('triton')
+    u = torch.empty(2, 3, 8, 11, device='meta', requires_grad=True)
+    M = torch.empty(2, 3, 4, 11, device='meta')
+    A = torch.empty(3, 8, 4, device='meta')
+    with FlopCounterMode(display=False) as counter:
+        out, *_ = torch.ops.vim_mm.triton_scan_fwd(
+            u, u, A, M, M, None, None, None, True, METHODS['foh'].id, [0, 0, 1]
+        )
+        forward = counter.get_total_flops()
+        out.sum().backward()
+    assert forward == 2 * by_hand('foh', 2, 3 * 8, 11, 4)
+    assert counter.get_total_flops() == 4 * forward

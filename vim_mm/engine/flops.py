@@ -12,7 +12,7 @@ from vim_mm.ops.flops import scan_multiply_adds
 
 
 def scan_handle(inputs: list, outputs: list) -> int:
-    """Multiply-adds of a traced ``vim_mm::selective_scan_fwd``, which MMEngine counts as one."""
+    """Multiply-adds of a traced scan of the compiled kernels or Triton's: MMEngine counts one."""
     u, A, method = inputs[0].type(), inputs[2].type(), inputs[9].toIValue()
     name = next(name for name, known in METHODS.items() if known.id == method)
     complex_A = A.dtype() in (torch.complex64, torch.complex128)
@@ -20,4 +20,5 @@ def scan_handle(inputs: list, outputs: list) -> int:
 
 
 # get_model_complexity_info takes no handles of its own, this table is all that it knows.
-complexity_analysis._DEFAULT_SUPPORTED_FLOP_OPS['vim_mm::selective_scan_fwd'] = scan_handle
+for _name in ('selective_scan_fwd', 'triton_scan_fwd'):
+    complexity_analysis._DEFAULT_SUPPORTED_FLOP_OPS[f'vim_mm::{_name}'] = scan_handle

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from vim_mm.ops import library
+from vim_mm.ops import library, triton  # noqa: F401, which defines its operators
 from vim_mm.ops.block import mixer_sizes
 from vim_mm.ops.discretization import METHODS
 
@@ -121,11 +121,12 @@ def _mixer_bwd(
     return 2 * (2 * sum(products) + recomputed + BACKWARD * scan)
 
 
-if library.MISSING is None:
-    for _formula, _operator in (
-        (_scan_fwd, torch.ops.vim_mm.selective_scan_fwd),
-        (_scan_bwd, torch.ops.vim_mm.selective_scan_bwd),
-        (_mixer_fwd, torch.ops.vim_mm.mixer_fwd),
-        (_mixer_bwd, torch.ops.vim_mm.mixer_bwd),
-    ):
-        register_flop_formula(_operator, get_raw=True)(_formula)
+_FORMULAS = {
+    _scan_fwd: ('selective_scan_fwd', 'triton_scan_fwd'),
+    _scan_bwd: ('selective_scan_bwd', 'triton_scan_bwd'),
+    _mixer_fwd: ('mixer_fwd', 'triton_mixer_fwd'),
+    _mixer_bwd: ('mixer_bwd', 'triton_mixer_bwd'),
+}
+for _formula, _names in _FORMULAS.items():
+    for _name in _names if library.MISSING is None else _names[1:]:
+        register_flop_formula(getattr(torch.ops.vim_mm, _name), get_raw=True)(_formula)
