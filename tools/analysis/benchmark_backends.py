@@ -71,6 +71,7 @@ from vim_mm.analysis.timing import (
     pass_times,
 )
 from vim_mm.ops import path_of, selective_scan_fn
+from vim_mm.progress import progress
 
 SHAPES = {name: ScanShape(*sizes, dtype=dtype) for name, (*sizes, dtype) in TABLE.items()} | {
     'small': ScanShape(2, 384, 1024, dtype='fp32'),
@@ -95,12 +96,11 @@ def scan_records(args: argparse.Namespace) -> Iterator[Record]:
     """One record for each shape, method and backend."""
     cases = [(shape, args.method) for shape in args.shapes]
     cases += [(args.shapes[0], m) for m in args.methods if m != args.method]
-    for name, method in cases:
+    for name, method in progress(cases, 'scans'):
         shape = SHAPES[name]
         inputs = make_inputs(shape, args.device)
         grad_out = torch.randn_like(inputs['u'])
         for backend in present(args.backends, args.device, shape.dtype):
-            print(f'{name}, {method}: {backend}', file=sys.stderr, flush=True)
             scan = differentiable_scan(
                 partial(
                     selective_scan_fn,
@@ -118,7 +118,7 @@ def scan_records(args: argparse.Namespace) -> Iterator[Record]:
 
 def model_records(args: argparse.Namespace) -> Iterator[Record]:
     """One record for each image, backend and mode of a whole Vim."""
-    for side, batch in args.sizes:
+    for side, batch in progress(args.sizes, 'models'):
         images = torch.randn(batch, 3, side, side, device=args.device)
         for backend in present(args.backends, args.device, args.dtype):
             model = vim(args.arch, args.method, side, ssm_cfg=dict(backend=backend))
@@ -127,7 +127,6 @@ def model_records(args: argparse.Namespace) -> Iterator[Record]:
             for mode in args.modes:
                 if mode == 'graph' and args.device != 'cuda':
                     continue
-                print(f'{side} x {side}: {backend}, {mode}', file=sys.stderr, flush=True)
                 result = measure(workload, mode, args.n_trials, args.seconds)
                 image = f'{side} x {side}, batch {batch}'
                 yield {'image': image, 'backend': backend, 'mode': mode, **result}

@@ -251,9 +251,11 @@ def run(args: Namespace) -> Iterator[dict[str, Any]]:
     """Measure case by case; what cannot be measured is a record with its reason."""
     from time import perf_counter
 
+    from vim_mm.progress import progress
+
     start, worker = perf_counter(), Worker()
     try:
-        for case in cases(args):
+        for case in progress([*cases(args)], 'cases'):
             record = asdict(case) | {'name': Path(case.config).stem}
             left = args.budget - (perf_counter() - start)
             if left < (COMPILE_SECONDS if case.form == 'compiled' else 0):

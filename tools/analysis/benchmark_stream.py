@@ -79,6 +79,7 @@ from mmengine.utils import get_installed_path
 from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import describe, environment
 from vim_mm.engine.cli import read_config
+from vim_mm.progress import progress
 from vim_mm.stream.frames import Video
 from vim_mm.stream.models import for_stream, make_predictor
 from vim_mm.stream.overlay import Overlay
@@ -253,7 +254,7 @@ def run(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     for width, height in [] if args.video is not None else args.sizes:
         videos[f'{width}x{height}'] = folder / f'{width}x{height}.mp4'
         write_video(videos[f'{width}x{height}'], width, height)
-    for name in args.configs:
+    for name in progress(args.configs, 'models'):
         options = argparse.Namespace(config=find_config(name), cfg_options=args.cfg_options)
         cfg = read_config(options)
         for_stream(cfg, native=True)

@@ -58,6 +58,7 @@ from mmengine.structures import PixelData
 from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import environment
 from vim_mm.engine.cli import read_config
+from vim_mm.progress import progress
 
 GIB = 2**30
 # What CUDA's context and libraries take of a card besides the allocator's memory.
@@ -234,7 +235,8 @@ def main(args: Namespace) -> None:
     args.device = args.device or get_device()
     begin, rows = perf_counter(), []
     try:
-        for path, dtype, with_cp in product(args.configs, args.dtypes, map(bool, args.with_cp)):
+        cases = [*product(args.configs, args.dtypes, map(bool, args.with_cp))]
+        for path, dtype, with_cp in progress(cases, 'cases'):
             name = f'{Path(path).stem}, {dtype}, with_cp={with_cp}'
             if perf_counter() - begin > args.budget:
                 print(f'left out, for the budget: {name}')
