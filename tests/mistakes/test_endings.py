@@ -76,6 +76,7 @@ def test_a_full_disk_is_one_sentence(configs, data_root, tmp_path):  # noqa: F81
     assert 'Traceback' not in log and not list(checkpoint.parent.glob('*.pth*'))
 
 
+@pytest.mark.slow
 def test_torchrun_points_at_a_traceback(tmp_path):
     (tmp_path / 'bug.py').write_text('None + 1\n')
     done = subprocess.run(

@@ -49,7 +49,13 @@ def test_golden_vectors(case, dtype, tolerance):
 
 
 @each_method
-@real_and_complex
+@pytest.mark.parametrize(
+    'is_complex',
+    [
+        pytest.param(False, id='real'),
+        pytest.param(True, id='complex', marks=pytest.mark.slow),
+    ],
+)
 def test_first_and_second_derivatives(method, is_complex):
     inputs = make_inputs(is_complex, batch=1, channels=2, length=2, states=1)
 
