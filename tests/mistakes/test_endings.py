@@ -125,6 +125,7 @@ def test_help_takes_no_pytorch_and_no_2_seconds(command, tmp_path):
     assert seconds < 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('command', COMMANDS)
 def test_a_wrong_argument_is_one_sentence(command, tmp_path):
     done, _ = ask(command, '--no-such-argument', tmp_path)

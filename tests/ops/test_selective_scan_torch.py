@@ -59,7 +59,9 @@ def test_opcheck_backward(method):
     torch.library.opcheck(op, (None, grads[1], edges, *arguments))
 
 
-@one_causal_one_not
+@pytest.mark.parametrize(
+    'method', [pytest.param(m, marks=() if m == 'zoh' else pytest.mark.slow) for m in METHODS]
+)
 def test_compile_in_one_graph(method):
     """Static lengths, and one graph for every length when they are dynamic."""
     torch.compiler.reset()
