@@ -7,6 +7,8 @@ imported beforehand: what a tool forgets to import is missing in a child as well
 :func:`forked_python` returns the path of an executable that stands in for ``sys.executable``. It
 passes arguments, environment, working directory, standard streams and signals on, and ends as the
 script does. What is not a script (``-c``, ``-m``) it hands to the real interpreter.
+
+However the process ends that asked for the server, the server and all scripts end with it.
 """
 
 import atexit
@@ -19,11 +21,13 @@ import os
 import random
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 PRELOADED = (
@@ -55,14 +59,20 @@ os._exit(os.waitstatus_to_exitcode(status))
 
 @functools.cache
 def forked_python() -> str:
-    """The path of the stand-in; its server ends with this process."""
+    """The path of the stand-in."""
+    return start_server(PRELOADED)
+
+
+def start_server(preloaded: Sequence[str]) -> str:
+    """Start a server that has imported these modules; returns the path of its stand-in."""
     folder = Path(tempfile.mkdtemp(prefix='forked-python-'))
     client, address = folder / 'python', str(folder / 'socket')
     client.write_text(CLIENT.format(python=sys.executable, address=address))
     client.chmod(0o755)
+    ours = (str(os.getpid()), address, str(client), *preloaded)
     server = subprocess.Popen(
-        [sys.executable, '-W', 'ignore', __file__, address, str(client)],
-        stdin=subprocess.PIPE,
+        [sys.executable, '-W', 'ignore', __file__, *ours],
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         # A process that has asked CUDA how many devices there are cannot fork users of it; NVML is
         # asked instead.
@@ -73,28 +83,39 @@ def forked_python() -> str:
             'PYTORCH_NVML_BASED_CUDA_CHECK': '1',
         },
     )
-    atexit.register(server.stdin.close)
+
+    def stop() -> None:
+        server.kill()
+        server.wait()
+        shutil.rmtree(folder)
+
+    atexit.register(stop)
     assert server.stdout.readline() == b'ready\n'
     return str(client)
 
 
-def serve(address: str) -> tuple[list[str], dict[str, str]] | None:
-    """Fork for every request; returns its arguments and environment in the child."""
+def serve(address: str, tests: int) -> tuple[list[str], dict[str, str]] | None:
+    """Fork for every request, until the process ``tests`` (a pidfd) ends.
+
+    Returns the request's arguments and environment in the child.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps supervisors
+    # A terminal sends it to all; the script is to get it from its client, as others do.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
         print('ready', flush=True)
-        while listener in select.select([listener, sys.stdin], [], [])[0]:
+        while tests not in select.select([listener, tests], [], [])[0]:
             client, _ = listener.accept()
             if os.fork() == 0:
                 listener.close()
-                return supervise(client)
+                return supervise(client, tests)
             client.close()
     return None
 
 
-def supervise(client: socket.socket) -> tuple[list[str], dict[str, str]]:
+def supervise(client: socket.socket, tests: int) -> tuple[list[str], dict[str, str]]:
     """Fork the script; pass signals to it and its end to the client. Returns in the script only."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     size, streams, _, _ = socket.recv_fds(client, 4, 3)
@@ -102,19 +123,26 @@ def supervise(client: socket.socket) -> tuple[list[str], dict[str, str]]:
     arguments, folder, environment = json.loads(request)
     pid = os.fork()
     if pid == 0:
+        os.setpgid(0, 0)
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
             os.close(stream)
         client.close()
+        os.close(tests)
         os.chdir(folder)
         return arguments, environment
     ended = os.pidfd_open(pid)
-    while ended not in (ready := select.select([ended, client], [], [])[0]):
-        # A client that was killed takes its script along.
+    while ended not in (ready := select.select([ended, client, tests], [], [])[0]):
         number = client.recv(1) if client in ready else b''
-        os.kill(pid, number[0] if number else signal.SIGKILL)
-        if not number:
-            break
+        if number:
+            os.kill(pid, number[0])
+            continue
+        # A client that was killed takes its script along, and so do the tests; loaders' workers,
+        # too.
+        with contextlib.suppress(ProcessLookupError):  # it has no group yet
+            os.killpg(pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
+        break
     status = os.waitpid(pid, 0)[1]
     with contextlib.suppress(BrokenPipeError):
         client.sendall(status.to_bytes(4, 'big'))
@@ -135,18 +163,20 @@ def become(arguments: list[str], environment: dict[str, str], python: str) -> No
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdout.reconfigure(line_buffering=True)
     # MMEngine looks for a GPU once, when it is imported; the server sees none.
-    if sys.modules['torch'].cuda.is_available():
-        sys.modules['mmengine.device.utils'].DEVICE = 'cuda'
+    device = sys.modules.get('mmengine.device.utils')
+    if device and sys.modules['torch'].cuda.is_available():
+        device.DEVICE = 'cuda'
     random.seed()
     sys.modules['numpy'].random.seed()
 
 
 if __name__ == '__main__':
     del sys.path[0]  # this folder, where tests/packaging would stand for a library
-    for module in PRELOADED:
+    pid, address, python, *preloaded = sys.argv[1:]
+    tests = os.pidfd_open(int(pid))
+    for module in preloaded:
         importlib.import_module(module)
     gc.freeze()  # a collection in a child would copy the pages of all that is shared
-    python = sys.argv[2]
-    if (request := serve(sys.argv[1])) is not None:
+    if (request := serve(address, tests)) is not None:
         become(*request, python)
         runpy.run_path(sys.argv[0], run_name='__main__')

@@ -186,6 +186,7 @@ sys.meta_path.insert(0, Absent)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(library.MISSING is not None, reason='needs the compiled library')
 def test_without_mmengine(tmp_path):
     """The operators work without it, and so does the doctor, from any directory."""

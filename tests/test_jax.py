@@ -4,6 +4,7 @@ import importlib.util
 
 import pytest
 
+from tests.forked import forked_python
 from tests.own_process import run_pytest
 
 
@@ -13,4 +14,4 @@ from tests.own_process import run_pytest
 def test_jax(tier):
     if importlib.util.find_spec('jax') is None:
         pytest.skip('JAX is not installed (the extra jax)')
-    run_pytest('-m', tier, 'tests/jax')
+    run_pytest('-m', tier, 'tests/jax', python=forked_python())

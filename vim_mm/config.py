@@ -1,6 +1,7 @@
 """From the command line to MMEngine's Runner: finds shipped configs, merges options into them."""
 
 import difflib
+import functools
 import inspect
 from pathlib import Path
 
@@ -101,9 +102,16 @@ def resolve_shipped_bases() -> None:
     """
     resolve = Config._get_cfg_path
 
+    @functools.cache
+    def resolve_external(cfg_path: str) -> tuple[str, str | None]:
+        # MMEngine reads every metafile of the package anew: a quarter of a second for mmdet.
+        return resolve(cfg_path, '')
+
     def get_cfg_path(cfg_path: str, filename: str) -> tuple[str, str | None]:
         if cfg_path.startswith(_SCHEME):
             return config_path(cfg_path.removeprefix(_SCHEME)), None
+        if '::' in cfg_path:
+            return resolve_external(cfg_path)
         return resolve(cfg_path, filename)
 
     Config._get_cfg_path = staticmethod(get_cfg_path)

@@ -1,19 +1,17 @@
 """tools/analysis/compare_methods.py on results whose differences are planted."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
+from tests.tools.conftest import run_tool
 from vim_mm.analysis.comparison import ARMS, family, read_results, secondary_rows, verdicts
 from vim_mm.analysis.comparison_plots import plot_task
 
 ROOT = Path(__file__).parents[2]
-TOOL = ROOT / 'tools/analysis/compare_methods.py'
 RESULTS = ROOT / 'docs/study/results'
 PAGE = ROOT / 'docs/methods_compared.md'
 PLANTED = {'foh': -3.0, 'poly': 0.8}  # points from the control
@@ -42,8 +40,7 @@ def results(tmp_path_factory):
 
 
 def _run(*arguments):
-    command = [sys.executable, TOOL, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    return run_tool('analysis/compare_methods.py', *arguments, cwd=ROOT)
 
 
 def test_planted_differences_are_found(results):

@@ -85,7 +85,10 @@ def data_root(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize('config', TASKS)
+@pytest.mark.parametrize(
+    'config',
+    [pytest.param(t, marks=pytest.mark.slow if t.startswith('det') else ()) for t in TASKS],
+)
 def test_report_on_a_tiny_run(config, data_root, tmp_path, monkeypatch, capsys):
     cfg = Config.fromfile(config_path(config))
     merge_options(cfg, {**TINY, **TASKS[config], 'data_root': str(data_root)})

@@ -1,7 +1,5 @@
 """Finding shipped configs by name, and merging command-line options into them."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +7,7 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
+from tests.registered.fresh import run_fresh
 from vim_mm.config import config_names, config_path, merge_options
 from vim_mm.engine import activate
 from vim_mm.models import VisionMamba
@@ -61,17 +60,10 @@ def test_shipped_bases_resolve_in_a_fresh_process_elsewhere(name, tmp_path):
         'model = MODELS.build(cfg.model)\n'
         "print(type(model).__name__, model.backbone.with_cp, cfg.model.get('_scope_'))\n"
     )
-    done = subprocess.run(
-        [sys.executable, '-c', script],
-        cwd=tmp_path,
-        env={'PATH': '', 'PYTHONPATH': str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    printed = run_fresh(script, tmp_path)
     model = {SEG: 'FastEncoderDecoder True None', DET: 'CascadeRCNN True mmdet'}[name]
-    assert done.stdout.splitlines()[-1] == model
-    assert 'Failed to search registry' not in done.stdout + done.stderr
+    assert printed.splitlines()[-1] == model
+    assert 'Failed to search registry' not in printed  # MMEngine logs to standard output
 
 
 def test_unknown_shipped_base(tmp_path):

@@ -2,11 +2,11 @@
 
 import os
 import subprocess
-import sys
 from importlib.metadata import PackageNotFoundError
 
 import pytest
 
+from tests.forked import forked_python
 from tests.registered.fresh import ROOT, run_fresh
 from vim_mm.engine import activation
 
@@ -35,7 +35,7 @@ def run_script(tmp_path, script, *prefix):
     for name, base in BASES.items():
         (work / name).write_text(f"_base_ = '{base}'\ncustom_imports = dict(imports=['vim_mm'])\n")
     return subprocess.run(
-        [sys.executable, *prefix, str(tools / 'train.py'), *BASES],
+        [forked_python(), *prefix, str(tools / 'train.py'), *BASES],
         cwd=work,
         env={**os.environ, 'PYTHONPATH': str(ROOT)},
         capture_output=True,
@@ -90,8 +90,9 @@ model = dict(
 
 def load(tmp_path, imports, checkpoint):
     (tmp_path / 'mine.py').write_text(CONFIG.format(imports=imports, checkpoint=checkpoint))
+    (tmp_path / 'load.py').write_text(LOAD)
     return subprocess.run(
-        [sys.executable, '-c', LOAD],
+        [forked_python(), 'load.py'],
         cwd=tmp_path,
         env={**os.environ, 'PYTHONPATH': str(ROOT)},
         capture_output=True,

@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -71,10 +72,17 @@ def test_numbered_indices_reach_workers_by_pickling():
     assert (int(index), index.number, index.epoch) == (3, 7, 1)
 
 
+@pytest.fixture(scope='module')
+def drawn(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('drawn') / 'shapes'
+    write_dataset(folder, ShapesConfig(train=2, val=1, size=32))
+    return folder
+
+
 @pytest.fixture
-def shapes(tmp_path):
-    write_dataset(tmp_path / 'shapes', ShapesConfig(train=2, val=1, size=32))
-    return tmp_path / 'shapes'
+def shapes(drawn, tmp_path):
+    """To be spoilt."""
+    return shutil.copytree(drawn, tmp_path / 'shapes')
 
 
 def first_sample(root, workers=0, **options):

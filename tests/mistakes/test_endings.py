@@ -76,6 +76,7 @@ def test_a_full_disk_is_one_sentence(configs, data_root, tmp_path):  # noqa: F81
     assert 'Traceback' not in log and not list(checkpoint.parent.glob('*.pth*'))
 
 
+@pytest.mark.slow
 def test_torchrun_points_at_a_traceback(tmp_path):
     (tmp_path / 'bug.py').write_text('None + 1\n')
     done = subprocess.run(
@@ -124,6 +125,7 @@ def test_help_takes_no_pytorch_and_no_2_seconds(command, tmp_path):
     assert seconds < 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('command', COMMANDS)
 def test_a_wrong_argument_is_one_sentence(command, tmp_path):
     done, _ = ask(command, '--no-such-argument', tmp_path)

@@ -28,7 +28,7 @@ def graphs_and_outputs(model, sizes, dynamic):
     return torch._dynamo.utils.counters['stats']['unique_graphs']
 
 
-@pytest.mark.parametrize('bimamba_type', ['v1', 'v2'])
+@pytest.mark.parametrize('bimamba_type', [pytest.param('v1', marks=pytest.mark.slow), 'v2'])
 def test_static_size(bimamba_type):
     model = small_backbone(bimamba_type=bimamba_type, cls_token='middle', if_rope=True)
     assert graphs_and_outputs(model, [(40, 24)], dynamic=False) == 1

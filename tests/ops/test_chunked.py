@@ -50,7 +50,12 @@ def test_golden_vectors(case, dtype, tolerance):
 
 @each_method
 @pytest.mark.parametrize(
-    'form', ['constant', 'shared', 'grouped', 'constant_B_grouped_C', 'interleaved']
+    'form',
+    [
+        *('shared', 'constant_B_grouped_C', 'interleaved'),
+        # In the first two there are both.
+        *(pytest.param(form, marks=pytest.mark.slow) for form in ('constant', 'grouped')),
+    ],
 )
 @pytest.mark.parametrize('is_complex', [False, True], ids=['real', 'complex'])
 @pytest.mark.parametrize(

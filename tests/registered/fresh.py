@@ -2,16 +2,23 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.forked import forked_python
 
 ROOT = Path(__file__).parents[2]
 
 
-def run_fresh(program: str, directory: Path, *arguments: str) -> str:
-    """Run the program, which must succeed; its standard output."""
+def run_fresh(program: str, directory: Path, python: str | None = None) -> str:
+    """Run the program, which must succeed; its standard output.
+
+    It finds PyTorch and MMEngine imported, but nothing of vim_mm, MMSegmentation or MMDetection.
+    Where that is too much, ``python`` is an interpreter that has imported nothing.
+    """
+    script = directory / 'program.py'
+    script.write_text(program)
     done = subprocess.run(
-        [sys.executable, '-c', program, *arguments],
+        [python or forked_python(), str(script)],
         cwd=directory,
         env={**os.environ, 'PYTHONPATH': str(ROOT)},
         capture_output=True,

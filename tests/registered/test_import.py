@@ -1,5 +1,7 @@
 """What `import vim_mm` does to a process, with MMEngine and without; each in a fresh one."""
 
+import sys
+
 import pytest
 
 from tests.registered.fresh import run_fresh
@@ -100,7 +102,8 @@ print([name for name in sys.modules if name.startswith(('mmengine', 'mmcv', 'mmd
 
 @pytest.mark.slow
 def test_plain_core_works_without_mmengine(tmp_path):
-    *_, message, loaded = run_fresh(BLOCK_ALL_BUT_TORCH_TIMM_EINOPS + PLAIN, tmp_path).splitlines()
+    program = BLOCK_ALL_BUT_TORCH_TIMM_EINOPS + PLAIN
+    *_, message, loaded = run_fresh(program, tmp_path, sys.executable).splitlines()
     assert message == (
         "module 'vim_mm' has no attribute 'activate': it needs MMEngine, which is not installed"
     )

@@ -1,7 +1,5 @@
 """Fast heads against MMSegmentation's own: one loss, one accuracy, one gradient."""
 
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -9,6 +7,7 @@ import torch
 from mmengine.registry import init_default_scope
 from mmengine.structures import PixelData
 
+from tests.registered.fresh import run_fresh
 from vim_mm.segmentation import loss as loss_module
 from vim_mm.segmentation.loss import enlarged_cross_entropy
 
@@ -264,9 +263,6 @@ def test_no_head():
         MODELS.build(dict(type='FastHead', of='VisionMamba'))
 
 
-def test_importing_vim_mm_imports_no_mmseg():
+def test_importing_vim_mm_imports_no_mmseg(tmp_path):
     program = 'import sys, vim_mm; print([n for n in sys.modules if n.startswith("mmseg")])'
-    done = subprocess.run(
-        [sys.executable, '-c', program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == '[]'
+    assert run_fresh(program, tmp_path).strip() == '[]'

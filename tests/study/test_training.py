@@ -28,6 +28,7 @@ def test_scenes_are_tested_at_other_sizes(make_data):
     json.dumps(result, allow_nan=False)
 
 
+@pytest.mark.slow
 def test_it_learns(make_data):
     curve = train('zoh', 0, make_data('fashion'), Settings(lr=5e-3), 100)['curve']
     assert curve[-1][2] < 0.8 * curve[0][2]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.forked import forked_python
+from tests.tools.conftest import ROOT
 
 SCRIPT = """
 import os, signal, sys, time
@@ -70,3 +71,38 @@ def test_signals_reach_the_script(number, start):
 def test_what_is_no_script_goes_to_the_interpreter():
     run = [forked_python(), '-c', 'import sys; print(sys.executable)']
     assert subprocess.check_output(run, text=True).strip() == sys.executable
+
+
+# The script and its own fork hold the pipe of standard error, so it ends when both have ended.
+TESTS = """
+import os, subprocess, sys, time
+from tests.forked import start_server
+script = subprocess.Popen([start_server(['torch']), sys.argv[1]], stdout=subprocess.PIPE)
+assert script.stdout.readline() == b'sleeps\\n'
+if sys.argv[2] == 'killed':
+    os.kill(os.getpid(), 9)
+"""
+SLEEPS = """
+import os, time
+os.fork()
+if os.getpid() == os.getpgid(0):
+    print('sleeps')
+time.sleep(100)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('end', ['returns', 'killed'])
+def test_nothing_outlives_the_tests(end, tmp_path):
+    script, folders = tmp_path / 'sleeps.py', tmp_path / 'folders'
+    script.write_text(SLEEPS)
+    folders.mkdir()
+    done = subprocess.run(
+        [sys.executable, '-c', TESTS, str(script), end],
+        env={**os.environ, 'TMPDIR': str(folders)},
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        timeout=60,
+    )
+    assert done.returncode == (-signal.SIGKILL if end == 'killed' else 0), done.stderr
+    assert end == 'killed' or not [*folders.iterdir()]
