@@ -2,6 +2,7 @@
 
     nox -s original                  # all sets; each compiles mmcv's operators, once a machine
     nox -s "original(torch-2.4)"     # one of them; -R takes its environment as it is
+    nox -s "original(torch-2.4)" -- seg/upernet_vim_shapes.py      # one config
 
 In each set the trainings of `make demo`, `make demo-det` and `make demo-real` run for some
 iterations, are resumed, and tested at the end. docs/compatibility.md describes the sets.
@@ -34,7 +35,7 @@ def original(session: nox.Session, torch: str) -> None:
     session.run('python', '-m', 'pytest', '-q', ROOT / 'tests/test_compat.py', '-c', '/dev/null')
     session.run('python', '-m', 'vim_mm.datasets.shapes', '--train', '64', '--val', '16')
     session.run('python', '-m', 'vim_mm.datasets.fashion', '--only', 'classes')
-    for config in CONFIGS:
+    for config in session.posargs or CONFIGS:
         train(session, ROOT / 'configs' / config)
 
 
