@@ -46,11 +46,18 @@ def splat(self, kind, scalar, splat=interpreter.InterpreterBuilder.create_splat)
     return block
 
 
+def patch_tensor(tensor, scope, patch=interpreter._patch_lang_tensor):
+    """Triton 3.6 takes the `int` of an array of one entry, which NumPy 2.5 refuses."""
+    patch(tensor, scope)
+    scope.set_attr(tensor, '__index__', lambda self: self.handle.data.item())
+
+
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Two channels and eight steps: few programs, and several chunks of short sequences."""
     monkeypatch.setattr(interpreter.ScanOps, 'generic_scan', scan_by_slices)
     monkeypatch.setattr(interpreter.InterpreterBuilder, 'create_splat', splat)
+    monkeypatch.setattr(interpreter, '_patch_lang_tensor', patch_tensor)
     monkeypatch.setattr(scan, 'tile_of', lambda *_: scan.Tile(2, 8, 4, 4))
     monkeypatch.setattr(block, '_BLOCK', 16)
     monkeypatch.setattr(block, '_norm_tile', lambda channels: dict(BLOCK_R=4, BLOCK_C=8))
