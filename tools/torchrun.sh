@@ -12,6 +12,10 @@ fi
 script=$(dirname "$0")/$1
 processes=$2
 shift 2
+if ! [[ $processes =~ ^[1-9][0-9]*$ ]]; then
+    echo "torchrun.sh: error: the number of processes must be a whole number from 1, got '$processes'" >&2
+    exit 2
+fi
 
 if [ "${NNODES:-1}" -eq 1 ]; then
     rendezvous=(--standalone --local-addr 127.0.0.1)

@@ -274,10 +274,10 @@ def host() -> Iterator[Line]:
     elif size < SHM_NEEDED:
         yield Line(
             '/dev/shm',
-            'fail',
+            'note',
             f'{size / 2**20:.0f} MiB',
-            'loader workers die of bus errors: docker run --shm-size=8g, or '
-            'train_dataloader.num_workers=0',
+            'the tools start as many loader workers as fit into it, few or none; other programs '
+            'die of bus errors: docker run --shm-size=8g',
         )
     else:
         yield Line('/dev/shm', 'ok', f'{size / 2**30:.1f} GiB')
@@ -329,5 +329,17 @@ def main(argv: list[str] | None = None, show: Callable[[str], None] = print) -> 
     return int(failed)
 
 
+def _run() -> int:
+    """:func:`main` of a command, which ends quietly when its reader, such as head, has enough."""
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141  # as a shell reports SIGPIPE
+    return code
+
+
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.exit(_run())

@@ -1,7 +1,9 @@
 """tools/convert_checkpoint.py, and what loads its files and those that it has not seen."""
 
+import errno
 import importlib.util
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from vim_mm.convert import ConversionError
 from vim_mm.engine import activate
 from vim_mm.engine.checkpoint import read_as_data
 from vim_mm.engine.cli import load_model
+from vim_mm.engine.conversion import write
 from vim_mm.engine.provenance import CheckpointMismatchError, check_switches
 from vim_mm.models import VisionMamba
 
@@ -74,6 +77,26 @@ def backbone_from(file, **options):
     model = registered.VisionMamba(ARCH, img_size=64, init_cfg=init_cfg, **options)
     model.init_weights()
     return model
+
+
+def test_the_folder_of_the_output_is_made(tmp_path):
+    out = tmp_path / 'new' / 'folder' / 'vim.pth'
+    write(dict(weight=torch.ones(3)), out)
+    assert read_as_data(out, 'cpu')['weight'].sum() == 3
+    assert [path.name for path in out.parent.iterdir()] == ['vim.pth']
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    (tmp_path / 'vim.pth').write_text('the one before')
+
+    def full(self, content):
+        self.touch()
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(Path, 'write_bytes', full)
+    with pytest.raises(OSError, match=r'vim\.pth cannot be written \(No space left on device\)'):
+        write(dict(weight=torch.ones(3)), tmp_path / 'vim.pth')
+    assert [path.read_text() for path in tmp_path.iterdir()] == ['the one before']
 
 
 def test_a_classifier(tool, classifier, tmp_path, capsys):

@@ -17,14 +17,21 @@ MIB = 1 << 20
         pytest.param(8, 1 * MIB, 16, 1000 * MIB, 8, 2, id='cores are shared'),
         pytest.param(8, 1 * MIB, 2, 1000 * MIB, 8, 1, id='at least one'),
         # ADE20K: two crops of 512 x 512, their labels in 64 bits.
-        pytest.param(4, 5 * MIB, 16, 64 * MIB, 1, 2, id='container'),
-        pytest.param(4, 5 * MIB, 16, 64 * MIB, 2, 1, id='container for two'),
+        pytest.param(4, 5 * MIB, 16, 64 * MIB, 1, 1, id='container'),
+        pytest.param(4, 5 * MIB, 16, 128 * MIB, 2, 1, id='container for two'),
         pytest.param(8, 24 * MIB, 16, 64 * MIB, 1, 0, id='batch of COCO in a container'),
         pytest.param(0, 1, 16, 1000 * MIB, 1, 0, id='none asked'),
     ],
 )
 def test_workers(asked, batch, cores, memory, processes, expected):
     assert fitting_workers(asked, batch, cores, memory, processes) == expected
+
+
+def test_the_loaders_of_training_and_validation_share():
+    workers = [fitting_workers(8, batch * MIB, 64, 64 * MIB, 1) for batch in (1, 2)]
+    assert workers == [5, 2]
+    waiting = sum(3 * n * batch for n, batch in zip(workers, (1, 2)))
+    assert waiting <= 64 / 2
 
 
 def test_bytes_of_a_sample():
@@ -39,6 +46,6 @@ def test_the_machine_is_asked(monkeypatch):
     monkeypatch.setattr(loading.shutil, 'disk_usage', lambda _: usage)
     monkeypatch.delenv('LOCAL_WORLD_SIZE', raising=False)
     workers, note = fit_workers(8, 1, dataset)
-    assert workers == 2
-    assert '2 loader workers instead of 8' in note and '64 MiB of /dev/shm' in note
-    assert fit_workers(2, 1, dataset) == (2, None)
+    assert workers == 1
+    assert '1 loader workers instead of 8' in note and '64 MiB of /dev/shm' in note
+    assert fit_workers(1, 1, dataset) == (1, None)

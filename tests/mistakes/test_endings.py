@@ -76,6 +76,15 @@ def test_a_full_disk_is_one_sentence(configs, data_root, tmp_path):  # noqa: F81
     assert 'Traceback' not in log and not list(checkpoint.parent.glob('*.pth*'))
 
 
+@pytest.mark.parametrize('processes', ['two', '0', '-1', ''])
+def test_a_number_of_processes_that_is_none(processes, tmp_path):
+    log = run_tool('dist_train.sh', 'config.py', processes, cwd=tmp_path, fails=True)
+    assert log == (
+        'torchrun.sh: error: the number of processes must be a whole number from 1, got '
+        f"'{processes}'\n"
+    )
+
+
 @pytest.mark.slow
 def test_torchrun_points_at_a_traceback(tmp_path):
     (tmp_path / 'bug.py').write_text('None + 1\n')

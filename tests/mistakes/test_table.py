@@ -18,6 +18,7 @@ from vim_mm.config import config_path
 from vim_mm.engine.channels import check_channels
 from vim_mm.engine.checkpoint import load_from_local
 from vim_mm.engine.cli import read_config
+from vim_mm.engine.settings import check_settings
 from vim_mm.mistakes import explain, is_mistake
 from vim_mm.models import Mamba, SimpleFPN
 
@@ -49,6 +50,7 @@ WIDTH = dict(embed_dims=16, num_layers=2)
 BACKBONE = [
     (dict(arch='huge'), r"arch must be one of .*tiny.*'huge'"),
     (dict(arch=''), r"arch must be one of .*''"),
+    (dict(arch='T'), r"arch must be one of .*'T'"),
     (dict(arch=7), 'arch must be .* 7'),
     (dict(arch=None), 'arch must be .*None'),
     (dict(arch=dict(embed_dims=8)), 'arch must be .*num_layers'),
@@ -178,6 +180,10 @@ def assert_matches(expected: str, line: str) -> None:
         (lambda: torch.zeros(1, 32, 32, 3), r'in_channels = 3, .*got \(1, 32, 32, 3\)'),
         (lambda: torch.zeros(1, 3, 0, 32), r'at least one pixel, got shape \(1, 3, 0, 32\)'),
         (lambda: [torch.zeros(3, 32, 32)], 'images: expected a tensor, got list'),
+        (
+            lambda: torch.zeros(1, 3, 32, 32, dtype=torch.uint8),
+            r'images: expected floating-point numbers, got torch\.uint8',
+        ),
         (lambda: None, 'images: expected a tensor, got NoneType'),
     ],
 )
@@ -301,6 +307,33 @@ def test_options_that_nothing_reads(option, expected):
     line = sentence_of(read_config, arguments(config_path(SEG), **{option: 1}))
     assert_matches(expected, line)
     assert line.startswith(f'--cfg-options {option}: ')
+
+
+@pytest.mark.parametrize(
+    ('option', 'value', 'expected'),
+    [
+        ('optim_wrapper.optimizer.type', 'AdamQ', "got 'AdamQ'; did you mean 'Adam"),
+        ('optim_wrapper.optimizer.lr', 'abc', "must be a number, got 'abc'"),
+        ('optim_wrapper.optimizer.weight_decay', None, 'must be a number, got None'),
+        ('train_cfg.max_iters', 'ten', "must be a number, got 'ten'"),
+        ('train_cfg.max_iters', -1, 'must be a whole number from 1, got -1'),
+        ('train_cfg.max_iters', 2.5, r'must be a whole number from 1, got 2\.5'),
+        ('train_cfg.val_interval', 0, 'must be a whole number from 1, got 0'),
+        ('train_dataloader.batch_size', 'two', "must be an integer, got 'two'"),
+        ('val_dataloader.num_workers', -1, 'must be at least 0, got -1'),
+    ],
+)
+def test_settings_that_cannot_be_used(option, value, expected):
+    cfg = Config.fromfile(config_path(SEG))
+    check_settings(cfg)
+    cfg.merge_from_dict({option: value})
+    line = sentence_of(check_settings, cfg)
+    assert line.startswith(f'{option} ') and re.search(expected, line), line
+
+
+@pytest.mark.parametrize('value', [1e5, 7])
+def test_lengths_that_mmengine_takes(value):
+    check_settings(Config(dict(train_cfg=dict(max_iters=value, val_interval=float('inf')))))
 
 
 def arguments(config: Path, **options) -> Namespace:

@@ -21,6 +21,7 @@ from vim_mm.config import merge_options
 from vim_mm.engine.activation import activate
 from vim_mm.engine.channels import check_channels
 from vim_mm.engine.provenance import check_switches
+from vim_mm.engine.settings import check_settings
 from vim_mm.mistakes import sentence
 
 # By task: segmentation, detection, classification.
@@ -41,7 +42,8 @@ def read_config(args: Namespace, import_library: bool = True) -> Config:
     Raises:
         SystemExit: The config is of no such task, or the task's library is missing.
         ConfigError: The config fails when it is read, or with an option.
-        ValueError: Parts of the model do not fit each other.
+        ValueError: Parts of the model do not fit each other, or a setting cannot be used.
+        TypeError: A setting is of a wrong type.
     """
     if not Path(args.config).is_file():
         raise SystemExit(f'config: there is no file {args.config}.')
@@ -78,6 +80,7 @@ def read_config(args: Namespace, import_library: bool = True) -> Config:
         cfg.work_dir = str(Path(cfg.work_dir).expanduser().absolute())
     if import_library:
         import_task_library(cfg)
+        check_settings(cfg)
     return cfg
 
 

@@ -1,6 +1,8 @@
 """Converted weights as a checkpoint of MMEngine, and in words."""
 
+import io
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -63,7 +65,19 @@ def keep_backbone(conversion: Conversion) -> None:
 
 
 def write(checkpoint: dict, path: Path) -> None:
-    """Write a checkpoint, whole or not at all."""
+    """Write a checkpoint, whole or not at all; its folder is made where there is none.
+
+    Raises:
+        OSError: It cannot be written, as on a full disk; nothing is left of it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = io.BytesIO()  # torch.save tells of a full disk by a RuntimeError of its writer
+    torch.save(checkpoint, content)
     part = path.with_name(f'{path.name}.part')
-    torch.save(checkpoint, part)
-    part.replace(path)
+    try:
+        part.write_bytes(content.getbuffer())
+        part.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        raise OSError(f'{path} cannot be written ({error.strerror or error})') from None

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import torch
 
-# Of what is free in shared memory, the part that all loaders of a node may fill.
-_SHARE = 0.5
+# Of what is free in shared memory, the part that a loader of all processes of a node may fill. A
+# training has two at a time, which are built before either fills any of it: its own and that of
+# validation. Half of it is left for others.
+_SHARE = 0.25
 # Batches that wait per worker: DataLoader's prefetch_factor, and one that is being made.
 _BATCHES = 3
 # From here on no common loader fills it, and no sample is read to see.
@@ -38,7 +40,7 @@ def fitting_workers(
         batch_bytes (int): Of a batch.
         cores (int): Of this node that the job may use.
         shared_memory (int): Free bytes of ``/dev/shm``.
-        processes (int): Training processes on this node, each with a loader.
+        processes (int): On this node, each with a loader like this one.
 
     Returns:
         int: 0 where not even one worker's batches fit: then the process loads by itself.

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 from vim_mm.engine.activation import activate
 from vim_mm.engine.batch import AccumulationHook, Batch, plan_batch
 from vim_mm.engine.checkpoint import last_checkpoint
+from vim_mm.engine.classes import ClassesHook
 from vim_mm.engine.late_values import LateRuntimeInfoHook
 from vim_mm.engine.nonfinite import NonFiniteLossError, NonFiniteLossHook
 from vim_mm.engine.provenance import ProvenanceHook
@@ -180,6 +181,7 @@ class VimRunner(Runner):
         """As in Runner, and those hooks that no run of ours goes without."""
         super().register_hooks(*args, **kwargs)
         self.register_hook(AccumulationHook())
+        self.register_hook(ClassesHook())
         self.register_hook(ProvenanceHook())
         self.register_hook(SeedIterationHook())
         self.register_hook(NonFiniteLossHook(late=True))

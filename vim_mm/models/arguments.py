@@ -72,8 +72,7 @@ def parse_arch(arch: str | dict) -> tuple[int, int]:
         TypeError: A number is not an integer.
     """
     if isinstance(arch, str):
-        check_choice('arch', arch.lower(), ARCHS)
-        arch = ARCHS[arch.lower()]
+        arch = ARCHS.get(arch.lower(), arch)
     if not isinstance(arch, dict) or set(arch) != {'embed_dims', 'num_layers'}:
         raise ValueError(
             f'arch must be one of {[*ARCHS]} or a dict of embed_dims and num_layers, got {arch!r}'
@@ -153,6 +152,8 @@ def check_images(x: Any, in_channels: int) -> None:
     """TypeError or ValueError if ``x`` is no batch of images (B, in_channels, H, W)."""
     if not isinstance(x, Tensor):
         raise TypeError(f'images: expected a tensor, got {type(x).__name__}')
+    if not x.is_floating_point():
+        raise TypeError(f'images: expected floating-point numbers, got {x.dtype}')
     if x.dim() != 4 or x.shape[1] != in_channels:
         raise ValueError(
             f'images: expected shape (B, in_channels = {in_channels}, H, W), got {tuple(x.shape)}'
