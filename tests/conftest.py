@@ -10,6 +10,8 @@ import torch
 LONGEST = (
     'emulation/test_emulation.py',
     'packaging/test_distributions.py',
+    # Not long, but its forks compute gradients, which PyTorch refuses after a compilation here.
+    'engine/test_batch.py',
     'configs/test_shipped.py',
     'tools/test_distributed.py',
     'export/test_aoti.py',
@@ -17,6 +19,7 @@ LONGEST = (
     'test_jax.py',
     'ops/test_triton.py',
     'models/test_compile.py',
+    'segmentation/test_deterministic.py',
     'configs/test_training.py',
     'tools/test_kill_and_resume.py',
     'configs/test_run_all_methods.py',
