@@ -62,7 +62,8 @@ endef
 # Most tests use one core. Workers take whole files: tests of a file share fixtures, and some of them ports.
 # The fast ones share little, so there a worker that is done takes tests from the other.
 WORKERS ?= 2
-PYTEST = $(IN_VENV) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+# Long files come first (tests/conftest.py); xdist would begin with those of the most tests.
+PYTEST = $(IN_VENV) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: install-det $(STAMPS)/tests ## Run the suite, or a part of it (PYTEST_ARGS="-k scan")
 	$(PYTEST) $(PYTEST_ARGS)

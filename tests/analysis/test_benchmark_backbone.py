@@ -1,4 +1,4 @@
-"""The benchmark of backbones as a user runs it, at sizes that say nothing about speed."""
+"""The benchmark of backbones, at sizes that say nothing about speed."""
 
 import json
 import math
@@ -13,17 +13,26 @@ from tests.analysis.test_benchmark_scan import table_under
 from tests.models.small import small_backbone
 from tests.tools.conftest import TOOLS, run_tool
 from tools.analysis.peers.backbones import Workload, hold_to, measure
+from vim_mm.models.arguments import ARCHS
 
 TINY = ('--n_trials', 1, '--seconds', 0, '--methods', 'zoh')
 
 
+def run(tool, monkeypatch, *arguments):
+    """The tool in this process, where models of 24 layers have two."""
+    monkeypatch.setitem(ARCHS, 'tiny', ARCHS['tiny'] | {'num_layers': 2})
+    monkeypatch.setattr(sys, 'argv', ['tool', *map(str, arguments)])
+    tool['main'](tool['parse_args']())
+
+
 @pytest.mark.slow
-def test_tables_hold_what_the_file_holds(tmp_path):
-    printed = run_tool(
-        'analysis/benchmark_backbone.py', *TINY, '--images', '16x2', '48x1', '--modes', 'infer',
-        'graph', 'train', 'train_cp', '--out', 'figures.json', '--markdown', 'tables.md',
-        '--picture', 'sweep.png', cwd=tmp_path,
+def test_tables_hold_what_the_file_holds(tool, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run(
+        tool, monkeypatch, *TINY, '--images', '16x2', '48x1', '--modes', 'infer', 'graph', 'train',
+        'train_cp', '--out', 'figures.json', '--markdown', 'tables.md', '--picture', 'sweep.png',
     )  # fmt: skip
+    printed = ''.join(capsys.readouterr())
     tables = (tmp_path / 'tables.md').read_text()
     assert tables in printed
     assert 'left out: public Vim, its kernels need CUDA' in printed

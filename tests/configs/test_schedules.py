@@ -19,9 +19,9 @@ def learning_rates(schedule: str) -> list[float]:
         for scheduler in cfg.param_scheduler
     ]
     factors = []
+    optimizer.step()  # once: there is nothing to learn, but MMEngine would warn
     for _ in range(max_iters):
         factors.append(optimizer.param_groups[0]['lr'])
-        optimizer.step()
         for scheduler in schedulers:
             scheduler.step()
     return factors
