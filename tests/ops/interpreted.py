@@ -51,7 +51,8 @@ def small_tiles(monkeypatch):
     """Two channels and eight steps: few programs, and several chunks of short sequences."""
     monkeypatch.setattr(interpreter.ScanOps, 'generic_scan', scan_by_slices)
     monkeypatch.setattr(interpreter.InterpreterBuilder, 'create_splat', splat)
-    monkeypatch.setattr(scan, 'tile_of', lambda *_: scan.Tile(2, 8, 4, 4))
+    monkeypatch.setattr(scan, 'forward_tile', lambda *_: scan.Tile(2, 1, 2, 4, 1))
+    monkeypatch.setattr(scan, 'backward_tile', lambda *_: scan.Tile(1, 2, 2, 4, 4))
     monkeypatch.setattr(block, '_BLOCK', 16)
     monkeypatch.setattr(block, '_norm_tile', lambda channels: dict(BLOCK_R=4, BLOCK_C=8))
     # What is infinite or NaN and not selected is no mistake.
