@@ -67,12 +67,17 @@ def backward_tile(length: int) -> Tile:
     return _BACKWARD.short(length)
 
 
+def _chunks(tile: Tile, length: int) -> int:
+    """How many chunks a pass has. From whichever end, both passes cut at the same steps."""
+    chunk = forward_tile(length).chunk
+    return -(-length // chunk) * (chunk // tile.chunk)
+
+
 def edges_shape(shape: Sequence[int], states: int, method: int) -> tuple[int, ...]:
     """(directions, chunks of backward, B, G, N, H): the states that forward keeps."""
     batch, groups, channels, length = shape
     directions = 1 if IS_CAUSAL[method] else 2
-    slots = -(-length // backward_tile(length).chunk)
-    return (directions, slots, batch, groups, states, channels)
+    return (directions, _chunks(backward_tile(length), length), batch, groups, states, channels)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -159,7 +164,7 @@ def _inputs(tile: Tile, outputs: dict, *given, softplus, method) -> _Inputs:
         delta_bias=A if delta_bias is None else delta_bias,
     )  # fmt: skip
     items = batch * groups
-    sizes = dict(H=channels, L=length, G=groups, items=items, chunks=-(-length // tile.chunk))
+    sizes = dict(H=channels, L=length, G=groups, items=items, chunks=_chunks(tile, length))
     constants = dict(
         N=A.shape[-1], METHOD=method, SOFTPLUS=softplus, HAS_D=D is not None, HAS_Z=z is not None,
         HAS_BIAS=delta_bias is not None, B_VARIES=B.dim() == 4, C_VARIES=C.dim() == 4,

@@ -98,7 +98,8 @@ def _load(
     REVERSE: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """A chunk of rows that begin at ``pointer`` [ROWS, 1]: a tuple of tiles in scan order."""
-    V: tl.constexpr = min(VECTOR, 128 // pointer.dtype.element_ty.primitive_bitwidth)
+    most: tl.constexpr = 128 // pointer.dtype.element_ty.primitive_bitwidth
+    V: tl.constexpr = most if most < VECTOR else VECTOR
     values = ()
     for m in tl.static_range(STEPS // V):
         t, there = _places(chunk, m, L, REVERSE, LANES, STEPS, V)
@@ -114,7 +115,8 @@ def _store(
     REVERSE: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """Writes what ``_load`` reads."""
-    V: tl.constexpr = min(VECTOR, 128 // pointer.dtype.element_ty.primitive_bitwidth)
+    most: tl.constexpr = 128 // pointer.dtype.element_ty.primitive_bitwidth
+    V: tl.constexpr = most if most < VECTOR else VECTOR
     values = _flip(values, REVERSE, STEPS)
     for m in tl.static_range(STEPS // V):
         t, there = _places(chunk, m, L, REVERSE, LANES, STEPS, V)
@@ -309,7 +311,7 @@ def _forward_rows(
                 if PART != 2:
                     place = tl.where(edge == slots - 1, last_state + (n * H + h), place)
                 own = lane // (EDGE // STEPS) * (EDGE // STEPS) + (EDGE // STEPS - 1)
-                _store_at(place, ends[k], (h < H) & (edge < slots), lane, own)
+                _store_at(place, ends[k], h < H, lane, own)
 
         for k in tl.static_range(CHANNELS):
             h = first_h + k
@@ -367,8 +369,7 @@ def scan_forward_kernel(
     item = (pid // blocks).to(tl.int64)
     b = item // G
     g = item % G
-    if DIRECTIONS == 2:
-        reverse = (reverse_bits >> g) & 1
+    reverse = (reverse_bits >> g) & 1
     if DIRECTIONS == 0 or (DIRECTIONS == 2 and reverse == 0):
         _forward_rows(
             u, delta, A, B, C, D, z, delta_bias, out, last_state, edges, partial,
