@@ -1,6 +1,7 @@
 """What timm's own tests of its models assert, of ours. TorchScript and FX are left out."""
 
 import math
+from collections import OrderedDict
 
 import pytest
 import timm
@@ -304,6 +305,26 @@ def test_checkpoints_load(form):
     model = create()
     x = images()
     torch.testing.assert_close(load(form(model.state_dict()))(x), model(x))
+
+
+@pytest.mark.parametrize('form', [lambda w: w, lambda w: dict(state_dict=w, meta={})])
+@pytest.mark.parametrize('prefix', ['', 'backbone'])
+def test_weights_of_another_method_are_refused(form, prefix, tmp_path):
+    weights = create(discretization_method='foh').state_dict()
+    if prefix:
+        notes = {prefix: weights._metadata['']}
+        weights = OrderedDict(as_mmpretrain(weights))
+        weights._metadata = notes
+    torch.save(weights, tmp_path / 'vim.pth')
+    weights = torch.load(tmp_path / 'vim.pth', weights_only=True)
+    message = "trained with discretization_method 'foh', here 'zoh'"
+    with pytest.raises(ValueError, match=message):
+        load(form(weights))
+    with pytest.raises(ValueError, match=message):
+        load(form(weights), features_only=True)
+    loaded = load(form(weights), discretization_method='foh')
+    assert torch.equal(loaded.layers[3].mixer.D, weights[f'{prefix}.layers.3.mixer.D'.lstrip('.')])
+    load(form(dict(weights)))
 
 
 def test_checkpoints_of_another_size_are_resized():

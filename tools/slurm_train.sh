@@ -36,7 +36,6 @@ fi
 # The cores are for the loaders' workers, with every method.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 export MKL_NUM_THREADS=${MKL_NUM_THREADS:-$OMP_NUM_THREADS}
-export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}
 # Jobs that share a node must not share a port.
 export MASTER_PORT=${PORT:-$((20000 + RANDOM % 20000))}
 

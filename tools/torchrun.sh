@@ -37,8 +37,6 @@ else
 fi
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
 export MKL_NUM_THREADS=${MKL_NUM_THREADS:-$OMP_NUM_THREADS}
-# Pictures of many sizes, as in detection, leave gaps in memory that fixed segments cannot fill.
-export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}
 
 exec "${PYTHON:-python}" "$(dirname "$0")/_torchrun.py" "${rendezvous[@]}" --nproc-per-node "$processes" \
     "$script" "$@" --launcher pytorch

@@ -13,7 +13,7 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, PARAM_SCHEDULERS, init_default_scope
 from torch import nn
 
-from vim_mm.config import config_path
+from vim_mm.config import config_names, config_path
 from vim_mm.engine import activate
 from vim_mm.engine.cli import import_task_library
 
@@ -81,6 +81,9 @@ def released_classification(name: str, param: nn.Parameter) -> tuple[float, bool
 RULES = {
     'cls/vim_t_zoh_released.py': (1e-3, 0.1, released_classification),
     'cls/vim_s_zoh_released.py': (1e-3, 0.05, released_classification),
+    # There is no script of the original for Vim-B: the values of Vim-S.
+    'cls/vim_b_zoh_released.py': (1e-3, 0.05, released_classification),
+    'cls/vim_t_stride8_zoh_released.py': (1e-5, 1e-8, released_classification),
     'cls/vim_s_stride8_zoh_released.py': (1e-5, 1e-8, released_classification),
     'seg/upernet_vim_t_zoh_released.py': (2e-4, 0.1, lambda *a: released_segmentation(*a, 0.92)),
     'seg/upernet_vim_s_zoh_released.py': (1e-4, 0.05, lambda *a: released_segmentation(*a, 0.95)),
@@ -88,6 +91,7 @@ RULES = {
     'det/cascade_mask_rcnn_vim_t_zoh_paper.py': (1e-4, 0.1, released_detection),
     # The paper's words name no layer-wise decay.
     'seg/upernet_vim_t_zoh_paper.py': (6e-5, 0.01, lambda *a: released_segmentation(*a, 1.0)),
+    'seg/upernet_vim_s_zoh_paper.py': (6e-5, 0.01, lambda *a: released_segmentation(*a, 1.0)),
 }
 # Some rows of the tables, as factors of the learning rate and whether weight decay is on, worked
 # out by hand from the original's source.
@@ -145,6 +149,11 @@ def test_parameter_groups(name):
     for parameter, (scale, decays) in ROWS.get(name, {}).items():
         assert found[parameter][0] == pytest.approx(lr * scale, rel=1e-5), parameter
         assert (found[parameter][1] > 0) == decays, parameter
+
+
+def test_no_released_recipe_is_left_out():
+    named = [name for name in config_names() if name.endswith(('_released.py', '_paper.py'))]
+    assert sorted(RULES) == named
 
 
 def test_the_recommended_recipe_decays_no_state():

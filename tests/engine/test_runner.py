@@ -11,7 +11,7 @@ from mmengine.fileio import LocalBackend
 from torch import distributed, nn
 
 from tests.engine.toy import ToyModel, make_runner
-from vim_mm.engine.runner import init_process_group
+from vim_mm.engine.runner import choose_allocator, init_process_group
 
 
 @pytest.fixture(params=['pytorch', 'slurm'])
@@ -33,6 +33,26 @@ def launcher(request, monkeypatch):
     yield request.param
     if distributed.is_initialized():
         distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ('given', 'gpu', 'expected'),
+    [
+        ({}, True, 'expandable_segments:True'),
+        ({}, False, None),
+        ({'PYTORCH_CUDA_ALLOC_CONF': 'backend:native'}, True, 'backend:native'),
+        ({'PYTORCH_ALLOC_CONF': 'backend:native'}, True, None),
+    ],
+)
+def test_segments_grow_unless_the_user_has_chosen(given, gpu, expected, monkeypatch):
+    environment = {**os.environ}
+    for name in ('PYTORCH_CUDA_ALLOC_CONF', 'PYTORCH_ALLOC_CONF'):
+        environment.pop(name, None)
+    environment.update(given)
+    monkeypatch.setattr(os, 'environ', environment)
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: gpu)
+    choose_allocator()
+    assert environment.get('PYTORCH_CUDA_ALLOC_CONF') == expected
 
 
 class NormModel(ToyModel):

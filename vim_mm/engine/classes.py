@@ -20,8 +20,8 @@ def check_classes(model: nn.Module, dataset, name: str) -> None:
 
     Args:
         model (nn.Module): A classifier, a segmentor or a detector.
-        dataset: With ``reduce_zero_label``, the class that is reduced away may be among its
-            classes.
+        dataset: With ``reduce_zero_label``, its classes are those that remain: metrics name label 0
+            by the first of them.
         name (str): What the config calls it, for the message.
 
     Raises:
@@ -30,14 +30,12 @@ def check_classes(model: nn.Module, dataset, name: str) -> None:
     classes = (getattr(dataset, 'metainfo', None) or {}).get('classes')
     if classes is None:
         return
-    allowed = {len(classes)}
-    if getattr(dataset, 'reduce_zero_label', False):
-        allowed.add(len(classes) - 1)
+    rest = ' after reduce_zero_label' if getattr(dataset, 'reduce_zero_label', False) else ''
     for head, num_classes in _heads(model):
-        if num_classes not in allowed:
+        if num_classes != len(classes):
             raise ValueError(
-                f'model.{head}.num_classes is {num_classes}, but {name} has {len(classes)} classes '
-                f'({_shown(classes)})'
+                f'model.{head}.num_classes is {num_classes}, but {name} has {len(classes)} '
+                f'classes{rest} ({_shown(classes)})'
             )
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from vim_mm.convert import Conversion
-from vim_mm.engine.provenance import backbones, code_version, describe_differences
+from vim_mm.engine.provenance import backbones, code_version
+from vim_mm.models.checkpoint import describe_differences
 
 
 def as_checkpoint(conversion: Conversion, source: str) -> dict:

@@ -14,7 +14,7 @@ from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 from torch import nn
 
-from vim_mm.models.checkpoint import function_switches
+from vim_mm.models.checkpoint import describe_differences, function_switches, plain
 from vim_mm.models.vision_mamba import VisionMamba
 from vim_mm.version import __version__, commit
 
@@ -47,24 +47,6 @@ def _noted_switches(checkpoint: Mapping, name: str) -> dict:
     if 'discretization_method' not in noted:  # a state dict of FSDP has no notes, the meta has
         noted = checkpoint.get('meta', {}).get('vim_mm', {}).get('backbones', {}).get(name, {})
     return noted
-
-
-def describe_differences(noted: Mapping, module: VisionMamba) -> list[str]:
-    """Each switch in which a checkpoint and a backbone differ, with both values.
-
-    Args:
-        noted (Mapping): What the checkpoint notes; names that it lacks are not compared.
-        module (VisionMamba): The backbone.
-    """
-    return [
-        f'{name} {_plain(noted[name])!r}, here {_plain(value)!r}'
-        for name, value in function_switches(module).items()
-        if name in noted and _plain(noted[name]) != _plain(value)
-    ]
-
-
-def _plain(value):
-    return list(value) if isinstance(value, tuple) else value
 
 
 def check_switches(
@@ -147,13 +129,13 @@ class ProvenanceHook(Hook):
             else:
                 story = f'which was trained with the same {noted["discretization_method"]!r}'
             runner.logger.info(f'{name or "The model"} starts from {filename}, {story}.')
-            self._record(runner, dict(file=str(filename), **{k: _plain(noted[k]) for k in noted}))
+            self._record(runner, dict(file=str(filename), **{k: plain(noted[k]) for k in noted}))
 
     def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
         """Add the notes to the meta."""
         switches = {
             name.replace('_fsdp_wrapped_module.', ''): {
-                k: _plain(v) for k, v in function_switches(module).items()
+                k: plain(v) for k, v in function_switches(module).items()
             }
             for name, module in backbones(runner.model)
         }

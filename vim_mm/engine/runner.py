@@ -67,6 +67,16 @@ def init_process_group(launcher: str, backend: str = 'nccl', timeout: float | No
     atexit.register(_leave_process_group)
 
 
+def choose_allocator() -> None:
+    """Let segments of a GPU's memory grow, before CUDA starts; the user's own choice stays.
+
+    Pictures of many sizes, as in detection, leave gaps that fixed segments cannot fill.
+    """
+    if 'PYTORCH_ALLOC_CONF' not in os.environ and torch.cuda.is_available():
+        # The older name: PyTorch 2.9 reads this option by no other.
+        os.environ.setdefault('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segments:True')
+
+
 def _leave_process_group() -> None:
     if distributed.is_initialized():
         distributed.destroy_process_group()
@@ -134,6 +144,7 @@ class VimRunner(Runner):
 
     def setup_env(self, env_cfg: dict) -> None:
         """Join the process group before MMEngine, which would ask for CUDA, gets to it."""
+        choose_allocator()
         if self.distributed and not is_distributed():
             init_process_group(self.launcher, **env_cfg.get('dist_cfg', {}))
         super().setup_env(env_cfg)

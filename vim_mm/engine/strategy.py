@@ -14,7 +14,7 @@ from torch import nn
 
 from vim_mm.engine.activation import activate
 from vim_mm.engine.batch import plan_batch
-from vim_mm.engine.runner import VimRunner, init_process_group
+from vim_mm.engine.runner import VimRunner, choose_allocator, init_process_group
 from vim_mm.engine.samples import build_dataloader
 from vim_mm.models.vision_mamba import Block
 
@@ -62,6 +62,7 @@ def build_runner(cfg: Config) -> Runner | FlexibleRunner:
             "MMEngine's strategies resume from checkpoints that lack weights without a word: "
             'start from the weights of one by load_from'
         )
+    choose_allocator()
     # Before MMEngine, which would ask for CUDA.
     if cfg.launcher != 'none':
         init_process_group(cfg.launcher, **cfg.env_cfg.get('dist_cfg', {}))

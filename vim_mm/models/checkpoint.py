@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 
 from torch import Tensor, nn
 
@@ -58,6 +58,25 @@ def function_switches(module: nn.Module) -> dict:
         switches['rope_grid'] = module.rope_grid
         switches['if_rope_residual'] = module.if_rope_residual
     return switches
+
+
+def describe_differences(noted: Mapping, module: nn.Module) -> list[str]:
+    """Each switch in which a checkpoint and a backbone differ, with both values.
+
+    Args:
+        noted (Mapping): What the checkpoint notes; names that it lacks are not compared.
+        module (nn.Module): The backbone, a VisionMamba.
+    """
+    return [
+        f'{name} {plain(noted[name])!r}, here {plain(value)!r}'
+        for name, value in function_switches(module).items()
+        if name in noted and plain(noted[name]) != plain(value)
+    ]
+
+
+def plain(value):
+    """A value as JSON and safe checkpoints keep it, which know no tuples."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def note_layout(

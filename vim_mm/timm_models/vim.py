@@ -12,9 +12,13 @@ from timm.models import (
     register_model_deprecations,
 )
 
+from vim_mm.models.checkpoint import describe_differences
 from vim_mm.timm_models.classifier import VisionMambaClassifier
 
 __all__ = ['checkpoint_filter_fn']  # timm adds the models
+
+# Switches that a classifier of timm has of its own, or adapts weights to.
+_OWN = ('arch', 'out_indices', 'out_type', 'out_feature', 'stride')
 
 
 def checkpoint_filter_fn(
@@ -26,8 +30,7 @@ def checkpoint_filter_fn(
     MMPretrain's ``head.fc`` by the name that it has here, and resizes the patches' weights. The
     position embedding is resized by the model itself when it loads.
     """
-    for key in ('state_dict', 'model'):
-        state_dict = state_dict.get(key, state_dict)
+    state_dict = _weights(state_dict)
     weights = {
         name.removeprefix('backbone.').replace('head.fc.', 'head.'): value
         for name, value in state_dict.items()
@@ -37,6 +40,27 @@ def checkpoint_filter_fn(
     if patches is not None and patches.shape[2:] != (size, size):
         weights['patch_embed.proj.weight'] = resample_patch_embed(patches, [size, size])
     return weights
+
+
+def _weights(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key in ('state_dict', 'model'):
+        checkpoint = checkpoint.get(key, checkpoint)
+    return checkpoint
+
+
+def _check_notes(checkpoint: Mapping[str, Any], model: VisionMambaClassifier) -> None:
+    """ValueError if a state dict of this package notes another function; a plain dict has no notes.
+
+    :func:`checkpoint_filter_fn` cannot do this: timm gives it a copy without the notes.
+    """
+    notes = getattr(_weights(checkpoint), '_metadata', {})
+    for name in ('', 'backbone'):
+        noted = {k: v for k, v in notes.get(name, {}).items() if k not in _OWN}
+        if differences := '; '.join(describe_differences(noted, model)):
+            raise ValueError(
+                f'the weights were trained with {differences}. Give create_model the same, or '
+                'insist with state_dict=dict(weights), which has no notes.'
+            )
 
 
 def _cfg() -> dict[str, Any]:
@@ -74,7 +98,8 @@ def _create(
     variant: str, pretrained: bool, kwargs: dict[str, Any], **of_variant: Any
 ) -> VisionMambaClassifier:
     out_indices = kwargs.pop('out_indices', 3)
-    return build_model_with_cfg(
+    given = (kwargs.get('pretrained_cfg_overlay') or {}).get('state_dict')
+    model = build_model_with_cfg(
         VisionMambaClassifier,
         variant,
         pretrained,
@@ -82,6 +107,9 @@ def _create(
         feature_cfg=dict(out_indices=out_indices, feature_cls='getter'),
         **{**of_variant, **kwargs},
     )
+    if pretrained and given is not None:
+        _check_notes(given, getattr(model, 'model', model))  # features_only wraps it
+    return model
 
 
 @register_model
