@@ -1,5 +1,6 @@
 """VimRunner in this process; runs of several processes are tested by way of the tools."""
 
+import os
 import resource
 import signal
 import socket
