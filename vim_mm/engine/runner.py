@@ -112,7 +112,7 @@ class SameBuffersHook(Hook):
 
 @RUNNERS.register_module()
 class VimRunner(Runner):
-    """MMEngine's Runner, with nine differences.
+    """MMEngine's Runner, with eleven differences.
 
     - A step of the optimizer has the batch of the recipe, ``auto_scale_lr['base_batch_size']``, on
       any number of processes, see :mod:`vim_mm.engine.batch`.
@@ -125,9 +125,12 @@ class VimRunner(Runner):
       config's discretization and other switches, see :class:`ProvenanceHook`. Only a training that
       starts from other weights (``load_from``) may lack or add some, as the head for other classes
       does; the backbone sees to its own.
+    - Heads that have not the classes of the data set are an error before the first iteration, see
+      :class:`ClassesHook`.
     - A checkpoint file appears whole or not at all, whenever the process is killed.
     - The host does not wait for the GPU in each iteration: losses are read an iteration later, see
       :mod:`vim_mm.engine.late_values`, and batches are copied from pinned memory meanwhile.
+    - Segments of a GPU's memory grow, see :func:`choose_allocator`.
     - ``randomness=dict(deterministic=True)`` sets what cuBLAS needs for it in the environment.
     - ``launcher`` is 'none', 'pytorch' or 'slurm'; MMEngine's 'mpi' is not supported.
     """
