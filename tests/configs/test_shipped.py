@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.device import get_device
 from mmengine.model import BaseModel, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper, build_optim_wrapper
 from mmengine.registry import MODELS, init_default_scope
@@ -228,6 +229,7 @@ def test_detection_heads_hand_over_float32_in_mixed_precision(name):
     cfg = load(f'det/{name}')
     cfg.optim_wrapper.type = 'BFloat16OptimWrapper'
     model, optim_wrapper = build_cheap(cfg)
+    model.to(get_device())  # that of MMEngine's autocast
     optim_wrapper.initialize_count_status(model, 0, 1)
     dtypes = {}
 

@@ -22,12 +22,16 @@ class Spoil(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, where):
         ctx.where = where
-        return x.index_fill(0, torch.tensor(0), torch.nan) if where == 'forward' else x.clone()
+        return (
+            x.index_fill(0, torch.tensor(0, device=x.device), torch.nan)
+            if where == 'forward'
+            else x.clone()
+        )
 
     @staticmethod
     def backward(ctx, grad):
         if ctx.where == 'backward':
-            grad = grad.index_fill(0, torch.tensor(0), torch.nan)
+            grad = grad.index_fill(0, torch.tensor(0, device=grad.device), torch.nan)
         return grad, None
 
 
@@ -58,8 +62,7 @@ class FaultyModel(ToyModel):
 @pytest.fixture(params=['at once', 'late'])
 def when(request, monkeypatch):
     """Losses are read in their iteration, or in the next one, as those of a GPU are."""
-    if request.param == 'late':
-        monkeypatch.setattr(HostCopy, 'is_late', True)
+    monkeypatch.setattr(HostCopy, 'is_late', request.param == 'late')
     return request.param
 
 
@@ -146,7 +149,7 @@ def test_several_optimizers(tmp_path, when):
              for name in ('backbone', 'head')}  # fmt: skip
 
     def train_step(data, optim_wrapper):
-        loss = model(data[0], 'loss')['loss']
+        loss = model(data[0].to(model.head[0].weight.device), 'loss')['loss']
         loss.backward()
         for part in optim_wrapper.values():
             part.step()

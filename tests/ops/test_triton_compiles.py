@@ -30,7 +30,9 @@ def compile_kernel(kernel, target, dtype, aligned=True, **constants):
         if aligned or not is_size:
             attributes[(i,)] = [['tt.divisibility', 16]]
     source = ASTSource(kernel, signature, constants, attributes)
-    return triton.compile(source, target=TARGETS[target], options={'num_warps': 4})
+    return triton.compile(
+        source, target=TARGETS[target], options={'num_warps': tile_of(1024).warps}
+    )
 
 
 def constants_of(method, varies=True, directions=2, part=None):

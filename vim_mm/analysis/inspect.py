@@ -101,7 +101,7 @@ def receptive_fields(backbone: VisionMamba, images: Tensor, layers: Sequence[int
         features = _to_map(record['layers'][i], backbone, record['grid'])
         rows, columns = features.shape[-2:]
         centre = features[:, :, rows // 2, columns // 2].sum()
-        (grad,) = torch.autograd.grad(centre, images, retain_graph=i != layers[-1])
+        (grad,) = torch.autograd.grad(centre, images, retain_graph=bool(i != layers[-1]))
         field = grad.abs().mean((0, 1))
         fields.append(field / field.max().clamp(min=torch.finfo(field.dtype).tiny))
     return fields
