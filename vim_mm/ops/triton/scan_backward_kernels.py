@@ -224,8 +224,7 @@ def scan_backward_kernel(
     item = (pid // blocks).to(tl.int64)
     b = item // G
     g = item % G
-    if DIRECTIONS == 2:
-        reverse = (reverse_bits >> g) & 1
+    reverse = (reverse_bits >> g) & 1
     if DIRECTIONS == 0 or (DIRECTIONS == 2 and reverse == 0):
         _backward_rows(
             grad_out, grad_last, edges, u, delta, A, B, C, D, z, delta_bias,

@@ -181,8 +181,7 @@ def scan_forward_kernel(
     item = (pid // blocks).to(tl.int64)
     b = item // G
     g = item % G
-    if DIRECTIONS == 2:
-        reverse = (reverse_bits >> g) & 1
+    reverse = (reverse_bits >> g) & 1
     if DIRECTIONS == 0 or (DIRECTIONS == 2 and reverse == 0):
         _forward_rows(
             u, delta, A, B, C, D, z, delta_bias, out, last_state, edges, partial,
