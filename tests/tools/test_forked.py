@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from collections.abc import Iterator
 
 import pytest
@@ -107,4 +108,4 @@ def test_nothing_outlives_the_tests(end, tmp_path):
             timeout=60,
         )
         assert done.returncode == (-signal.SIGKILL if end == 'killed' else 0), done.stderr
-        assert end == 'killed' or not os.listdir(folders)
+        assert end == 'killed' or not [*Path(folders).iterdir()]
