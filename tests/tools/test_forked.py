@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
