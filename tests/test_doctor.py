@@ -126,8 +126,8 @@ def test_where_code_runs(capability, built, expected):
 
 
 def test_small_shared_memory(monkeypatch):
-    monkeypatch.setattr(doctor, 'shared_memory', lambda: 64 * 2**20)
     """Training is meant to work there, with fewer workers."""
+    monkeypatch.setattr(doctor, 'shared_memory', lambda: 64 * 2**20)
     line = next(doctor.host())
     assert (line.topic, line.state, line.finding) == ('/dev/shm', 'note', '64 MiB')
     assert '--shm-size' in line.advice
