@@ -54,11 +54,12 @@ def patch_tensor(tensor, scope, patch=interpreter._patch_lang_tensor):
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """Two channels and eight steps: few programs, and several chunks of short sequences."""
+    """Two channels, and chunks of 16 and 8 steps: few programs, and several chunks each."""
     monkeypatch.setattr(interpreter.ScanOps, 'generic_scan', scan_by_slices)
     monkeypatch.setattr(interpreter.InterpreterBuilder, 'create_splat', splat)
     monkeypatch.setattr(interpreter, '_patch_lang_tensor', patch_tensor)
-    monkeypatch.setattr(scan, 'tile_of', lambda *_: scan.Tile(2, 8, 4, 4))
+    monkeypatch.setattr(scan, 'forward_tile', lambda *_: scan.Tile(2, 1, 2, 8, 1))
+    monkeypatch.setattr(scan, 'backward_tile', lambda *_: scan.Tile(1, 2, 2, 4, 4))
     monkeypatch.setattr(block, '_BLOCK', 16)
     monkeypatch.setattr(block, '_norm_tile', lambda channels: dict(BLOCK_R=4, BLOCK_C=8))
     # What is infinite or NaN and not selected is no mistake.
@@ -81,7 +82,7 @@ def compare(inputs, function=triton_scan, reference=None, **options):
 @pytest.mark.parametrize('reverse', [False, True], ids=['forwards', 'reverse'])
 def test_two_chunks(reverse):
     """The fast one: a psi method, whose backward pass has everything."""
-    inputs = make_inputs(batch=1, channels=3, length=11, states=2, dtype=torch.float32)
+    inputs = make_inputs(batch=1, channels=3, length=19, states=2, dtype=torch.float32)
     compare(inputs, delta_softplus=True, discretization_method='foh', reverse=reverse)
 
 

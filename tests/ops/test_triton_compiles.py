@@ -8,63 +8,68 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from vim_mm.ops.discretization import METHODS  # noqa: E402
-from vim_mm.ops.triton import block_kernels, scan_backward_kernels, scan_kernels  # noqa: E402
-from vim_mm.ops.triton.scan import tile_of  # noqa: E402
+from vim_mm.ops.triton import block_kernels, scan_kernels  # noqa: E402
+from vim_mm.ops.triton.scan import backward_tile, forward_tile  # noqa: E402
+from vim_mm.ops.triton.scan_backward_kernels import scan_backward_kernel  # noqa: E402
 
 TARGETS = {'cuda': GPUTarget('cuda', 90, 32), 'hip': GPUTarget('hip', 'gfx942', 64)}
 each_target = pytest.mark.parametrize('target', TARGETS)
 TIMED = ('u', 'delta', 'B', 'C', 'z', 'out', 'grad_out', 'grad_u', 'grad_delta', 'grad_z')
-# Arguments of the kernels that are no pointers.
-INTEGERS = ('H', 'L', 'G', 'items', 'chunks', 'reverse_bits')
 
 
-def compile_kernel(kernel, target, dtype, aligned=True, **constants):
+def compile_kernel(kernel, target, dtype, num_warps, **constants):
     """Compile for a target; what varies in time is of ``dtype``, all else float32."""
     signature, attributes = {}, {}
     for i, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name] = 'constexpr'
-            continue
-        is_size = name in INTEGERS or name[-2:] in ('_b', '_g', '_h', '_n')
-        signature[name] = 'i32' if is_size else f'*{dtype if name in TIMED else "fp32"}'
-        if aligned or not is_size:
+        elif name in scan_kernels.NUMBERS:
+            signature[name] = 'i32'
+        else:
+            signature[name] = f'*{dtype if name in TIMED else "fp32"}'
             attributes[(i,)] = [['tt.divisibility', 16]]
     source = ASTSource(kernel, signature, constants, attributes)
-    return triton.compile(
-        source, target=TARGETS[target], options={'num_warps': tile_of(1024).warps}
-    )
+    return triton.compile(source, target=TARGETS[target], options={'num_warps': num_warps})
 
 
-def constants_of(method, varies=True, directions=2, part=None):
-    """Of both kernels."""
-    tile = tile_of(1024)
+def compile_both(
+    target, method, dtype='bf16', aligned=True, varies=True, directions=2, part=None, gate=True
+):
     if part is None:
         part = 0 if METHODS[method].causal else 2
-    return dict(
-        N=16, METHOD=METHODS[method].id, SOFTPLUS=True, HAS_D=True, HAS_Z=True, HAS_BIAS=True,
-        B_VARIES=varies, C_VARIES=varies, PART=part, DIRECTIONS=directions, SEGMENT=tile.segment,
-        BLOCK_H=tile.channels, BLOCK_T=tile.steps,
+    shared = dict(
+        N=16, METHOD=METHODS[method].id, SOFTPLUS=True, HAS_D=True, HAS_Z=gate, HAS_BIAS=True,
+        B_VARIES=varies, C_VARIES=varies, PART=part, DIRECTIONS=directions,
     )  # fmt: skip
-
-
-def compile_both(target, method, dtype='bf16', aligned=True, **options):
-    constants = constants_of(method, **options)
-    forward = compile_kernel(scan_kernels.scan_forward_kernel, target, dtype, aligned, **constants)
-    backward = compile_kernel(
-        scan_backward_kernels.scan_backward_kernel, target, dtype, aligned,
-        **constants, HAS_OUT=True, HAS_LAST=True,
-    )  # fmt: skip
-    return forward, backward
+    kernels = []
+    for kernel, tile, rest in (
+        (
+            scan_kernels.scan_forward_kernel,
+            forward_tile(1024),
+            dict(EDGE=backward_tile(1024).chunk),
+        ),
+        (scan_backward_kernel, backward_tile(1024), dict(HAS_OUT=True, HAS_LAST=True)),
+    ):
+        cut = dict(CHANNELS=tile.channels, ROWS=tile.rows, LANES=tile.lanes, STEPS=tile.steps)
+        cut['VECTOR'] = min(8, tile.steps) if aligned else 1
+        kernels.append(compile_kernel(kernel, target, dtype, tile.warps, **shared, **rest, **cut))
+    return kernels
 
 
 @each_target
 def test_a_method_compiles(target):
-    forward, backward = compile_both(target, 'zoh', directions=0)
-    assert all(kernel.asm['ttgir'] for kernel in (forward, backward))
+    forward, backward = compile_both(target, 'zoh', directions=0, gate=False)
     if target == 'cuda':
-        # Of each of the four values that a thread turns over or shifts, one from each of as many
-        # threads: more steps of a thread, or a row of several warps, would take thousands.
-        assert backward.asm['ptx'].count('shfl.sync.idx') == 4 * 4 * 4
+        # Nothing is moved between layouts; shared memory has sums over a program's rows alone.
+        assert all('convert_layout' not in kernel.asm['ttgir'] for kernel in (forward, backward))
+        assert forward.metadata.shared == 0
+        # Of each channel of a thread: two values to compose in five rounds, and one shift; in
+        # backward once more, and two turns. More would be per step.
+        for kernel, tile, up, idx in (
+            (forward, forward_tile(1024), 10, 1), (backward, backward_tile(1024), 20, 4)
+        ):  # fmt: skip
+            assert kernel.asm['ptx'].count('shfl.sync.up') == up * tile.channels
+            assert kernel.asm['ptx'].count('shfl.sync.idx') == idx * tile.channels
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ keeps a list of tensors. docs/block.md has the order of launches.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from vim_mm.ops.block import DTYPES, EACH, SINGLE, count_sets, mixer_sizes
 from vim_mm.ops.triton import block_kernels as kernels
-from vim_mm.ops.triton.scan import edges_shape, scan_backward, scan_forward
+from vim_mm.ops.triton.launch import launch
+from vim_mm.ops.triton.scan import edges_shape, scan_forward, scan_gradients
 
 _BLOCK = 1024
 # Programs of the norm's backward pass, each of which sums the gradient of the weight over its rows.
@@ -37,9 +38,11 @@ def add_rms_norm_fwd(
     rstd = residual.new_empty(residual.shape[:-1], dtype=torch.float32)
     if rows:
         tile = _norm_tile(channels)
-        kernels.add_rms_norm_kernel[(triton.cdiv(rows, tile['BLOCK_R']),)](
-            residual, residual if update is None else update, weight, normed, total, rstd,
-            rows, channels, eps, HAS_UPDATE=update is not None, **tile,
+        launch(
+            kernels.add_rms_norm_kernel, (-(-rows // tile['BLOCK_R']),),
+            residual=residual, update=residual if update is None else update, weight=weight,
+            normed=normed, total=total, rstd=rstd, rows=rows, C=channels, eps=eps,
+            HAS_UPDATE=update is not None, **tile,
         )  # fmt: skip
     return normed, total, rstd
 
@@ -56,13 +59,15 @@ def add_rms_norm_bwd(
     channels = total.shape[-1]
     rows = total.numel() // max(channels, 1)
     tile = _norm_tile(channels)
-    programs = max(1, min(_NORM_PROGRAMS, triton.cdiv(rows, tile['BLOCK_R'])))
+    programs = max(1, min(_NORM_PROGRAMS, -(-rows // tile['BLOCK_R'])))
     grad = torch.empty_like(total)
     grad_update = torch.empty_like(grad_normed) if with_update else grad_normed.new_empty(0)
     by_program = total.new_empty((programs, channels), dtype=torch.float32)
-    kernels.add_rms_norm_backward_kernel[(programs,)](
-        grad_normed, total if grad_sum is None else grad_sum, total, rstd, weight,
-        grad, grad_update, by_program, rows, channels,
+    launch(
+        kernels.add_rms_norm_backward_kernel, (programs,),
+        grad_normed=grad_normed, grad_total=total if grad_sum is None else grad_sum, total=total,
+        rstd=rstd, weight=weight, grad_residual=grad, grad_update=grad_update,
+        grad_weight=by_program, rows=rows, C=channels,
         HAS_TOTAL=grad_sum is not None, HAS_UPDATE=with_update, **tile,
     )  # fmt: skip
     return grad, grad_update, by_program.sum(0).to(weight.dtype)
@@ -119,21 +124,30 @@ def _pack(parameters: Sequence[Tensor | None], s: _Shape, device: torch.device) 
     )
     in_proj, out_proj, x_proj, dt_proj = _views(narrow, s.narrow_shapes())
     conv, conv_bias, dt_bias, D, A = _views(wide, s.wide_shapes())
-    to, source = [in_proj, out_proj], [parameters[0], parameters[2]]
+    pairs = [(in_proj, parameters[0]), (out_proj, parameters[2])]
     for p in range(s.P):
         given = parameters[SINGLE + p * EACH :][:EACH]
         places = (conv[p].unsqueeze(1), conv_bias[p], x_proj[p], dt_proj[p], dt_bias[p], D[p])
-        for place, parameter in zip(places, given, strict=True):
-            if parameter is None:
-                place.zero_()
-            else:
-                to.append(place)
-                source.append(parameter)
-    to += A.unbind(0)
-    source += parameters[-s.K :]
-    torch._foreach_copy_(to, source)
+        pairs += zip(places, given, strict=True)
+    pairs += zip(A.unbind(0), parameters[-s.K :], strict=True)
+    _copy(pairs)
     A.exp_().neg_()
     return [narrow, wide]
+
+
+def _copy(pairs: Iterable[tuple[Tensor, Tensor | None]]) -> None:
+    """Each second tensor to the first, zeros for None. PyTorch copies those that have the same pair
+    of dtypes in one launch, and others in as many as there are."""
+    by_types: dict[tuple, tuple[list[Tensor], list[Tensor]]] = {}
+    for to, source in pairs:
+        if source is None:
+            to.zero_()
+        else:
+            lists = by_types.setdefault((to.dtype, source.dtype), ([], []))
+            lists[0].append(to)
+            lists[1].append(source)
+    for lists in by_types.values():
+        torch._foreach_copy_(*lists)
 
 
 def shape_of(x: Tensor, sizes: Sequence[int], count: int, directions: int, dtype) -> _Shape:
@@ -142,9 +156,11 @@ def shape_of(x: Tensor, sizes: Sequence[int], count: int, directions: int, dtype
 
 def _convolve(s: _Shape, x: Tensor, conv: Tensor, bias: Tensor, backwards: bool) -> Tensor:
     u = x.new_empty((s.P, s.H, s.B, s.L))
-    kernels.conv_kernel[(s.H * s.B, triton.cdiv(s.L, _BLOCK))](
-        x, conv, bias, u, s.H, s.B, s.L, W=s.W, SETS=s.P, BACKWARDS=backwards, BLOCK=_BLOCK
-    )
+    launch(
+        kernels.conv_kernel, (s.H * s.B, -(-s.L // _BLOCK)),
+        x=x, weight=conv, bias=bias, u=u, H=s.H, B=s.B, L=s.L,
+        W=s.W, SETS=s.P, BACKWARDS=backwards, BLOCK=_BLOCK,
+    )  # fmt: skip
     return u
 
 
@@ -201,8 +217,9 @@ def mixer_fwd(
     kept_sum = torch.empty_like(gated) if keep else gated
     count = gated.numel()
     if count:
-        kernels.gate_kernel[(triton.cdiv(count, _BLOCK),)](
-            y, xz[s.H :], gated, kept_sum, count, scale,
+        launch(
+            kernels.gate_kernel, (-(-count // _BLOCK),),
+            y=y, z=xz[s.H :], out=gated, total=kept_sum, count=count, scale=scale,
             DIRECTIONS=s.K, KEEP=keep, BLOCK=_BLOCK,
         )  # fmt: skip
     out = torch.mm(gated.t(), out_proj.t())
@@ -243,9 +260,10 @@ def mixer_bwd(
     grad_gated = torch.mm(out_proj.t(), grad_rows.t())
     gated, grad_y, grad_xz = (torch.empty_like(t) for t in (kept_sum, kept_sum, xz))
     if count:
-        kernels.gate_backward_kernel[(triton.cdiv(count, _BLOCK),)](
-            grad_gated, kept_sum, xz[s.H :], grad_y, grad_xz[s.H :], gated, count, scale,
-            BLOCK=_BLOCK,
+        launch(
+            kernels.gate_backward_kernel, (-(-count // _BLOCK),),
+            grad_out=grad_gated, total=kept_sum, z=xz[s.H :], grad_y=grad_y,
+            grad_z=grad_xz[s.H :], out=gated, count=count, scale=scale, BLOCK=_BLOCK,
         )  # fmt: skip
     grads[2] = torch.mm(grad_rows.t(), gated.t())
     if types[3] >= 0:
@@ -256,16 +274,14 @@ def mixer_bwd(
     u = _convolve(s, xz, conv, conv_bias, backwards)
     inputs = _scan_inputs(s, u, dt_B_C, packs)
     grad_scan = grad_y.view(1, s.H, s.B, s.L).permute(2, 0, 1, 3).expand(-1, s.K, -1, -1)
-    grad_u, grad_delta, grad_A, grad_B, grad_C, grad_D, _, grad_bias = scan_backward(
-        grad_scan, None, edges, *inputs, method, reverse
-    )
+    found = scan_gradients(grad_scan, None, edges, *inputs, method, reverse)
+    grad_u, grad_delta, grad_B_C = (_sets(s, found[x]) for x in ('u', 'delta', 'matrices'))
     grad_dt_B_C = torch.empty_like(dt_B_C)
-    of_dt, of_B, of_C = grad_dt_B_C.split((s.R, s.N, s.N), 1)
-    grad_u, grad_delta = (_sets(s, g) for g in (grad_u, grad_delta))
-    for place, g in ((of_B, grad_B), (of_C, grad_C)):
-        place.copy_(_sets(s, g))
-    of_dt.copy_(torch.bmm(dt_proj.mT, grad_delta))
-    grad_D, grad_bias = (g if s.P == s.K else g.sum(0, keepdim=True) for g in (grad_D, grad_bias))
+    grad_dt_B_C[:, s.R :].copy_(grad_B_C)
+    torch.bmm(dt_proj.mT, grad_delta, out=grad_dt_B_C[:, : s.R])
+    grad_D, grad_bias = (
+        found[x] if s.P == s.K else found[x].sum(0, keepdim=True) for x in ('D', 'delta_bias')
+    )
 
     # The projections and the convolution.
     dt = dt_B_C[:, : s.R]
@@ -274,14 +290,16 @@ def mixer_bwd(
     grad_x_proj = torch.bmm(grad_dt_B_C, u_rows.mT)
     grad_u = torch.baddbmm(grad_u, x_proj.mT, grad_dt_B_C)
     grad_conv, grad_conv_bias = torch.empty_like(conv), torch.empty_like(conv_bias)
-    shape = (s.H, s.B, s.L)
-    kernels.conv_backward_kernel[(s.H, s.P)](
-        xz, conv, conv_bias, grad_u, grad_conv, grad_conv_bias, *shape, W=s.W,
-        BACKWARDS=backwards, TAPS=triton.next_power_of_2(s.W), BLOCK=_BLOCK // 2,
+    shape = dict(H=s.H, B=s.B, L=s.L, W=s.W, BACKWARDS=backwards)
+    launch(
+        kernels.conv_backward_kernel, (s.H, s.P),
+        x=xz, weight=conv, bias=conv_bias, grad_u=grad_u, grad_weight=grad_conv,
+        grad_bias=grad_conv_bias, **shape, TAPS=triton.next_power_of_2(s.W), BLOCK=_BLOCK // 2,
     )  # fmt: skip
-    kernels.conv_input_backward_kernel[(s.H * s.B, triton.cdiv(s.L, _BLOCK))](
-        grad_u, conv, grad_xz, *shape, W=s.W, SETS=s.P, BACKWARDS=backwards, BLOCK=_BLOCK
-    )
+    launch(
+        kernels.conv_input_backward_kernel, (s.H * s.B, -(-s.L // _BLOCK)),
+        grad=grad_u, weight=conv, grad_x=grad_xz, **shape, SETS=s.P, BLOCK=_BLOCK,
+    )  # fmt: skip
 
     # in_proj and the norm.
     grads[0] = torch.mm(grad_xz, normed.view(tokens, s.C))
@@ -299,12 +317,16 @@ def mixer_bwd(
             grad_conv[p].unsqueeze(1), grad_conv_bias[p], grad_x_proj[p], grad_dt_proj[p],
             grad_bias[p], grad_D[p],
         ]  # fmt: skip
-    grads[-s.K :] = (grad_A * A).unbind(0)  # A is its own derivative by A_log
-    grads = [
-        none if type < 0 else g.to(DTYPES[type], copy=g._base is not None)
+    grads[-s.K :] = (found['A'] * A).unbind(0)  # A is its own derivative by A_log
+    # Each in memory of its own, and contiguous.
+    own = [
+        none
+        if type < 0
+        else torch.empty_like(g, dtype=DTYPES[type], memory_format=torch.contiguous_format)
         for g, type in zip(grads, types, strict=True)
     ]
-    return [grad_x, grad_update, grad_norm, *grads]
+    _copy((to, g) for to, g, type in zip(own, grads, types, strict=True) if type >= 0)
+    return [grad_x, grad_update, grad_norm, *own]
 
 
 def _sets(s: _Shape, grad: Tensor) -> Tensor:

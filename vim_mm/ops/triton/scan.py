@@ -1,56 +1,83 @@
 """Launches the kernels of the selective scan. Arguments as the compiled operators take them."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from vim_mm.ops.discretization import IS_CAUSAL
+from vim_mm.ops.triton.launch import launch
 from vim_mm.ops.triton.scan_backward_kernels import scan_backward_kernel
 from vim_mm.ops.triton.scan_kernels import scan_forward_kernel
 
 # Directions of so many groups fit into an integer.
 MAX_MIXED_GROUPS = 31
+# Tensors like u.
+_TIMED = ('u', 'delta', 'z')
 
 
 class Tile(NamedTuple):
-    """How a scan is cut: channels and steps of a chunk, steps of a thread, and warps."""
+    """How a pass is cut, see :mod:`.scan_kernels`: channels of a thread, then rows and lanes of a
+    tile, steps of a segment, and warps."""
 
     channels: int
+    rows: int
+    lanes: int
     steps: int
-    segment: int
     warps: int
 
+    @property
+    def block(self) -> int:
+        """Channels of a program."""
+        return self.channels * self.rows
 
-# A warp has a row, and a thread four steps of it. The backward pass turns rows over by tl.gather,
-# for which compiled code takes as many exchanges between threads as the square of a thread's steps:
-# 16. A row of several warps it gives to each of them as a whole, and takes 1024 for 1024 steps.
-# Of five such tiles two warps were the fastest on an H200 in every backward pass that was measured.
-_WARPS, _SEGMENT, _ROW = 2, 4, 128
+    @property
+    def chunk(self) -> int:
+        """Steps of a chunk."""
+        return self.lanes * self.steps
+
+    def short(self, length: int) -> 'Tile':
+        """This one for so many steps: fewer lanes, and more rows in a warp."""
+        # By comparisons: torch.compile guards on them where sizes are dynamic.
+        sizes = (16, 32, 64, 128, 256)
+        chunk = next((s for s in sizes if s >= length and s < self.chunk), self.chunk)
+        lanes = min(self.lanes, chunk // self.steps)
+        return self._replace(lanes=lanes, rows=self.rows * self.lanes // lanes)
 
 
-def tile_of(length: int) -> Tile:
-    """The tile of both passes for so many steps.
+# A warp has a row. Backward sums over channels: its programs have several warps, so that fewer sums
+# go to memory.
+_FORWARD = Tile(channels=2, rows=1, lanes=32, steps=8, warps=1)
+_BACKWARD = Tile(channels=2, rows=4, lanes=32, steps=4, warps=4)
 
-    It decides how sums are split, so it depends on shapes alone.
+
+def forward_tile(length: int) -> Tile:
+    """Of the forward pass for so many steps.
+
+    It decides how sums are split, so it depends on shapes alone. Its chunk is that of the backward
+    pass or a multiple.
     """
-    # By comparisons: torch.compile guards on them where sizes are dynamic.
-    steps = next(s for s in (4, 8, 16, 32, 64, _ROW) if s >= length or s == _ROW)
-    return Tile(_WARPS, steps, _SEGMENT, _WARPS)
+    return _FORWARD.short(length)
 
 
-def chunks_of(length: int) -> int:
-    """How many chunks the sequence has, in both passes."""
-    return -(-length // tile_of(length).steps)
+def backward_tile(length: int) -> Tile:
+    """Of the backward pass, likewise."""
+    return _BACKWARD.short(length)
+
+
+def _chunks(tile: Tile, length: int) -> int:
+    """How many chunks a pass has. From whichever end, both passes cut at the same steps."""
+    chunk = forward_tile(length).chunk
+    return -(-length // chunk) * (chunk // tile.chunk)
 
 
 def edges_shape(shape: Sequence[int], states: int, method: int) -> tuple[int, ...]:
-    """(directions, chunks, B, G, N, H): the states that chunks hand on."""
+    """(directions, chunks of backward, B, G, N, H): the states that forward keeps."""
     batch, groups, channels, length = shape
     directions = 1 if IS_CAUSAL[method] else 2
-    return (directions, chunks_of(length), batch, groups, states, channels)
+    return (directions, _chunks(backward_tile(length), length), batch, groups, states, channels)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -86,6 +113,16 @@ def _directions(reverse: Sequence[int]) -> tuple[int, int]:
     return 2, sum(1 << k for k, flag in enumerate(flags) if flag)
 
 
+def _vector(length: int, tensors: Iterable[Tensor]) -> int:
+    """Steps that can be read at once: up to 8, wherever rows begin."""
+    offsets = [length]
+    for x in tensors:
+        if x.data_ptr() % 16:
+            return 1
+        offsets += x.stride()[:-1]
+    return math.gcd(8, *offsets)
+
+
 class _Inputs(NamedTuple):
     """A scan's inputs as kernels take them, and what all launches of it share."""
 
@@ -97,38 +134,41 @@ class _Inputs(NamedTuple):
 
     def launch(self, kernel, reverse: Sequence[int], **arguments) -> None:
         directions, bits = _directions(reverse)
-        H, items = self.sizes['H'], self.sizes['items']
-        grid = (triton.cdiv(H, self.tile.channels) * items,)
-        kernel[grid](
+        launch(
+            kernel, (-(-self.sizes['H'] // self.tile.block) * self.sizes['items'],),
             **self.tensors, **self.sizes, **self.strides, **self.constants, **arguments,
             reverse_bits=bits, DIRECTIONS=directions, num_warps=self.tile.warps,
         )  # fmt: skip
 
 
-def _inputs(like, u, delta, A, B, C, D, z, delta_bias, softplus, method) -> _Inputs:
+def _inputs(tile: Tile, outputs: dict, *given, softplus, method) -> _Inputs:
+    """``outputs``: like u in shape, by the prefix of their strides; all of ``out``'s are alike."""
+    u, delta, A, B, C, D, z, delta_bias = given
     batch, groups, channels, length = u.shape
-    tile = tile_of(length)
     u, delta, z = (None if x is None else _rows(x) for x in (u, delta, z))
     B, C = (_rows(M) if M.dim() == 4 else M for M in (B, C))
     A, D, delta_bias = (None if x is None else x.contiguous() for x in (A, D, delta_bias))
+    timed = {'u': u, 'delta': delta, 'z': u if z is None else z, **outputs}
+    varying = [M for M in (B, C) if M.dim() == 4]
+    vector = min(_vector(length, [*timed.values(), *varying]), tile.steps)
     strides = {}
-    for name, x in (('u', u), ('delta', delta), ('z', u if z is None else z)):
-        strides |= {f'{name}_{axis}': x.stride(i) for i, axis in enumerate('bgh')}
-    strides |= {f'out_{axis}': like.stride(i) for i, axis in enumerate('bgh')}
+    for name, x in timed.items():
+        strides |= {f'{name}_{axis}': x.stride(i) // vector for i, axis in enumerate('bgh')}
     for name, M in (('B', B), ('C', C)):
-        b, g, n = _strides_of_matrix(M)
-        strides |= {f'{name}_b': b, f'{name}_g': g, f'{name}_n': n}
+        unit = vector if M.dim() == 4 else 1
+        of = zip('bgn', _strides_of_matrix(M), strict=True)
+        strides |= {f'{name}_{axis}': stride // unit for axis, stride in of}
     # Pointers that are not there are never read.
     tensors = dict(
         u=u, delta=delta, A=A, B=B, C=C, D=A if D is None else D, z=u if z is None else z,
         delta_bias=A if delta_bias is None else delta_bias,
     )  # fmt: skip
     items = batch * groups
-    sizes = dict(H=channels, L=length, G=groups, items=items, chunks=-(-length // tile.steps))
+    sizes = dict(H=channels, L=length, G=groups, items=items, chunks=_chunks(tile, length))
     constants = dict(
         N=A.shape[-1], METHOD=method, SOFTPLUS=softplus, HAS_D=D is not None, HAS_Z=z is not None,
         HAS_BIAS=delta_bias is not None, B_VARIES=B.dim() == 4, C_VARIES=C.dim() == 4,
-        SEGMENT=min(tile.segment, tile.steps), BLOCK_H=tile.channels, BLOCK_T=tile.steps,
+        VECTOR=vector, CHANNELS=tile.channels, ROWS=tile.rows, LANES=tile.lanes, STEPS=tile.steps,
     )  # fmt: skip
     return _Inputs(tensors, sizes, strides, constants, tile)
 
@@ -150,15 +190,20 @@ def scan_forward(
 
     Shapes as csrc/ops.cpp has them, A real; what varies in time is float32, float16 or bfloat16.
     """
-    batch, groups, channels, _ = u.shape
+    batch, groups, channels, length = u.shape
     out = like_rows(u)
     states = A.shape[-1]
-    last_state = u.new_zeros((batch, groups, states, channels), dtype=torch.float32)
+    last_state = u.new_empty((batch, groups, states, channels), dtype=torch.float32)
     edges = u.new_empty(edges_shape(u.shape, states, method), dtype=torch.float32)
     if out.numel() == 0:
-        return out, last_state.mT, edges
-    inputs = _inputs(out, u, delta, A, B, C, D, z, delta_bias, delta_softplus, method)
-    given = dict(out=out, last_state=last_state)
+        return out, last_state.zero_().mT, edges
+    inputs = _inputs(
+        forward_tile(length), {'out': out}, u, delta, A, B, C, D, z, delta_bias,
+        softplus=delta_softplus, method=method,
+    )  # fmt: skip
+    given = dict(
+        out=out, last_state=last_state, slots=edges.shape[1], EDGE=backward_tile(length).chunk
+    )
     if IS_CAUSAL[method]:
         inputs.launch(
             scan_forward_kernel, reverse, **given, edges=edges, partial=last_state, PART=0
@@ -197,68 +242,91 @@ def scan_backward(
 
     Sums over channels, steps and the batch are made in float32 and in a fixed order.
     """
+    names = ('u', 'delta', 'A', 'B', 'C', 'D', 'z', 'delta_bias')
     given = (u, delta, A, B, C, D, z, delta_bias)
     if u.numel() == 0:
         return tuple(u.new_empty(0) if x is None else torch.zeros_like(x) for x in given)
+    found = scan_gradients(
+        grad_out, grad_last_state, edges, *given, delta_softplus, method, reverse
+    )
+    return tuple(
+        u.new_empty(0) if x is None else found[name] if name in _TIMED else _own(found[name], x)
+        for name, x in zip(names, given, strict=True)
+    )
+
+
+def scan_gradients(
+    grad_out, grad_last_state, edges, u, delta, A, B, C, D, z, delta_bias, softplus, method, reverse
+) -> dict[str, Tensor]:  # fmt: skip
+    """By name, those of u, delta and z in their dtypes, and float32 sums that share memory.
+
+    ``matrices`` has the rows of B and then those of C, where they vary in time.
+    """
     like = like_rows(u)
-    inputs = _inputs(like, *given, delta_softplus, method)
     (batch, groups, channels, length), states = u.shape, A.shape[-1]
-    causal = IS_CAUSAL[method]
-    parts, tile, device = 1 if causal else 2, inputs.tile, u.device
-    blocks, chunks = triton.cdiv(channels, tile.channels), inputs.sizes['chunks']
-    varies = [M.dim() == 4 for M in (B, C)]
-
-    def floats(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.float32, device=device)
-
+    grad_out = None if grad_out is None else _rows(grad_out)
+    outputs = {'out': like, 'grad_out': u if grad_out is None else grad_out}
+    inputs = _inputs(
+        backward_tile(length), outputs, u, delta, A, B, C, D, z, delta_bias,
+        softplus=softplus, method=method,
+    )  # fmt: skip
+    parts = 1 if IS_CAUSAL[method] else 2
+    blocks, chunks = -(-channels // inputs.tile.block), inputs.sizes['chunks']
     # All in the layout of u.
     grads = [like, like_rows(u, delta.dtype)]
-    grads.append(grads[0] if z is None else like_rows(u, z.dtype))
-    wide = grads if causal else [like_rows(u, torch.float32) for _ in grads]
+    grads.append(like if z is None else like_rows(u, z.dtype))
+    wide = grads if parts == 1 else [like_rows(u, torch.float32) for _ in grads]
     # Sums over blocks of channels, and over steps: of A, D, the bias, and of constant B and C.
-    sums = [floats(parts, batch, groups, blocks, states, length) if v else None for v in varies]
-    kinds = 2 + states * (1 + varies.count(False))
-    by_channel = floats(parts, batch, groups, chunks, kinds, channels)
-    if not causal:
+    varying = (B.dim() == 4) + (C.dim() == 4)
+    kinds = 2 + states * (3 - varying)
+    matrices, by_channel, adjoints = (
+        torch.empty(shape, dtype=torch.float32, device=u.device)
+        for shape in (
+            (parts, batch, groups, blocks, states * varying, length),
+            (parts, batch, groups, chunks, kinds, channels),
+            (batch, groups, states, channels),
+        )
+    )
+    if parts == 2:
         by_channel[1, :, :, :, states].zero_()  # that of D is the first part's
-    adjoints = floats(batch, groups, states, channels)
-    grad_out = None if grad_out is None else _rows(grad_out)
-    strides = u.stride() if grad_out is None else grad_out.stride()
     last = None if grad_last_state is None else grad_last_state.mT.contiguous().float()
     for part in range(parts):
-        final = causal or part == 1
-        written = grads if final else wide
+        written = wide if part < parts - 1 else grads
         inputs.launch(
             scan_backward_kernel,
             _both_ways(reverse)[part],
-            grad_out=u if grad_out is None else grad_out,
+            **_named('grad', written),
+            **_named('other', wide),
+            grad_out=outputs['grad_out'],
             grad_last=adjoints if last is None else last,
             edges=edges[part],
-            **dict(zip(('grad_u', 'grad_delta', 'grad_z'), written, strict=True)),
-            **dict(zip(('other_u', 'other_delta', 'other_z'), wide, strict=True)),
-            grad_B=adjoints if sums[0] is None else sums[0][part],
-            grad_C=adjoints if sums[1] is None else sums[1][part],
+            matrices=matrices[part],
             channels=by_channel[part],
             adjoints=adjoints,
-            **{f'grad_out_{axis}': strides[i] for i, axis in enumerate('bgh')},
             HAS_OUT=grad_out is not None,
             HAS_LAST=last is not None and part == 0,
-            PART=0 if causal else part + 1,
+            PART=0 if parts == 1 else part + 1,
         )
+    found = dict(zip(_TIMED, grads, strict=True))
     totals = by_channel.sum((0, 1, 3))  # (G, kinds, H)
-    grad_A, rest = totals[:, :states].mT, totals[:, states + 2 :]
-    found = {'A': grad_A, 'D': totals[:, states], 'delta_bias': totals[:, states + 1]}
-    for name, partial in zip('BC', sums, strict=True):
-        if partial is None:
-            found[name], rest = rest[:, :states].mT, rest[:, states:]
+    found |= {
+        'A': totals[:, :states].mT,
+        'D': totals[:, states],
+        'delta_bias': totals[:, states + 1],
+    }
+    found['matrices'] = matrices.sum((0, 3))
+    rest, rows = totals[:, states + 2 :], found['matrices']
+    for name, M in (('B', B), ('C', C)):
+        if M.dim() == 4:
+            found[name], rows = rows[:, :, :states], rows[:, :, states:]
         else:
-            found[name] = partial.sum((0, 3))
-    timed = {'u': grads[0], 'delta': grads[1], 'z': grads[2]}
-    names = ('u', 'delta', 'A', 'B', 'C', 'D', 'z', 'delta_bias')
-    return tuple(
-        u.new_empty(0) if x is None else timed[name] if name in timed else _own(found[name], x)
-        for name, x in zip(names, given, strict=True)
-    )
+            found[name], rest = rest[:, :states].mT, rest[:, states:]
+    return found
+
+
+def _named(prefix: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The kernel's gradients of u, delta and z."""
+    return {f'{prefix}_{x}': t for x, t in zip(_TIMED, tensors, strict=True)}
 
 
 def _own(grad: Tensor, like: Tensor) -> Tensor:

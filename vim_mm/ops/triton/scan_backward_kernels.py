@@ -1,24 +1,34 @@
-"""The backward pass of the selective scan in Triton; :mod:`.scan_kernels` has letters and order.
+"""The backward pass of the selective scan in Triton; :mod:`.scan_kernels` has letters and tiles.
 
 A program walks from the last chunk in scan order to the first. For each state it computes the
-states anew, from those that forward kept between chunks, and scans their adjoints from right to
-left: what that scan takes is turned over, scanned from left to right, and turned back; ``tile_of``
-keeps that cheap. The state before a step is taken from its neighbour, and never from the state
-after it, which would lose digits.
+states of a chunk anew, from that before it, which forward kept. Adjoints take the same way from
+right to left: the steps of a segment from the last to the first, and segments turned over across
+threads. ``adjoint`` is what a step hands to the one before it, ``A_bar`` times that of its state.
+The state before a step is never computed from that after it, which would lose digits.
 """
+# ruff: noqa: RUF005, as Triton takes no starred tuples
 
 import triton
 import triton.language as tl
 
-from vim_mm.ops.triton.methods import differentiate, sigmoid, softplus
+from vim_mm.ops.triton.methods import differentiate, sigmoid
 from vim_mm.ops.triton.scan_kernels import (
+    NUMBERS,
     _column,
     _compose,
+    _constant,
+    _join,
     _load,
-    _matrix,
-    _state_tile,
-    _steps_of_chunk,
-    _turn,
+    _load_row,
+    _row,
+    _scan_lanes,
+    _segments,
+    _split,
+    _step,
+    _step_sizes,
+    _store,
+    _store_at,
+    _varying,
 )
 
 
@@ -28,199 +38,358 @@ def _add_pairs(p_1, q_1, p_2, q_2):
 
 
 @triton.jit
-def _store_row(pointer, x, mask, REVERSE: tl.constexpr, SEGMENT: tl.constexpr):
-    """A row [1, BLOCK_T], by the first row of a tile: in its layout nothing has to be moved."""
-    tl.store(pointer, _turn(tl.broadcast_to(x, pointer.shape), REVERSE, SEGMENT), mask=mask)
+def _sum_rows(p, q, ROWS: tl.constexpr, STEPS: tl.constexpr):
+    """Tiles summed over the rows of a program, four steps at a time."""
+    if ROWS == 1:
+        return p, q
+    else:
+        sums_p, sums_q = (), ()
+        for m in tl.static_range(STEPS // 4):
+            x, y = _join(p[4 * m : 4 * m + 4], 4), _join(q[4 * m : 4 * m + 4], 4)
+            sum_x, sum_y = tl.reduce((x, y), 0, _add_pairs, keep_dims=True)
+            sums_p = sums_p + _split(tl.broadcast_to(sum_x, x.shape), 4)
+            sums_q = sums_q + _split(tl.broadcast_to(sum_y, x.shape), 4)
+        return sums_p, sums_q
 
 
 @triton.jit
-def _store_sums(pointer, x, mask):
-    """The sums of rows, [BLOCK_H], by the first step of a tile, likewise."""
-    tl.store(pointer, tl.broadcast_to(tl.sum(x, 1, keep_dims=True), x.shape), mask=mask)
+def _add(p, q, STEPS: tl.constexpr):
+    sums = ()
+    for s in tl.static_range(STEPS):
+        sums = sums + (p[s] + q[s],)
+    return sums
+
+
+@triton.jit
+def _sum(values, STEPS: tl.constexpr):
+    """Of a segment."""
+    total = values[0]
+    for s in tl.static_range(1, STEPS):
+        total += values[s]
+    return total
+
+
+@triton.jit
+def _store_sums(pointer, x, mask_h, lane):
+    """The sums of rows [ROWS, LANES]."""
+    total = tl.broadcast_to(tl.sum(x, 1, keep_dims=True), x.shape)
+    _store_at(pointer, total, mask_h, lane, 0)
+
+
+@triton.jit
+def _scan_lanes_back(a, h, after, at_end, lane_turned, lane_next):
+    """What enters each segment h -> a h + h from the right; ``after`` is what enters the last."""
+    h = tl.gather(h + a * tl.where(at_end, after, 0.0), lane_turned, 1)
+    _, h = tl.associative_scan((tl.gather(a, lane_turned, 1), h), 1, _compose)
+    return tl.where(at_end, after, tl.gather(h, lane_next, 1))
 
 
 @triton.jit
 def _backward_rows(
     grad_out, grad_last, edges, u, delta, A, B, C, D, z, delta_bias,
-    grad_u, grad_delta, grad_z, grad_B, grad_C, channels, adjoints,
-    other_u, other_delta, other_z, b, g, h, block, blocks, H, L, G, items, chunks,
+    grad_u, grad_delta, grad_z, matrices, channels, adjoints,
+    other_u, other_delta, other_z, b, g, block, blocks, H, L, G, items, chunks,
     grad_out_b, grad_out_g, grad_out_h, u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h,
     B_b, B_g, B_n, C_b, C_g, C_n, out_b, out_g, out_h,
     N: tl.constexpr, METHOD: tl.constexpr, SOFTPLUS: tl.constexpr,
     HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OUT: tl.constexpr,
     HAS_LAST: tl.constexpr, B_VARIES: tl.constexpr, C_VARIES: tl.constexpr, PART: tl.constexpr,
-    REVERSE: tl.constexpr, SEGMENT: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_T: tl.constexpr,
+    REVERSE: tl.constexpr, VECTOR: tl.constexpr,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    mask_h = h < H
-    channel = g * H + h
-    bias = _column(delta_bias + channel, mask_h, HAS_BIAS)
-    skip = _column(D + channel, mask_h, HAS_D)
-    row = h.to(tl.int64)[:, None]
-    u += b * u_b + g * u_g + row * u_h
-    delta += b * delta_b + g * delta_g + row * delta_h
-    z += b * z_b + g * z_g + row * z_h
-    grad_out += b * grad_out_b + g * grad_out_g + row * grad_out_h
     item = b * G + g
-    place = b * out_b + g * out_g + row * out_h
-    B = _matrix(B, b, g, h, B_b, B_g, B_VARIES)
-    C = _matrix(C, b, g, h, C_b, C_g, C_VARIES)
-    grad_B += (item * blocks + block) * N * L
-    grad_C += (item * blocks + block) * N * L
-    A += channel * N
+    slot = tl.cast(items, tl.int64) * N * H
     grad_last += item * N * H
     edges += item * N * H
     adjoints += item * N * H
-    slot = tl.cast(items, tl.int64) * N * H
-    B_n, C_n = tl.cast(B_n, tl.int64), tl.cast(C_n, tl.int64)
-    first_row = tl.arange(0, BLOCK_H) == 0
-    j = tl.arange(0, BLOCK_T)[None, :]
-    at_start = j == 0
-    store_at_start = mask_h[:, None] & at_start
-    start = h[:, None] + j
-    # What a step of a tile takes: from the step before, from the other end, and there from the step
-    # after.
-    row = h[:, None] * 0
-    before = tl.maximum(j - 1, 0) + row
-    turned = BLOCK_T - 1 - j + row
-    after_turned = tl.minimum(BLOCK_T - j, BLOCK_T - 1) + row
     # Of the sums by channel: A, then D and the bias, then B and C where they are constant.
     kinds = N + 2
     if not B_VARIES:
         kinds += N
     if not C_VARIES:
         kinds += N
+    lane = tl.arange(0, LANES)[None, :] + tl.zeros((ROWS, 1), tl.int32)
+    HALF: tl.constexpr = 1.0 if PART == 0 else 0.5
+    at_start = lane == 0
+    at_end = lane == LANES - 1
+    lane_before = tl.maximum(lane - 1, 0)
+    lane_turned = LANES - 1 - lane
+    lane_next = tl.maximum(LANES - 2 - lane, 0)
+    row = tl.arange(0, ROWS)[:, None]
+    first_row = row == 0
+    first_h = (block * ROWS + row) * CHANNELS
+    # Of the sums over channels, B and C, where they vary.
+    varying: tl.constexpr = B_VARIES + C_VARIES
+    first_matrix = (item * blocks + block) * (varying * N) + row * 0
 
     for back in range(0, chunks):
         i = chunks - 1 - back
-        sums = channels + (item * chunks + i) * kinds * H + start
-        t, t_scan = _steps_of_chunk(i, chunks, REVERSE, SEGMENT, BLOCK_T)
-        mask = mask_h[:, None] & (t < L)[None, :]
-        mask_row = first_row[:, None] & (t < L)[None, :]
-        there = (t_scan < L)[None, :]
-        t = t[None, :] + h[:, None] * 0
-
-        raw = _load(delta + t, mask, REVERSE, SEGMENT) + bias
-        dt = raw
-        if SOFTPLUS:
-            dt = softplus(dt)
-        dt = tl.where(there, dt, 0.0)
-        signal = _load(u + t, mask, REVERSE, SEGMENT)
-        grad_y = tl.zeros_like(dt)
-        if HAS_OUT:
-            grad_y = _load(grad_out + t, mask, REVERSE, SEGMENT)
-        if HAS_Z:
-            gate = _load(z + t, mask, REVERSE, SEGMENT)
-            open_share = sigmoid(gate)
-            # That of z, but for the factor y.
-            factor_z = grad_y * open_share * (1.0 + gate * (1.0 - open_share))
-            grad_y *= gate * open_share
-        grad_scan = grad_y
-        if PART != 0:
-            grad_scan = 0.5 * grad_y
-
-        y = tl.zeros_like(dt)
-        sum_u = tl.zeros_like(dt)
-        sum_dt = tl.zeros_like(dt)
-        for n in range(0, N):
-            a = _column(A + n, mask_h, True)
-            b_n = _state_tile(B + n * B_n, t, mask, mask_h, B_VARIES, REVERSE, SEGMENT)
-            c_n = _state_tile(C + n * C_n, t, mask, mask_h, C_VARIES, REVERSE, SEGMENT)
-            # State before the chunk, and adjoint of that after it.
-            edge = tl.load(edges + (i - 1) * slot + n * H + h, mask=mask_h & (i > 0), other=0.0)
-            given = mask_h & (back > 0)
-            adjoint = tl.load(adjoints + n * H + h, mask=given, other=0.0)
-            if HAS_LAST:
-                adjoint += tl.load(grad_last + n * H + h, mask=mask_h & (back == 0), other=0.0)
-
-            a_bar, beta, slope, beta_dt, beta_a = differentiate(dt, a, METHOD)
-            drive = beta * signal
-            entry = a_bar * tl.where(at_start, edge[:, None], 0.0)
-            _, x = tl.associative_scan((a_bar, drive * b_n + entry), 1, _compose)
-            x_before = tl.where(at_start, edge[:, None], tl.gather(x, before, 1))
-            # Nothing precedes the first one, whose transition does not count.
-            a_after = tl.gather(a_bar, after_turned, 1)
-            entry = tl.where(at_start, adjoint[:, None], 0.0)
-            entry += tl.gather(c_n * grad_scan, turned, 1)
-            _, grad_x = tl.associative_scan((a_after, entry), 1, _compose)
-            grad_x = tl.gather(grad_x, turned, 1)
-
-            y += c_n * x
-            by_b = grad_x * b_n
-            sum_u += by_b * beta
-            by_beta = by_b * signal
-            by_z = grad_x * x_before * slope
-            sum_dt += by_z * a + by_beta * beta_dt
-            _store_sums(sums + n * H, by_z * dt + by_beta * beta_a, store_at_start)
-            of_B = grad_x * drive
-            of_C = grad_scan * x
-            if B_VARIES and C_VARIES:
-                of_B, of_C = tl.reduce((of_B, of_C), 0, _add_pairs, keep_dims=True)
-                _store_row(grad_B + n * L + t, of_B, mask_row, REVERSE, SEGMENT)
-                _store_row(grad_C + n * L + t, of_C, mask_row, REVERSE, SEGMENT)
+        sums = channels + (item * chunks + i) * kinds * H
+        chunk, t = _segments(i, chunks, REVERSE, LANES, STEPS)
+        dt, signal, grad_y = (), (), ()
+        for k in tl.static_range(CHANNELS):
+            h = first_h + k
+            mask_h = h < H
+            bias = _column(delta_bias + g * H + h, mask_h, HAS_BIAS)
+            raw = _load_row(
+                delta,
+                b,
+                g,
+                h,
+                delta_b,
+                delta_g,
+                delta_h,
+                chunk,
+                H,
+                L,
+                REVERSE,
+                LANES,
+                STEPS,
+                VECTOR,
+            )
+            dt = dt + _step_sizes(raw, bias, t, L, SOFTPLUS, REVERSE, STEPS)
+            signal = signal + _load_row(
+                u, b, g, h, u_b, u_g, u_h, chunk, H, L, REVERSE, LANES, STEPS, VECTOR
+            )
+            if HAS_OUT:
+                given = _load_row(
+                    grad_out,
+                    b,
+                    g,
+                    h,
+                    grad_out_b,
+                    grad_out_g,
+                    grad_out_h,
+                    chunk,
+                    H,
+                    L,
+                    REVERSE,
+                    LANES,
+                    STEPS,
+                    VECTOR,
+                )
             else:
-                if B_VARIES:
-                    of_B = tl.sum(of_B, 0, keep_dims=True)
-                    _store_row(grad_B + n * L + t, of_B, mask_row, REVERSE, SEGMENT)
-                else:
-                    _store_sums(sums + (N + 2 + n) * H, of_B, store_at_start)
-                if C_VARIES:
-                    of_C = tl.sum(of_C, 0, keep_dims=True)
-                    _store_row(grad_C + n * L + t, of_C, mask_row, REVERSE, SEGMENT)
-                else:
-                    _store_sums(sums + (kinds - N + n) * H, of_C, store_at_start)
-            tl.store(adjoints + n * H + start, a_bar * grad_x, mask=store_at_start)
+                given = (tl.zeros((ROWS, LANES), tl.float32),) * STEPS
+            if HAS_Z:
+                gate = _load_row(
+                    z, b, g, h, z_b, z_g, z_h, chunk, H, L, REVERSE, LANES, STEPS, VECTOR
+                )
+            for s in tl.static_range(STEPS):
+                x = given[s]
+                if HAS_Z:
+                    x *= gate[s] * sigmoid(gate[s])
+                grad_y = grad_y + (x,)
 
-        if SOFTPLUS:
-            sum_dt *= sigmoid(raw)
-        sum_dt = tl.where(there, sum_dt, 0.0)
-        _store_sums(sums + (N + 1) * H, sum_dt, store_at_start)
-        if PART != 0:
-            y *= 0.5
-        if PART != 2:
-            y += skip * signal
-            sum_u += skip * grad_y
-            _store_sums(sums + N * H, grad_y * signal, store_at_start)
-        where = place + t
-        if PART == 2:
-            sum_u += _load(other_u + where, mask, REVERSE, SEGMENT)
-            sum_dt += _load(other_delta + where, mask, REVERSE, SEGMENT)
-        sum_u = _turn(sum_u, REVERSE, SEGMENT).to(grad_u.dtype.element_ty)
-        tl.store(grad_u + where, sum_u, mask=mask)
-        sum_dt = _turn(sum_dt, REVERSE, SEGMENT).to(grad_delta.dtype.element_ty)
-        tl.store(grad_delta + where, sum_dt, mask=mask)
-        if HAS_Z:
-            y *= factor_z
+        zero = tl.zeros((ROWS, LANES), tl.float32)
+        y = (zero,) * (CHANNELS * STEPS)
+        sum_u = (zero,) * (CHANNELS * STEPS)
+        sum_dt = (zero,) * (CHANNELS * STEPS)
+        for n in range(0, N):
+            if B_VARIES:
+                b_n = _varying(
+                    B, b, g, n, B_b, B_g, B_n, chunk, first_h < H, L, REVERSE, LANES, STEPS, VECTOR
+                )
+            if C_VARIES:
+                c_n = _varying(
+                    C, b, g, n, C_b, C_g, C_n, chunk, first_h < H, L, REVERSE, LANES, STEPS, VECTOR
+                )
+            sums_y, sums_u, sums_dt, ends, sums_a = (), (), (), (), ()
+            for k in tl.static_range(CHANNELS):
+                h = first_h + k
+                mask_h = h < H
+                if not B_VARIES:
+                    b_n = _constant(B, g, h, n, B_b, B_g, B_n, mask_h, STEPS)
+                if not C_VARIES:
+                    c_n = _constant(C, g, h, n, C_b, C_g, C_n, mask_h, STEPS)
+                a = _column(A + (g * H + h) * N + n, mask_h, True)
+                # State before the chunk, and what the chunk after it hands back.
+                before = tl.load(
+                    edges + (i - 1) * slot + (n * H + h), mask=mask_h & (i > 0), other=0.0
+                )
+                after = tl.load(adjoints + (n * H + h), mask=mask_h & (back > 0), other=0.0)
+                if HAS_LAST:
+                    after += tl.load(grad_last + (n * H + h), mask=mask_h & (back == 0), other=0.0)
+                # Walk 1: what a segment does to the state before it and to the adjoint after it.
+                steps = ()
+                for s in tl.static_range(STEPS):
+                    step = differentiate(dt[k * STEPS + s], a, METHOD)
+                    steps = steps + (step,)
+                    drive = step[1] * signal[k * STEPS + s] * b_n[s]
+                    if s == 0:
+                        total, x = step[0], drive
+                    else:
+                        total, x = total * step[0], step[0] * x + drive
+                for s in tl.static_range(STEPS - 1, -1, -1):
+                    entry = c_n[s] * (grad_y[k * STEPS + s] * HALF)
+                    if s == STEPS - 1:
+                        adjoint = steps[s][0] * entry
+                    else:
+                        adjoint = steps[s][0] * (adjoint + entry)
+                x = _scan_lanes(total, x, before, at_start, lane_before)
+                adjoint = _scan_lanes_back(total, adjoint, after, at_end, lane_turned, lane_next)
+                # Walk 2: the states.
+                states = (x,)
+                for s in tl.static_range(STEPS):
+                    drive = steps[s][1] * signal[k * STEPS + s] * b_n[s]
+                    x = steps[s][0] * x + drive
+                    states = states + (x,)
+                # Walk 3: the adjoints, and all gradients.
+                of_y, of_u, of_dt, of_B, of_C = (), (), (), (), ()
+                of_a = zero
+                for s in tl.static_range(STEPS - 1, -1, -1):
+                    a_bar, beta, slope, beta_dt, beta_a = steps[s]
+                    share = grad_y[k * STEPS + s] * HALF
+                    grad_x = c_n[s] * share + adjoint
+                    adjoint = a_bar * grad_x
+                    by_b = grad_x * b_n[s]
+                    by_beta = by_b * signal[k * STEPS + s]
+                    by_z = grad_x * slope * states[s]
+                    of_y = (y[k * STEPS + s] + c_n[s] * states[s + 1],) + of_y
+                    of_u = (sum_u[k * STEPS + s] + by_b * beta,) + of_u
+                    of_dt = (sum_dt[k * STEPS + s] + (by_z * a + by_beta * beta_dt),) + of_dt
+                    of_a += by_z * dt[k * STEPS + s] + by_beta * beta_a
+                    of_B = (grad_x * (beta * signal[k * STEPS + s]),) + of_B
+                    of_C = (share * states[s + 1],) + of_C
+                sums_y, sums_u, sums_dt = sums_y + of_y, sums_u + of_u, sums_dt + of_dt
+                ends, sums_a = ends + (adjoint,), sums_a + (of_a,)
+                if not B_VARIES:
+                    _store_sums(sums + (N + 2 + n) * H + h, _sum(of_B, STEPS), mask_h, lane)
+                if not C_VARIES:
+                    _store_sums(sums + (kinds - N + n) * H + h, _sum(of_C, STEPS), mask_h, lane)
+                if k == 0:
+                    sums_B, sums_C = of_B, of_C
+                else:
+                    sums_B, sums_C = _add(sums_B, of_B, STEPS), _add(sums_C, of_C, STEPS)
+            y, sum_u, sum_dt = sums_y, sums_u, sums_dt
+            for k in tl.static_range(CHANNELS):
+                h = first_h + k
+                _store_sums(sums + n * H + h, sums_a[k], h < H, lane)
+                _store_at(adjoints + (n * H + h), ends[k], h < H, lane, 0)
+            if B_VARIES or C_VARIES:
+                sums_B, sums_C = _sum_rows(sums_B, sums_C, ROWS, STEPS)
+                place = matrices + (first_matrix + n) * (L // VECTOR) * VECTOR
+                if B_VARIES:
+                    _store(place, sums_B, chunk, first_row, L, REVERSE, LANES, STEPS, VECTOR)
+                if C_VARIES:
+                    place += (varying - 1) * N * (L // VECTOR) * VECTOR
+                    _store(place, sums_C, chunk, first_row, L, REVERSE, LANES, STEPS, VECTOR)
+
+        for k in tl.static_range(CHANNELS):
+            h = first_h + k
+            mask_h = h < H
+            bias = _column(delta_bias + g * H + h, mask_h, HAS_BIAS)
+            skip = _column(D + g * H + h, mask_h, HAS_D)
+            place = _row(tl.cast(0, tl.int64), b, g, h, out_b, out_g, out_h, VECTOR)
+            # What is not kept in registers meanwhile.
+            if SOFTPLUS:
+                raw = _load_row(
+                    delta,
+                    b,
+                    g,
+                    h,
+                    delta_b,
+                    delta_g,
+                    delta_h,
+                    chunk,
+                    H,
+                    L,
+                    REVERSE,
+                    LANES,
+                    STEPS,
+                    VECTOR,
+                )
+            if HAS_Z:
+                gate = _load_row(
+                    z, b, g, h, z_b, z_g, z_h, chunk, H, L, REVERSE, LANES, STEPS, VECTOR
+                )
+                if HAS_OUT:
+                    given = _load_row(
+                        grad_out,
+                        b,
+                        g,
+                        h,
+                        grad_out_b,
+                        grad_out_g,
+                        grad_out_h,
+                        chunk,
+                        H,
+                        L,
+                        REVERSE,
+                        LANES,
+                        STEPS,
+                        VECTOR,
+                    )
+                else:
+                    given = (zero,) * STEPS
             if PART == 2:
-                y += _load(other_z + where, mask, REVERSE, SEGMENT)
-            y = _turn(y, REVERSE, SEGMENT).to(grad_z.dtype.element_ty)
-            tl.store(grad_z + where, y, mask=mask)
+                part_u = _load(other_u + place, chunk, mask_h, L, REVERSE, LANES, STEPS, VECTOR)
+                part_delta = _load(
+                    other_delta + place, chunk, mask_h, L, REVERSE, LANES, STEPS, VECTOR
+                )
+                if HAS_Z:
+                    part_z = _load(other_z + place, chunk, mask_h, L, REVERSE, LANES, STEPS, VECTOR)
+            of_u, of_dt, of_z = (), (), ()
+            bias_sum, skip_sum = zero, zero
+            for s in tl.static_range(STEPS):
+                grad = sum_dt[k * STEPS + s]
+                if SOFTPLUS:
+                    grad *= sigmoid(raw[s] + bias)
+                # Beyond the end dt is no function of anything.
+                grad = tl.where(_step(t, s, REVERSE, STEPS) < L, grad, 0.0)
+                bias_sum += grad
+                if PART == 2:
+                    grad += part_delta[s]
+                of_dt = of_dt + (grad,)
+                grad = sum_u[k * STEPS + s]
+                if PART != 2:
+                    grad += skip * grad_y[k * STEPS + s]
+                    skip_sum += grad_y[k * STEPS + s] * signal[k * STEPS + s]
+                else:
+                    grad += part_u[s]
+                of_u = of_u + (grad,)
+                if HAS_Z:
+                    grad = y[k * STEPS + s] * HALF
+                    if PART != 2:
+                        grad += skip * signal[k * STEPS + s]
+                    share = sigmoid(gate[s])
+                    grad *= given[s] * share * (1.0 + gate[s] * (1.0 - share))
+                    if PART == 2:
+                        grad += part_z[s]
+                    of_z = of_z + (grad,)
+            _store(grad_u + place, of_u, chunk, mask_h, L, REVERSE, LANES, STEPS, VECTOR)
+            _store(grad_delta + place, of_dt, chunk, mask_h, L, REVERSE, LANES, STEPS, VECTOR)
+            if HAS_Z:
+                _store(grad_z + place, of_z, chunk, mask_h, L, REVERSE, LANES, STEPS, VECTOR)
+            _store_sums(sums + (N + 1) * H + h, bias_sum, mask_h, lane)
+            if PART != 2:
+                _store_sums(sums + N * H + h, skip_sum, mask_h, lane)
         # The chunk before begins with adjoints that other threads have written.
         tl.debug_barrier()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS)
 def scan_backward_kernel(
     grad_out, grad_last, edges, u, delta, A, B, C, D, z, delta_bias,
-    grad_u, grad_delta, grad_z, grad_B, grad_C, channels, adjoints,
+    grad_u, grad_delta, grad_z, matrices, channels, adjoints,
     other_u, other_delta, other_z, H, L, G, items, chunks, reverse_bits,
     grad_out_b, grad_out_g, grad_out_h, u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h,
     B_b, B_g, B_n, C_b, C_g, C_n, out_b, out_g, out_h,
     N: tl.constexpr, METHOD: tl.constexpr, SOFTPLUS: tl.constexpr,
     HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OUT: tl.constexpr,
     HAS_LAST: tl.constexpr, B_VARIES: tl.constexpr, C_VARIES: tl.constexpr, PART: tl.constexpr,
-    DIRECTIONS: tl.constexpr, SEGMENT: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_T: tl.constexpr,
+    DIRECTIONS: tl.constexpr, VECTOR: tl.constexpr,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of what varies in time, and sums of the others.
 
     PART and DIRECTIONS as in forward; 1 keeps its gradients of u, delta and z in float32, and 2
-    finds them in ``other_*`` and adds its own. Sums over the channels of a block are written to
-    ``grad_B`` and ``grad_C`` [B, G, blocks, N, L], those over the steps of a chunk to ``channels``
+    finds them in ``other_*`` and adds its own. Sums over the channels of a program are written to
+    ``matrices`` [B, G, blocks, N or 2 N, L], those over the steps of a chunk to ``channels``
     [B, G, chunks, kinds, H].
     """
-    blocks = tl.cdiv(H, BLOCK_H)
+    blocks = tl.cdiv(H, ROWS * CHANNELS)
     pid = tl.program_id(0)
     block = pid % blocks
-    h = block * BLOCK_H + tl.arange(0, BLOCK_H)
     item = (pid // blocks).to(tl.int64)
     b = item // G
     g = item % G
@@ -228,22 +397,22 @@ def scan_backward_kernel(
     if DIRECTIONS == 0 or (DIRECTIONS == 2 and reverse == 0):
         _backward_rows(
             grad_out, grad_last, edges, u, delta, A, B, C, D, z, delta_bias,
-            grad_u, grad_delta, grad_z, grad_B, grad_C, channels, adjoints,
-            other_u, other_delta, other_z, b, g, h, block, blocks, H, L, G, items, chunks,
+            grad_u, grad_delta, grad_z, matrices, channels, adjoints,
+            other_u, other_delta, other_z, b, g, block, blocks, H, L, G, items, chunks,
             grad_out_b, grad_out_g, grad_out_h,
             u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n,
             out_b, out_g, out_h,
             N, METHOD, SOFTPLUS, HAS_D, HAS_Z, HAS_BIAS, HAS_OUT, HAS_LAST, B_VARIES, C_VARIES,
-            PART, False, SEGMENT, BLOCK_H, BLOCK_T,
+            PART, False, VECTOR, CHANNELS, ROWS, LANES, STEPS,
         )  # fmt: skip
     else:
         _backward_rows(
             grad_out, grad_last, edges, u, delta, A, B, C, D, z, delta_bias,
-            grad_u, grad_delta, grad_z, grad_B, grad_C, channels, adjoints,
-            other_u, other_delta, other_z, b, g, h, block, blocks, H, L, G, items, chunks,
+            grad_u, grad_delta, grad_z, matrices, channels, adjoints,
+            other_u, other_delta, other_z, b, g, block, blocks, H, L, G, items, chunks,
             grad_out_b, grad_out_g, grad_out_h,
             u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n,
             out_b, out_g, out_h,
             N, METHOD, SOFTPLUS, HAS_D, HAS_Z, HAS_BIAS, HAS_OUT, HAS_LAST, B_VARIES, C_VARIES,
-            PART, True, SEGMENT, BLOCK_H, BLOCK_T,
+            PART, True, VECTOR, CHANNELS, ROWS, LANES, STEPS,
         )  # fmt: skip

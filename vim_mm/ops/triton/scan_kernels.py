@@ -1,25 +1,35 @@
-"""The selective scan in Triton: the kernels of its forward and its backward pass.
+"""The selective scan in Triton: its forward kernel, and what both passes share.
 
 Letters as in csrc/ops.cpp: B batch, G groups, H channels of a group, L steps, N states.
 
-A program has BLOCK_H channels of one group and one item of the batch, and walks along the sequence
-in chunks of BLOCK_T steps. A chunk is a tile [BLOCK_H, BLOCK_T] whose steps are scanned in parallel
-(``tl.associative_scan``), one state after the other; what a chunk hands to the next one goes
-through global memory, where backward reads it again. Steps beyond the end have dt = 0, with which
-every method is the identity. There are no atomics: sums over channels, chunks and the batch are
-written by block, and added up afterwards.
+A program has ROWS x CHANNELS channels of one group and one item of the batch, and walks along the
+sequence in chunks of LANES x STEPS steps. A tile is [ROWS, LANES], one entry for each thread. What
+varies in time is a tuple of STEPS tiles for each of CHANNELS channels: of each of its channels a
+thread has a *segment* of STEPS neighbouring steps. It composes the steps of a segment one after the
+other, ``tl.associative_scan`` composes the segments of a row, and a second walk through the segment
+finds the states. So threads exchange values once for each segment and not for each step, and a scan
+of the other direction takes tuples from their other end, which costs nothing.
 
-A tile is in scan order. Of a group that is scanned from the end, segments of SEGMENT steps, which a
-thread loads at once, are read from the last to the first, and each is turned over in registers:
-that takes no instruction, and a scan from right to left many.
+The state at the end of a chunk goes through global memory, where backward reads it again. Steps
+beyond the end have dt = 0, with which every method is the identity. There are no atomics: sums over
+channels, chunks and the batch are written by block, and added up afterwards.
 
-A tensor of time has L as its last, contiguous axis, and any strides before that.
+A tensor of time has L as its last, contiguous axis, and any strides before that. VECTOR steps can
+be read at once: it divides L and all strides, which arguments give as multiples of it.
 """
+# ruff: noqa: RUF005, as Triton takes no starred tuples
 
 import triton
 import triton.language as tl
 
 from vim_mm.ops.triton.methods import discretize, sigmoid, softplus
+
+# Numbers that no kernel is specialized for: what matters of strides is VECTOR.
+NUMBERS = [
+    'H', 'L', 'G', 'items', 'chunks', 'slots', 'reverse_bits',
+    *(f'{x}_{axis}' for x in ('u', 'delta', 'z', 'out', 'grad_out') for axis in 'bgh'),
+    *(f'{x}_{axis}' for x in 'BC' for axis in 'bgn'),
+]  # fmt: skip
 
 
 @triton.jit
@@ -29,155 +39,333 @@ def _compose(a_1, x_1, a_2, x_2):
 
 
 @triton.jit
-def _turn(x, REVERSE: tl.constexpr, SEGMENT: tl.constexpr):
+def _flip(values, REVERSE: tl.constexpr, STEPS: tl.constexpr):
     """From the order of memory to that of the scan, or back."""
     if REVERSE:
-        segments = tl.reshape(x, (x.shape[0], x.shape[1] // SEGMENT, SEGMENT))
-        return tl.reshape(tl.flip(segments, 2), x.shape)
+        flipped = ()
+        for s in tl.static_range(STEPS):
+            flipped = flipped + (values[STEPS - 1 - s],)
+        return flipped
     else:
-        return x
+        return values
 
 
 @triton.jit
-def _load(pointer, mask, REVERSE: tl.constexpr, SEGMENT: tl.constexpr):
-    x = tl.load(pointer, mask=mask, other=0.0).to(tl.float32)
-    return _turn(x, REVERSE, SEGMENT)
+def _split(x, V: tl.constexpr):
+    """[ROWS, LANES V] as V tiles. Every round halves them by the lowest bit left of the step."""
+    tiles = (x,)
+    for level in tl.static_range(3):
+        if 2**level < V:
+            even, odd = (), ()
+            for k in tl.static_range(2**level):
+                tile = tiles[k]
+                e, o = tl.split(tl.reshape(tile, (tile.shape[0], tile.shape[1] // 2, 2)))
+                even, odd = even + (e,), odd + (o,)
+            tiles = even + odd
+    return tiles
 
 
 @triton.jit
-def _steps_of_chunk(i, chunks, REVERSE: tl.constexpr, SEGMENT: tl.constexpr, BLOCK_T: tl.constexpr):
-    """(t in the order of memory, t in that of the scan) of the i-th chunk in scan order."""
-    j = tl.arange(0, BLOCK_T)
+def _join(tiles, V: tl.constexpr):
+    """V tiles as [ROWS, LANES V]: what ``_split`` takes apart."""
+    for level in tl.static_range(3):
+        if 2**level < V:
+            pairs = ()
+            for k in tl.static_range(V // 2 ** (level + 1)):
+                pair = tl.join(tiles[k], tiles[k + V // 2 ** (level + 1)])
+                pairs = pairs + (tl.reshape(pair, (pair.shape[0], pair.shape[1] * 2)),)
+            tiles = pairs
+    return tiles[0]
+
+
+@triton.jit
+def _places(
+    chunk, m, L, REVERSE: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr, V: tl.constexpr
+):
+    """Of the m-th vectors of all segments, [1, LANES V]: their steps, and whether there are."""
+    j = tl.arange(0, LANES * V)[None, :]
+    segment = j // V
     if REVERSE:
-        first = (chunks - 1 - i) * BLOCK_T
-        segment = BLOCK_T // SEGMENT - 1 - j // SEGMENT
-        return first + segment * SEGMENT + j % SEGMENT, first + BLOCK_T - 1 - j
+        segment = LANES - 1 - segment
+    first = (chunk * LANES + segment) * STEPS + m * V
+    # Of a vector there is all or nothing.
+    return first + j % V, first < L
+
+
+@triton.jit
+def _load(
+    pointer, chunk, mask_h, L,
+    REVERSE: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """A chunk of rows that begin at ``pointer`` [ROWS, 1]: a tuple of tiles in scan order."""
+    most: tl.constexpr = 128 // pointer.dtype.element_ty.primitive_bitwidth
+    V: tl.constexpr = most if most < VECTOR else VECTOR
+    values = ()
+    for m in tl.static_range(STEPS // V):
+        t, there = _places(chunk, m, L, REVERSE, LANES, STEPS, V)
+        place = tl.broadcast_to(pointer + t, (mask_h.shape[0], LANES * V))
+        x = tl.load(place, mask=mask_h & there, other=0.0)
+        values = values + _split(x.to(tl.float32), V)
+    return _flip(values, REVERSE, STEPS)
+
+
+@triton.jit
+def _store(
+    pointer, values, chunk, mask_h, L,
+    REVERSE: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """Writes what ``_load`` reads."""
+    most: tl.constexpr = 128 // pointer.dtype.element_ty.primitive_bitwidth
+    V: tl.constexpr = most if most < VECTOR else VECTOR
+    values = _flip(values, REVERSE, STEPS)
+    for m in tl.static_range(STEPS // V):
+        t, there = _places(chunk, m, L, REVERSE, LANES, STEPS, V)
+        x = _join(values[m * V : (m + 1) * V], V)
+        place = tl.broadcast_to(pointer + t, x.shape)
+        tl.store(place, x.to(pointer.dtype.element_ty), mask=mask_h & there)
+
+
+@triton.jit
+def _segments(i, chunks, REVERSE: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr):
+    """Of the i-th chunk in scan order: its number in memory, and where segments begin there."""
+    segment = tl.arange(0, LANES)[None, :]
+    if REVERSE:
+        chunk = chunks - 1 - i
+        segment = LANES - 1 - segment
     else:
-        return i * BLOCK_T + j, i * BLOCK_T + j
+        chunk = i + 0
+    return chunk, (chunk * LANES + segment) * STEPS
+
+
+@triton.jit
+def _step(t, s, REVERSE: tl.constexpr, STEPS: tl.constexpr):
+    """The s-th step in scan order of segments that begin at ``t`` in the order of memory."""
+    if REVERSE:
+        return t + (STEPS - 1 - s)
+    else:
+        return t + s
+
+
+@triton.jit
+def _step_sizes(
+    raw, bias, t, L, SOFTPLUS: tl.constexpr, REVERSE: tl.constexpr, STEPS: tl.constexpr
+):
+    """dt of a segment, 0 beyond the end."""
+    dt = ()
+    for s in tl.static_range(STEPS):
+        x = raw[s] + bias
+        if SOFTPLUS:
+            x = softplus(x)
+        dt = dt + (tl.where(_step(t, s, REVERSE, STEPS) < L, x, 0.0),)
+    return dt
 
 
 @triton.jit
 def _column(pointer, mask_h, HAS: tl.constexpr):
-    """[BLOCK_H, 1] of a parameter, 0 where there is none."""
+    """[ROWS, 1] of a parameter, 0 where there is none."""
     if HAS:
-        return tl.load(pointer, mask=mask_h, other=0.0).to(tl.float32)[:, None]
+        return tl.load(pointer, mask=mask_h, other=0.0).to(tl.float32)
     else:
-        return mask_h.to(tl.float32)[:, None] * 0.0
+        return mask_h.to(tl.float32) * 0.0
 
 
 @triton.jit
-def _matrix(M, b, g, h, M_b, M_g, VARIES: tl.constexpr):
-    """Where the first state of B or C lies: of all channels, or, if constant, of each."""
-    if VARIES:
-        return M + b * M_b + g * M_g
-    else:
-        return M + g * M_g + h[:, None] * M_b
+def _row(x, b, g, h, x_b, x_g, x_h, VECTOR: tl.constexpr):
+    """Where rows [ROWS, 1] of a tensor of time begin."""
+    return x + (b * x_b + g * x_g + h.to(tl.int64) * x_h) * VECTOR
 
 
 @triton.jit
-def _state_tile(
-    M, t, mask, mask_h, VARIES: tl.constexpr, REVERSE: tl.constexpr, SEGMENT: tl.constexpr
-):
-    """Of one state, [BLOCK_H, BLOCK_T], or [BLOCK_H, 1] where it is constant."""
-    if VARIES:
-        return _load(M + t, mask, REVERSE, SEGMENT)
-    else:
-        return tl.load(M, mask=mask_h[:, None], other=0.0).to(tl.float32)
+def _load_row(
+    x, b, g, h, x_b, x_g, x_h, chunk, H, L,
+    REVERSE: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """A chunk of channels ``h``: a tuple of tiles."""
+    row = _row(x, b, g, h, x_b, x_g, x_h, VECTOR)
+    return _load(row, chunk, h < H, L, REVERSE, LANES, STEPS, VECTOR)
+
+
+@triton.jit
+def _varying(
+    M, b, g, n, M_b, M_g, M_n, chunk, mask_h, L,
+    REVERSE: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """B or C of one state, for all channels: a tuple of tiles."""
+    row = M + (b * M_b + g * M_g + tl.cast(n, tl.int64) * M_n) * VECTOR
+    return _load(row, chunk, mask_h, L, REVERSE, LANES, STEPS, VECTOR)
+
+
+@triton.jit
+def _constant(M, g, h, n, M_b, M_g, M_n, mask_h, STEPS: tl.constexpr):
+    """B or C of one state that has no time: a column [ROWS, 1] for each step."""
+    M += g * M_g + h.to(tl.int64) * M_b + tl.cast(n, tl.int64) * M_n
+    return (tl.load(M, mask=mask_h, other=0.0).to(tl.float32),) * STEPS
+
+
+@triton.jit
+def _store_at(pointer, x, mask_h, lane, own):
+    """What thread ``own`` of a row has. Pointers of the others go on from its: with neighbours in
+    time side by side, as everywhere, nothing has to be moved."""
+    tl.store(pointer + (lane - own), x, mask=mask_h & (lane == own))
+
+
+@triton.jit
+def _scan_lanes(a, x, before, at_start, lane_before):
+    """States before and after each segment x -> a x + x; ``before`` is that before the first."""
+    _, after = tl.associative_scan((a, x + a * tl.where(at_start, before, 0.0)), 1, _compose)
+    return tl.where(at_start, before, tl.gather(after, lane_before, 1))
 
 
 @triton.jit
 def _forward_rows(
     u, delta, A, B, C, D, z, delta_bias, out, last_state, edges, partial,
-    b, g, h, H, L, G, items, chunks,
+    b, g, block, H, L, G, items, chunks, slots,
     u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n,
     out_b, out_g, out_h,
     N: tl.constexpr, METHOD: tl.constexpr, SOFTPLUS: tl.constexpr,
     HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_BIAS: tl.constexpr,
     B_VARIES: tl.constexpr, C_VARIES: tl.constexpr, PART: tl.constexpr, REVERSE: tl.constexpr,
-    SEGMENT: tl.constexpr, BLOCK_T: tl.constexpr,
+    EDGE: tl.constexpr, VECTOR: tl.constexpr,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    mask_h = h < H
-    channel = g * H + h
-    bias = _column(delta_bias + channel, mask_h, HAS_BIAS)
-    skip = _column(D + channel, mask_h, HAS_D)
-    row = h.to(tl.int64)[:, None]
-    u += b * u_b + g * u_g + row * u_h
-    delta += b * delta_b + g * delta_g + row * delta_h
-    z += b * z_b + g * z_g + row * z_h
     item = b * G + g
-    place = b * out_b + g * out_g + row * out_h
-    B = _matrix(B, b, g, h, B_b, B_g, B_VARIES)
-    C = _matrix(C, b, g, h, C_b, C_g, C_VARIES)
-    A += channel * N
+    slot = tl.cast(items, tl.int64) * N * H
     last_state += item * N * H
     edges += item * N * H
-    slot = tl.cast(items, tl.int64) * N * H
-    B_n, C_n = tl.cast(B_n, tl.int64), tl.cast(C_n, tl.int64)
-    j = tl.arange(0, BLOCK_T)[None, :]
-    at_start = j == 0
-    # The state of the last step is stored by that step's pointer: contiguous, as all others are.
-    at_end = mask_h[:, None] & (j == BLOCK_T - 1)
-    end = h[:, None] + (j - (BLOCK_T - 1))
+    lane = tl.arange(0, LANES)[None, :] + tl.zeros((ROWS, 1), tl.int32)
+    at_start = lane == 0
+    lane_before = tl.maximum(lane - 1, 0)
+    first_h = (block * ROWS + tl.arange(0, ROWS)[:, None]) * CHANNELS
 
     for i in range(0, chunks):
-        t, t_scan = _steps_of_chunk(i, chunks, REVERSE, SEGMENT, BLOCK_T)
-        mask = mask_h[:, None] & (t < L)[None, :]
-        t = t[None, :] + h[:, None] * 0
-        dt = _load(delta + t, mask, REVERSE, SEGMENT) + bias
-        if SOFTPLUS:
-            dt = softplus(dt)
-        dt = tl.where((t_scan < L)[None, :], dt, 0.0)
-        signal = _load(u + t, mask, REVERSE, SEGMENT)
-        y = tl.zeros_like(dt)
+        chunk, t = _segments(i, chunks, REVERSE, LANES, STEPS)
+        # The slot of the state after each segment, which is kept where it is one's last.
+        edge = i * (LANES * STEPS // EDGE) + lane // (EDGE // STEPS)
+        dt, signal, y = (), (), ()
+        for k in tl.static_range(CHANNELS):
+            h = first_h + k
+            mask_h = h < H
+            bias = _column(delta_bias + g * H + h, mask_h, HAS_BIAS)
+            raw = _load_row(
+                delta,
+                b,
+                g,
+                h,
+                delta_b,
+                delta_g,
+                delta_h,
+                chunk,
+                H,
+                L,
+                REVERSE,
+                LANES,
+                STEPS,
+                VECTOR,
+            )
+            dt = dt + _step_sizes(raw, bias, t, L, SOFTPLUS, REVERSE, STEPS)
+            signal = signal + _load_row(
+                u, b, g, h, u_b, u_g, u_h, chunk, H, L, REVERSE, LANES, STEPS, VECTOR
+            )
+        y = (tl.zeros((ROWS, LANES), tl.float32),) * (CHANNELS * STEPS)
+
         for n in range(0, N):
-            a = _column(A + n, mask_h, True)
-            b_n = _state_tile(B + n * B_n, t, mask, mask_h, B_VARIES, REVERSE, SEGMENT)
-            c_n = _state_tile(C + n * C_n, t, mask, mask_h, C_VARIES, REVERSE, SEGMENT)
-            before = tl.load(edges + (i - 1) * slot + n * H + h, mask=mask_h & (i > 0), other=0.0)
-            a_bar, beta = discretize(dt, a, METHOD)
-            drive = beta * signal * b_n
-            drive += a_bar * tl.where(at_start, before[:, None], 0.0)
-            _, x = tl.associative_scan((a_bar, drive), 1, _compose)
-            y += c_n * x
-            after = edges + i * slot
-            if PART != 2:
-                after = tl.where(i < chunks - 1, after, last_state)
-            tl.store(after + n * H + end, x, mask=at_end)
-        if PART == 1:
-            tl.store(partial + place + t, _turn(y, REVERSE, SEGMENT), mask=mask)
-        else:
-            if PART == 2:
-                y = 0.5 * (y + _load(partial + place + t, mask, REVERSE, SEGMENT))
-            y += skip * signal
-            if HAS_Z:
-                gate = _load(z + t, mask, REVERSE, SEGMENT)
-                y *= gate * sigmoid(gate)
-            y = _turn(y, REVERSE, SEGMENT).to(out.dtype.element_ty)
-            tl.store(out + place + t, y, mask=mask)
+            if B_VARIES:
+                b_n = _varying(
+                    B, b, g, n, B_b, B_g, B_n, chunk, first_h < H, L, REVERSE, LANES, STEPS, VECTOR
+                )
+            if C_VARIES:
+                c_n = _varying(
+                    C, b, g, n, C_b, C_g, C_n, chunk, first_h < H, L, REVERSE, LANES, STEPS, VECTOR
+                )
+            sums, ends = (), ()
+            for k in tl.static_range(CHANNELS):
+                h = first_h + k
+                mask_h = h < H
+                if not B_VARIES:
+                    b_n = _constant(B, g, h, n, B_b, B_g, B_n, mask_h, STEPS)
+                if not C_VARIES:
+                    c_n = _constant(C, g, h, n, C_b, C_g, C_n, mask_h, STEPS)
+                a = _column(A + (g * H + h) * N + n, mask_h, True)
+                before = tl.load(
+                    edges + (i * (LANES * STEPS // EDGE) - 1) * slot + n * H + h,
+                    mask=mask_h & (i > 0), other=0.0,
+                )  # fmt: skip
+                a_bars, drives = (), ()
+                for s in tl.static_range(STEPS):
+                    a_bar, beta = discretize(dt[k * STEPS + s], a, METHOD)
+                    drive = beta * signal[k * STEPS + s] * b_n[s]
+                    if s == 0:
+                        total, x = a_bar, drive
+                    else:
+                        total, x = total * a_bar, a_bar * x + drive
+                    a_bars, drives = a_bars + (a_bar,), drives + (drive,)
+                x = _scan_lanes(total, x, before, at_start, lane_before)
+                for s in tl.static_range(STEPS):
+                    x = a_bars[s] * x + drives[s]
+                    sums = sums + (y[k * STEPS + s] + c_n[s] * x,)
+                ends = ends + (x,)
+            y = sums
+            for k in tl.static_range(CHANNELS):
+                h = first_h + k
+                place = edges + edge * slot + (n * H + h)
+                if PART != 2:
+                    place = tl.where(edge == slots - 1, last_state + (n * H + h), place)
+                own = lane // (EDGE // STEPS) * (EDGE // STEPS) + (EDGE // STEPS - 1)
+                _store_at(place, ends[k], h < H, lane, own)
+
+        for k in tl.static_range(CHANNELS):
+            h = first_h + k
+            mask_h = h < H
+            place = _row(tl.cast(0, tl.int64), b, g, h, out_b, out_g, out_h, VECTOR)
+            if PART == 1:
+                _store(
+                    partial + place, y[k * STEPS : (k + 1) * STEPS], chunk, mask_h, L,
+                    REVERSE, LANES, STEPS, VECTOR,
+                )  # fmt: skip
+            else:
+                skip = _column(D + g * H + h, mask_h, HAS_D)
+                if PART == 2:
+                    other = _load(partial + place, chunk, mask_h, L, REVERSE, LANES, STEPS, VECTOR)
+                if HAS_Z:
+                    gate = _load_row(
+                        z, b, g, h, z_b, z_g, z_h, chunk, H, L, REVERSE, LANES, STEPS, VECTOR
+                    )
+                result = ()
+                for s in tl.static_range(STEPS):
+                    x = y[k * STEPS + s]
+                    if PART == 2:
+                        x = 0.5 * (x + other[s])
+                    x += skip * signal[k * STEPS + s]
+                    if HAS_Z:
+                        x *= gate[s] * sigmoid(gate[s])
+                    result = result + (x,)
+                _store(out + place, result, chunk, mask_h, L, REVERSE, LANES, STEPS, VECTOR)
         # The next chunk begins with states that other threads have written.
         tl.debug_barrier()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NUMBERS)
 def scan_forward_kernel(
     u, delta, A, B, C, D, z, delta_bias, out, last_state, edges, partial,
-    H, L, G, items, chunks, reverse_bits,
+    H, L, G, items, chunks, slots, reverse_bits,
     u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n,
     out_b, out_g, out_h,
     N: tl.constexpr, METHOD: tl.constexpr, SOFTPLUS: tl.constexpr,
     HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_BIAS: tl.constexpr,
     B_VARIES: tl.constexpr, C_VARIES: tl.constexpr, PART: tl.constexpr, DIRECTIONS: tl.constexpr,
-    SEGMENT: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_T: tl.constexpr,
+    EDGE: tl.constexpr, VECTOR: tl.constexpr,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """out and last_state of a group's channels.
 
     PART is 0 for a causal scan. One that averages both directions is two launches: 1, in the
     direction asked for, keeps y in ``partial``; 2, the other way round, adds its own. DIRECTIONS
     is 0 or 1 if no group or every group is scanned from the end, else 2, and each has its bit.
+    States are kept every EDGE steps, ``slots`` times.
     """
-    blocks = tl.cdiv(H, BLOCK_H)
+    blocks = tl.cdiv(H, ROWS * CHANNELS)
     pid = tl.program_id(0)
-    h = pid % blocks * BLOCK_H + tl.arange(0, BLOCK_H)
+    block = pid % blocks
     item = (pid // blocks).to(tl.int64)
     b = item // G
     g = item % G
@@ -185,18 +373,18 @@ def scan_forward_kernel(
     if DIRECTIONS == 0 or (DIRECTIONS == 2 and reverse == 0):
         _forward_rows(
             u, delta, A, B, C, D, z, delta_bias, out, last_state, edges, partial,
-            b, g, h, H, L, G, items, chunks,
+            b, g, block, H, L, G, items, chunks, slots,
             u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n,
             out_b, out_g, out_h,
             N, METHOD, SOFTPLUS, HAS_D, HAS_Z, HAS_BIAS, B_VARIES, C_VARIES,
-            PART, False, SEGMENT, BLOCK_T,
+            PART, False, EDGE, VECTOR, CHANNELS, ROWS, LANES, STEPS,
         )  # fmt: skip
     else:
         _forward_rows(
             u, delta, A, B, C, D, z, delta_bias, out, last_state, edges, partial,
-            b, g, h, H, L, G, items, chunks,
+            b, g, block, H, L, G, items, chunks, slots,
             u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n,
             out_b, out_g, out_h,
             N, METHOD, SOFTPLUS, HAS_D, HAS_Z, HAS_BIAS, B_VARIES, C_VARIES,
-            PART, True, SEGMENT, BLOCK_T,
+            PART, True, EDGE, VECTOR, CHANNELS, ROWS, LANES, STEPS,
         )  # fmt: skip
