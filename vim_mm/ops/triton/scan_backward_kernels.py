@@ -78,9 +78,9 @@ def _store_sums(pointer, x, mask_h, lane):
 
 @triton.jit
 def _scan_lanes_back(a, h, after, at_end, lane_turned, lane_next):
-    """What enters each segment h -> a h + h from the right; ``after`` is what enters the last."""
-    h = tl.gather(h + a * tl.where(at_end, after, 0.0), lane_turned, 1)
-    _, h = tl.associative_scan((tl.gather(a, lane_turned, 1), h), 1, _compose)
+    """What enters each segment from the right. ``after`` enters the last, whose h comes from it."""
+    a, h = tl.gather(a, lane_turned, 1), tl.gather(h, lane_turned, 1)
+    _, h = tl.associative_scan((a, h), 1, _compose)
     return tl.where(at_end, after, tl.gather(h, lane_next, 1))
 
 
@@ -132,42 +132,18 @@ def _backward_rows(
             mask_h = h < H
             bias = _column(delta_bias + g * H + h, mask_h, HAS_BIAS)
             raw = _load_row(
-                delta,
-                b,
-                g,
-                h,
-                delta_b,
-                delta_g,
-                delta_h,
-                chunk,
-                H,
-                L,
-                REVERSE,
-                LANES,
-                STEPS,
-                VECTOR,
-            )
+                delta, b, g, h, delta_b, delta_g, delta_h, chunk, H, L,
+                REVERSE, LANES, STEPS, VECTOR,
+            )  # fmt: skip
             dt = dt + _step_sizes(raw, bias, t, L, SOFTPLUS, REVERSE, STEPS)
             signal = signal + _load_row(
                 u, b, g, h, u_b, u_g, u_h, chunk, H, L, REVERSE, LANES, STEPS, VECTOR
             )
             if HAS_OUT:
                 given = _load_row(
-                    grad_out,
-                    b,
-                    g,
-                    h,
-                    grad_out_b,
-                    grad_out_g,
-                    grad_out_h,
-                    chunk,
-                    H,
-                    L,
-                    REVERSE,
-                    LANES,
-                    STEPS,
-                    VECTOR,
-                )
+                    grad_out, b, g, h, grad_out_b, grad_out_g, grad_out_h, chunk, H, L,
+                    REVERSE, LANES, STEPS, VECTOR,
+                )  # fmt: skip
             else:
                 given = (tl.zeros((ROWS, LANES), tl.float32),) * STEPS
             if HAS_Z:
@@ -210,21 +186,20 @@ def _backward_rows(
                 if HAS_LAST:
                     after += tl.load(grad_last + (n * H + h), mask=mask_h & (back == 0), other=0.0)
                 # Walk 1: what a segment does to the state before it and to the adjoint after it.
+                x, adjoint = tl.where(at_start, before, 0.0), tl.where(at_end, after, 0.0)
                 steps = ()
                 for s in tl.static_range(STEPS):
                     step = differentiate(dt[k * STEPS + s], a, METHOD)
                     steps = steps + (step,)
                     drive = step[1] * signal[k * STEPS + s] * b_n[s]
+                    x = step[0] * x + drive
                     if s == 0:
-                        total, x = step[0], drive
+                        total = step[0]
                     else:
-                        total, x = total * step[0], step[0] * x + drive
+                        total = total * step[0]
                 for s in tl.static_range(STEPS - 1, -1, -1):
                     entry = c_n[s] * (grad_y[k * STEPS + s] * HALF)
-                    if s == STEPS - 1:
-                        adjoint = steps[s][0] * entry
-                    else:
-                        adjoint = steps[s][0] * (adjoint + entry)
+                    adjoint = steps[s][0] * (adjoint + entry)
                 x = _scan_lanes(total, x, before, at_start, lane_before)
                 adjoint = _scan_lanes_back(total, adjoint, after, at_end, lane_turned, lane_next)
                 # Walk 2: the states.
@@ -283,42 +258,18 @@ def _backward_rows(
             # What is not kept in registers meanwhile.
             if SOFTPLUS:
                 raw = _load_row(
-                    delta,
-                    b,
-                    g,
-                    h,
-                    delta_b,
-                    delta_g,
-                    delta_h,
-                    chunk,
-                    H,
-                    L,
-                    REVERSE,
-                    LANES,
-                    STEPS,
-                    VECTOR,
-                )
+                    delta, b, g, h, delta_b, delta_g, delta_h, chunk, H, L,
+                    REVERSE, LANES, STEPS, VECTOR,
+                )  # fmt: skip
             if HAS_Z:
                 gate = _load_row(
                     z, b, g, h, z_b, z_g, z_h, chunk, H, L, REVERSE, LANES, STEPS, VECTOR
                 )
                 if HAS_OUT:
                     given = _load_row(
-                        grad_out,
-                        b,
-                        g,
-                        h,
-                        grad_out_b,
-                        grad_out_g,
-                        grad_out_h,
-                        chunk,
-                        H,
-                        L,
-                        REVERSE,
-                        LANES,
-                        STEPS,
-                        VECTOR,
-                    )
+                        grad_out, b, g, h, grad_out_b, grad_out_g, grad_out_h, chunk, H, L,
+                        REVERSE, LANES, STEPS, VECTOR,
+                    )  # fmt: skip
                 else:
                     given = (zero,) * STEPS
             if PART == 2:

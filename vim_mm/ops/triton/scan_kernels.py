@@ -211,8 +211,9 @@ def _store_at(pointer, x, mask_h, lane, own):
 
 @triton.jit
 def _scan_lanes(a, x, before, at_start, lane_before):
-    """States before and after each segment x -> a x + x; ``before`` is that before the first."""
-    _, after = tl.associative_scan((a, x + a * tl.where(at_start, before, 0.0)), 1, _compose)
+    """The state before each segment. ``before`` is that before the first, whose x comes from it:
+    a product of a, which can be infinite where the state is 0, does not multiply it here."""
+    _, after = tl.associative_scan((a, x), 1, _compose)
     return tl.where(at_start, before, tl.gather(after, lane_before, 1))
 
 
@@ -247,21 +248,9 @@ def _forward_rows(
             mask_h = h < H
             bias = _column(delta_bias + g * H + h, mask_h, HAS_BIAS)
             raw = _load_row(
-                delta,
-                b,
-                g,
-                h,
-                delta_b,
-                delta_g,
-                delta_h,
-                chunk,
-                H,
-                L,
-                REVERSE,
-                LANES,
-                STEPS,
-                VECTOR,
-            )
+                delta, b, g, h, delta_b, delta_g, delta_h, chunk, H, L,
+                REVERSE, LANES, STEPS, VECTOR,
+            )  # fmt: skip
             dt = dt + _step_sizes(raw, bias, t, L, SOFTPLUS, REVERSE, STEPS)
             signal = signal + _load_row(
                 u, b, g, h, u_b, u_g, u_h, chunk, H, L, REVERSE, LANES, STEPS, VECTOR
@@ -290,14 +279,16 @@ def _forward_rows(
                     edges + (i * (LANES * STEPS // EDGE) - 1) * slot + n * H + h,
                     mask=mask_h & (i > 0), other=0.0,
                 )  # fmt: skip
+                x = tl.where(at_start, before, 0.0)
                 a_bars, drives = (), ()
                 for s in tl.static_range(STEPS):
                     a_bar, beta = discretize(dt[k * STEPS + s], a, METHOD)
                     drive = beta * signal[k * STEPS + s] * b_n[s]
+                    x = a_bar * x + drive
                     if s == 0:
-                        total, x = a_bar, drive
+                        total = a_bar
                     else:
-                        total, x = total * a_bar, a_bar * x + drive
+                        total = total * a_bar
                     a_bars, drives = a_bars + (a_bar,), drives + (drive,)
                 x = _scan_lanes(total, x, before, at_start, lane_before)
                 for s in tl.static_range(STEPS):
