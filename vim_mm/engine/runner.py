@@ -286,12 +286,7 @@ class VimRunner(Runner):
         except NonFiniteLossError:
             raise
         except Exception:
-            try:
-                self._settle()
-            except NonFiniteLossError:
-                raise
-            except Exception:
-                pass  # of a broken device, say: the first error tells more
+            self._settle_after_error()
             raise
 
     def _settle(self) -> None:
@@ -299,6 +294,15 @@ class VimRunner(Runner):
         for hook in self.hooks:
             if isinstance(hook, LateRuntimeInfoHook | NonFiniteLossHook):
                 hook.settle(self)
+
+    def _settle_after_error(self) -> None:
+        """Read them for the one that led to the error; raises nothing but NonFiniteLossError."""
+        try:
+            self._settle()
+        except NonFiniteLossError:
+            raise
+        except Exception:
+            pass  # of a broken device, say: the first error tells more
 
     def test(self) -> dict:
         """Test the model; its checkpoint must fit."""
