@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vim_mm.ops.library import register_scan_autograd
 
-OLDEST = (3, 2)  # the first with tl.gather
+OLDEST = (3, 3)  # the first with tl.gather
 
 
 def _missing() -> str | None:
