@@ -21,12 +21,7 @@ from vim_mm.ops import selective_scan_fn as of_torch  # noqa: E402
 each_method = pytest.mark.parametrize('method', METHODS)
 
 
-@pytest.fixture(autouse=True)
-def float64_allowed():
-    before = jax.config.jax_enable_x64
-    jax.config.update('jax_enable_x64', True)
-    yield
-    jax.config.update('jax_enable_x64', before)
+pytestmark = pytest.mark.usefixtures('float64_allowed')
 
 
 def arrays_of(**sizes):

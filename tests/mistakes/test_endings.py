@@ -76,6 +76,18 @@ def test_a_full_disk_is_one_sentence(configs, data_root, tmp_path):  # noqa: F81
     assert 'Traceback' not in log and not list(checkpoint.parent.glob('*.pth*'))
 
 
+@pytest.mark.slow
+def test_a_mistake_that_a_hook_finds_is_the_last_line(configs, data_root, tmp_path):  # noqa: F811
+    """After all that MMEngine logs of config, hooks and parameters."""
+    changes = (f'data_root={data_root}', 'model.decode_head.num_classes=9')
+    options = ('--work-dir', 'run', '--cfg-options', *changes)
+    log = run_tool('train.py', configs['seg'], *options, cwd=tmp_path, fails=True).splitlines()
+    assert log[-1] == (
+        'train.py: error: model.decode_head.num_classes is 9, but train_dataloader.dataset has 7 '
+        'classes after reduce_zero_label (background, circle, square, ...)'
+    )
+
+
 @pytest.mark.parametrize('processes', ['two', '0', '-1', ''])
 def test_a_number_of_processes_that_is_none(processes, tmp_path):
     log = run_tool('dist_train.sh', 'config.py', processes, cwd=tmp_path, fails=True)

@@ -35,6 +35,15 @@ def test_the_block():
     interpret('-k', 'test_the_block')
 
 
+@pytest.mark.parametrize(
+    'release, reason',
+    [('3.2.0', 'Triton is 3.2.0, older than 3.3'), ('3.3.0', None), ('3.10.0+rocm', None)],
+)
+def test_the_oldest_release(monkeypatch, release, reason):
+    monkeypatch.setattr('importlib.metadata.version', lambda distribution: release)
+    assert triton._missing() == reason
+
+
 def test_importing_the_package_needs_no_triton():
     """PyTorch may import it; not everyone has it."""
     code = "import sys; sys.modules['triton'] = None; import vim_mm.ops.triton"

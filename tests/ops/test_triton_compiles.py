@@ -2,7 +2,9 @@
 
 import pytest
 
-triton = pytest.importorskip('triton')
+from vim_mm.ops.triton import OLDEST
+
+triton = pytest.importorskip('triton', minversion='.'.join(map(str, OLDEST)))
 
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402

@@ -76,7 +76,16 @@ def test_a_room_imports_what_the_architecture_allows(room):
             assert (rest.split('.')[0] if top == 'vim_mm' else top) in allowed, f'{path}: {module}'
 
 
+def test_the_architecture_names_every_module_of_the_engine():
+    text = (ROOT / 'docs/architecture.md').read_text()
+    section = text.partition('### Inside `vim_mm/engine/`')[2].partition('\n## ')[0]
+    listed = re.findall(r'`(\w+)`', section)
+    assert sorted(listed) == sorted(
+        path.stem for path in (ROOT / 'vim_mm/engine').glob('*.py') if path.stem != '__init__'
+    )
+
+
 def test_the_page_of_the_api_has_every_public_room():
     modules = set(re.findall(r'automodule:: (\S+)', (ROOT / 'docs/api.md').read_text()))
-    public = ('models', 'registered', 'ops', 'engine')
+    public = ('models', 'registered', 'ops', 'engine', 'timm_models', 'jax')
     assert modules >= {'vim_mm', *(f'vim_mm.{room}' for room in public)}

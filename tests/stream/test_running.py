@@ -295,7 +295,8 @@ def test_instances_are_drawn_where_they_are():
     draw_over = Overlay(['a', 'b'], [(200, 0, 0), (0, 100, 0)], alpha=0.5)
     drawn = draw_over(picture, found)
     assert drawn[25, 15].tolist() == [0, 0, 100] and drawn[25, 45].tolist() == [0, 50, 0]
-    assert drawn[20, 12].tolist() == [0, 0, 200]  # its box
+    # Its box, whose lines newer versions of OpenCV smooth.
+    assert np.abs(drawn[20, 12].astype(int) - [0, 0, 200]).max() <= 8
     assert not drawn[33:].any() and not picture.any()
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from vim_mm.datasets.garments import GARMENTS, load_garments
 from vim_mm.datasets.scenes import SCENE_CLASSES, Garments, scene
 from vim_mm.progress import progress
+from vim_mm.whole_file import whole_file
 
 MEAN, STD = 0.3, 0.35  # of grey levels in 0 to 1, roughly those of Fashion-MNIST
 FACTORS = (1.5, 2.0)  # of the test of other resolutions
@@ -105,9 +106,8 @@ def _draw_scenes(file: Path, source: Path, split: str, count: int, side: int) ->
         drawn = progress(pool.map(draw, chunks), f'{split} scenes', len(chunks))
         images, labels = zip(*drawn)
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial_file = file.with_suffix('.partial.npz')
-    np.savez(partial_file, images=np.concatenate(images), labels=np.concatenate(labels))
-    partial_file.rename(file)
+    with whole_file(file) as part, part.open('wb') as arrays:  # savez adds .npz to a name
+        np.savez(arrays, images=np.concatenate(images), labels=np.concatenate(labels))
 
 
 def _scene_arrays(indices, split, garments, side):

@@ -2,7 +2,6 @@
 
 import io
 from collections import OrderedDict
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -11,6 +10,7 @@ from torch import nn
 from vim_mm.convert import Conversion
 from vim_mm.engine.provenance import backbones, code_version
 from vim_mm.models.checkpoint import describe_differences
+from vim_mm.whole_file import whole_file
 
 
 def as_checkpoint(conversion: Conversion, source: str) -> dict:
@@ -74,11 +74,5 @@ def write(checkpoint: dict, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = io.BytesIO()  # torch.save tells of a full disk by a RuntimeError of its writer
     torch.save(checkpoint, content)
-    part = path.with_name(f'{path.name}.part')
-    try:
+    with whole_file(path) as part:
         part.write_bytes(content.getbuffer())
-        part.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink()
-        raise OSError(f'{path} cannot be written ({error.strerror or error})') from None

@@ -22,6 +22,7 @@ from torch.autograd.profiler import profile
 from vim_mm.engine.nonfinite import NonFiniteLossError
 from vim_mm.engine.provenance import code_version
 from vim_mm.models.mamba import Mamba
+from vim_mm.whole_file import whole_file
 
 # Operators that hold a whole scan in one call, forward; each is called once for a mixer.
 _COMPILED = ('vim_mm::selective_scan_fwd', 'vim_mm::mixer_fwd')
@@ -99,12 +100,15 @@ def versions() -> dict[str, str]:
 
 
 def update_record(file: Path, **facts: Any) -> dict[str, Any]:
-    """Merge facts into the JSON record of a run, whole or not at all; returns the whole record."""
+    """Merge facts into the JSON record of a run, whole or not at all; returns the whole record.
+
+    Raises:
+        OSError: It cannot be written, as on a full disk; it is what it was.
+    """
     record = json.loads(file.read_text()) if file.exists() else {}
     record.update(facts)
-    part = file.with_name(f'{file.name}.part')
-    part.write_text(json.dumps(record, indent=1) + '\n')
-    part.replace(file)
+    with whole_file(file) as part:
+        part.write_text(json.dumps(record, indent=1) + '\n')
     return record
 
 

@@ -9,7 +9,6 @@ import copy
 import gc
 import os
 import subprocess
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from vim_mm.engine.provenance import ProvenanceHook
 from vim_mm.engine.randomness import NumberedSampler, SeedIterationHook
 from vim_mm.engine.samples import build_dataloader
 from vim_mm.engine.schedule import fast_forward, reset_values, same_schedule
+from vim_mm.whole_file import whole_file
 
 
 def init_process_group(launcher: str, backend: str = 'nccl', timeout: float | None = None) -> None:
@@ -286,12 +286,7 @@ class VimRunner(Runner):
         except NonFiniteLossError:
             raise
         except Exception:
-            try:
-                self._settle()
-            except NonFiniteLossError:
-                raise
-            except Exception:
-                pass  # of a broken device, say: the first error tells more
+            self._settle_after_error()
             raise
 
     def _settle(self) -> None:
@@ -299,6 +294,15 @@ class VimRunner(Runner):
         for hook in self.hooks:
             if isinstance(hook, LateRuntimeInfoHook | NonFiniteLossHook):
                 hook.settle(self)
+
+    def _settle_after_error(self) -> None:
+        """Read them for the one that led to the error; raises nothing but NonFiniteLossError."""
+        try:
+            self._settle()
+        except NonFiniteLossError:
+            raise
+        except Exception:
+            pass  # of a broken device, say: the first error tells more
 
     def test(self) -> dict:
         """Test the model; its checkpoint must fit."""
@@ -371,16 +375,10 @@ class VimRunner(Runner):
             NonFiniteLossError: The last step has spoilt the weights.
         """
         self._settle()
-        part = Path(out_dir) / f'{filename}.part'
         try:
-            super().save_checkpoint(out_dir, part.name, *args, **kwargs)
-            part.replace(Path(out_dir) / filename)
+            with whole_file(Path(out_dir) / filename) as part:
+                super().save_checkpoint(out_dir, part.name, *args, **kwargs)
         except OSError as error:
-            with suppress(OSError):
-                part.unlink()
             last = last_checkpoint(out_dir)
             kept = f'the last checkpoint is {last}' if last else 'there is no checkpoint before it'
-            reason = error.strerror or error
-            raise OSError(
-                f'{Path(out_dir) / filename} cannot be written ({reason}); {kept}.'
-            ) from None
+            raise OSError(f'{error}; {kept}.') from None

@@ -66,6 +66,8 @@ def _command() -> list[str]:
         f'-L{torch_folder / "lib"}',
         f'-Wl,-rpath,{torch_folder / "lib"}',
         *(f'-l{name}' for name in libraries),
+        # PyTorch's: of some compilers the handlers would have another copy, and mix the two.
+        '-l:libstdc++.so.6',
     ]
 
 

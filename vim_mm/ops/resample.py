@@ -34,7 +34,11 @@ def _make_matrix(kind: str, out_size: int, in_size: int, like: Tensor) -> Tensor
 
 
 def resampling_matrix(kind: str, out_size: int, in_size: int, like: Tensor) -> Tensor:
-    """The matrix of an operation along one dimension, kept from call to call.
+    """The matrix of an operation along one dimension.
+
+    The first 256 that are asked for are kept as long as the process lives; others are made anew in
+    each call. None is dropped, because a captured CUDA graph may read it. What a call makes while
+    it is compiled or captured is not kept.
 
     Args:
         kind: 'bilinear', 'bilinear_corners' (align_corners), 'bicubic', 'bicubic_corners' or
@@ -56,9 +60,7 @@ def resampling_matrix(kind: str, out_size: int, in_size: int, like: Tensor) -> T
         matrix = _make_matrix(kind, out_size, in_size, like)
     capturing = matrix.is_cuda and torch.cuda.is_current_stream_capturing()
     # A matrix of a captured graph belongs to the graph's memory; a fake one is no matrix.
-    if type(matrix) is Tensor and not capturing:
-        if len(_matrices) >= _MAX_MATRICES:
-            _matrices.pop(next(iter(_matrices)))
+    if type(matrix) is Tensor and not capturing and len(_matrices) < _MAX_MATRICES:
         _matrices[key] = matrix
     return matrix
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vim_mm.ops.library import register_scan_autograd
 
-OLDEST = (3, 3)  # the first with tuples of tensors
+OLDEST = (3, 3)  # the first with tl.gather and tuples of tensors
 
 
 def _missing() -> str | None:
