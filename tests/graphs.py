@@ -1,5 +1,9 @@
 """CUDA graphs: what tests capture and replay."""
 
+import math
+from functools import partial
+from types import SimpleNamespace
+
 import torch
 from torch.utils._pytree import tree_flatten
 
@@ -52,11 +56,13 @@ def record_calls(function, pool=None):
 class Rehearsal:
     """In place of ``record`` of a training step, without a GPU; see :class:`GraphOfCalls`.
 
-    A capture computes nothing: buffers and the generator of random numbers are put back.
+    A capture computes nothing: buffers and the generator of random numbers are put back. The graphs
+    share memory: a replay spoils what others have given.
     """
 
     def __init__(self):
         self.model = None
+        self.graphs = []
 
     def __call__(self, function, pool=None):
         random = torch.get_rng_state()
@@ -65,7 +71,18 @@ class Rehearsal:
         for buffer, before in buffers:
             buffer.copy_(before)
         torch.set_rng_state(random)
-        return graph, graph.outputs
+        self.graphs.append(graph)
+        self.spoil()
+        return SimpleNamespace(replay=partial(self.replay, graph)), graph.outputs
+
+    def spoil(self):
+        for graph in self.graphs:
+            for output in tree_flatten(graph.outputs)[0]:
+                output.fill_(math.nan)
+
+    def replay(self, graph):
+        self.spoil()
+        graph.replay()
 
 
 def emulate_training_graphs(monkeypatch):

@@ -1,6 +1,7 @@
 """Training by CUDA graphs: the same bits as without, and a sentence where it cannot be done.
 
-Without a GPU the graphs are emulated by calls. Both kinds go through the same tests.
+Without a GPU the graphs are emulated by calls (tests/graphs.py). Both kinds go through the same
+tests.
 """
 
 import subprocess
@@ -22,7 +23,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from tests.engine.toy import ToyModel, make_runner
-from tests.graphs import assert_same_bits, emulate_training_graphs
+from tests.graphs import assert_same_bits
+from tests.own_process import ROOT
 from vim_mm.engine import graphed_step
 from vim_mm.engine.graphed_step import (
     GraphedStep,
@@ -40,30 +42,6 @@ HAS_GPU = torch.cuda.is_available()
 STEPS = 8
 GRAPHED = dict(type='GraphedStepHook')
 HOST_GENERATORS = graphed_step._host_generators  # before it is emulated
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(
-            'emulated', marks=pytest.mark.skipif(HAS_GPU, reason='real graphs are tested instead')
-        ),
-        pytest.param(
-            'cuda',
-            marks=[pytest.mark.cuda, pytest.mark.skipif(not HAS_GPU, reason='needs a CUDA device')],
-        ),
-    ]
-)
-def device(request, monkeypatch):
-    """Where graphs are made, with deterministic kernels, so that bits can be compared."""
-    if request.param == 'emulated':
-        emulate_training_graphs(monkeypatch)
-        yield 'cpu'
-        return
-    monkeypatch.setenv('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
-    torch.use_deterministic_algorithms(True)
-    monkeypatch.setattr(torch.backends.cudnn, 'deterministic', True)
-    yield 'cuda'
-    torch.use_deterministic_algorithms(False)
 
 
 class Net(BaseModel):
@@ -188,9 +166,9 @@ CASES = {
 
 
 @pytest.fixture
-def scaler_of_the_device(device, monkeypatch):
+def scaler_of_the_device(graph_device, monkeypatch):
     """What AmpOptimWrapper needs: CUDA and float16, or here a scaler for the CPU and float32."""
-    if device == 'cpu':
+    if graph_device == 'cpu':
         from mmengine.optim.optimizer import amp_optimizer_wrapper as module
 
         monkeypatch.setattr(module, 'is_cuda_available', lambda: True)
@@ -199,7 +177,7 @@ def scaler_of_the_device(device, monkeypatch):
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_a_training_ends_in_the_same_bits(case, device, request, tmp_path):
+def test_a_training_ends_in_the_same_bits(case, graph_device, request, tmp_path):
     """Losses, weights, statistics, the optimizer's state, learning rates, the log, averages."""
     if 'float16' in case.split():
         request.getfixturevalue('scaler_of_the_device')
@@ -211,11 +189,11 @@ def test_a_training_ends_in_the_same_bits(case, device, request, tmp_path):
 
     losses = [float(outputs['loss']) for outputs in graphed[1].outputs]
     assert len(set(losses)) == STEPS and len(set(graphed[1].rates)) > 3
-    assert torch.equal(graphed[0].model.unused, torch.ones(3, device=device))
+    assert torch.equal(graphed[0].model.unused, torch.ones(3, device=graph_device))
     assert 'train_step' not in vars(graphed[0].model)
 
 
-def test_a_resumed_training_ends_in_the_same_bits(device, tmp_path):
+def test_a_resumed_training_ends_in_the_same_bits(graph_device, tmp_path):
     whole = train(tmp_path / 'whole', graph=True)
     checkpoint = tmp_path / 'whole' / 'iter_3.pth'
     options = dict(load_from=str(checkpoint), resume=True)
@@ -230,7 +208,7 @@ def test_a_resumed_training_ends_in_the_same_bits(device, tmp_path):
     }  # fmt: skip
 
 
-def test_each_shape_has_a_graph_up_to_a_limit(device, tmp_path, monkeypatch):
+def test_each_shape_has_a_graph_up_to_a_limit(graph_device, tmp_path, monkeypatch):
     monkeypatch.setattr(graphed_step, 'MAX_GRAPHS', 2)
     sides = [8, 16, 8, 12, 16, 12, 8, 12, 16, 8]
     torch.manual_seed(0)
@@ -255,14 +233,14 @@ class Freeze(Hook):
             runner.model.head.requires_grad_(False)
 
 
-def test_a_layer_that_is_frozen_later(device, tmp_path):
+def test_a_layer_that_is_frozen_later(graph_device, tmp_path):
     eager = train(tmp_path / 'eager', graph=False, custom_hooks=[Freeze()])
     graphed = train(tmp_path / 'graphed', graph=True, custom_hooks=[Freeze()])
     assert counts(graphed[0]) == (STEPS - 2, 2)
     assert_same_bits(results(*graphed), results(*eager))
 
 
-def test_a_loss_that_is_not_finite_is_found(device, tmp_path):
+def test_a_loss_that_is_not_finite_is_found(graph_device, tmp_path):
     pictures = [torch.rand(2, 3, 8, 8) for _ in range(6)]
     pictures[3][0] = float('nan')
     messages = []
@@ -274,7 +252,7 @@ def test_a_loss_that_is_not_finite_is_found(device, tmp_path):
     assert messages[1] == messages[0]
 
 
-def test_the_runner_of_mmengine(device, tmp_path):
+def test_the_runner_of_mmengine(graph_device, tmp_path):
     """Its own accumulation, whose last step has fewer batches and so another factor."""
     found = []
     for graph in (False, True):
@@ -298,8 +276,8 @@ def test_the_runner_of_mmengine(device, tmp_path):
     assert_same_bits(found[1], found[0])
 
 
-def test_steps_draw_different_numbers_and_the_generator_seeds_them(device):
-    model = Net().to(device).train()
+def test_steps_draw_different_numbers_and_the_generator_seeds_them(graph_device):
+    model = Net().to(graph_device).train()
     wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.0))
     step, batch = GraphedStep(model), [torch.rand(2, 3, 8, 8)]
     kept = [step(batch, wrapper)['loss'] for _ in range(6)]
@@ -313,8 +291,8 @@ def test_steps_draw_different_numbers_and_the_generator_seeds_them(device):
     assert step.replayed == 7
 
 
-def test_moved_weights_are_recorded_anew(device):
-    model = Net().to(device).train()
+def test_moved_weights_are_recorded_anew(graph_device):
+    model = Net().to(graph_device).train()
     wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.0))
     step, batch = GraphedStep(model), [torch.rand(2, 3, 8, 8)]
     for _ in range(2):
@@ -328,7 +306,7 @@ def test_moved_weights_are_recorded_anew(device):
     assert (step.replayed, step.launched) == (2, 2)
 
 
-def test_the_record_says_what_graphs_computed(device, tmp_path):
+def test_the_record_says_what_graphs_computed(graph_device, tmp_path):
     file = tmp_path / 'run.json'
     train(tmp_path / 'run', graph=True, steps=4, custom_hooks=[RecordHook(file)])
     record = Config.fromfile(file)
@@ -415,16 +393,16 @@ class Scaled(ToyModel):
         return super().forward(inputs * samples[0].metainfo['scale'], mode)
 
 
-def test_random_numbers_of_the_host_are_refused(device, monkeypatch):
+def test_random_numbers_of_the_host_are_refused(graph_device, monkeypatch):
     monkeypatch.setattr(graphed_step, '_host_generators', HOST_GENERATORS)
-    model = Drawing().to(device).train()
+    model = Drawing().to(graph_device).train()
     wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.0))
     with pytest.raises(GraphError, match='Drawing draws random numbers on the host'):
         GraphedStep(model)([torch.rand(2, 3, 8, 8)], wrapper)
 
 
-def test_batches_are_tensors(device):
-    model = ToyModel().to(device).train()
+def test_batches_are_tensors(graph_device):
+    model = ToyModel().to(graph_device).train()
     wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.0))
     with pytest.raises(GraphError, match=r'tensors only, got str as \.samples\[0\]\.name'):
         sample = BaseDataElement(name='a')
@@ -432,9 +410,9 @@ def test_batches_are_tensors(device):
 
 
 @pytest.mark.skipif(HAS_GPU, reason='a capture that fails needs a process of its own')
-def test_metainfo_is_not_in_a_graph(device):
+def test_metainfo_is_not_in_a_graph(graph_device):
     """The second batch would be scaled like the first."""
-    model = Scaled().to(device).train()
+    model = Scaled().to(graph_device).train()
     wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.0))
     step = GraphedStep(model)
     batch = dict(inputs=torch.rand(2, 3, 8, 8), samples=[BaseDataElement(metainfo=dict(scale=2.0))])
@@ -483,5 +461,6 @@ for _ in range(2):
 @pytest.mark.skipif(not HAS_GPU, reason='needs a CUDA device')
 def test_a_model_that_waits_for_the_device_is_named():
     # In a process of its own: a failed capture leaves the generator of random numbers unusable.
-    done = subprocess.run([sys.executable, '-c', WAITING], capture_output=True, text=True)
+    command = [sys.executable, '-c', WAITING]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert 'the step of Waiting cannot be recorded as a CUDA graph: ' in done.stderr, done.stderr

@@ -51,8 +51,6 @@ def obstacle(runner: Runner) -> str | None:
     kind = type(model).__name__
     if not isinstance(runner, Runner) or is_model_wrapper(model) or get_world_size() > 1:
         return 'a graph holds no exchange between processes, so that it takes a run of one process'
-    if not _is_on_gpu(model):
-        return 'it needs a CUDA device'
     if hasattr(model, 'roi_head') or hasattr(model, 'bbox_head'):
         return f'{kind} is a detector, whose shapes depend on the boxes of each batch'
     if runner.cfg.get('compile'):
@@ -61,7 +59,7 @@ def obstacle(runner: Runner) -> str | None:
         return f'{kind} has a train_step of its own'
     if type(wrapper) not in _WRAPPERS:
         return f'a step of {type(wrapper).__name__} is not known here'
-    return None
+    return None if _is_on_gpu(model) else 'it needs a CUDA device'
 
 
 def _is_on_gpu(model: nn.Module) -> bool:
@@ -140,7 +138,7 @@ class GraphedStep:
         self.params: list[nn.Parameter] = []
         self.state: tuple = ()
         self.recorded: dict[tuple, _Recorded | None] = {}
-        self.pool = torch.cuda.graph_pool_handle()
+        self.pool: tuple | None = None
         self.replayed = self.launched = 0
         self.is_full_said = False
 
@@ -187,6 +185,8 @@ class GraphedStep:
         )
         if state != self.state:
             self.recorded.clear()
+            # The memory of graphs that are gone cannot be shared any more.
+            self.pool = torch.cuda.graph_pool_handle()
             self.params, self.state = params, state
 
     def _launch(self, batch: Any, wrapper: OptimWrapper) -> dict[str, Tensor]:
