@@ -7,9 +7,6 @@ from types import SimpleNamespace
 import torch
 from torch.utils._pytree import tree_flatten
 
-from vim_mm.engine import graphed_step
-from vim_mm.engine.graphed_step import GraphedStep
-
 
 def assert_replays_eager_bits(run, x):
     """A graph of ``run()`` gives the tensors that ``run()`` gives, for new values of ``x`` too."""
@@ -87,14 +84,17 @@ class Rehearsal:
 
 def emulate_training_graphs(monkeypatch):
     """Let ``vim_mm.engine.graphed_step`` make its graphs on the CPU."""
+    # Here, because the tests of operators run where MMEngine is missing.
+    from vim_mm.engine import graphed_step
+
     rehearsal = Rehearsal()
-    begin = GraphedStep.__init__
+    begin = graphed_step.GraphedStep.__init__
 
     def init(self, model):
         begin(self, model)
         rehearsal.model = model
 
-    monkeypatch.setattr(GraphedStep, '__init__', init)
+    monkeypatch.setattr(graphed_step.GraphedStep, '__init__', init)
     monkeypatch.setattr(graphed_step, 'record', rehearsal)
     monkeypatch.setattr(graphed_step, 'call_aside', lambda function: function())
     monkeypatch.setattr(graphed_step, '_is_on_gpu', lambda model: True)

@@ -389,8 +389,22 @@ class Drawing(ToyModel):
 
 
 class Scaled(ToyModel):
+    """Reads the metainfo of its samples in one of these ways."""
+
+    ways = {
+        'attribute': lambda x, sample: x * sample.scale,
+        'item': lambda x, sample: x / sample.metainfo['scale'],
+        'default': lambda x, sample: x * sample.get('scale', 1.0),
+        'condition': lambda x, sample: x if 'scale' in sample and sample.scale > 1 else 2 * x,
+        'argument': lambda x, sample: torch.mul(x, sample.scale),
+    }
+
+    def __init__(self, way):
+        super().__init__()
+        self.scaled = self.ways[way]
+
     def forward(self, inputs, samples, mode='tensor'):
-        return super().forward(inputs * samples[0].metainfo['scale'], mode)
+        return super().forward(self.scaled(inputs, samples[0]), mode)
 
 
 def test_random_numbers_of_the_host_are_refused(graph_device, monkeypatch):
@@ -410,14 +424,15 @@ def test_batches_are_tensors(graph_device):
 
 
 @pytest.mark.skipif(HAS_GPU, reason='a capture that fails needs a process of its own')
-def test_metainfo_is_not_in_a_graph(graph_device):
+@pytest.mark.parametrize('way', Scaled.ways)
+def test_metainfo_is_refused(way, graph_device):
     """The second batch would be scaled like the first."""
-    model = Scaled().to(graph_device).train()
+    model = Scaled(way).train()
     wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.0))
-    step = GraphedStep(model)
-    batch = dict(inputs=torch.rand(2, 3, 8, 8), samples=[BaseDataElement(metainfo=dict(scale=2.0))])
+    sample = BaseDataElement(metainfo=dict(scale=2.0))
+    step, batch = GraphedStep(model), dict(inputs=torch.rand(2, 3, 8, 8), samples=[sample])
     step(batch, wrapper)
-    with pytest.raises(GraphError, match=r"Scaled cannot be recorded .* KeyError: 'scale'"):
+    with pytest.raises(GraphError, match="the model reads 'scale' of its samples|_Untold"):
         step(batch, wrapper)
 
 
@@ -427,7 +442,8 @@ def test_a_clone_of_a_batch():
     own = clone_batch(batch)
     assert own.keys() == batch.keys() and own['none'] is None and isinstance(own['pair'], tuple)
     assert torch.equal(own['inputs'], batch['inputs']) and own['inputs'] is not batch['inputs']
-    assert own['samples'][0].label is not sample.label and not own['samples'][0].metainfo_keys()
+    assert own['samples'][0].label is not sample.label
+    assert own['samples'][0].metainfo_keys() == ['path']
 
 
 def test_the_hook_is_in_the_config_once():

@@ -8,10 +8,11 @@ Outside of the graph stay the preparation of the batch, which is copied to where
 gradient clipping, the optimizer, its learning rates, the loss scaler's decisions and all hooks.
 """
 
+import gc
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -86,13 +87,34 @@ def tensors_of(batch: Any, path: str = '') -> Iterator[tuple[str, Tensor]]:
         )
 
 
+class _Untold:
+    """In place of a value of the metainfo of a sample, which a graph would take from one batch."""
+
+    def __init__(self, name: str):
+        vars(self)['name'] = name
+
+    def refuse(self, *args: Any) -> NoReturn:
+        """Whatever is asked of the value."""
+        raise GraphError(
+            f"--graph: the model reads '{vars(self)['name']}' of its samples, which a CUDA graph "
+            'would repeat in every step'
+        )
+
+    __getattr__ = __getitem__ = __iter__ = __len__ = __bool__ = __float__ = __index__ = refuse
+    __eq__ = __lt__ = __gt__ = __le__ = __ge__ = __hash__ = __str__ = __repr__ = refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = refuse
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __neg__ = refuse
+
+
 def clone_batch(batch: Any) -> Any:
-    """A batch with tensors of its own, and without metainfo, which is another for each batch."""
+    """A batch with tensors of its own, and with metainfo that refuses to be read."""
     if isinstance(batch, Tensor):
         return batch.clone()
     if isinstance(batch, BaseDataElement):
         own = type(batch)()
         own.set_data(clone_batch(dict(batch.items())))
+        for name in batch.metainfo_keys():
+            own.set_field(_Untold(name), name, field_type='metainfo')
         return own
     if isinstance(batch, Mapping):
         return {name: clone_batch(item) for name, item in batch.items()}
@@ -148,6 +170,7 @@ class GraphedStep:
         Raises:
             GraphError: The model does what a graph cannot hold.
         """
+        self._forget_if_changed()  # first, because preprocessors may wait for the last step
         with optim_wrapper.optim_context(self.model):
             batch = self.model.data_preprocessor(data, True)
         losses = self._losses(batch, optim_wrapper)
@@ -158,7 +181,6 @@ class GraphedStep:
         return losses
 
     def _losses(self, batch: Any, wrapper: OptimWrapper) -> dict[str, Tensor]:
-        self._forget_if_changed()
         shapes = tuple(
             (path, x.shape, x.stride(), x.dtype, x.device) for path, x in tensors_of(batch)
         )
@@ -226,9 +248,10 @@ class GraphedStep:
             wrapper._inner_count = count
             return losses, grads
 
+        gc.collect()  # or memory of earlier graphs may be freed in the middle of the capture
         try:
             graph, (losses, grads) = record(function, self.pool)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, GraphError):
             raise
         except Exception as error:
             # The end of a capture that has failed raises once more, and says less.
