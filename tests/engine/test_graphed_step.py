@@ -312,6 +312,9 @@ def test_the_record_says_what_graphs_computed(graph_device, tmp_path):
     record = Config.fromfile(file)
     assert record.batches == dict(replayed=3, launched=1)
     assert record.ran.mixers == 2
+    options = dict(auto_scale_lr=dict(base_batch_size=6), custom_hooks=[RecordHook(file)])
+    runner, _ = train(tmp_path / 'accumulated', graph=True, steps=2, **options)
+    assert counts(runner) == (3, 3), 'the step that is observed is launched'
     train(tmp_path / 'eager', graph=False, steps=2, custom_hooks=[RecordHook(tmp_path / 'e.json')])
     assert 'batches' not in Config.fromfile(tmp_path / 'e.json')
 

@@ -141,9 +141,9 @@ class GraphedStep:
     """The ``train_step`` of a model by graphs.
 
     Batches of a shape are launched as always when the shape comes for the first time, recorded when
-    it comes for the second time, and replayed from then on. There are graphs for the first
-    ``MAX_GRAPHS`` shapes; all others are launched. If parameters are moved, frozen or replaced, all
-    is recorded anew.
+    it comes for the second time, and replayed from then on; nothing is recorded under a profiler.
+    There are graphs for the first ``MAX_GRAPHS`` shapes; all others are launched. If parameters are
+    moved, frozen or replaced, all is recorded anew.
 
     Args:
         model (BaseModel): On its GPU, with the ``train_step`` of ``BaseModel``.
@@ -185,17 +185,21 @@ class GraphedStep:
             (path, x.shape, x.stride(), x.dtype, x.device) for path, x in tensors_of(batch)
         )
         key = shapes, float(wrapper.scale_loss(torch.ones(())))
-        if key in self.recorded:
-            recorded = self.recorded[key] or self._record(batch, wrapper)
-            self.recorded[key] = recorded
-            return self._replay(recorded, batch, wrapper)
-        if len(self.recorded) < MAX_GRAPHS:
-            self.recorded[key] = None
-            return self._launch_first(batch, wrapper)
-        if not self.is_full_said:
-            self.is_full_said = True
-            _log(f'Batches come in more than {MAX_GRAPHS} shapes: the others make no graphs.')
-        return self._launch(batch, wrapper)
+        if key not in self.recorded:
+            if len(self.recorded) < MAX_GRAPHS:
+                self.recorded[key] = None
+                return self._launch_first(batch, wrapper)
+            if not self.is_full_said:
+                self.is_full_said = True
+                _log(f'Batches come in more than {MAX_GRAPHS} shapes: the others make no graphs.')
+            return self._launch(batch, wrapper)
+        recorded = self.recorded[key]
+        if recorded is None:
+            # A profiler such as RecordHook's looks for the operators of a step as it is launched.
+            if torch.autograd._profiler_enabled():
+                return self._launch(batch, wrapper)
+            recorded = self.recorded[key] = self._record(batch, wrapper)
+        return self._replay(recorded, batch, wrapper)
 
     def _forget_if_changed(self) -> None:
         """Drop the graphs that would read other memory than the model's, or train another part."""
