@@ -35,3 +35,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+
+
+NO_GPU = not torch.cuda.is_available()
+KINDS_OF_GRAPHS = [
+    pytest.param('cpu', marks=pytest.mark.skipif(not NO_GPU, reason='real graphs are tested')),
+    pytest.param(
+        'cuda', marks=[pytest.mark.cuda, pytest.mark.skipif(NO_GPU, reason='needs a CUDA device')]
+    ),
+]
+
+
+@pytest.fixture(params=KINDS_OF_GRAPHS)
+def graph_device(request, monkeypatch):
+    """Where training steps become graphs: a GPU with deterministic kernels, or an emulation."""
+    if request.param == 'cpu':
+        from tests.graphs import emulate_training_graphs
+
+        emulate_training_graphs(monkeypatch)
+        yield 'cpu'
+        return
+    monkeypatch.setenv('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
+    monkeypatch.setattr(torch.backends.cudnn, 'deterministic', True)
+    # An operation without such a kernel is a warning: what differs by it is seen.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield 'cuda'
+    torch.use_deterministic_algorithms(False)

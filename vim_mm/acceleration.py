@@ -113,6 +113,21 @@ def _capture_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+def call_aside(function: Callable[[], Any]) -> Any:
+    """Call a function on the stream of :func:`record`; the current stream waits for it.
+
+    A backward pass before the one that is recorded belongs there: what autograd keeps of it for the
+    gradient of a parameter is bound to its stream, and a graph may not wait for another one.
+    """
+    current = torch.cuda.current_stream()
+    stream = _capture_stream(torch.cuda.current_device())
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        result = function()
+    current.wait_stream(stream)
+    return result
+
+
 def record(
     function: Callable[[], Any], pool: tuple | None = None
 ) -> tuple[torch.cuda.CUDAGraph, Any]:

@@ -63,6 +63,18 @@ def test_only_seeds_that_all_have_enter(results, tmp_path):
     assert 'interim' in _run(tmp_path)
 
 
+@pytest.mark.parametrize(('pairs', 'can'), [(5, False), (6, True)])
+def test_few_pairs_show_nothing(results, tmp_path, pairs, can):
+    """Five have 32 signs: even all of one sign is no p below 0.05."""
+    (tmp_path / 'scenes').mkdir()
+    for file in results.glob('scenes/*'):
+        if file.stem.rpartition('_')[2] in map(str, range(pairs)):
+            (tmp_path / 'scenes' / file.name).write_text(file.read_text())
+    (task,) = read_results(tmp_path)
+    for line in verdicts(task):
+        assert ('nothing yet' in line) != can and ('excludes' in line or 'differs' in line) == can
+
+
 def test_the_picture_of_a_task(results, tmp_path):
     (task,) = read_results(results)
     plot_task(task, tmp_path / 'images/task.png')

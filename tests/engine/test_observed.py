@@ -27,7 +27,7 @@ def model():
 
 def step(hook, model):
     """An iteration of a runner, as a hook sees it."""
-    runner = SimpleNamespace(model=model)
+    runner = SimpleNamespace(model=model, hooks=[])
     hook.before_train_iter(runner, 0)
     model(torch.randn(1, 3, 32, 32))[0].sum().backward()
     hook.after_train_iter(runner, 0)

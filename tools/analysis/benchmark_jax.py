@@ -8,9 +8,9 @@ time, ``sequential`` is ``jax.lax.scan``: all with bias, softplus, skip connecti
 float32, inside ``jax.jit``. ``torch`` is the operator of PyTorch, with the same kernels. The
 gradient is of all eight inputs and contains the forward pass. All take turns, and the fastest call
 of each counts; before that their outputs and gradients are compared. Seconds are those of the
-processor, of all threads together, unless ``--clock wall``. ``--threads`` holds for PyTorch, and so
-for ``ffi``; XLA takes a thread for every processor that this process may use (``taskset`` limits
-them).
+processor, of all threads together, unless ``--clock wall``; with ``--device cuda`` they are those
+that a caller waits until the GPU is done. ``--threads`` holds for PyTorch, and so for ``ffi``; XLA
+takes a thread for every processor that this process may use (``taskset`` limits them).
 """
 
 import argparse
@@ -40,13 +40,17 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('--shapes', nargs='+', type=shape, default=SHAPES, metavar='BxDxL')
+    parser.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')
     parser.add_argument('--clock', choices=['processor', 'wall'], default='processor')
     parser.add_argument('--threads', type=int, help="of PyTorch (default: PyTorch's)")
     parser.add_argument('--n_trials', type=int, default=10)
     parser.add_argument('--out', type=Path, help='write every figure as JSON to this file')
     parser.add_argument('--markdown', type=Path, help='write the tables to this file as well')
     add_debug(parser)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.device == 'cuda':
+        args.clock = 'wall'
+    return args
 
 
 # Above PyTorch, so that --help and a wrong option are answered at once.
@@ -65,7 +69,6 @@ from vim_mm.analysis.timing import ScanShape, describe, environment, make_inputs
 from vim_mm.jax import selective_scan_fn
 from vim_mm.ops import selective_scan_fn as torch_scan
 
-jax.config.update('jax_platforms', 'cpu')
 FORMS = ('ffi', 'torch', 'associative', 'sequential')
 # Of results in float32, relative to the largest.
 TOLERANCE = 1e-3
@@ -130,21 +133,35 @@ def of_jax(
 
 
 def of_torch(
-    inputs: dict[str, np.ndarray], weight: np.ndarray
+    inputs: dict[str, np.ndarray], weight: np.ndarray, device: str
 ) -> tuple[Callable[[], torch.Tensor], Callable[[], dict[str, torch.Tensor]]]:
     """Likewise."""
-    tensors = {name: torch.tensor(x, requires_grad=True) for name, x in inputs.items()}
-    weights = torch.tensor(weight)
+    tensors = {
+        name: torch.tensor(x, device=device, requires_grad=True) for name, x in inputs.items()
+    }
+    weights = torch.tensor(weight, device=device)
+
+    def wait() -> None:
+        if device == 'cuda':
+            torch.cuda.synchronize()
 
     def forward() -> torch.Tensor:
         with torch.no_grad():
-            return torch_scan(**tensors, delta_softplus=True)
+            out = torch_scan(**tensors, delta_softplus=True)
+        wait()
+        return out
 
     def gradient() -> dict[str, torch.Tensor]:
         out = torch_scan(**tensors, delta_softplus=True)
-        return dict(zip(tensors, torch.autograd.grad(out, [*tensors.values()], weights)))
+        grads = torch.autograd.grad(out, [*tensors.values()], weights)
+        wait()
+        return dict(zip(tensors, grads))
 
     return forward, gradient
+
+
+def on_host(x: Array | torch.Tensor) -> np.ndarray:
+    return x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
 
 
 def check(results: dict[str, dict[str, Any]]) -> None:
@@ -152,20 +169,22 @@ def check(results: dict[str, dict[str, Any]]) -> None:
     first = results[FORMS[0]]
     for form, values in results.items():
         for name, value in values.items():
-            expected = np.asarray(first[name])
-            error = np.abs(np.asarray(value) - expected).max() / np.abs(expected).max()
+            expected = on_host(first[name])
+            error = np.abs(on_host(value) - expected).max() / np.abs(expected).max()
             if not error <= TOLERANCE:
                 raise RuntimeError(f'{form}: {name} is off by {error:.1e}')
 
 
-def measure(sizes: tuple[int, int, int], trials: int, clock: Callable[[], float]) -> dict[str, Any]:
+def measure(
+    sizes: tuple[int, int, int], trials: int, clock: Callable[[], float], device: str
+) -> dict[str, Any]:
     """Seconds of the fastest call of each form, by pass."""
     tensors = make_inputs(ScanShape(*sizes), 'cpu')
     inputs = {name: x.detach().numpy() for name, x in tensors.items()}
     weight = np.random.default_rng(0).standard_normal(sizes).astype(np.float32)
     calls = {
         form.__name__: of_jax(form, inputs, weight) for form in (ffi, associative, sequential)
-    } | {'torch': of_torch(inputs, weight)}
+    } | {'torch': of_torch(inputs, weight, device)}
     check({name: {'out': calls[name][0](), **calls[name][1]()} for name in FORMS})
     record: dict[str, Any] = {'shape': sizes}
     for number, name in enumerate(('forward', 'gradient')):
@@ -196,12 +215,14 @@ def table(records: list[dict[str, Any]]) -> str:
 
 def main(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads or torch.get_num_threads())
-    facts = environment('cpu') | {'jax': jax.__version__, 'clock': args.clock}
+    jax.config.update('jax_platforms', args.device)
+    jax.config.update('jax_default_matmul_precision', 'highest')  # no TF32
+    facts = environment(args.device) | {'jax': jax.__version__, 'clock': args.clock}
     clock = process_time if args.clock == 'processor' else perf_counter
     records = []
     for sizes in args.shapes:
         print(f'{sizes} ...', file=sys.stderr, flush=True)
-        records.append(measure(sizes, args.n_trials, clock))
+        records.append(measure(sizes, args.n_trials, clock, args.device))
     text = f'{describe(facts)}\n\nMilliseconds:\n\n{table(records)}'
     print(text)
     if args.markdown:

@@ -44,6 +44,7 @@ def parse_args() -> Namespace:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     add_arguments(parser)
     parser.add_argument('--amp', action='store_true', help='as in tools/train.py')
+    parser.add_argument('--graph', action='store_true', help='as in tools/train.py')
     parser.add_argument(
         '--repeat-batch', action='store_true', help='train on the first batch: no loader'
     )
@@ -74,6 +75,7 @@ from vim_mm.analysis.timing import environment
 from vim_mm.config import merge_options
 from vim_mm.engine import build_runner
 from vim_mm.engine.cli import read_config
+from vim_mm.engine.graphed_step import train_by_graph
 
 PICTURES, HEIGHT, WIDTH = 64, 512, 683
 # A loop that waits for data longer than this part of an iteration is said to wait for it.
@@ -202,7 +204,7 @@ def advice(times: dict[str, float], per_picture: float, loader: dict[str, Any]) 
         says.append(f'The loop does not wait for data; it needs {needed} workers of {workers}.')
     if 'device' in times and times['device'] < BUSY * times['iteration']:
         if times['data'] <= WAITING * times['iteration']:
-            says.append('The device waits for the host: a larger batch, or torch.compile.')
+            says.append('The device waits for the host: --graph, or a larger batch.')
     elif 'device' in times:
         says.append('The device is busy: --amp, a smaller model or another GPU make it faster.')
     infinite = loader['sampler']['type'] == 'InfiniteSampler'  # its epoch never ends
@@ -230,6 +232,8 @@ def prepare(args: Namespace, cfg: Config, folder: Path) -> None:
     cfg.auto_scale_lr = None  # an iteration is one batch of the loader
     if args.amp:
         cfg.optim_wrapper.type = 'BFloat16OptimWrapper'
+    if args.graph:
+        train_by_graph(cfg)
 
 
 def report(result: dict[str, Any]) -> str:
@@ -262,6 +266,7 @@ def measure(args: Namespace, cfg: Config) -> dict[str, Any]:
         'batch_size': loader['batch_size'],
         'num_workers': loader['num_workers'],
         'repeated_batch': args.repeat_batch,
+        'graph': args.graph,
         'seconds': times,
         'images_per_second': get_world_size() * loader['batch_size'] / times['iteration'],
         'transforms': {},

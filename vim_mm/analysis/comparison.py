@@ -186,6 +186,13 @@ def verdicts(task: TaskResults) -> list[str]:
     lines = []
     all_found = family(task)
     for arm, (found, p) in all_found.items():
+        least = 2 / 2**found.count  # of the sign-flip test, whatever the differences are
+        if least >= LEVEL:
+            lines.append(
+                f'`{arm}`: nothing yet. {found.count} pairs show no difference, however large: '
+                f'the least p is {least:.2f}.'
+            )
+            continue
         furthest = max(abs(found.low), abs(found.high))
         effect = found.deviation * detectable_effect(found.count, LEVEL / len(all_found))
         if p < LEVEL:

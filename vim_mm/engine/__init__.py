@@ -4,6 +4,7 @@ from vim_mm.engine import flops
 from vim_mm.engine.activation import activate
 from vim_mm.engine.averaging import SideEMAHook
 from vim_mm.engine.checkpoint import UnsafeCheckpointError
+from vim_mm.engine.graphed_step import GraphedStepHook
 from vim_mm.engine.label_file import LabelFile
 from vim_mm.engine.layer_decay import LayerDecayOptimWrapperConstructor
 from vim_mm.engine.mixed_precision import BFloat16OptimWrapper
@@ -16,6 +17,7 @@ __all__ = [
     'BFloat16OptimWrapper',
     'CheckpointMismatchError',
     'DeiTCosineLR',
+    'GraphedStepHook',
     'LabelFile',
     'LayerDecayOptimWrapperConstructor',
     'SideEMAHook',

@@ -19,6 +19,7 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from torch.autograd.profiler import profile
 
+from vim_mm.engine.graphed_step import GraphedStepHook
 from vim_mm.engine.nonfinite import NonFiniteLossError
 from vim_mm.engine.provenance import code_version
 from vim_mm.models.mamba import Mamba
@@ -116,7 +117,9 @@ class RecordHook(Hook):
     """Notes in a run's record what ran in its first iteration, and insists on it when resuming.
 
     ``ran`` in the record gets the path of the scans by the profiler's names, those names, the card,
-    the threads, ``VIM_USE_CUDA_KERNEL``, commit, versions and date.
+    the threads, ``VIM_USE_CUDA_KERNEL``, commit, versions and date. ``batches`` gets the number of
+    batches that CUDA graphs computed (``replayed``), and of those whose kernels were launched one
+    by one, when the first is replayed and when the training ends; it is missing without graphs.
 
     Args:
         file (Path): The JSON record; made if it is missing.
@@ -128,6 +131,7 @@ class RecordHook(Hook):
         self.file = Path(file)
         self.seen: Observed | None = None
         self.watch: Any = None
+        self.replays_are_noted = False
 
     def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
         """Begin to observe the first iteration of this process."""
@@ -142,6 +146,8 @@ class RecordHook(Hook):
             PathChangedError: The run was begun by another path.
         """
         if self.watch is None:
+            if not self.replays_are_noted and is_main_process():
+                self.replays_are_noted = self._note_batches(runner)
             return
         self.watch.__exit__(None, None, None)
         self.watch = None
@@ -154,6 +160,20 @@ class RecordHook(Hook):
                 f'{ran["path"]}.'
             )
         update_record(self.file, ran=ran)
+
+    def after_train(self, runner) -> None:
+        """Write how many batches graphs computed."""
+        if is_main_process():
+            self._note_batches(runner)
+
+    def _note_batches(self, runner) -> bool:
+        """Whether a graph has computed any."""
+        steps = (hook.step for hook in runner.hooks if isinstance(hook, GraphedStepHook))
+        step = next(steps, None)
+        if step is None or not step.replayed:
+            return False
+        update_record(self.file, batches=dict(replayed=step.replayed, launched=step.launched))
+        return True
 
 
 def what_ran(seen: Observed, mixers: int) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class FastDecodeHead(BaseDecodeHead):
         """The loss of a criterion, and the number of correct pixels."""
         weight = criterion.class_weight
         if weight is not None:
-            weight = torch.as_tensor(weight, dtype=torch.float32, device=logits.device)
+            weight = _class_weights(tuple(map(float, weight)), logits.device)
         total, correct = enlarged_cross_entropy(
             logits, labels, self.ignore_index, weight, self.align_corners
         )
@@ -131,6 +131,12 @@ def fast_head_class(name: str) -> type[FastDecodeHead]:
     Fast.__name__ = Fast.__qualname__ = f'Fast{name}'
     Fast.__doc__ = f"""MMSegmentation's ``{name}`` with the loss of :class:`FastDecodeHead`."""
     return Fast
+
+
+@cache
+def _class_weights(weights: tuple[float, ...], device: torch.device) -> Tensor:
+    """On the device, where they stay: the host waits for each copy."""
+    return torch.tensor(weights, dtype=torch.float32, device=device)
 
 
 @cache
