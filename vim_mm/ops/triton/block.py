@@ -333,7 +333,7 @@ def _sets(s: _Shape, grad: Tensor) -> Tensor:
     """(B, K, rows, L) as (P, rows, B L), summed over directions that share parameters."""
     grad = grad.permute(1, 2, 0, 3)
     if s.P < s.K:
-        grad = grad.sum(0, keepdim=True)
+        grad = grad.sum(0, keepdim=True, dtype=grad.dtype)  # else autocast makes it float32
     return grad.reshape(s.P, grad.shape[1], s.B * s.L)
 
 
