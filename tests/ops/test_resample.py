@@ -1,7 +1,5 @@
 """Resizing and pooling against PyTorch's: equal outputs, gradients up to rounding."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -96,22 +94,6 @@ def test_the_first_matrices_are_kept_up_to_the_limit(monkeypatch):
     first, again = make(), make()
     assert [a is b for a, b in zip(first, again)] == [True] * 4 + [False] * 6
     assert all(map(torch.equal, first, again)) and len(resample._matrices) == 4
-
-
-def test_a_matrix_that_a_cuda_graph_reads_stays(monkeypatch):
-    monkeypatch.setattr(resample, '_MAX_MATRICES', 1)
-    monkeypatch.setattr(resample, '_matrices', {})
-    monkeypatch.setattr(resample, '_matrices_of_graphs', {})
-    like = SimpleNamespace(is_cuda=True, dtype=torch.float32, device=torch.device('cpu'))
-    arguments = ('average', 3, 20, like)
-    monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: False)
-    matrix = resample.resampling_matrix(*arguments)
-    monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: True)
-    assert resample.resampling_matrix(*arguments) is matrix
-    monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: False)
-    for size in (4, 5):
-        resample.resampling_matrix('average', size, 20, like)
-    assert resample.resampling_matrix(*arguments) is matrix
 
 
 def test_one_graph_under_compile():

@@ -24,8 +24,6 @@ _OPERATORS: dict[str, Callable[[Tensor, list[int]], Tensor]] = {
 }
 _MAX_MATRICES = 256
 _matrices: dict[tuple, Tensor] = {}
-# Those that CUDA graphs read, for as long as they may be replayed.
-_matrices_of_graphs: dict[tuple, Tensor] = {}
 
 
 def _make_matrix(kind: str, out_size: int, in_size: int, like: Tensor) -> Tensor:
@@ -55,15 +53,12 @@ def resampling_matrix(kind: str, out_size: int, in_size: int, like: Tensor) -> T
     key = (kind, out_size, in_size, like.dtype, like.device)
     if torch.compiler.is_compiling():
         return _make_matrix(kind, out_size, in_size, like)
-    capturing = like.is_cuda and torch.cuda.is_current_stream_capturing()
-    kept = _matrices_of_graphs.get(key, _matrices.get(key))
-    if kept is not None:
-        if capturing:
-            _matrices_of_graphs[key] = kept
-        return kept
+    if key in _matrices:
+        return _matrices[key]
     # A tensor made under inference_mode could not take part in a later backward pass.
     with torch.inference_mode(False), torch.no_grad():
         matrix = _make_matrix(kind, out_size, in_size, like)
+    capturing = matrix.is_cuda and torch.cuda.is_current_stream_capturing()
     # A matrix of a captured graph belongs to the graph's memory; a fake one is no matrix.
     if type(matrix) is Tensor and not capturing and len(_matrices) < _MAX_MATRICES:
         _matrices[key] = matrix

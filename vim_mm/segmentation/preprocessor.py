@@ -1,0 +1,25 @@
+"""MMSegmentation's SegDataPreProcessor without its waits for the device."""
+
+import copy
+from typing import Any
+
+from mmseg.models import SegDataPreProcessor
+
+
+class FastSegDataPreProcessor(SegDataPreProcessor):
+    """A ``SegDataPreProcessor`` with the same results, bit for bit.
+
+    MMSegmentation swaps channels by an index that is a list. PyTorch copies it to the GPU for every
+    picture, and the host waits until the GPU has done all that it was given, the step before
+    included. Here the channels are flipped.
+    """
+
+    def forward(self, data: dict, training: bool = False) -> dict[str, Any]:
+        """As in ``SegDataPreProcessor``."""
+        data = self.cast_data(data)
+        if not self._channel_conversion or data['inputs'][0].size(0) != 3:
+            return super().forward(data, training)
+        others = copy.copy(self)
+        others._channel_conversion = False
+        data['inputs'] = [image.flip(0) for image in data['inputs']]
+        return SegDataPreProcessor.forward(others, data, training)
