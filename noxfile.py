@@ -9,9 +9,11 @@ In each set some tests run on the installed package. Then the trainings of `make
 docs/compatibility.md describes the sets.
 """
 
+import os
 import re
 import shutil
 import statistics
+import subprocess
 from pathlib import Path
 
 import nox
@@ -49,6 +51,9 @@ def original(session: nox.Session, torch: str) -> None:
 def install(session: nox.Session, torch: str) -> None:
     """The set, mmcv compiled against its torch, and this package."""
     torchvision, build = SETS[torch]
+    # As in the Makefile: CUDA for the visible GPUs alone, and not at all where there is none.
+    gpus = subprocess.check_output([ROOT / 'tools/dev/gpu_architectures.sh'], text=True).strip()
+    os.environ.setdefault(*(('TORCH_CUDA_ARCH_LIST', gpus) if gpus else ('VIM_MM_BUILD_CUDA', '0')))
     session.install(f'torch=={torch}', f'torchvision=={torchvision}')
     session.install('-r', REQUIREMENTS / 'original.txt')
     session.install('--no-deps', '-r', REQUIREMENTS / 'original-no-deps.txt')
