@@ -191,8 +191,9 @@ def scan_in_parts(**arguments):
     return tuple(torch.cat(result, dim=1) for result in zip(*results, strict=True))
 
 
+# Methods compute in one way for both dtypes of 16 bits, whose conversions test_lengths compares.
 @each_method
-@pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 def test_coefficients_of_a_scan(method, dtype):
     check_coefficients(scan_in_parts, method, dtype, 'cpu')
 
