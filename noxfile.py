@@ -4,12 +4,16 @@
     nox -s "original(torch-2.4)"     # one of them; -R takes its environment as it is
     nox -s "original(torch-2.4)" -- seg/upernet_vim_shapes.py      # one config
 
-In each set the trainings of `make demo`, `make demo-det` and `make demo-real` run for some
-iterations, are resumed, and tested at the end. docs/compatibility.md describes the sets.
+In each set some tests run on the installed package. Then the trainings of `make demo`,
+`make demo-det` and `make demo-real` run for some iterations, are resumed, and tested at the end.
+docs/compatibility.md describes the sets.
 """
 
+import os
 import re
+import shutil
 import statistics
+import subprocess
 from pathlib import Path
 
 import nox
@@ -24,6 +28,7 @@ SETS = {
 }
 HALF, WHOLE = 4, 8  # iterations before and after the resume: few, the slowest scan takes seconds
 VALIDATED = 16  # pictures, all that there are of shapes
+TESTS = ('tests/test_compat.py', 'tests/engine/test_checkpoint.py', 'tests/engine/test_cli.py')
 CONFIGS = ('seg/upernet_vim_shapes.py', 'det/mask_rcnn_vim_shapes.py', 'cls/vim_fashion_zoh.py')
 
 
@@ -32,8 +37,11 @@ CONFIGS = ('seg/upernet_vim_shapes.py', 'det/mask_rcnn_vim_shapes.py', 'cls/vim_
 def original(session: nox.Session, torch: str) -> None:
     """mmengine 0.10.7, mmcv 2.1.0, mmdet 3.3.0, mmsegmentation 1.2.2, mmpretrain 1.2.0."""
     install(session, torch)
+    shutil.rmtree(session.create_tmp())  # what an earlier session resumed is no proof for this one
     session.chdir(session.create_tmp())  # data and runs lie there, and vim_mm is the installed one
-    session.run('python', '-m', 'pytest', '-q', ROOT / 'tests/test_compat.py', '-c', '/dev/null')
+    shutil.copytree(ROOT / 'tests', 'tests')  # beside the checkout's vim_mm they would import that
+    session.run('python', '-m', 'pytest', '-q', *TESTS)
+    session.run('python', '-m', 'vim_mm.doctor')
     session.run('python', '-m', 'vim_mm.datasets.shapes', '--train', '64', '--val', f'{VALIDATED}')
     session.run('python', '-m', 'vim_mm.datasets.fashion', '--only', 'classes')
     for config in session.posargs or CONFIGS:
@@ -43,6 +51,9 @@ def original(session: nox.Session, torch: str) -> None:
 def install(session: nox.Session, torch: str) -> None:
     """The set, mmcv compiled against its torch, and this package."""
     torchvision, build = SETS[torch]
+    # As in the Makefile: CUDA for the visible GPUs alone, and not at all where there is none.
+    gpus = subprocess.check_output([ROOT / 'tools/dev/gpu_architectures.sh'], text=True).strip()
+    os.environ.setdefault(*(('TORCH_CUDA_ARCH_LIST', gpus) if gpus else ('VIM_MM_BUILD_CUDA', '0')))
     session.install(f'torch=={torch}', f'torchvision=={torchvision}')
     session.install('-r', REQUIREMENTS / 'original.txt')
     session.install('--no-deps', '-r', REQUIREMENTS / 'original-no-deps.txt')

@@ -13,28 +13,28 @@ inline namespace VIM_MM_ISA {
 // only the upper 19 bits count.
 __device__ __forceinline__ void multiply_add(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                              uint32_t a3, uint32_t b0, uint32_t b1) {
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDACC__)
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-#else  // the same by shuffles, for tests/emulation
-  const auto seen = [](uint32_t bits) { return __uint_as_float(bits & 0xffffe000u); };
+#else  // tests/emulation
   const int row = threadIdx.x % 32 / 4, column = 2 * (threadIdx.x % 4);
-  const auto add_half = [&](uint32_t upper_part, uint32_t lower_part, uint32_t right_part) {
+  const auto lanes = emulation::exchange({a0, a1, a2, a3, b0, b1});
+  const auto seen = [&](int lane, int word) {
+    return __uint_as_float(lanes[lane][word] & 0xffffe000u);
+  };
+  for (int half = 0; half < 2; ++half) {
     for (int k = 0; k < 4; ++k) {
-      const float upper = shuffle(seen(upper_part), 4 * row + k);
-      const float lower = shuffle(seen(lower_part), 4 * row + k);
+      const float upper = seen(4 * row + k, 2 * half), lower = seen(4 * row + k, 2 * half + 1);
       for (int j = 0; j < 2; ++j) {
-        const float right = shuffle(seen(right_part), 4 * (column + j) + k);
+        const float right = seen(4 * (column + j) + k, 4 + half);
         d[j] += upper * right;
         d[2 + j] += lower * right;
       }
     }
-  };
-  add_half(a0, a1, b0);
-  add_half(a2, a3, b1);
+  }
 #endif
 }
 

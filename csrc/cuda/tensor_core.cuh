@@ -13,7 +13,7 @@ inline namespace VIM_MM_ISA {
 template <class T>
 __device__ __forceinline__ void multiply_add(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                              uint32_t a3, uint32_t b0, uint32_t b1) {
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDACC__)
 #define VIM_MM_MULTIPLY_ADD(type)                                           \
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type       \
                ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
@@ -22,26 +22,24 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], uint32_t a0, uint32_
   if constexpr (std::is_same_v<T, __half>) VIM_MM_MULTIPLY_ADD("f16");
   else VIM_MM_MULTIPLY_ADD("bf16");
 #undef VIM_MM_MULTIPLY_ADD
-#else  // the same by shuffles, for tests/emulation
+#else  // tests/emulation
   constexpr Storage storage = std::is_same_v<T, __half> ? Storage::float16 : Storage::bfloat16;
   const int row = threadIdx.x % kWarp / 4, column = 2 * (threadIdx.x % 4);
-  const auto entry = [](uint32_t pair, int lane, int which) {
-    const uint32_t bits = __float_as_uint(shuffle(__uint_as_float(pair), lane));
-    return decode(bits >> 16 * which & 0xffff, storage);
+  const auto lanes = emulation::exchange({a0, a1, a2, a3, b0, b1});
+  const auto entry = [&](int lane, int word, int which) {
+    return decode(lanes[lane][word] >> 16 * which & 0xffff, storage);
   };
-  const auto add_half = [&](uint32_t upper, uint32_t lower, uint32_t right) {
+  for (int half = 0; half < 2; ++half) {
     for (int k = 0; k < 8; ++k) {
-      const float above = entry(upper, 4 * row + k / 2, k % 2);
-      const float below = entry(lower, 4 * row + k / 2, k % 2);
+      const float above = entry(4 * row + k / 2, 2 * half, k % 2);
+      const float below = entry(4 * row + k / 2, 2 * half + 1, k % 2);
       for (int j = 0; j < 2; ++j) {
-        const float factor = entry(right, 4 * (column + j) + k / 2, k % 2);
+        const float factor = entry(4 * (column + j) + k / 2, 4 + half, k % 2);
         d[j] += above * factor;
         d[2 + j] += below * factor;
       }
     }
-  };
-  add_half(a0, a1, b0);
-  add_half(a2, a3, b1);
+  }
 #endif
 }
 

@@ -82,4 +82,6 @@ def test_all_pictures_are_drawn(tmp_path):
         picture = cv2.imread(str(path))
         assert picture.std() > 20 and path.stat().st_size < 250_000
         committed = cv2.imread(str(TOOLS.parent / 'docs/images' / path.name))
-        assert committed.shape == picture.shape, f'{path.name}: draw docs/images again'
+        # Another version of Matplotlib may set a letter a pixel further.
+        sides = zip(committed.shape, picture.shape, strict=True)
+        assert all(abs(a - b) <= 2 for a, b in sides), f'{path.name}: draw docs/images again'

@@ -139,6 +139,8 @@ def build_cheap(cfg: Config) -> tuple[BaseModel, OptimWrapper]:
     if cfg.get('custom_imports'):
         import_modules_from_strings(**cfg.custom_imports)
     model = revert_sync_batchnorm(MODELS.build(cfg.model)).train()
+    if 'num_queries' in cfg.model:  # what only init_weights gives values to, which takes longer
+        nn.init.normal_(model.level_embed)
     return model, build_optim_wrapper(model, cfg.optim_wrapper)
 
 

@@ -56,7 +56,7 @@ struct Fiber {
   std::unique_ptr<char[]> stack{new char[kStackBytes]};
   ucontext_t begin;
   jmp_buf state;
-  bool began;
+  bool began = false;
   unsigned exchanges;
   std::vector<std::vector<Copy>> groups;  // the last one has not ended
 };
@@ -68,7 +68,7 @@ int running, late_warp;
 Barrier block_barrier, warp_barriers[32];
 std::vector<std::pair<uint64_t*, int>> waiting_in_shared;  // with their threads
 // In turns, or a lane that is ahead would overwrite what others have still to read.
-float passed[2][32][32];
+Words passed[2][32][32];
 const std::function<void()>* kernel_of_launch;
 jmp_buf host;
 std::minstd_rand random_order;
@@ -106,14 +106,17 @@ void wait_at(Barrier& barrier) {
   if (setjmp(fibers[thread.x].state) == 0) resume_any();
 }
 
+// One thread of a block after the other: to begin a fiber costs system calls.
 void fiber_main() {
-  (*kernel_of_launch)();
-  --running;
-  for (Barrier* const barrier : {&block_barrier, &warp_barriers[warp()]}) {
-    --barrier->expected;
-    release_if_complete(*barrier);
+  for (;;) {
+    (*kernel_of_launch)();
+    --running;
+    for (Barrier* const barrier : {&block_barrier, &warp_barriers[warp()]}) {
+      --barrier->expected;
+      release_if_complete(*barrier);
+    }
+    if (setjmp(fibers[thread.x].state) == 0) resume_any();
   }
-  resume_any();
 }
 
 void run_block(int threads) {
@@ -124,17 +127,21 @@ void run_block(int threads) {
   std::fill(std::begin(warp_barriers), std::end(warp_barriers), Barrier{32, {}});
   for (int i = 0; i < threads; ++i) {
     Fiber& fiber = fibers[i];
-    fiber.began = false;
     fiber.exchanges = 0;
     fiber.groups.assign(1, {});
-    getcontext(&fiber.begin);
-    fiber.begin.uc_stack.ss_sp = fiber.stack.get();
-    fiber.begin.uc_stack.ss_size = kStackBytes;
-    makecontext(&fiber.begin, fiber_main, 0);
+    if (!fiber.began) {
+      getcontext(&fiber.begin);
+      fiber.begin.uc_stack.ss_sp = fiber.stack.get();
+      fiber.begin.uc_stack.ss_size = kStackBytes;
+      makecontext(&fiber.begin, fiber_main, 0);
+    }
     can_go_on(i);
   }
   if (setjmp(host) == 0) resume_any();
-  if (running) throw std::logic_error("some threads wait for others that never come");
+  if (running) {
+    fibers.clear();  // they are amid their kernel
+    throw std::logic_error("some threads wait for others that never come");
+  }
   for (int i = 0; i < threads; ++i)
     for (const auto& group : fibers[i].groups)
       if (!group.empty()) throw std::logic_error("nobody waited for a copy");
@@ -186,11 +193,11 @@ void wait_for_all_copies() {
   wait_for_copies(0);
 }
 
-float exchange(float value, int lane) {
-  float (&values)[32] = passed[fibers[thread.x].exchanges++ % 2][warp()];
-  values[emulation::lane()] = value;
+const Words* exchange(const Words& words) {
+  Words(&all)[32] = passed[fibers[thread.x].exchanges++ % 2][warp()];
+  all[lane()] = words;
   wait_for_warp();
-  return values[lane];
+  return all;
 }
 
 int launches[1025];  // so far, by the threads of a block

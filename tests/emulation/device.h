@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <array>
 #include <cmath>
 #include <functional>
 
@@ -54,8 +55,9 @@ void wait_for_copies() {
   wait_for_copies(size_t(Pending));
 }
 void wait_for_all_copies();
-// What that lane of the warp passes; all of its lanes take part.
-float exchange(float value, int lane);
+// What all lanes of the warp pass, by lane, until the next exchange.
+using Words = std::array<uint32_t, 6>;
+const Words* exchange(const Words& words);
 // Runs the blocks one after the other.
 cudaError_t run(dim3 blocks, int threads, size_t shared_bytes, const std::function<void()>& kernel);
 
@@ -71,21 +73,6 @@ inline void __syncthreads() { emulation::wait_for_block(); }
 inline void __syncwarp() { emulation::wait_for_warp(); }
 inline void __threadfence() {}
 inline void atomicAdd(uint32_t* to, uint32_t value) { *to += value; }
-inline float __shfl_sync(unsigned, float value, int lane) {
-  return emulation::exchange(value, lane % 32);
-}
-inline float __shfl_xor_sync(unsigned, float value, int bits) {
-  return emulation::exchange(value, emulation::lane() ^ bits);
-}
-// At either end of a warp lanes keep what they have.
-inline float __shfl_up_sync(unsigned, float value, int by) {
-  const int from = emulation::lane() - by;
-  return emulation::exchange(value, from < 0 ? emulation::lane() : from);
-}
-inline float __shfl_down_sync(unsigned, float value, int by) {
-  const int from = emulation::lane() + by;
-  return emulation::exchange(value, from > 31 ? emulation::lane() : from);
-}
 inline float __uint_as_float(uint32_t bits) {
   float value;
   memcpy(&value, &bits, sizeof value);
@@ -95,6 +82,21 @@ inline uint32_t __float_as_uint(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
   return bits;
+}
+inline float __shfl_sync(unsigned, float value, int lane) {
+  return __uint_as_float(emulation::exchange({__float_as_uint(value)})[lane % 32][0]);
+}
+inline float __shfl_xor_sync(unsigned all, float value, int bits) {
+  return __shfl_sync(all, value, emulation::lane() ^ bits);
+}
+// At either end of a warp lanes keep what they have.
+inline float __shfl_up_sync(unsigned all, float value, int by) {
+  const int from = emulation::lane() - by;
+  return __shfl_sync(all, value, from < 0 ? emulation::lane() : from);
+}
+inline float __shfl_down_sync(unsigned all, float value, int by) {
+  const int from = emulation::lane() + by;
+  return __shfl_sync(all, value, from > 31 ? emulation::lane() : from);
 }
 // Four of the eight bytes of low and high; each digit of the selector is the number of one.
 inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {

@@ -61,7 +61,7 @@ SOURCES = [
 # On a GPU it is four times as many: fewer take less time to emulate.
 FEW_ROWS = 512
 FLAGS = [
-    *('-x', 'c++', '-std=c++17', '-Og', '-fPIC', '-include', 'tests/emulation/device.h'),
+    *('-x', 'c++', '-std=c++17', '-fPIC', '-include', 'tests/emulation/device.h'),
     *('-DTORCH_TARGET_VERSION=0x020a000000000000', '-DUSE_CUDA'),  # as in setup.py
     f'-DVIM_MM_FEW_ROWS={FEW_ROWS}',
     '-Dvim_mm=vim_mm_emulated',  # operators of their own, beside those of vim_mm._C
@@ -104,7 +104,9 @@ def build(folder: Path) -> Path:
 
     def compile_one(source: str) -> str:
         target = str(folder / f'{Path(source).name}.o')
-        run(*flags, *includes, '-c', source, '-o', target)
+        # Kernels compile for longer than they run, but every thread comes by device.cpp to wait.
+        optimization = '-O2' if source.endswith('device.cpp') else '-Og'
+        run(*flags, optimization, *includes, '-c', source, '-o', target)
         return target
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -189,8 +191,9 @@ def scan_in_parts(**arguments):
     return tuple(torch.cat(result, dim=1) for result in zip(*results, strict=True))
 
 
+# Methods compute in one way for both dtypes of 16 bits, whose conversions test_lengths compares.
 @each_method
-@pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 def test_coefficients_of_a_scan(method, dtype):
     check_coefficients(scan_in_parts, method, dtype, 'cpu')
 

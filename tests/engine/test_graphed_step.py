@@ -225,6 +225,16 @@ def test_each_shape_has_a_graph_up_to_a_limit(graph_device, tmp_path, monkeypatc
     assert any('computed 5 of 10 batches' in line for line in lines)
 
 
+def test_strides_of_single_entries_make_no_shapes(graph_device):
+    """As those of label maps (1, H, W), which come from slices of arrays."""
+    model = ToyModel().to(graph_device).train()
+    wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    step, picture = GraphedStep(model), torch.rand(1, 3, 8, 8)
+    for first in (192, 1, 7):
+        step([torch.as_strided(picture, picture.shape, (first, 64, 8, 1))], wrapper)
+    assert (step.replayed, step.launched) == (2, 1)
+
+
 class Freeze(Hook):
     """Freezes the head after the fourth step."""
 

@@ -1,7 +1,5 @@
 """Resizing and pooling against PyTorch's: equal outputs, gradients up to rounding."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.nn.functional as F

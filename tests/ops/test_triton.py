@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.own_process import ROOT, run_pytest
-from vim_mm.ops import METHODS, triton
+from vim_mm.ops import triton
 
 pytestmark = pytest.mark.skipif(triton.MISSING is not None, reason=str(triton.MISSING))
 
@@ -25,14 +25,9 @@ def test_a_scan():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('method', METHODS)
-def test_every_method(method):
-    interpret('-k', f'test_every_form and {method}-')
-
-
-@pytest.mark.slow
-def test_the_block():
-    interpret('-k', 'test_the_block')
+def test_every_method_and_the_block():
+    """In one process: to start one takes as long as to interpret a method."""
+    interpret('-m', 'slow')
 
 
 @pytest.mark.parametrize(

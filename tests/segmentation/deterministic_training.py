@@ -19,12 +19,14 @@ from mmengine.runner import set_random_seed
 
 from vim_mm.config import config_path
 from vim_mm.engine import BFloat16OptimWrapper
+from vim_mm.engine.activation import activate
 
 
 def digest_of_training(
     size: int, batch: int, steps: int, deterministic: bool, img_size: int, device: str
 ) -> str:
     """SHA-256 of all parameters and buffers after the last step, and the losses."""
+    activate()  # MMPretrain is imported by MMSegmentation, and needs it beside transformers 5
     from mmengine.structures import PixelData
     from mmseg.structures import SegDataSample
 

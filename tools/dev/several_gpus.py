@@ -4,7 +4,7 @@
     python tools/dev/several_gpus.py --gpus 2 --out work_dirs/several_gpus
 
 For each task and method: on all GPUs by tools/dist_train.sh, on one GPU with the same total batch,
-and on one GPU with another seed. Losses are those of the first process, means of ten iterations.
+and on one GPU with another seed. Losses are means over processes and ten iterations.
 Prints the mean gap to the run on one GPU, of several GPUs and of the other seed, and ends with 1 if
 a run failed, a loss is not finite, or several GPUs are further off than the other seed is.
 """
@@ -26,6 +26,11 @@ from _command_line import add_debug, add_methods, end
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = {'seg': 'seg/upernet_vim_shapes.py', 'det': 'det/mask_rcnn_vim_shapes.py'}
+CONFIG = """
+_base_ = {base!r}
+custom_imports = dict(imports=['vim_mm', 'mean_loss'], allow_failed_imports=False)
+custom_hooks = [dict(type='MeanLossHook')]
+"""
 INTERVAL = 10  # iterations that a logged loss is the mean of
 
 
@@ -48,7 +53,7 @@ def start(run: Run, device: str, args: Namespace) -> int:
     folder = args.out / run.name
     folder.mkdir(parents=True, exist_ok=True)
     command = [
-        'bash', str(ROOT / 'tools/dist_train.sh'), str(ROOT / 'configs' / CONFIGS[run.task]),
+        'bash', str(ROOT / 'tools/dist_train.sh'), str(args.out / f'{run.task}.py'),
         str(run.processes), '--work-dir', str(folder), '--discretization-method', run.method,
         '--cfg-options', f'data_root={args.data}', f'randomness.seed={run.seed}',
         f'train_dataloader.batch_size={args.batch // run.processes}',
@@ -56,7 +61,9 @@ def start(run: Run, device: str, args: Namespace) -> int:
         'val_cfg=None', 'val_dataloader=None', 'val_evaluator=None',
         'default_hooks.checkpoint.interval=1000000',
     ]  # fmt: skip
+    path = os.pathsep.join(filter(None, [str(ROOT / 'tools/dev'), os.environ.get('PYTHONPATH')]))
     environment = {**os.environ, 'PYTHON': sys.executable, 'CUDA_VISIBLE_DEVICES': device}
+    environment['PYTHONPATH'] = path
     with (folder / 'output.txt').open('w') as output:
         return subprocess.run(
             command, env=environment, stdout=output, stderr=subprocess.STDOUT
@@ -82,10 +89,11 @@ def run_all(runs: list[Run], args: Namespace) -> dict[Run, int]:
 
 
 def losses(run: Run, out: Path) -> list[float]:
-    """The logged losses of a run."""
+    """The logged losses of a run, without the one that is logged early."""
     from vim_mm.analysis.runs import read_history  # after the arguments: --help takes no PyTorch
 
-    return [loss for _, loss in read_history(out / run.name)[0]]
+    history, _ = read_history(out / run.name)
+    return [loss for iteration, loss in history if iteration % INTERVAL == 0]
 
 
 def gap(one: list[float], other: list[float]) -> float:
@@ -130,6 +138,11 @@ def main(args: Namespace) -> None:
     args.data, args.out = args.data.resolve(), args.out.resolve()
     pairs = [*itertools.product(args.tasks, args.methods)]
     hows = ((args.gpus, 0), (1, 0), (1, 1))
+    args.out.mkdir(parents=True, exist_ok=True)
+    for task in args.tasks:
+        (args.out / f'{task}.py').write_text(
+            CONFIG.format(base=str(ROOT / 'configs' / CONFIGS[task]))
+        )
     codes = run_all([Run(*pair, *how) for pair in pairs for how in hows], args)
     failed = [run.name for run, code in codes.items() if code]
     if failed:
