@@ -41,7 +41,9 @@ def parse_args() -> argparse.Namespace:
 ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 from vim_mm.analysis.comparison import (
+    ARMS,
     CONTROL,
+    TITLES,
     TaskResults,
     diverged,
     family_rows,
@@ -108,6 +110,9 @@ def describe(task: TaskResults, table: Callable[[Rows], str], picture: str | Non
         f'## {task.name}',
         f'{count} seeds that all methods finished{interim}. {machines(task)}.',
     ]
+    missing = [TITLES.get(arm, arm) for arm in ARMS if task.planned and arm not in task.runs]
+    if missing:
+        parts.append(f'No run yet: {", ".join(missing)}.')
     if picture:
         parts.append(f'![{task.name}]({picture})')
     for title, rows in sections(task):
