@@ -449,6 +449,34 @@ def test_metainfo_is_refused(way, graph_device):
         step(batch, wrapper)
 
 
+class Replacing(ToyModel):
+    """Puts another tensor in the place of one of its samples, as heads may do with labels."""
+
+    def forward(self, inputs, samples, mode='tensor'):
+        samples[0].scale = 2 * samples[0].scale
+        return super().forward(inputs * samples[0].scale.clone(), mode)
+
+
+def test_a_model_may_replace_tensors_of_its_samples(graph_device):
+    """The graph reads those that were given."""
+    model = Replacing().to(graph_device).train()
+    wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    step = GraphedStep(model)
+    for number in (1.0, 3.0):
+        sample = BaseDataElement(scale=torch.tensor([number]))
+        step(dict(inputs=torch.ones(2, 3, 8, 8), samples=[sample]), wrapper)
+    (recorded,) = step.recorded.values()
+    assert recorded.inputs['.samples[0].scale'].tolist() == [3.0]
+
+
+def test_samples_may_be_converted(graph_device):
+    """A conversion copies metainfo and reads none of it."""
+    own = clone_batch([BaseDataElement(metainfo=dict(img_shape=(8, 8)), label=torch.ones(1))])
+    assert own[0].to(torch.float64).label.dtype == torch.float64
+    with pytest.raises(GraphError, match="the model reads 'img_shape' of its samples"):
+        own[0].to(torch.float64).img_shape[0]
+
+
 def test_a_clone_of_a_batch():
     sample = BaseDataElement(metainfo=dict(path='a.jpg'), label=torch.ones(1))
     batch = dict(inputs=torch.rand(1, 3, 2, 2), samples=[sample], none=None, pair=(torch.ones(2),))

@@ -204,7 +204,9 @@ def advice(times: dict[str, float], per_picture: float, loader: dict[str, Any]) 
         says.append(f'The loop does not wait for data; it needs {needed} workers of {workers}.')
     if 'device' in times and times['device'] < BUSY * times['iteration']:
         if times['data'] <= WAITING * times['iteration']:
-            says.append('The device waits for the host: --graph, or a larger batch.')
+            says.append(
+                'The device waits for the host: a larger batch, or --graph where that is possible.'
+            )
     elif 'device' in times:
         says.append('The device is busy: --amp, a smaller model or another GPU make it faster.')
     infinite = loader['sampler']['type'] == 'InfiniteSampler'  # its epoch never ends

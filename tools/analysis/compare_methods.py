@@ -108,11 +108,11 @@ def describe(task: TaskResults, table: Callable[[Rows], str], picture: str | Non
     interim = f' (interim: {task.planned} are planned)' if count < (task.planned or 0) else ''
     parts = [
         f'## {task.name}',
-        f'{count} seeds that all methods finished{interim}. {machines(task)}.',
+        f'{count} seeds that all methods with runs finished{interim}. {machines(task)}.',
     ]
     missing = [TITLES.get(arm, arm) for arm in ARMS if task.planned and arm not in task.runs]
     if missing:
-        parts.append(f'No run yet: {", ".join(missing)}.')
+        parts.append(f'No run yet: {"; ".join(f"`{name}`" for name in missing)}.')
     if picture:
         parts.append(f'![{task.name}]({picture})')
     for title, rows in sections(task):

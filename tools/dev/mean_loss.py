@@ -10,7 +10,8 @@ from mmengine.runner import Runner
 class MeanLossHook(Hook):
     """What is logged of an iteration is the mean over processes; MMEngine logs the first one's.
 
-    With equal shares it is the loss of the whole batch, as a single process logs it.
+    With equal shares, and losses that are means over pictures, it is that of the whole batch, as
+    a single process logs it.
     """
 
     priority = 'HIGHEST'  # before the hooks that read the losses

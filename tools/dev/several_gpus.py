@@ -106,8 +106,10 @@ def compare(task: str, method: str, args: Namespace) -> dict[str, str]:
     several, one, other = (
         losses(Run(task, method, *how), args.out) for how in ((args.gpus, 0), (1, 0), (1, 1))
     )
+    if not len(several) == len(one) == len(other) == args.iters // INTERVAL:
+        sys.exit(f'{task}, {method}: the runs have logged {len(several)}, {len(one)}, {len(other)}')
     gaps = gap(one, several), gap(one, other)
-    finite = all(map(math.isfinite, several)) and len(several) == len(one)
+    finite = all(map(math.isfinite, several))
     return {
         'task': task,
         'method': method,
@@ -131,7 +133,10 @@ def parse_args() -> Namespace:
     parser.add_argument('--data', type=Path, default=Path('data/shapes'))
     parser.add_argument('--out', type=Path, default=Path('work_dirs/several_gpus'))
     add_debug(parser)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.iters < INTERVAL:
+        parser.error(f'--iters must be at least {INTERVAL}')
+    return args
 
 
 def main(args: Namespace) -> None:

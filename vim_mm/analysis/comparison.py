@@ -137,7 +137,10 @@ def _comparison_row(a: str, b: str, found: Comparison) -> dict[str, str]:
         'A': title(a),
         'B': title(b),
         'A - B': f'{found.mean:+.3f}',
-        '95 % interval': f'{found.low:+.3f} to {found.high:+.3f}',
+        # Of few pairs a bootstrap gives the range.
+        '95 % interval': f'{found.low:+.3f} to {found.high:+.3f}'
+        if can_differ(found.count, 1)
+        else '',
         'P(A > B)': f'{found.improvement:.2f}',
         'p': f'{found.p:.4f}',
     }
@@ -181,17 +184,21 @@ def resolution_rows(task: TaskResults) -> list[dict[str, str]]:
     ]
 
 
+def can_differ(pairs: int, comparisons: int) -> bool:
+    """Whether so many pairs can give a p below ``LEVEL`` at all, after Holm's correction.
+
+    The least p of the sign-flip test is 2 / 2^pairs, whatever the differences are.
+    """
+    return comparisons * 2 / 2**pairs < LEVEL
+
+
 def verdicts(task: TaskResults) -> list[str]:
     """What may be concluded of each method that is compared, with the power there was."""
     lines = []
     all_found = family(task)
     for arm, (found, p) in all_found.items():
-        least = 2 / 2**found.count  # of the sign-flip test, whatever the differences are
-        if least >= LEVEL:
-            lines.append(
-                f'`{arm}`: nothing yet. {found.count} pairs show no difference, however large: '
-                f'the least p is {least:.2f}.'
-            )
+        if not can_differ(found.count, len(all_found)):
+            lines.append(f'`{arm}`: nothing yet, as {found.count} pairs are too few.')
             continue
         furthest = max(abs(found.low), abs(found.high))
         effect = found.deviation * detectable_effect(found.count, LEVEL / len(all_found))

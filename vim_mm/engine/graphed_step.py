@@ -42,7 +42,7 @@ class GraphError(ValueError):
 def train_by_graph(cfg: Config) -> None:
     """Give the config of a training the :class:`GraphedStepHook`, unless it has it."""
     hooks = cfg.get('custom_hooks') or []
-    if all(hook['type'] != 'GraphedStepHook' for hook in hooks):
+    if all(hook['type'] not in ('GraphedStepHook', GraphedStepHook) for hook in hooks):
         cfg.custom_hooks = [*hooks, dict(type='GraphedStepHook')]
 
 
@@ -76,7 +76,8 @@ def tensors_of(batch: Any, path: str = '') -> Iterator[tuple[str, Tensor]]:
     if isinstance(batch, Tensor):
         yield path, batch
     elif isinstance(batch, Mapping | BaseDataElement):
-        for name, item in batch.items():
+        # A sample keeps its names in a set, whose order may be another in each batch.
+        for name, item in sorted(batch.items(), key=lambda pair: str(pair[0])):
             yield from tensors_of(item, f'{path}.{name}')
     elif isinstance(batch, list | tuple):
         for i, item in enumerate(batch):
@@ -88,7 +89,10 @@ def tensors_of(batch: Any, path: str = '') -> Iterator[tuple[str, Tensor]]:
 
 
 class _Untold:
-    """In place of a value of the metainfo of a sample, which a graph would take from one batch."""
+    """In place of a value of the metainfo of a sample, which a graph would take from one batch.
+
+    That a name is there, and that its value is not None, can be asked.
+    """
 
     def __init__(self, name: str):
         vars(self)['name'] = name
@@ -99,6 +103,10 @@ class _Untold:
             f"--graph: the model reads '{vars(self)['name']}' of its samples, which a CUDA graph "
             'would repeat in every step'
         )
+
+    def __deepcopy__(self, memo: dict) -> '_Untold':
+        """Itself, as samples copy their metainfo with every conversion."""
+        return self
 
     __getattr__ = __getitem__ = __iter__ = __len__ = __bool__ = __float__ = __index__ = refuse
     __eq__ = __lt__ = __gt__ = __le__ = __ge__ = __hash__ = __str__ = __repr__ = refuse
@@ -118,6 +126,8 @@ def clone_batch(batch: Any) -> Any:
         return own
     if isinstance(batch, Mapping):
         return {name: clone_batch(item) for name, item in batch.items()}
+    if hasattr(batch, '_fields'):  # a named tuple
+        return type(batch)(*map(clone_batch, batch))
     return None if batch is None else type(batch)(map(clone_batch, batch))
 
 
@@ -126,13 +136,13 @@ class _Recorded:
     """A graph, and the tensors that it reads and writes.
 
     Attributes:
-        inputs (list): Of the batch, in the order of :func:`tensors_of`.
+        inputs (dict): Of the batch, by their place in it.
         losses (dict): What is logged, by name.
         grads (dict): By number of the parameter; those that get no gradient are missing.
     """
 
     graph: torch.cuda.CUDAGraph
-    inputs: list[Tensor]
+    inputs: dict[str, Tensor]
     losses: dict[str, Tensor]
     grads: dict[int, Tensor]
 
@@ -181,6 +191,12 @@ class GraphedStep:
         return losses
 
     def _losses(self, batch: Any, wrapper: OptimWrapper) -> dict[str, Tensor]:
+        for path, x in tensors_of(batch):
+            if x.device != self.params[0].device:
+                raise GraphError(
+                    f'--graph: the preprocessor leaves {path} on {x.device}, which a CUDA graph '
+                    'would repeat in every step'
+                )
         # Not all strides: that of a dimension of size 1 is any number, another in each batch.
         shapes = tuple(
             (path, x.shape, None if x.is_contiguous() else x.stride(), x.dtype, x.device)
@@ -241,6 +257,7 @@ class GraphedStep:
 
     def _record(self, batch: Any, wrapper: OptimWrapper) -> _Recorded:
         own = clone_batch(batch)
+        inputs = dict(tensors_of(own))  # before a model puts others in their place
 
         def function() -> tuple[dict[str, Tensor], dict[int, Tensor]]:
             # Nothing but its results may be left: what autograd and the wrapper keep is put back.
@@ -268,12 +285,12 @@ class GraphedStep:
                 f'graph: {type(first).__name__}: {line}'
             ) from error
         _log(f'A CUDA graph trains on batches of {_sizes(batch)} from here on.')
-        return _Recorded(graph, [x for _, x in tensors_of(own)], losses, grads)
+        return _Recorded(graph, inputs, losses, grads)
 
     def _replay(self, recorded: _Recorded, batch: Any, wrapper: OptimWrapper) -> dict[str, Tensor]:
         self.replayed += 1
-        for own, (_, given) in zip(recorded.inputs, tensors_of(batch), strict=True):
-            own.copy_(given)
+        for path, given in tensors_of(batch):
+            recorded.inputs[path].copy_(given)
         recorded.graph.replay()
         wrapper._inner_count += 1  # as MMEngine demands of who replaces its backward()
         self._hand_over(recorded.grads, is_last=wrapper.should_update())

@@ -197,7 +197,8 @@ ffi::Error on_cuda(void* stream, int32_t device, ffi::RemainingArgs args, ffi::R
                    bool delta_softplus, int64_t method, ffi::Span<const int64_t> reverse) try {
   // Else the operator refuses them, and PyTorch's C interface does not hand on why.
   for (size_t i = 0; i < args.size(); ++i)
-    if (args.get<ffi::AnyBuffer>(i)->element_type() == ffi::F64)
+    if (const auto type = args.get<ffi::AnyBuffer>(i)->element_type();
+        type == ffi::F64 || type == ffi::C128)
       return ffi::Error::InvalidArgument("vim_mm: the CUDA scan has no float64");
   const StreamGuard guard(stream, device);
   compute(backward, Device(DeviceType::CUDA, device), args, rets,
