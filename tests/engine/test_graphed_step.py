@@ -467,6 +467,7 @@ def test_a_model_may_replace_tensors_of_its_samples(graph_device):
         sample = BaseDataElement(scale=torch.tensor([number]))
         step(dict(inputs=torch.ones(2, 3, 8, 8), samples=[sample]), wrapper)
     (recorded,) = step.recorded.values()
+    assert [*recorded.inputs] == ['.inputs', '.samples[0].scale']
     assert not any(x is put for x in recorded.inputs.values() for put in model.put)
 
 

@@ -1,11 +1,11 @@
 """Configs of other libraries find the models, from any directory, after importing vim_mm."""
 
 import importlib.util
-from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
 from tests.registered.fresh import run_fresh
+from vim_mm.engine.activation import has_transformers_5
 
 PROGRAM = """
 from mmengine.registry import DefaultScope
@@ -22,14 +22,6 @@ print(type(backbone).__module__, type(neck).__module__)
 REGISTERED = 'vim_mm.registered.vision_mamba vim_mm.registered.simple_fpn'
 
 
-def is_new_transformers() -> bool:
-    """Whether ``import mmpretrain.models`` fails: see vim_mm/engine/activation.py."""
-    try:
-        return int(version('transformers').partition('.')[0]) >= 5
-    except PackageNotFoundError:
-        return False
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('scope', ['mmengine', 'mmseg', 'mmdet', 'mmpretrain'])
 def test_built_from_the_scope_of_another_library(scope, tmp_path):
@@ -38,7 +30,7 @@ def test_built_from_the_scope_of_another_library(scope, tmp_path):
     if scope == 'mmdet' and importlib.util.find_spec('mmcv._ext') is None:
         pytest.skip('mmdet needs mmcv with compiled ops')
     # Which lets MMPretrain, and what imports it, be imported beside any version of transformers.
-    module = 'vim_mm.activated' if scope == 'mmpretrain' or is_new_transformers() else 'vim_mm'
+    module = 'vim_mm.activated' if scope == 'mmpretrain' or has_transformers_5() else 'vim_mm'
     program = PROGRAM.format(scope=scope, module=module)
     assert run_fresh(program, tmp_path).splitlines()[-1] == REGISTERED
 

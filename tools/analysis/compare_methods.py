@@ -43,7 +43,6 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 from vim_mm.analysis.comparison import (
     ARMS,
     CONTROL,
-    TITLES,
     TaskResults,
     diverged,
     family_rows,
@@ -52,6 +51,7 @@ from vim_mm.analysis.comparison import (
     resolutions,
     secondary_rows,
     summary_rows,
+    title,
     verdicts,
 )
 from vim_mm.analysis.comparison_plots import plot_task
@@ -110,13 +110,13 @@ def describe(task: TaskResults, table: Callable[[Rows], str], picture: str | Non
         f'## {task.name}',
         f'{count} seeds that all methods with runs finished{interim}. {machines(task)}.',
     ]
-    missing = [TITLES.get(arm, arm) for arm in ARMS if task.planned and arm not in task.runs]
+    missing = [title(arm) for arm in ARMS if task.planned and arm not in task.runs]
     if missing:
         parts.append(f'No run yet: {"; ".join(f"`{name}`" for name in missing)}.')
     if picture:
         parts.append(f'![{task.name}]({picture})')
-    for title, rows in sections(task):
-        parts += [f'### {title}', table(rows)]
+    for heading, rows in sections(task):
+        parts += [f'### {heading}', table(rows)]
     if family_rows(task):
         parts += ['### What this shows', '\n'.join(f'* {line}' for line in verdicts(task))]
     lost = [*diverged(task)]

@@ -133,14 +133,13 @@ def summary_rows(task: TaskResults) -> list[dict[str, str]]:
 
 
 def _comparison_row(a: str, b: str, found: Comparison) -> dict[str, str]:
+    # Of fewer pairs a bootstrap gives the range.
+    is_interval = can_differ(found.count, comparisons=1)
     return {
         'A': title(a),
         'B': title(b),
         'A - B': f'{found.mean:+.3f}',
-        # Of few pairs a bootstrap gives the range.
-        '95 % interval': f'{found.low:+.3f} to {found.high:+.3f}'
-        if can_differ(found.count, 1)
-        else '',
+        '95 % interval': f'{found.low:+.3f} to {found.high:+.3f}' if is_interval else '',
         'P(A > B)': f'{found.improvement:.2f}',
         'p': f'{found.p:.4f}',
     }

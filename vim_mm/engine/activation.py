@@ -53,10 +53,13 @@ def _leave_out_multimodal_models() -> None:
     MMPretrain 1.3 reads transformers 4 for its multimodal models alone. It leaves them out where
     transformers is missing; where it is newer, ``import mmpretrain.models`` raises TypeError.
     """
+    if has_transformers_5() and find_spec('mmpretrain') is not None:
+        vars(import_module('mmpretrain.utils.dependency'))['WITH_MULTIMODAL'] = False
+
+
+def has_transformers_5() -> bool:
+    """Whether transformers is installed, in version 5 or later."""
     try:
-        known = int(version('transformers').partition('.')[0]) < 5
+        return int(version('transformers').partition('.')[0]) >= 5
     except PackageNotFoundError:
-        known = True
-    if known or find_spec('mmpretrain') is None:
-        return
-    vars(import_module('mmpretrain.utils.dependency'))['WITH_MULTIMODAL'] = False
+        return False

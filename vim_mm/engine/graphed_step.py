@@ -75,10 +75,13 @@ def tensors_of(batch: Any, path: str = '') -> Iterator[tuple[str, Tensor]]:
     """
     if isinstance(batch, Tensor):
         yield path, batch
-    elif isinstance(batch, Mapping | BaseDataElement):
-        # A sample keeps its names in a set, whose order may be another in each batch.
-        for name, item in sorted(batch.items(), key=lambda pair: str(pair[0])):
+    elif isinstance(batch, Mapping):
+        for name, item in batch.items():
             yield from tensors_of(item, f'{path}.{name}')
+    elif isinstance(batch, BaseDataElement):
+        # A sample keeps its names in a set, whose order may be another in each batch.
+        for name in sorted(batch.keys()):
+            yield from tensors_of(batch.get(name), f'{path}.{name}')
     elif isinstance(batch, list | tuple):
         for i, item in enumerate(batch):
             yield from tensors_of(item, f'{path}[{i}]')
@@ -191,7 +194,8 @@ class GraphedStep:
         return losses
 
     def _losses(self, batch: Any, wrapper: OptimWrapper) -> dict[str, Tensor]:
-        for path, x in tensors_of(batch):
+        given = dict(tensors_of(batch))
+        for path, x in given.items():
             if x.device != self.params[0].device:
                 raise GraphError(
                     f'--graph: the preprocessor leaves {path} on {x.device}, which a CUDA graph '
@@ -200,7 +204,7 @@ class GraphedStep:
         # Not all strides: that of a dimension of size 1 is any number, another in each batch.
         shapes = tuple(
             (path, x.shape, None if x.is_contiguous() else x.stride(), x.dtype, x.device)
-            for path, x in tensors_of(batch)
+            for path, x in given.items()
         )
         key = shapes, float(wrapper.scale_loss(torch.ones(())))
         if key not in self.recorded:
@@ -217,7 +221,7 @@ class GraphedStep:
             if torch.autograd._profiler_enabled():
                 return self._launch(batch, wrapper)
             recorded = self.recorded[key] = self._record(batch, wrapper)
-        return self._replay(recorded, batch, wrapper)
+        return self._replay(recorded, given, wrapper)
 
     def _forget_if_changed(self) -> None:
         """Drop the graphs that would read other memory than the model's, or train another part."""
@@ -284,13 +288,16 @@ class GraphedStep:
                 f'--graph: the step of {type(self.model).__name__} cannot be recorded as a CUDA '
                 f'graph: {type(first).__name__}: {line}'
             ) from error
-        _log(f'A CUDA graph trains on batches of {_sizes(batch)} from here on.')
+        sizes = ' x '.join(map(str, next(iter(inputs.values())).shape))
+        _log(f'A CUDA graph trains on batches of {sizes} from here on.')
         return _Recorded(graph, inputs, losses, grads)
 
-    def _replay(self, recorded: _Recorded, batch: Any, wrapper: OptimWrapper) -> dict[str, Tensor]:
+    def _replay(
+        self, recorded: _Recorded, given: dict[str, Tensor], wrapper: OptimWrapper
+    ) -> dict[str, Tensor]:
         self.replayed += 1
-        for path, given in tensors_of(batch):
-            recorded.inputs[path].copy_(given)
+        for path, own in recorded.inputs.items():
+            own.copy_(given[path])
         recorded.graph.replay()
         wrapper._inner_count += 1  # as MMEngine demands of who replaces its backward()
         self._hand_over(recorded.grads, is_last=wrapper.should_update())
@@ -323,10 +330,6 @@ def _host_generators() -> tuple:
     """The states of the generators of Python, NumPy and PyTorch on the host."""
     _, keys, *rest = np.random.get_state()
     return random.getstate(), keys.tobytes(), rest, torch.get_rng_state().numpy().tobytes()
-
-
-def _sizes(batch: Any) -> str:
-    return ' x '.join(map(str, next(x.shape for _, x in tensors_of(batch))))
 
 
 def _log(message: str) -> None:

@@ -21,5 +21,6 @@ class FastSegDataPreProcessor(SegDataPreProcessor):
             return super().forward(data, training)
         others = copy.copy(self)
         others._channel_conversion = False
+        others.cast_data = lambda cast: cast  # done above
         data['inputs'] = [image.flip(0) for image in data['inputs']]
         return SegDataPreProcessor.forward(others, data, training)

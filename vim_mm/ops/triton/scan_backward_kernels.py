@@ -19,13 +19,13 @@ from vim_mm.ops.triton.scan_kernels import (
     _constant,
     _join,
     _load,
+    _load_inputs,
     _load_row,
     _row,
     _scan_lanes,
     _segments,
     _split,
     _step,
-    _step_sizes,
     _store,
     _store_at,
     _varying,
@@ -74,6 +74,22 @@ def _store_sums(pointer, x, mask_h, lane):
     """The sums of rows [ROWS, LANES]."""
     total = tl.broadcast_to(tl.sum(x, 1, keep_dims=True), x.shape)
     _store_at(pointer, total, mask_h, lane, 0)
+
+
+@triton.jit
+def _load_grad_out(
+    grad_out, b, g, h, grad_out_b, grad_out_g, grad_out_h, chunk, H, L,
+    HAS_OUT: tl.constexpr, REVERSE: tl.constexpr,
+    ROWS: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """A chunk of channels ``h``: a tuple of tiles, of zeros if there is none."""
+    if HAS_OUT:
+        return _load_row(
+            grad_out, b, g, h, grad_out_b, grad_out_g, grad_out_h, chunk, H, L,
+            REVERSE, LANES, STEPS, VECTOR,
+        )  # fmt: skip
+    else:
+        return (tl.zeros((ROWS, LANES), tl.float32),) * STEPS
 
 
 @triton.jit
@@ -129,23 +145,16 @@ def _backward_rows(
         dt, signal, grad_y = (), (), ()
         for k in tl.static_range(CHANNELS):
             h = first_h + k
-            mask_h = h < H
-            bias = _column(delta_bias + g * H + h, mask_h, HAS_BIAS)
-            raw = _load_row(
-                delta, b, g, h, delta_b, delta_g, delta_h, chunk, H, L,
-                REVERSE, LANES, STEPS, VECTOR,
+            of_dt, of_u = _load_inputs(
+                u, delta, delta_bias, b, g, h,
+                u_b, u_g, u_h, delta_b, delta_g, delta_h, chunk, t, H, L,
+                SOFTPLUS, HAS_BIAS, REVERSE, LANES, STEPS, VECTOR,
             )  # fmt: skip
-            dt = dt + _step_sizes(raw, bias, t, L, SOFTPLUS, REVERSE, STEPS)
-            signal = signal + _load_row(
-                u, b, g, h, u_b, u_g, u_h, chunk, H, L, REVERSE, LANES, STEPS, VECTOR
-            )
-            if HAS_OUT:
-                given = _load_row(
-                    grad_out, b, g, h, grad_out_b, grad_out_g, grad_out_h, chunk, H, L,
-                    REVERSE, LANES, STEPS, VECTOR,
-                )  # fmt: skip
-            else:
-                given = (tl.zeros((ROWS, LANES), tl.float32),) * STEPS
+            dt, signal = dt + of_dt, signal + of_u
+            given = _load_grad_out(
+                grad_out, b, g, h, grad_out_b, grad_out_g, grad_out_h, chunk, H, L,
+                HAS_OUT, REVERSE, ROWS, LANES, STEPS, VECTOR,
+            )  # fmt: skip
             if HAS_Z:
                 gate = _load_row(
                     z, b, g, h, z_b, z_g, z_h, chunk, H, L, REVERSE, LANES, STEPS, VECTOR
@@ -265,13 +274,10 @@ def _backward_rows(
                 gate = _load_row(
                     z, b, g, h, z_b, z_g, z_h, chunk, H, L, REVERSE, LANES, STEPS, VECTOR
                 )
-                if HAS_OUT:
-                    given = _load_row(
-                        grad_out, b, g, h, grad_out_b, grad_out_g, grad_out_h, chunk, H, L,
-                        REVERSE, LANES, STEPS, VECTOR,
-                    )  # fmt: skip
-                else:
-                    given = (zero,) * STEPS
+                given = _load_grad_out(
+                    grad_out, b, g, h, grad_out_b, grad_out_g, grad_out_h, chunk, H, L,
+                    HAS_OUT, REVERSE, ROWS, LANES, STEPS, VECTOR,
+                )  # fmt: skip
             if PART == 2:
                 part_u = _load(other_u + place, chunk, mask_h, L, REVERSE, LANES, STEPS, VECTOR)
                 part_delta = _load(

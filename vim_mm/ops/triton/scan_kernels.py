@@ -186,6 +186,22 @@ def _load_row(
 
 
 @triton.jit
+def _load_inputs(
+    u, delta, delta_bias, b, g, h, u_b, u_g, u_h, delta_b, delta_g, delta_h, chunk, t, H, L,
+    SOFTPLUS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    REVERSE: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """dt and u of a chunk of channels ``h``: a tuple of tiles each."""
+    bias = _column(delta_bias + g * H + h, h < H, HAS_BIAS)
+    raw = _load_row(
+        delta, b, g, h, delta_b, delta_g, delta_h, chunk, H, L, REVERSE, LANES, STEPS, VECTOR
+    )
+    dt = _step_sizes(raw, bias, t, L, SOFTPLUS, REVERSE, STEPS)
+    signal = _load_row(u, b, g, h, u_b, u_g, u_h, chunk, H, L, REVERSE, LANES, STEPS, VECTOR)
+    return dt, signal
+
+
+@triton.jit
 def _varying(
     M, b, g, n, M_b, M_g, M_n, chunk, mask_h, L,
     REVERSE: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
@@ -242,19 +258,14 @@ def _forward_rows(
         chunk, t = _segments(i, chunks, REVERSE, LANES, STEPS)
         # The slot of the state after each segment, which is kept where it is one's last.
         edge = i * (LANES * STEPS // EDGE) + lane // (EDGE // STEPS)
-        dt, signal, y = (), (), ()
+        dt, signal = (), ()
         for k in tl.static_range(CHANNELS):
-            h = first_h + k
-            mask_h = h < H
-            bias = _column(delta_bias + g * H + h, mask_h, HAS_BIAS)
-            raw = _load_row(
-                delta, b, g, h, delta_b, delta_g, delta_h, chunk, H, L,
-                REVERSE, LANES, STEPS, VECTOR,
+            of_dt, of_u = _load_inputs(
+                u, delta, delta_bias, b, g, first_h + k,
+                u_b, u_g, u_h, delta_b, delta_g, delta_h, chunk, t, H, L,
+                SOFTPLUS, HAS_BIAS, REVERSE, LANES, STEPS, VECTOR,
             )  # fmt: skip
-            dt = dt + _step_sizes(raw, bias, t, L, SOFTPLUS, REVERSE, STEPS)
-            signal = signal + _load_row(
-                u, b, g, h, u_b, u_g, u_h, chunk, H, L, REVERSE, LANES, STEPS, VECTOR
-            )
+            dt, signal = dt + of_dt, signal + of_u
         y = (tl.zeros((ROWS, LANES), tl.float32),) * (CHANNELS * STEPS)
 
         for n in range(0, N):
