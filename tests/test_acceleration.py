@@ -233,3 +233,32 @@ def test_a_part_that_waits_for_the_device_is_named():
     # In a process of its own: a failed capture leaves the generator of random numbers unusable.
     done = subprocess.run([sys.executable, '-c', WAITING], capture_output=True, text=True)
     assert 'RuntimeError: Waiting cannot be recorded as a CUDA graph: ' in done.stderr
+
+
+GARBAGE = """
+import torch
+from vim_mm.acceleration import GraphedCall
+
+class Waiting:
+    def __init__(self):
+        self.itself = self
+    def __del__(self):
+        torch.cuda.synchronize()
+
+def double(x):
+    Waiting()
+    many = [[i] for i in range(100_000)]  # after some of them garbage is collected
+    return 2 * x
+
+call = GraphedCall(double, 'Double')
+x = torch.ones(3, device='cuda')
+with torch.no_grad():
+    call(x)
+    print(call(x).tolist(), len(call.graphs))
+"""
+
+
+@needs_cuda
+def test_garbage_that_waits_for_the_device_does_not_end_a_recording():
+    done = subprocess.run([sys.executable, '-c', GARBAGE], capture_output=True, text=True)
+    assert done.stdout == '[2.0, 2.0, 2.0] 1\n', done.stderr

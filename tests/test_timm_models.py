@@ -244,7 +244,7 @@ def test_groups_of_parameters(class_token):
     assert names < model.no_weight_decay()
     assert {f'layers.0.mixer.{n}' for n in ('A_log', 'A_b_log')} < model.no_weight_decay()
     for groups in (
-        param_groups_weight_decay(model, 0.05, model.no_weight_decay()),
+        param_groups_weight_decay(model, 0.05, no_weight_decay_list=model.no_weight_decay()),
         param_groups_layer_decay(model, 0.05, model.no_weight_decay(), layer_decay=0.75),
     ):
         group_of = {id(p): group for group in groups for p in group['params']}

@@ -1,9 +1,10 @@
 """Faster predictions of any model: mixed precision, CUDA graphs and torch.compile in one call."""
 
+import gc
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -128,6 +129,18 @@ def call_aside(function: Callable[[], Any]) -> Any:
     return result
 
 
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Collect nothing meanwhile: what is deleted may wait for the GPU, which ends a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def record(
     function: Callable[[], Any], pool: tuple | None = None
 ) -> tuple[torch.cuda.CUDAGraph, Any]:
@@ -145,7 +158,10 @@ def record(
     # A graph must cast weights itself: what autocast of the caller keeps is freed when that ends.
     torch.clear_autocast_cache()
     # Other threads, such as those that load data, may go on allocating and waiting.
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode='thread_local'):
+    with (
+        _no_garbage_collection(),
+        torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode='thread_local'),
+    ):
         outputs = function()
     torch.clear_autocast_cache()  # of what lies in the memory of the graph
     return graph, outputs

@@ -164,7 +164,7 @@ def test_its_weights_drop_into_a_dense_model(name, folder, monkeypatch):
     )
     backbone = MODELS.build(cfg.model.backbone)
     backbone.init_weights()
-    trained = torch.load(folder / 'run/iter_4.pth', weights_only=False)['state_dict']
+    trained = torch.load(folder / 'run/iter_4.pth', 'cpu', weights_only=False)['state_dict']
     for key, weight in backbone.state_dict().items():
         if key != 'pos_embed':  # of another grid
             torch.testing.assert_close(weight, trained[f'backbone.{key}'], rtol=0, atol=0)

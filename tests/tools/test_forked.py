@@ -67,7 +67,8 @@ def test_signals_reach_the_script(number, start):
     process = start(forked_python(), 'sleep')
     process.stdout.readline()
     process.send_signal(number)
-    assert process.wait(timeout=60) == -number
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == -number, errors
 
 
 def test_what_is_no_script_goes_to_the_interpreter():
