@@ -68,7 +68,11 @@ def test_signals_reach_the_script(number, start):
     process.stdout.readline()
     process.send_signal(number)
     errors = process.communicate(timeout=60)[1]
-    assert process.returncode == -number, errors
+    # After KeyboardInterrupt the code depends on libraries: an exit handler that runs code, such as
+    # one that imports, makes an interpreter end with 1.
+    ends = (-number, 1) if number == signal.SIGINT else (-number,)
+    assert process.returncode in ends
+    assert ('KeyboardInterrupt' in errors) == (number == signal.SIGINT)
 
 
 def test_what_is_no_script_goes_to_the_interpreter():
