@@ -13,7 +13,7 @@ LONGEST = (
     'emulation/test_emulation.py',
     'packaging/test_distributions.py',
     # Not long, but its forks compute gradients, which PyTorch refuses after a compilation here.
-    'engine/test_batch.py',
+    'engine/batches/test_batch.py',
     'tools/test_distributed.py',
     'ops/test_triton_compiles.py',
     'export/test_aoti.py',

@@ -83,9 +83,9 @@ class Rehearsal:
 
 
 def emulate_training_graphs(monkeypatch):
-    """Let ``vim_mm.engine.graphed_step`` make its graphs on the CPU."""
+    """Let ``vim_mm.engine.optimization.graphed_step`` make its graphs on the CPU."""
     # Here, because the tests of operators run where MMEngine is missing.
-    from vim_mm.engine import graphed_step
+    from vim_mm.engine.optimization import graphed_step
 
     rehearsal = Rehearsal()
     begin = graphed_step.GraphedStep.__init__

@@ -51,15 +51,15 @@ def parse_args() -> Namespace:
 
 def main(args: Namespace) -> None:
     from vim_mm.convert import ConversionError, convert_checkpoint, fit
-    from vim_mm.engine.checkpoint import read_as_data
-    from vim_mm.engine.cli import read_config
-    from vim_mm.engine.conversion import (
+    from vim_mm.engine.checkpoints.conversion import (
         as_arguments,
         as_checkpoint,
         differences,
         keep_backbone,
         write,
     )
+    from vim_mm.engine.checkpoints.reading import read_as_data
+    from vim_mm.engine.cli import read_config
     from vim_mm.engine.target import build_model, build_target
 
     checkpoint = read_as_data(args.input, 'cpu')

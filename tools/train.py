@@ -55,10 +55,10 @@ def parse_args(arguments: list[str] | None = None) -> Namespace:
 def main(args: Namespace) -> None:
     # After the arguments: --help takes no PyTorch.
     from vim_mm.engine import build_runner
-    from vim_mm.engine.batch import scale_learning_rate
-    from vim_mm.engine.checkpoint import last_checkpoint
+    from vim_mm.engine.batches.batch import scale_learning_rate
+    from vim_mm.engine.checkpoints.reading import last_checkpoint
     from vim_mm.engine.cli import read_config
-    from vim_mm.engine.graphed_step import train_by_graph
+    from vim_mm.engine.optimization.graphed_step import train_by_graph
 
     cfg = read_config(args)
     if args.amp:
@@ -81,8 +81,8 @@ def main(args: Namespace) -> None:
 
 def record_training(runner, file: Path) -> None:
     """Train, and note in a record what ran, and whether the loss became NaN or infinite."""
-    from vim_mm.engine.nonfinite import NonFiniteLossError
-    from vim_mm.engine.observed import RecordHook, note_divergence
+    from vim_mm.engine.watching.nonfinite import NonFiniteLossError
+    from vim_mm.engine.watching.observed import RecordHook, note_divergence
 
     runner.register_hook(RecordHook(file))
     try:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.tools.conftest import run_tool
-from vim_mm.analysis.comparison import ARMS, family, read_results, secondary_rows, verdicts
-from vim_mm.analysis.comparison_plots import plot_task
+from vim_mm.analysis.study.comparison import ARMS, family, read_results, secondary_rows, verdicts
+from vim_mm.analysis.study.plots import plot_task
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / 'docs/study/results'

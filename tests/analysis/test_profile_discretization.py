@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.tools.conftest import TOOLS, run_tool
-from vim_mm.analysis.dense_inverse import dense_coefficients, dense_scan
-from vim_mm.analysis.parallel_scans import FORMS
+from vim_mm.analysis.scan.dense_inverse import dense_coefficients, dense_scan
+from vim_mm.analysis.scan.parallel import FORMS
 from vim_mm.analysis.timing import ScanShape, make_inputs
 from vim_mm.ops import METHODS, discretize, selective_scan_ref
 

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from vim_mm.analysis.floors import Card
+from vim_mm.analysis.benchmarks.floors import Card
 from vim_mm.analysis.tables import figures
 from vim_mm.analysis.timing import (
     WARM_UP_CALLS,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.tools.conftest import TOOLS
-from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL
+from vim_mm.analysis.scan.paths import CPU_KERNEL, CUDA_KERNEL
 from vim_mm.ops import METHODS, selective_scan
 from vim_mm.ops.discretization import psi
 

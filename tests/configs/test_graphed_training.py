@@ -17,7 +17,7 @@ from tests.graphs import assert_same_bits
 from vim_mm.config import config_path
 from vim_mm.engine import BFloat16OptimWrapper, activate
 from vim_mm.engine.cli import import_task_library
-from vim_mm.engine.graphed_step import GraphedStep
+from vim_mm.engine.optimization.graphed_step import GraphedStep
 
 STEPS = 5
 WIDTH = 8

@@ -13,7 +13,7 @@ from tests.models.small import small_backbone
 from vim_mm import registered
 from vim_mm.convert import ConversionError, convert_checkpoint, fit, needs_conversion
 from vim_mm.engine import UnsafeCheckpointError
-from vim_mm.engine.checkpoint import load_from_local, read_as_data
+from vim_mm.engine.checkpoints.reading import load_from_local, read_as_data
 from vim_mm.engine.target import build_target
 
 WIDTH, LAYERS, TOKENS = 16, 4, 17

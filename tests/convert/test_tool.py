@@ -14,10 +14,10 @@ from tests.tools.conftest import TOOLS, run_tool
 from vim_mm import registered
 from vim_mm.convert import ConversionError
 from vim_mm.engine import activate
-from vim_mm.engine.checkpoint import read_as_data
+from vim_mm.engine.checkpoints.conversion import write
+from vim_mm.engine.checkpoints.provenance import CheckpointMismatchError, check_switches
+from vim_mm.engine.checkpoints.reading import read_as_data
 from vim_mm.engine.cli import load_model
-from vim_mm.engine.conversion import write
-from vim_mm.engine.provenance import CheckpointMismatchError, check_switches
 from vim_mm.models import VisionMamba
 
 WIDTH, LAYERS = 16, 4

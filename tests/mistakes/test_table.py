@@ -15,10 +15,10 @@ from mmengine.registry import MODELS
 
 from tests.models.small import small_backbone
 from vim_mm.config import config_path
-from vim_mm.engine.channels import check_channels
-from vim_mm.engine.checkpoint import load_from_local
+from vim_mm.engine.checkpoints.reading import load_from_local
+from vim_mm.engine.checks.channels import check_channels
+from vim_mm.engine.checks.settings import check_settings
 from vim_mm.engine.cli import read_config
-from vim_mm.engine.settings import check_settings
 from vim_mm.mistakes import explain, is_mistake
 from vim_mm.models import Mamba, SimpleFPN
 

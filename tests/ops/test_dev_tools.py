@@ -52,6 +52,6 @@ def test_scan_accuracy_finds_another_method(run, monkeypatch):
         method = 'zoh' if u.is_cuda else discretization_method
         return scan(u, *arguments, discretization_method=method, **options)
 
-    monkeypatch.setattr('vim_mm.analysis.paths.selective_scan_fn', wrong)
+    monkeypatch.setattr('vim_mm.analysis.scan.paths.selective_scan_fn', wrong)
     result, _ = run('scan_accuracy.py', '--lengths', '70', '--methods', 'foh')
     assert result == 1

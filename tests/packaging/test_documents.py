@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -76,13 +77,53 @@ def test_a_room_imports_what_the_architecture_allows(room):
             assert (rest.split('.')[0] if top == 'vim_mm' else top) in allowed, f'{path}: {module}'
 
 
-def test_the_architecture_names_every_module_of_the_engine():
+def inner_rooms(room: str) -> dict[str, tuple[set[str], set[str]]]:
+    """Modules of each room inside, and what of the whole it may import, by the same document.
+
+    What is in no room is under '.'.
+    """
     text = (ROOT / 'docs/architecture.md').read_text()
-    section = text.partition('### Inside `vim_mm/engine/`')[2].partition('\n## ')[0]
-    listed = re.findall(r'`(\w+)`', section)
-    assert sorted(listed) == sorted(
-        path.stem for path in (ROOT / 'vim_mm/engine').glob('*.py') if path.stem != '__init__'
-    )
+    section = text.partition(f'### Inside `vim_mm/{room}/`')[2].partition('\n#')[0]
+    rows = re.findall(r'^\| (`\w+/`|in no room) \| .* \| (.*) \| (.*) \|$', section, re.M)
+    names = {'in no room': '.'}
+    return {
+        names.get(inner, inner.strip('`/')): tuple(
+            set(re.findall(r'`(\w+)`', cell)) if cell != 'everything' else {cell} for cell in cells
+        )
+        for inner, *cells in rows
+    }
+
+
+each_room_with_rooms = pytest.mark.parametrize('room', ['engine', 'analysis'])
+
+
+@each_room_with_rooms
+def test_the_architecture_names_every_module_inside(room):
+    place = ROOT / 'vim_mm' / room
+    there = defaultdict(set)
+    for path in place.rglob('*.py'):
+        if path.stem != '__init__':
+            there[path.parent.relative_to(place).as_posix()].add(path.stem)
+    assert {inner: modules for inner, (modules, _) in inner_rooms(room).items()} == there
+
+
+@each_room_with_rooms
+def test_an_inner_room_imports_what_the_architecture_allows(room):
+    place = ROOT / 'vim_mm' / room
+    above = set()
+    for inner, (modules, allowed) in inner_rooms(room).items():
+        if allowed == {'everything'}:
+            allowed = above
+        assert allowed <= above, f'{inner} is not below {allowed - above}'
+        own = modules if inner == '.' else {inner}
+        for path in (place / inner).glob('*.py'):
+            if path == place / '__init__.py':  # the public names
+                continue
+            for module in imported_modules(path):
+                if f'{module}.'.startswith(f'vim_mm.{room}.'):
+                    part = (*module.split('.'), '')[2]
+                    assert part in allowed | own, f'{path}: {module}'
+        above |= own
 
 
 def test_the_page_of_the_api_has_every_public_room():

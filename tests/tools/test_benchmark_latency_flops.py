@@ -9,7 +9,7 @@ import cv2
 import pytest
 
 from tests.tools.conftest import TOOLS, environment
-from vim_mm.analysis.benchmarks import (
+from vim_mm.analysis.benchmarks.latency import (
     UnlikeMachinesError,
     best_table,
     comparison_rows,

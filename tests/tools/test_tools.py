@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.tools.conftest import TOOLS, command, environment, run_tool
-from vim_mm.engine.checkpoint import last_checkpoint
+from vim_mm.engine.checkpoints.reading import last_checkpoint
 from vim_mm.ops import METHODS
 
 # Trainings in processes of their own.

@@ -108,7 +108,7 @@ from peers.backbones import (
 )
 from peers.scans import peer_version
 
-from vim_mm.analysis.plots import Line, plot_lines
+from vim_mm.analysis.pictures.plots import Line, plot_lines
 from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import describe, environment
 from vim_mm.progress import progress

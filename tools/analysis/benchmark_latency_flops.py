@@ -91,8 +91,8 @@ def resolve(name: str, methods: list[str]) -> list[tuple[str, str | None]]:
     """The files of a CONFIG, each with the checkpoint to load."""
     from whole_models import find_config
 
-    from vim_mm.analysis.runs import find_checkpoint
-    from vim_mm.analysis.runs import find_config as dumped_config
+    from vim_mm.analysis.runs.work_dir import find_checkpoint
+    from vim_mm.analysis.runs.work_dir import find_config as dumped_config
 
     if Path(name).is_dir():
         return [(str(dumped_config(name)), str(find_checkpoint(name)))]
@@ -148,7 +148,7 @@ def figures_of(case: Case, args: Namespace) -> dict[str, Any]:
     from whole_models import Passes, build, count_operations, make_batch
 
     from vim_mm.analysis.timing import peak_memory
-    from vim_mm.engine.observed import observe
+    from vim_mm.engine.watching.observed import observe
     from vim_mm.models import Mamba
 
     cuda = args.device == 'cuda'
@@ -273,7 +273,7 @@ def run(args: Namespace) -> Iterator[dict[str, Any]]:
 def facts(args: Namespace) -> dict[str, Any]:
     """What the figures depend on: machine, commit, versions, clocks."""
     from vim_mm.analysis.timing import clock_rates, environment
-    from vim_mm.engine.observed import versions
+    from vim_mm.engine.watching.observed import versions
 
     return environment(args.device) | {
         'versions': versions(),
@@ -297,7 +297,7 @@ def main(args: Namespace) -> None:
     import json
     import signal
 
-    from vim_mm.analysis.benchmarks import report
+    from vim_mm.analysis.benchmarks.latency import report
     from vim_mm.analysis.tables import write_text
 
     complete(args)

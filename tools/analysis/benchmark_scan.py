@@ -82,8 +82,8 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 import torch
 from peers.scans import Peer, installed_peers, peer_version
 
-from vim_mm.analysis.floors import Card
-from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
+from vim_mm.analysis.benchmarks.floors import Card
+from vim_mm.analysis.scan.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
 from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import (
     Scan,

@@ -75,7 +75,7 @@ from vim_mm.analysis.timing import environment
 from vim_mm.config import merge_options
 from vim_mm.engine import build_runner
 from vim_mm.engine.cli import read_config
-from vim_mm.engine.graphed_step import train_by_graph
+from vim_mm.engine.optimization.graphed_step import train_by_graph
 
 PICTURES, HEIGHT, WIDTH = 64, 512, 683
 # A loop that waits for data longer than this part of an iteration is said to wait for it.

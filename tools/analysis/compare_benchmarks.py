@@ -30,17 +30,17 @@ def parse_args() -> Namespace:
 
 
 def main(args: Namespace) -> None:
-    from vim_mm.analysis import benchmarks
+    from vim_mm.analysis.benchmarks import latency
     from vim_mm.analysis.tables import markdown_table, write_text
 
-    results = benchmarks.read_results(args.results)
+    results = latency.read_results(args.results)
     if not args.allow_unlike:
-        benchmarks.insist_on_one_machine(results)
+        latency.insist_on_one_machine(results)
     if args.merge:
-        text = benchmarks.report(benchmarks.merge(results))
+        text = latency.report(latency.merge(results))
     else:
-        rows = benchmarks.comparison_rows(results)
-        lines = [f'{name}: {benchmarks.head(result)}' for name, result in results.items()]
+        rows = latency.comparison_rows(results)
+        lines = [f'{name}: {latency.head(result)}' for name, result in results.items()]
         if not rows:
             raise SystemExit('no case is in the first file and in another one')
         text = '\n\n'.join([*lines, markdown_table(rows)])
@@ -48,7 +48,7 @@ def main(args: Namespace) -> None:
     if args.markdown:
         write_text(args.markdown, text)
     if args.picture:
-        benchmarks.draw(results, args.picture)
+        latency.draw(results, args.picture)
 
 
 if __name__ == '__main__':

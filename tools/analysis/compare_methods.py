@@ -40,7 +40,7 @@ def parse_args() -> argparse.Namespace:
 # Above PyTorch, so that --help and a wrong option are answered at once.
 ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
-from vim_mm.analysis.comparison import (
+from vim_mm.analysis.study.comparison import (
     ARMS,
     CONTROL,
     TaskResults,
@@ -54,8 +54,8 @@ from vim_mm.analysis.comparison import (
     title,
     verdicts,
 )
-from vim_mm.analysis.comparison_plots import plot_task
-from vim_mm.analysis.run_folders import find_runs, read_runs
+from vim_mm.analysis.study.plots import plot_task
+from vim_mm.analysis.study.run_folders import find_runs, read_runs
 from vim_mm.analysis.tables import markdown_table, write_text
 
 Rows = list[dict[str, str]]

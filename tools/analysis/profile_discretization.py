@@ -10,7 +10,7 @@ either, both. Paths: the compiled kernel of the device, the CPU kernel, the Pyth
 for ``bilinear`` two with matrices: the dense inverse of the project's seed notes, diagonal matrices
 written out as N x N and inverted, and ``vim_mm.ops.selective_scan_dense_ref``, which solves systems
 with any matrices and is given the same. ``--parallel_scans`` adds the five forms of
-``vim_mm/analysis/parallel_scans.py`` for causal methods. Ends with what the figures say of the
+``vim_mm/analysis/scan/parallel.py`` for causal methods. Ends with what the figures say of the
 notes' expectation that Python may be faster than a kernel.
 
 Throughput is in thousands of steps per second, where a step is one position of one sequence, all D
@@ -77,10 +77,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vim_mm.analysis.dense_inverse import BARE, dense_A_scan, dense_coefficients, dense_scan
-from vim_mm.analysis.errors import largest, relative_error
-from vim_mm.analysis.parallel_scans import FORMS, selective_scan_by
-from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
+from vim_mm.analysis.scan.dense_inverse import BARE, dense_A_scan, dense_coefficients, dense_scan
+from vim_mm.analysis.scan.errors import largest, relative_error
+from vim_mm.analysis.scan.parallel import FORMS, selective_scan_by
+from vim_mm.analysis.scan.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
 from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import (
     Scan,

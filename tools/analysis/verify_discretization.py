@@ -56,17 +56,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vim_mm.analysis.coefficients import by_kernel, by_python, points
-from vim_mm.analysis.errors import errors_of, largest, outputs_and_gradients, random_weights
-from vim_mm.analysis.exact import DIGITS, QUANTITIES, exact_scan, truth
-from vim_mm.analysis.method_plots import (
+from vim_mm.analysis.pictures.methods import (
     plot_differences,
     plot_errors,
     plot_inputs,
     plot_responses,
     plot_stability,
 )
-from vim_mm.analysis.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
+from vim_mm.analysis.scan.coefficients import by_kernel, by_python, points
+from vim_mm.analysis.scan.errors import errors_of, largest, outputs_and_gradients, random_weights
+from vim_mm.analysis.scan.exact import DIGITS, QUANTITIES, exact_scan, truth
+from vim_mm.analysis.scan.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
 from vim_mm.analysis.tables import markdown_table
 from vim_mm.analysis.timing import DTYPES, ScanShape, make_inputs
 from vim_mm.ops import METHODS

@@ -85,7 +85,7 @@ class Subjects:
     """
 
     def __init__(self, args: Namespace):
-        from vim_mm.analysis.run_folders import find_runs
+        from vim_mm.analysis.study.run_folders import find_runs
         from vim_mm.analysis.timing import ScanShape
 
         self.device, self.methods = args.device, args.methods
@@ -143,7 +143,7 @@ class Subjects:
 
     def expected_path(self) -> str:
         """That of the backend which the environment asks for, or of the best there is."""
-        from vim_mm.engine.observed import PYTORCH
+        from vim_mm.engine.watching.observed import PYTORCH
         from vim_mm.ops import path_of
 
         kernels = {'native': f'{self.device.upper()} kernel', 'triton': 'Triton kernel'}
@@ -159,7 +159,7 @@ class Subjects:
 
     def dumped(self) -> dict[str, dict[str, dict[str, str]]]:
         """What the dumped configs of the runs say, by task and run."""
-        from vim_mm.analysis.runs import find_config
+        from vim_mm.analysis.runs.work_dir import find_config
 
         found: dict[str, dict[str, dict[str, str]]] = {}
         for name, run in self.runs.items():
@@ -218,7 +218,7 @@ class Gpu:
 
 def perform(number: int, on: Subjects) -> Any:
     """One check."""
-    from vim_mm.analysis import fairness
+    from vim_mm.analysis.benchmarks import fairness
     from vim_mm.analysis.timing import wall_times
 
     def clock(call: Callable) -> list[float]:
@@ -278,7 +278,7 @@ def complete(args: Namespace) -> None:
 
 
 def main(args: Namespace) -> None:
-    from vim_mm.analysis.fairness import FAILED, TITLES
+    from vim_mm.analysis.benchmarks.fairness import FAILED, TITLES
     from vim_mm.analysis.timing import describe, environment
 
     complete(args)

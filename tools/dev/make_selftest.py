@@ -23,7 +23,7 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import torch
 
-from vim_mm.analysis.exact import exact_scan
+from vim_mm.analysis.scan.exact import exact_scan
 from vim_mm.ops import METHODS
 from vim_mm.progress import progress
 from vim_mm.selftest import QUANTITIES, VALUES, make_inputs, weights

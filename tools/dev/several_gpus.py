@@ -90,7 +90,8 @@ def run_all(runs: list[Run], args: Namespace) -> dict[Run, int]:
 
 def losses(run: Run, out: Path) -> list[float]:
     """The logged losses of a run, without the one that is logged early."""
-    from vim_mm.analysis.runs import read_history  # after the arguments: --help takes no PyTorch
+    # After the arguments: --help takes no PyTorch.
+    from vim_mm.analysis.runs.work_dir import read_history
 
     history, _ = read_history(out / run.name)
     return [loss for iteration, loss in history if iteration % INTERVAL == 0]

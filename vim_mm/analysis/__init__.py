@@ -1,1 +1,1 @@
-"""What the tools under ``tools/`` share: pictures of runs and predictions."""
+"""What the tools under ``tools/`` share: exact values, clocks, tables and pictures."""

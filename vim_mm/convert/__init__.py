@@ -1,7 +1,7 @@
 """Weights of Vim from elsewhere, under the names of our models: what a file holds, and what of it.
 
-Everything here is a function of names, shapes and plain data; :mod:`vim_mm.engine.conversion` reads
-and writes the files.
+Everything here is a function of names, shapes and plain data;
+:mod:`vim_mm.engine.checkpoints.conversion` reads and writes the files.
 """
 
 from vim_mm.convert.container import ConversionError

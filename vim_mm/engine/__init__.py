@@ -2,15 +2,15 @@
 
 from vim_mm.engine import flops
 from vim_mm.engine.activation import activate
-from vim_mm.engine.averaging import SideEMAHook
-from vim_mm.engine.checkpoint import UnsafeCheckpointError
-from vim_mm.engine.graphed_step import GraphedStepHook
+from vim_mm.engine.checkpoints.provenance import CheckpointMismatchError
+from vim_mm.engine.checkpoints.reading import UnsafeCheckpointError
 from vim_mm.engine.label_file import LabelFile
-from vim_mm.engine.layer_decay import LayerDecayOptimWrapperConstructor
-from vim_mm.engine.mixed_precision import BFloat16OptimWrapper
-from vim_mm.engine.provenance import CheckpointMismatchError
+from vim_mm.engine.optimization.averaging import SideEMAHook
+from vim_mm.engine.optimization.graphed_step import GraphedStepHook
+from vim_mm.engine.optimization.layer_decay import LayerDecayOptimWrapperConstructor
+from vim_mm.engine.optimization.mixed_precision import BFloat16OptimWrapper
+from vim_mm.engine.optimization.schedule import DeiTCosineLR
 from vim_mm.engine.runner import VimRunner
-from vim_mm.engine.schedule import DeiTCosineLR
 from vim_mm.engine.strategy import build_runner, wrap_vim_blocks
 
 __all__ = [

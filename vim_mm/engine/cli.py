@@ -19,9 +19,9 @@ from torch import nn
 from vim_mm.compat import DISTRIBUTIONS
 from vim_mm.config import merge_options
 from vim_mm.engine.activation import activate
-from vim_mm.engine.channels import check_channels
-from vim_mm.engine.provenance import check_switches
-from vim_mm.engine.settings import check_settings
+from vim_mm.engine.checkpoints.provenance import check_switches
+from vim_mm.engine.checks.channels import check_channels
+from vim_mm.engine.checks.settings import check_settings
 from vim_mm.mistakes import sentence
 
 # By task: segmentation, detection, classification.

@@ -23,15 +23,15 @@ from torch import distributed, nn
 from torch.utils.data import DataLoader
 
 from vim_mm.engine.activation import activate
-from vim_mm.engine.batch import AccumulationHook, Batch, plan_batch
-from vim_mm.engine.checkpoint import last_checkpoint
-from vim_mm.engine.classes import ClassesHook
-from vim_mm.engine.late_values import LateRuntimeInfoHook
-from vim_mm.engine.nonfinite import NonFiniteLossError, NonFiniteLossHook
-from vim_mm.engine.provenance import ProvenanceHook
-from vim_mm.engine.randomness import NumberedSampler, SeedIterationHook
-from vim_mm.engine.samples import build_dataloader
-from vim_mm.engine.schedule import fast_forward, reset_values, same_schedule
+from vim_mm.engine.batches.batch import AccumulationHook, Batch, plan_batch
+from vim_mm.engine.batches.randomness import NumberedSampler, SeedIterationHook
+from vim_mm.engine.batches.samples import build_dataloader
+from vim_mm.engine.checkpoints.provenance import ProvenanceHook
+from vim_mm.engine.checkpoints.reading import last_checkpoint
+from vim_mm.engine.checks.classes import ClassesHook
+from vim_mm.engine.optimization.schedule import fast_forward, reset_values, same_schedule
+from vim_mm.engine.watching.late_values import LateRuntimeInfoHook
+from vim_mm.engine.watching.nonfinite import NonFiniteLossError, NonFiniteLossHook
 from vim_mm.whole_file import whole_file
 
 
@@ -115,7 +115,7 @@ class VimRunner(Runner):
     """MMEngine's Runner, with eleven differences.
 
     - A step of the optimizer has the batch of the recipe, ``auto_scale_lr['base_batch_size']``, on
-      any number of processes, see :mod:`vim_mm.engine.batch`.
+      any number of processes, see :mod:`vim_mm.engine.batches.batch`.
     - To make one calls :func:`vim_mm.activate`: it reads checkpoints as data.
     - Distributed runs work without CUDA, see :func:`init_process_group`. There, batch statistics
       are those of each process: SyncBN needs CUDA, and is replaced by BN.
@@ -129,7 +129,7 @@ class VimRunner(Runner):
       :class:`ClassesHook`.
     - A checkpoint file appears whole or not at all, whenever the process is killed.
     - The host does not wait for the GPU in each iteration: losses are read an iteration later, see
-      :mod:`vim_mm.engine.late_values`, and batches are copied from pinned memory meanwhile.
+      :mod:`vim_mm.engine.watching.late_values`. Meanwhile batches are copied from pinned memory.
     - Segments of a GPU's memory grow, see :func:`choose_allocator`.
     - ``randomness=dict(deterministic=True)`` sets what cuBLAS needs for it in the environment.
     - ``launcher`` is 'none', 'pytorch' or 'slurm'; MMEngine's 'mpi' is not supported.

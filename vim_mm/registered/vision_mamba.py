@@ -8,7 +8,7 @@ from mmengine.model.weight_init import PretrainedInit
 from mmengine.registry import MODELS
 
 from vim_mm import models
-from vim_mm.engine.pretrained import PretrainedBackbone
+from vim_mm.engine.checkpoints.pretrained import PretrainedBackbone
 
 
 @MODELS.register_module()
@@ -20,7 +20,7 @@ class VisionMamba(models.VisionMamba, BaseModule):
     Args:
         init_cfg (dict | list[dict], optional): MMEngine's initialization config. A checkpoint of
             ``type='Pretrained'`` is read as data, in any form: see
-            :class:`vim_mm.engine.pretrained.PretrainedBackbone`.
+            :class:`vim_mm.engine.checkpoints.pretrained.PretrainedBackbone`.
     """
 
     def __init__(self, *args: Any, init_cfg: dict | list[dict] | None = None, **kwargs: Any):

@@ -1,0 +1,105 @@
+"""Reading runs: logs of resumed runs, and the demo's report on a tiny run of either task."""
+
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import cv2
+import pytest
+from mmengine.config import Config
+
+from vim_mm.analysis.runs.work_dir import find_checkpoint, find_config, read_history
+from vim_mm.config import config_path, merge_options
+from vim_mm.datasets.shapes import ShapesConfig, write_dataset
+from vim_mm.engine import VimRunner
+
+TOOLS = Path(__file__).parents[3] / 'tools'
+TINY = {
+    'model.backbone.arch': {'embed_dims': 16, 'num_layers': 4},
+    'train_cfg.max_iters': 2,
+    'train_cfg.val_interval': 2,
+    'train_dataloader.batch_size': 2,
+    'train_dataloader.num_workers': 0,
+    'train_dataloader.persistent_workers': False,
+    'val_dataloader.num_workers': 0,
+    'val_dataloader.persistent_workers': False,
+    'default_hooks.logger.interval': 1,
+}
+TASKS = {
+    'seg/upernet_vim_shapes.py': {
+        'model.neck.embed_dim': 16,
+        'model.decode_head.in_channels': [16] * 4,
+        'model.auxiliary_head.in_channels': 16,
+    },
+    'det/mask_rcnn_vim_shapes.py': {'model.neck.in_channels': 16},
+}
+
+
+def _log(work_dir, run, records):
+    folder = work_dir / run / 'vis_data'
+    folder.mkdir(parents=True)
+    (folder / 'scalars.json').write_text('\n'.join(map(json.dumps, records)) + '\n')
+
+
+def test_history_of_a_resumed_run(tmp_path):
+    _log(tmp_path, '20260101_000000', [{'loss': 3.0, 'step': 10}, {'mIoU': 20.0, 'step': 20}])
+    later = [{'loss': 1.0, 'step': 30}, {'mIoU': 21.0, 'step': 20}, {'mIoU': 40.0, 'step': 40}]
+    _log(tmp_path, '20260101_010000', later)
+    losses, metrics = read_history(tmp_path)
+    assert losses == [(10, 3.0), (30, 1.0)]
+    assert metrics == {'mIoU': [(20, 21.0), (40, 40.0)]}
+
+
+def test_detection_metrics_become_percent(tmp_path):
+    validation = {'coco/bbox_mAP': 0.25, 'coco/segm_mAP': 0.5, 'step': 10}
+    _log(tmp_path, 'run', [{'loss': 3.0, 'step': 10}, validation])
+    assert read_history(tmp_path)[1] == {'box AP': [(10, 25.0)], 'mask AP': [(10, 50.0)]}
+
+
+def test_runs_are_compared_before_they_validate(tmp_path, monkeypatch, capsys):
+    _log(tmp_path / 'zoh', 'run', [{'loss': 3.0, 'step': 10}, {'loss': 2.5, 'step': 20}])
+    _log(tmp_path / 'foh', 'run', [{'loss': 2.0, 'step': 10}, {'mIoU': 20.0, 'step': 10}])
+    picture = tmp_path / 'losses.png'
+    runs = [str(tmp_path / name) for name in ('zoh', 'foh')]
+    monkeypatch.setattr(sys, 'argv', ['compare_runs.py', *runs, '--picture', str(picture)])
+    monkeypatch.syspath_prepend(TOOLS)  # as for a script that is run
+    runpy.run_path(str(TOOLS / 'compare_runs.py'), run_name='__main__')
+    cells = [line.replace(' ', '') for line in capsys.readouterr().out.splitlines()]
+    assert '|run|iterations|loss|' in cells and '|zoh|20|2.5|' in cells
+    assert '|run|iterations|loss|mIoU|' in cells and '|foh|10|2|20.00|' in cells
+    assert cv2.imread(str(picture)).shape[1] > 400
+
+
+@pytest.mark.parametrize('find', [find_config, find_checkpoint, read_history])
+def test_what_is_missing_is_said(tmp_path, find):
+    with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path))):
+        find(tmp_path)
+
+
+@pytest.fixture(scope='module')
+def data_root(tmp_path_factory):
+    root = tmp_path_factory.mktemp('data') / 'shapes'
+    write_dataset(root, ShapesConfig(train=4, val=3, size=64, seed=1))
+    return root
+
+
+@pytest.mark.parametrize(
+    'config',
+    [pytest.param(t, marks=pytest.mark.slow if t.startswith('det') else ()) for t in TASKS],
+)
+def test_report_on_a_tiny_run(config, data_root, tmp_path, monkeypatch, capsys):
+    cfg = Config.fromfile(config_path(config))
+    merge_options(cfg, {**TINY, **TASKS[config], 'data_root': str(data_root)})
+    cfg.work_dir = str(tmp_path / 'before')
+    VimRunner.from_cfg(cfg).train()
+    work_dir = (tmp_path / 'before').rename(tmp_path / 'moved')
+    monkeypatch.setattr(sys, 'argv', ['demo_report.py', str(work_dir), '--images', '2'])
+    monkeypatch.syspath_prepend(TOOLS)
+    runpy.run_path(str(TOOLS / 'demo_report.py'), run_name='__main__')
+    said = capsys.readouterr().out
+    assert 'on held-out images after 2 iterations' in said
+    for name in ('curves.png', 'predictions.png'):
+        assert cv2.imread(str(work_dir / name)).shape[1] > 500
+        assert str(work_dir / name) in said

@@ -1,0 +1,127 @@
+"""compare_methods.py on folders as run_all_methods.py leaves them, with planted differences."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from vim_mm.analysis.study.comparison import family
+from vim_mm.analysis.study.run_folders import UnlikeRunsError, find_runs, read_runs
+
+TOOL = Path(__file__).parents[3] / 'tools/analysis/compare_methods.py'
+METHODS = ('zoh', 'foh', 'bilinear', 'zoh_exact')
+PLANTED = {'foh': -3.0}  # points from the control
+SEEDS = 10
+
+
+def write_run(folder, method, seed, metric, **record):
+    """A folder with its record and a log of two validations; the metric None has no log."""
+    folder.mkdir(parents=True)
+    ran = {'path': 'CUDA kernel', 'card': 'a card', 'threads': 1, 'date': '2026-01-01',
+           'versions': {'torch': '2.11'}}  # fmt: skip
+    run = {'task': 'small', 'method': method, 'seed': seed, 'status': 'finished', 'commit': 'abc',
+           'arguments': ['--amp'], 'ran': ran}  # fmt: skip
+    (folder / 'run.json').write_text(json.dumps(run | record))
+    if metric is not None:
+        lines = [{'step': 2, 'loss': 1.0}, {'step': 2, 'mIoU': metric - 5},
+                 {'step': 4, 'loss': 0.5}, {'step': 4, 'mIoU': metric}]  # fmt: skip
+        log = folder / '20260101_000000/vis_data/scalars.json'
+        log.parent.mkdir(parents=True)
+        log.write_text('\n'.join(map(json.dumps, lines)))
+
+
+@pytest.fixture(scope='module')
+def work_dirs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('work_dirs')
+    rng = np.random.default_rng(0)
+    for seed, level in enumerate(rng.normal(40, 2, SEEDS)):
+        for method in METHODS:
+            metric = level + PLANTED.get(method, 0) + rng.normal(0, 0.2)
+            write_run(folder / f'small_{method}_seed{seed}', method, seed, float(metric))
+    return folder
+
+
+def test_the_planted_difference_is_found(work_dirs):
+    folders = find_runs([work_dirs])
+    assert len(folders) == len(METHODS) * SEEDS
+    ((task,), left_out) = read_runs(folders)
+    assert (task.name, task.seeds, left_out) == ('small mIoU', [*range(SEEDS)], [])
+    found = family(task)
+    assert {m for m, (_, p) in found.items() if p < 0.05} == {*PLANTED}
+    assert found['foh'][0].low < -3.0 < found['foh'][0].high
+    task.control = 'zoh'
+    assert [*family(task)] == ['foh', 'bilinear', 'zoh_exact']
+
+
+def test_interrupted_runs_are_left_out_and_diverged_ones_count(work_dirs, tmp_path):
+    for seed in range(2):
+        for method in ('zoh', 'zoh_exact'):
+            write_run(tmp_path / f'{method}{seed}', method, seed, 30.0)
+    write_run(tmp_path / 'zoh2', 'zoh', 2, 31.0, status='interrupted')
+    write_run(tmp_path / 'early', 'rk4', 0, None, status='diverged')
+    write_run(tmp_path / 'late', 'rk4', 1, 20.0, status='diverged')
+    ((task,), left_out) = read_runs(find_runs([tmp_path]))
+    assert left_out == [f'left out: {tmp_path / "zoh2"} is interrupted.']
+    assert task.metrics('rk4') == [0.0, 0.0]
+    assert task.runs['rk4'][0]['curve'] == [[2, 0.0], [4, 0.0]]
+    assert task.runs['rk4'][1]['diverged'] and task.metrics('zoh') == [30.0, 30.0]
+
+
+@pytest.mark.parametrize(
+    ('change', 'words'),
+    [
+        ({'commit': 'def'}, 'commit is abc'),
+        ({'arguments': []}, 'arguments is'),
+        ({'ran': {'path': 'PyTorch operators'}}, 'path of the scans is CUDA kernel'),
+    ],
+)
+def test_unlike_runs_are_refused(change, words, tmp_path):
+    write_run(tmp_path / 'a', 'zoh', 0, 30.0)
+    write_run(tmp_path / 'b', 'foh', 0, 31.0, **change)
+    with pytest.raises(UnlikeRunsError, match=words):
+        read_runs(find_runs([tmp_path]))
+    ((task,), _) = read_runs(find_runs([tmp_path]), allow_unlike=True)
+    assert task.metrics('foh') == [31.0]
+
+
+def test_a_run_without_a_pair_is_refused(tmp_path):
+    write_run(tmp_path / 'a', 'zoh', 0, 30.0)
+    write_run(tmp_path / 'b', 'zoh', 0, 31.0)
+    with pytest.raises(ValueError, match='two runs of zoh with seed 0'):
+        read_runs(find_runs([tmp_path]))
+    write_run(tmp_path / 'c/d', 'zoh', None, 30.0)
+    with pytest.raises(ValueError, match='has no seed'):
+        read_runs(find_runs([tmp_path / 'c']))
+
+
+def run(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, 'argv', [str(TOOL), *map(str, arguments)])
+    runpy.run_path(str(TOOL), run_name='__main__')
+
+
+def test_markdown_latex_and_picture(work_dirs, tmp_path, monkeypatch, capsys):
+    page, latex = tmp_path / 'page.md', tmp_path / 'tables.tex'
+    run(monkeypatch, work_dirs, '--page', page, '--latex', latex)
+    printed = capsys.readouterr().out
+    assert 'Primary: each method against the control' in printed and 'interim' not in printed
+    assert 'no difference from `zoh_exact` found' in printed
+    text = page.read_text()
+    assert text.startswith('# Methods compared') and printed.split('\n\n')[0] in text
+    picture = cv2.imread(str(tmp_path / 'images/study_small_mIoU.png'))
+    assert picture is not None and picture.std() > 10
+    assert latex.read_text().count(r'\begin{tabular}') == 2
+
+
+def test_without_the_control_nothing_is_compared(tmp_path, monkeypatch, capsys):
+    for seed in range(2):
+        for method in ('zoh', 'foh'):
+            write_run(tmp_path / f'{method}{seed}', method, seed, 30.0 + seed)
+    run(monkeypatch, tmp_path)
+    printed = capsys.readouterr().out
+    assert 'no run of the control zoh_exact' in printed and 'Primary' not in printed
+    run(monkeypatch, tmp_path, '--control', 'zoh')
+    assert 'Primary: each method against the control' in capsys.readouterr().out

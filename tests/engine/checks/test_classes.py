@@ -1,0 +1,96 @@
+"""Heads with other classes than the data set are named before the first iteration."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.engine.toy import ToyModel, make_runner
+from vim_mm.engine.checks.classes import check_classes
+from vim_mm.mistakes import explain
+
+
+class Head(nn.Module):
+    def __init__(self, num_classes, **attributes):
+        super().__init__()
+        self.num_classes = num_classes
+        vars(self).update(attributes)
+
+
+def model(path: str, head: nn.Module) -> nn.Module:
+    """A model whose head has that name."""
+    *parents, name = path.split('.')
+    whole = module = nn.Module()
+    for parent in parents:
+        module.add_module(parent, nn.Module())
+        module = getattr(module, parent)
+    module.add_module(name, head)
+    return whole
+
+
+def dataset(classes: int | None, **attributes):
+    names = None if classes is None else tuple(f'class {i}' for i in range(classes))
+    return SimpleNamespace(metainfo=dict(classes=names), **attributes)
+
+
+HEADS = [
+    'decode_head', 'decode_head.0', 'auxiliary_head', 'auxiliary_head.1', 'head', 'bbox_head',
+    'roi_head.bbox_head', 'roi_head.bbox_head.2', 'roi_head.mask_head', 'panoptic_head',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize('name', HEADS)
+@pytest.mark.parametrize('num_classes', [3, 150])
+def test_each_head_is_compared(name, num_classes):
+    check_classes(model(name, Head(7)), dataset(7), 'train_dataloader.dataset')
+    with pytest.raises(ValueError) as caught:
+        check_classes(model(name, Head(num_classes)), dataset(7), 'train_dataloader.dataset')
+    assert str(caught.value) == (
+        f'model.{name}.num_classes is {num_classes}, but train_dataloader.dataset has 7 classes '
+        '(class 0, class 1, class 2, ...)'
+    )
+
+
+@pytest.mark.parametrize(
+    ('whole', 'data'),
+    [
+        pytest.param(model('decode_head', Head(3)), dataset(None), id='no classes'),
+        pytest.param(model('decode_head', Head(3)), SimpleNamespace(), id='no metainfo'),
+        pytest.param(model('decode_head', Head(None)), dataset(7), id='no number'),
+        pytest.param(model('rpn_head', Head(1)), dataset(7), id='RPN'),
+        pytest.param(model('roi_head.semantic_head', Head(183)), dataset(7), id='stuff'),
+        pytest.param(model('decode_head', Head(2, out_channels=1)), dataset(1), id='binary'),
+        pytest.param(model('mask_head', Head(80, class_agnostic=True)), dataset(7), id='agnostic'),
+        pytest.param(model('decode_head', Head(7)), dataset(7, reduce_zero_label=True), id='ADE'),
+    ],
+)  # fmt: skip
+def test_what_is_unknown_or_meant_is_let_be(whole, data):
+    check_classes(whole, data, 'train_dataloader.dataset')
+
+
+def test_classes_are_those_that_remain_of_reduced_labels():
+    """Else the metrics would call each class by the name of the one before."""
+    data = dataset(7, reduce_zero_label=True)
+    with pytest.raises(ValueError, match='is 6, but data has 7 classes after reduce_zero_'):
+        check_classes(model('decode_head', Head(6)), data, 'data')
+
+
+class Labelled(TensorDataset):
+    metainfo = dict(classes=('a', 'b'))
+
+
+@pytest.mark.parametrize('phase', ['train', 'val', 'test'])
+def test_no_iteration_comes_before(phase, tmp_path):
+    toy = ToyModel()
+    toy.head.num_classes = 3
+    calls = []
+    toy.head.register_forward_hook(lambda *args: calls.append(args))
+    loader = DataLoader(Labelled(torch.randn(4, 3, 8, 8)), batch_size=2)
+    runner = make_runner(tmp_path, toy, **{f'{phase}_dataloader': loader})
+    with pytest.raises(ValueError) as caught:
+        runner.test() if phase == 'test' else runner.train()
+    line = f'model.head.num_classes is 3, but {phase}_dataloader.dataset has 2 classes (a, b)'
+    assert explain(caught.value) == line
+    assert not calls

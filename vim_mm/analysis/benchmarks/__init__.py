@@ -1,0 +1,1 @@
+"""What measurements mean: tables of models, least times, and whether times may be compared."""

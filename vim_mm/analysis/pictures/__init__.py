@@ -1,0 +1,1 @@
+"""Pictures for the tools: curves, predictions, and what the methods are."""

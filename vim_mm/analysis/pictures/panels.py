@@ -1,0 +1,117 @@
+"""Figures of a grid of panels, for ``tools/visualize.py``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from vim_mm.analysis.pictures.plots import Region, draw_regions
+
+_INCHES = 1.5
+_DPI = 150
+_FONT = 8
+
+
+def _grid(rows: int, columns: int, extra: float = 0.0) -> tuple[Figure, np.ndarray]:
+    """Square panels without axes, and inches below them for a legend or a colour bar."""
+    size = (_INCHES * columns, (_INCHES + 0.05) * rows + 0.25 + extra)
+    figure = Figure(figsize=size, dpi=_DPI, layout='constrained')
+    panels = figure.subplots(rows, columns, squeeze=False)
+    for axes in panels.flat:
+        axes.set_axis_off()
+        axes.set_box_aspect(1)
+    return figure, panels
+
+
+def _show(axes: Axes, picture: np.ndarray, **options):
+    handle = axes.imshow(picture, **options)
+    axes.set_aspect('equal', adjustable='datalim')
+    return handle
+
+
+def plot_methods(
+    images: Sequence[np.ndarray],
+    columns: dict[str, Sequence[list[Region]]],
+    classes: Sequence[str],
+    palette: Sequence[Sequence[int]],
+    path: str | Path,
+) -> None:
+    """Draw images, and regions of each image in columns such as ground truth and methods.
+
+    Args:
+        images: (H, W, 3) uint8 RGB each.
+        columns: By title, the regions of each image.
+        classes, palette: Names and RGB of the classes; the legend has those that occur.
+        path: Picture to write.
+    """
+    figure, panels = _grid(len(images), 1 + len(columns), extra=0.35)
+    panels[0, 0].set_title('image', fontsize=_FONT)
+    for row, image in zip(panels, images, strict=True):
+        _show(row[0], image)
+    for k, (title, found) in enumerate(columns.items(), 1):
+        panels[0, k].set_title(title, fontsize=_FONT)
+        for row, image, regions in zip(panels, images, found, strict=True):
+            draw_regions(row[k], image, regions, palette)
+            row[k].set_aspect('equal', adjustable='datalim')
+    labels = {r.label for found in columns.values() for regions in found for r in regions}
+    handles = [
+        Patch(color=np.divide(palette[label], 255), label=classes[label])
+        for label in sorted(labels)
+    ]
+    figure.legend(
+        handles=handles, loc='outside lower center', ncols=8, frameon=False, fontsize=_FONT
+    )
+    figure.savefig(path)
+
+
+def plot_features(
+    images: Sequence[np.ndarray], maps: dict[str, Sequence[np.ndarray]], path: str | Path
+) -> None:
+    """Draw images and a map (H, W, 3) in [0, 1] of each image, a column for each title."""
+    figure, panels = _grid(len(images), 1 + len(maps))
+    panels[0, 0].set_title('image', fontsize=_FONT)
+    for k, (title, coloured) in enumerate(maps.items(), 1):
+        panels[0, k].set_title(title, fontsize=_FONT)
+        for row, picture in zip(panels, coloured, strict=True):
+            _show(row[k], picture, interpolation='nearest')
+    for row, image in zip(panels, images, strict=True):
+        _show(row[0], image)
+    figure.savefig(path)
+
+
+def plot_receptive_fields(fields: dict[str, np.ndarray], path: str | Path) -> None:
+    """Draw fields (H, W) whose largest value is 1 side by side, by a logarithmic scale."""
+    figure, panels = _grid(1, len(fields), extra=0.5)
+    scale = LogNorm(1e-4, 1, clip=True)
+    for axes, (title, field) in zip(panels[0], fields.items(), strict=True):
+        axes.set_title(title, fontsize=_FONT)
+        handle = _show(axes, np.maximum(field, 1e-4), cmap='magma', norm=scale)
+    bar = figure.colorbar(handle, ax=panels, location='bottom', shrink=0.6, aspect=40, pad=0.02)
+    bar.set_label('gradient by the image, of the largest', fontsize=_FONT)
+    bar.ax.tick_params(labelsize=_FONT)
+    figure.savefig(path)
+
+
+def plot_directions(
+    images: Sequence[np.ndarray], shares: dict[str, Sequence[np.ndarray]], path: str | Path
+) -> None:
+    """Draw images and the forward scan's share (H, W) of each, a column for each title."""
+    figure, panels = _grid(len(images), 1 + len(shares), extra=0.5)
+    panels[0, 0].set_title('image', fontsize=_FONT)
+    for row, image in zip(panels, images, strict=True):
+        _show(row[0], image)
+    for k, (title, share) in enumerate(shares.items(), 1):
+        mean = np.concatenate([picture.ravel() for picture in share]).mean()
+        panels[0, k].set_title(f'{title}\nforward {mean:.0%}', fontsize=_FONT)
+        for row, picture in zip(panels, share, strict=True):
+            handle = _show(row[k], picture, cmap='RdBu_r', vmin=0, vmax=1, interpolation='nearest')
+    bar = figure.colorbar(
+        handle, ax=panels, location='bottom', shrink=0.5, aspect=40, pad=0.02,
+        ticks=[0, 0.5, 1],
+    )  # fmt: skip
+    bar.ax.set_xticklabels(['backward alone', 'equal', 'forward alone'], fontsize=_FONT)
+    figure.savefig(path)

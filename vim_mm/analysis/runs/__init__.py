@@ -1,0 +1,1 @@
+"""A trained model: what its run left, what it predicts, and what it does inside."""

@@ -1,0 +1,1 @@
+"""The study of methods: its runs, statistics, tables and pictures."""

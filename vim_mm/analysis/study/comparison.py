@@ -1,0 +1,224 @@
+"""Tables of the study of methods, from its results alone: one small JSON for each run.
+
+What a figure is stands in docs/study_protocol.md.
+"""
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vim_mm.analysis.study.statistics import (
+    Comparison,
+    compare,
+    detectable_effect,
+    holm,
+    interquartile_mean,
+)
+
+CONTROL = 'zoh_exact'
+FAMILY = ('zoh', 'foh', 'bilinear', 'poly', 'highorder', 'rk4')  # against the control
+SECONDARY = (  # exploratory: A against B
+    ('foh_matched', CONTROL),
+    ('foh_matched', 'foh'),
+    ('zoh_exact_averaged', CONTROL),
+    ('poly', 'zoh_exact_averaged'),
+)
+ARMS = (*FAMILY, CONTROL, 'foh_matched', 'zoh_exact_averaged')
+TITLES = {'foh_matched': 'foh, matched', 'zoh_exact_averaged': 'zoh_exact, averaged'}
+LEVEL = 0.05
+PLANNED_SEEDS = 12
+
+
+@dataclass
+class TaskResults:
+    """The runs of one task.
+
+    Attributes:
+        name (str): Of the task, and of its setting where that is not the primary one.
+        runs (dict): By arm and seed, what the run left.
+        costs (dict): By arm, what a step costs alone on the card.
+        control (str): The arm that the others are compared with.
+        planned (int, optional): Seeds of the protocol; fewer are marked as interim.
+    """
+
+    name: str
+    runs: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    costs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    control: str = CONTROL
+    planned: int | None = PLANNED_SEEDS
+
+    @property
+    def compared(self) -> list[str]:
+        """The methods that have runs and are compared with the control."""
+        return [arm for arm in (*FAMILY, CONTROL) if arm in self.runs and arm != self.control]
+
+    @property
+    def arms(self) -> list[str]:
+        """Those that have runs, in the order of tables."""
+        known = [arm for arm in ARMS if arm in self.runs]
+        return known + sorted(self.runs.keys() - {*ARMS})
+
+    @property
+    def seeds(self) -> list[int]:
+        """Those that every arm has finished, the only ones that enter a table."""
+        return sorted(set.intersection(*(set(runs) for runs in self.runs.values())))
+
+    def metrics(self, arm: str, resolution: str | None = None) -> list[float]:
+        """The metric by seed, or that at another resolution."""
+        runs = [self.runs[arm][seed] for seed in self.seeds]
+        if resolution is None:
+            return [run['metric'] for run in runs]
+        return [run['resolutions'][resolution] for run in runs]
+
+
+def read_results(folder: Path) -> list[TaskResults]:
+    """All results under a folder, ``<task>/<arm>_<seed>.json`` and ``<task>/<arm>_cost.json``.
+
+    Raises:
+        FileNotFoundError: There are none.
+    """
+    tasks: dict[str, TaskResults] = {}
+    for file in sorted(folder.glob('*/*.json')):
+        record = json.loads(file.read_text())
+        task = tasks.setdefault(file.parent.name, TaskResults(file.parent.name))
+        if 'seed' in record:
+            task.runs.setdefault(record['arm'], {})[record['seed']] = record
+        else:
+            task.costs[record['arm']] = record
+    tasks = {name: task for name, task in tasks.items() if task.runs}
+    if not tasks:
+        raise FileNotFoundError(f'{folder} holds no results of runs')
+    return [*tasks.values()]
+
+
+def title(arm: str) -> str:
+    return TITLES.get(arm, arm)
+
+
+def family(task: TaskResults, resolution: str | None = None) -> dict[str, tuple[Comparison, float]]:
+    """Of each method that is compared, the comparison with the control and Holm's p."""
+    if task.control not in task.runs or len(task.seeds) < 2:
+        return {}
+    control = task.metrics(task.control, resolution)
+    found = {arm: compare(task.metrics(arm, resolution), control) for arm in task.compared}
+    adjusted = holm([comparison.p for comparison in found.values()])
+    return {arm: (found[arm], p) for arm, p in zip(found, adjusted)}
+
+
+def summary_rows(task: TaskResults) -> list[dict[str, str]]:
+    """A row for each arm: its metric over seeds, and its cost where that was measured."""
+    rows = []
+    for arm in task.arms:
+        values = task.metrics(arm)
+        row = {
+            'method': title(arm),
+            'seeds': str(len(values)),
+            'mean': f'{np.mean(values):.2f}',
+            'interquartile mean': f'{interquartile_mean(values):.2f}',
+            'standard deviation': f'{np.std(values, ddof=1):.2f}' if len(values) > 1 else '',
+            'least': f'{min(values):.2f}',
+            'greatest': f'{max(values):.2f}',
+        }
+        if task.costs:
+            cost = task.costs.get(arm, {})
+            row['ms a step'] = f'{cost["milliseconds"]:.2f}' if cost else ''
+            row['MiB'] = f'{cost["mebibytes"]:.0f}' if cost else ''
+        rows.append(row)
+    return rows
+
+
+def _comparison_row(a: str, b: str, found: Comparison) -> dict[str, str]:
+    # Of fewer pairs a bootstrap gives the range.
+    is_interval = can_differ(found.count, comparisons=1)
+    return {
+        'A': title(a),
+        'B': title(b),
+        'A - B': f'{found.mean:+.3f}',
+        '95 % interval': f'{found.low:+.3f} to {found.high:+.3f}' if is_interval else '',
+        'P(A > B)': f'{found.improvement:.2f}',
+        'p': f'{found.p:.4f}',
+    }
+
+
+def family_rows(task: TaskResults, resolution: str | None = None) -> list[dict[str, str]]:
+    """A row for each method that is compared, against the control."""
+    return [
+        {**_comparison_row(arm, task.control, found), 'p, Holm': f'{p:.4f}'}
+        for arm, (found, p) in family(task, resolution).items()
+    ]
+
+
+def secondary_rows(task: TaskResults) -> list[dict[str, str]]:
+    """A row for each exploratory comparison, p as it is."""
+    if len(task.seeds) < 2:
+        return []
+    return [
+        _comparison_row(a, b, compare(task.metrics(a), task.metrics(b)))
+        for a, b in SECONDARY
+        if a in task.runs and b in task.runs
+    ]
+
+
+def resolutions(task: TaskResults) -> list[str]:
+    """The other resolutions that the task's models were tested at."""
+    run = next(iter(task.runs[task.arms[0]].values()))
+    return [name for name in run.get('resolutions', {}) if name != '1']
+
+
+def resolution_rows(task: TaskResults) -> list[dict[str, str]]:
+    """A row for each arm: the mean metric at other resolutions; none where there are none."""
+    names = resolutions(task)
+    return [
+        {
+            'method': title(arm),
+            **{name: f'{np.mean(task.metrics(arm, name)):.2f}' for name in ('1', *names)},
+        }
+        for arm in task.arms
+        if names and task.seeds
+    ]
+
+
+def can_differ(pairs: int, comparisons: int) -> bool:
+    """Whether so many pairs can give a p below ``LEVEL`` at all, after Holm's correction.
+
+    The least p of the sign-flip test is 2 / 2^pairs, whatever the differences are.
+    """
+    return comparisons * 2 / 2**pairs < LEVEL
+
+
+def verdicts(task: TaskResults) -> list[str]:
+    """What may be concluded of each method that is compared, with the power there was."""
+    lines = []
+    all_found = family(task)
+    for arm, (found, p) in all_found.items():
+        if not can_differ(found.count, len(all_found)):
+            lines.append(f'`{arm}`: nothing yet, as {found.count} pairs are too few.')
+            continue
+        furthest = max(abs(found.low), abs(found.high))
+        effect = found.deviation * detectable_effect(found.count, LEVEL / len(all_found))
+        if p < LEVEL:
+            text = (
+                f'differs from `{task.control}` by {found.mean:+.2f} points (p after Holm {p:.4f})'
+            )
+        else:
+            text = f'no difference from `{task.control}` found'
+            if math.isfinite(effect):
+                text += f'; its interval excludes differences above {furthest:.2f} points'
+        lines.append(
+            f'`{arm}`: {text}. With {found.count} pairs a difference of {effect:.2f} points '
+            'is found with a probability of 0.8.'
+        )
+    return lines
+
+
+def diverged(task: TaskResults) -> Iterable[str]:
+    """The runs whose loss was not finite."""
+    for arm in task.arms:
+        for seed in task.seeds:
+            if task.runs[arm][seed].get('diverged'):
+                yield f'{title(arm)}, seed {seed}'

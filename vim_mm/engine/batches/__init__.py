@@ -1,0 +1,1 @@
+"""What a step trains on: its images, their order and their random numbers."""

@@ -1,0 +1,208 @@
+"""Between dataset and loader: samples drawn reproducibly, and faulty ones named by their files."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from mmengine.logging import print_log
+from mmengine.registry import DATASETS
+from torch.utils.data import DataLoader, Dataset
+
+from vim_mm.engine.batches.batch import Steps
+from vim_mm.engine.batches.loading import fit_workers
+from vim_mm.engine.batches.randomness import NumberedIndex, seed_sample
+
+# What the heads of MMSegmentation ignore.
+IGNORED_LABEL = 255
+# By these a file of its kind ends, apart from what other programs append.
+_ENDINGS = {'.jpg': b'\xff\xd9', '.jpeg': b'\xff\xd9', '.png': b'IEND'}
+_TAIL = 1024
+
+
+class SampleError(RuntimeError):
+    """A picture or an annotation cannot be used; the message begins with its file."""
+
+
+@DATASETS.register_module()
+class CheckedDataset(Dataset):
+    """Another dataset, each sample of which is drawn from its own seed and checked.
+
+    All other attributes are those of the dataset.
+
+    Args:
+        dataset (Mapping): Config of the dataset.
+        seed (int, optional): Of the run. None leaves random numbers as they are.
+
+    Raises:
+        SampleError: The annotations of the whole dataset cannot be read.
+    """
+
+    def __init__(self, dataset: Mapping, seed: int | None):
+        self.seed = seed
+        try:
+            self.dataset = DATASETS.build(dataset)
+            if hasattr(self.dataset, 'full_init'):
+                self.dataset.full_init()
+        except (KeyError, ValueError) as error:  # of a JSON that is cut off, or of another format
+            if not dataset.get('ann_file'):
+                raise
+            file = Path(dataset.get('data_root') or '') / dataset['ann_file']
+            raise SampleError(f'{file}: {type(error).__name__}: {error}') from error
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getattr__(self, name: str):
+        if name == 'dataset':  # not there yet while this is unpickled
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __getitem__(self, index: int):
+        """The sample of that index.
+
+        Raises:
+            SampleError: A file is missing, unreadable or cut off, or a label is none of the
+                classes.
+        """
+        if self.seed is not None and isinstance(index, NumberedIndex):
+            seed_sample(self.seed, index.epoch, index.number)
+        index = int(index)
+        try:
+            sample = self.dataset[index]
+        except Exception as error:
+            raise SampleError(self._describe(index, error)) from error
+        paths = self._paths(index)
+        for path in paths:
+            if _is_cut_off(path):
+                raise SampleError(f'{path}: the file is cut off.')
+        if problem := _label_problem(sample, self._num_classes()):
+            raise SampleError(f'{paths[-1] if paths else f"sample {index}"}: {problem}')
+        return sample
+
+    def _num_classes(self) -> int | None:
+        metainfo = getattr(self.dataset, 'metainfo', None) or {}
+        classes = metainfo.get('classes')
+        return None if classes is None else len(classes)
+
+    def _paths(self, index: int) -> list[str]:
+        """Files of a sample: its picture and, last, its map of labels if it has one."""
+        if not hasattr(self.dataset, 'get_data_info'):
+            return []
+        info = self.dataset.get_data_info(index)
+        paths = [info.get('img_path'), info.get('seg_map_path')]
+        return [path for path in paths if isinstance(path, str)]
+
+    def _describe(self, index: int, error: Exception) -> str:
+        paths = self._paths(index)
+        for path in paths:
+            if reason := _why_unreadable(path):
+                return f'{path}: {reason}'
+        # The files are pictures: then it is what a transform makes of them.
+        name = ' with '.join(paths) or f'sample {index}'
+        return f'{name}: {type(error).__name__}: {error}'
+
+
+def _why_unreadable(path: str) -> str | None:
+    from PIL import Image
+
+    if not Path(path).is_file():
+        return None if '://' in path else 'there is no such file.'
+    try:
+        with Image.open(path) as picture:
+            picture.load()
+    except Exception as error:  # Pillow raises of every kind
+        return f'not a picture that can be read ({str(error).replace(path, "the file")}).'
+    return None
+
+
+def _is_cut_off(path: str) -> bool:
+    """Whether a JPEG or PNG lacks its end; OpenCV reads such files, and fills in grey."""
+    file = Path(path)
+    ending = _ENDINGS.get(file.suffix.lower())
+    if ending is None or not file.is_file():
+        return False
+    with file.open('rb') as stream:
+        size = stream.seek(0, 2)
+        stream.seek(max(size - _TAIL, 0))
+        if ending in stream.read():
+            return False
+        stream.seek(0)  # something long may be appended
+        return ending not in stream.read()
+
+
+def _label_problem(sample, num_classes: int | None) -> str | None:
+    """What is wrong with the labels of a segmentation or detection sample."""
+    truth = sample.get('data_samples') if isinstance(sample, Mapping) else None
+    if truth is None or num_classes is None:
+        return None
+    if 'gt_sem_seg' in truth:
+        labels = truth.gt_sem_seg.data
+        shape, size = tuple(labels.shape[-2:]), tuple(truth.metainfo.get('img_shape', ())[:2])
+        if size and shape != size and 'inputs' in sample:
+            picture = tuple(sample['inputs'].shape[-2:])
+            # In testing, labels keep the size of the original picture.
+            if shape not in (picture, tuple(truth.metainfo.get('ori_shape', picture)[:2])):
+                return f'the map of labels has {shape} pixels, the picture {picture}.'
+        return _out_of_range(labels[labels != IGNORED_LABEL], num_classes)
+    if 'gt_instances' in truth and 'labels' in truth.gt_instances:
+        boxes = truth.gt_instances.get('bboxes')
+        boxes = getattr(boxes, 'tensor', boxes)
+        if boxes is not None and not torch.isfinite(boxes).all():
+            return 'a box is not finite.'
+        return _out_of_range(truth.gt_instances.labels, num_classes)
+    return None
+
+
+def _out_of_range(labels: torch.Tensor, num_classes: int) -> str | None:
+    if labels.numel() == 0:
+        return None
+    low, high = (int(x) for x in labels.aminmax())
+    if low >= 0 and high < num_classes:
+        return None
+    value = low if low < 0 else high
+    return f'a label is {value}, but there are {num_classes} classes, from 0.'
+
+
+def build_dataloader(
+    build: Callable[..., DataLoader],
+    dataloader: DataLoader | Mapping,
+    seed: int | None,
+    diff_rank_seed: bool,
+) -> DataLoader | Steps:
+    """Build a loader as MMEngine's runners do, with both wrappers around the config's choices.
+
+    Batches for a GPU lie in pinned memory unless the config says otherwise: a copy from there is
+    faster, and may overlap with the step before.
+
+    Args:
+        build (Callable): The runner's ``build_dataloader``.
+        dataloader (DataLoader | Mapping): A finished loader is returned as it is. ``micro_batches``
+            of a config, 1 by default, says how many batches a step of the optimizer has.
+        seed (int, optional): Of the run.
+        diff_rank_seed (bool): As in Runner.
+
+    Raises:
+        SampleError: The annotations of the whole dataset cannot be read.
+    """
+    if isinstance(dataloader, DataLoader):
+        return build(dataloader, seed, diff_rank_seed)
+    dataset, sampler = dataloader['dataset'], dataloader['sampler']
+    dataloader = {**dataloader}
+    counts, batch_size = dataloader.pop('micro_batches', 1), dataloader.get('batch_size', 1)
+    if isinstance(dataset, Mapping):
+        dataloader['dataset'] = dict(type='CheckedDataset', dataset=dataset, seed=seed)
+    if isinstance(sampler, Mapping):
+        dataloader['sampler'] = dict(
+            type='NumberedSampler',
+            sampler=sampler,
+            batch_size=batch_size,
+            counts=counts,
+            drop_last=dataloader.get('drop_last', False),
+        )
+    if torch.cuda.is_available():  # else PyTorch warns of it
+        dataloader.setdefault('pin_memory', True)
+    loader = build(dataloader, seed, diff_rank_seed)
+    loader.num_workers, note = fit_workers(loader.num_workers, batch_size, loader.dataset)
+    if note is not None:
+        print_log(note, logger='current')
+    return loader if counts == 1 else Steps(loader, counts)

@@ -1,0 +1,73 @@
+"""``init_cfg=dict(type='Pretrained', ...)`` of a backbone, whatever the form of the file."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from mmengine.logging import print_log
+from mmengine.model.weight_init import PretrainedInit, update_init_info
+from mmengine.runner.checkpoint import load_state_dict
+from torch import Tensor, nn
+
+from vim_mm.convert.container import Contents, ConversionError, unwrap
+from vim_mm.convert.names import backbone_roots
+from vim_mm.engine.checkpoints.reading import read_checkpoint
+
+
+class PretrainedBackbone(PretrainedInit):
+    """As MMEngine's PretrainedInit, for a VisionMamba: it finds the backbone in the file.
+
+    The file is read as data. A file in Vim's own form is converted. ``prefix`` is needed only
+    where a file holds several backbones. The note of what the weights compute is kept.
+
+    Args:
+        checkpoint (str): Path or URL.
+        prefix (str, optional): What stands before the backbone's names, with or without the last
+            dot: 'backbone', 'backbone.', 'model.backbone'.
+        map_location (str): Where tensors go, as in :func:`torch.load`.
+    """
+
+    def __call__(self, module: nn.Module) -> None:
+        """Load the weights into ``module``, a VisionMamba, which insists on all that it needs."""
+        checkpoint = read_checkpoint(self.checkpoint, self.map_location)
+        try:
+            self._load(module, unwrap(checkpoint))
+        except (ConversionError, RuntimeError) as error:
+            raise type(error)(f'{self.checkpoint}: {error}') from error
+        if hasattr(module, '_params_init_info'):
+            update_init_info(module, init_info=self._get_init_info())
+
+    def _load(self, module: nn.Module, contents: Contents) -> None:
+        root = find_backbone(contents.weights, self.prefix, self.checkpoint)
+        where = f'{root.rstrip(".")} in ' if root else ''
+        print_log(f'load {where}{self.checkpoint}', logger='current')
+        names = (name for name in contents.weights if name.startswith(root))
+        part = OrderedDict((name.removeprefix(root), contents.weights[name]) for name in names)
+        part._metadata = OrderedDict({'': contents.note.get(root.rstrip('.'), {})})
+        load_state_dict(module, part, strict=False, logger='current')
+
+
+def find_backbone(state_dict: Mapping[str, Tensor], prefix: str | None, filename: str) -> str:
+    """What stands before the names of the backbone's weights, with its dot.
+
+    Args:
+        state_dict (Mapping): Weights of a whole model, or of a backbone.
+        prefix (str, optional): What the user calls it.
+        filename (str): For the message.
+
+    Returns:
+        str: Empty for a bare backbone, and for weights that are of no Vim.
+
+    Raises:
+        ValueError: There are several backbones, and ``prefix`` names none of them.
+    """
+    roots = backbone_roots(state_dict)
+    if len(roots) < 2:
+        return roots[0] if roots else ''
+    asked = None if prefix is None else f'{prefix.rstrip(".")}.'.lstrip('.')
+    if asked not in roots:
+        names = [root.rstrip('.') for root in roots]
+        raise ValueError(
+            f'{filename} holds {len(roots)} backbones: '
+            f'prefix must be one of {names}, got {prefix!r}'
+        )
+    return asked

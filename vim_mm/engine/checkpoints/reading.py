@@ -1,0 +1,188 @@
+"""The one way in for checkpoint files: load_from, resume and Pretrained read them here, as data.
+
+MMEngine asks :class:`CheckpointLoader` for a reader by the scheme of the path. Once
+:func:`vim_mm.activate` was called, the readers of this module replace all of its own, which repeat
+a refused load without protection. A file is read with
+``torch.load(weights_only=True)`` and the plain data types that MMEngine's runner writes; nothing in
+it is ever called, imported or evaluated.
+"""
+
+import logging
+import pickle
+import re
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import torch
+from mmengine.dist import get_dist_info
+from mmengine.logging import HistoryBuffer, print_log
+from mmengine.runner.checkpoint import (
+    CheckpointLoader,
+    get_external_models,
+    get_torchvision_models,
+)
+
+from vim_mm.compat import safe_globals
+from vim_mm.convert import ConversionError, convert_checkpoint, needs_conversion
+from vim_mm.engine.checkpoints.array_pickle import NUMPY_BUILDERS, NUMPY_CORES, latin1
+from vim_mm.engine.checkpoints.conversion import as_checkpoint, describe
+from vim_mm.engine.checkpoints.file import read_file
+
+HISTORY_STATISTICS = ('min', 'max', 'current', 'mean')
+
+
+def last_checkpoint(work_dir: str | Path) -> Path | None:
+    """The last checkpoint of a training in its working directory, None if there is none yet.
+
+    Found by the files themselves: MMEngine's pointer to it holds an absolute path, wrong once the
+    directory has moved, and is empty for a moment whenever it is replaced.
+    """
+    by_number = {
+        int(path.stem.rpartition('_')[2]): path
+        for path in Path(work_dir).glob('*.pth')
+        if re.fullmatch(r'(iter|epoch)_\d+', path.stem)
+    }
+    return by_number[max(by_number)] if by_number else None
+
+
+class UnsafeCheckpointError(RuntimeError):
+    """A checkpoint holds something other than tensors and plain data; nothing of it was run."""
+
+
+def _history_statistic(owner: type, name: str) -> Callable:
+    """Stands in for ``getattr``, by which a pickled HistoryBuffer names its own four methods.
+
+    The real one would reach any object from there.
+    """
+    if owner is not HistoryBuffer or name not in HISTORY_STATISTICS:
+        raise pickle.UnpicklingError(f'Unsupported getattr({owner!r}, {name!r})')
+    return getattr(owner, name)
+
+
+# What MMEngine's runner writes besides tensors: log histories, and scores as numpy scalars. The
+# second spelling of numpy's module is that of files written under numpy 1. DeiT's code, and with it
+# Vim's, adds the arguments of the training.
+_NUMPY_DTYPES = [type(np.dtype(code)) for code in '?bBhHiIlLqQefd']
+_CLASSES = [Namespace, HistoryBuffer, np.ndarray, np.dtype, *_NUMPY_DTYPES]
+_FUNCTIONS = {
+    'builtins.getattr': _history_statistic,
+    '_codecs.encode': latin1,  # bytes in protocol 2
+    **{
+        f'{module}.multiarray.{name}': builder
+        for module in NUMPY_CORES
+        for name, builder in NUMPY_BUILDERS.items()
+    },
+}
+
+
+def _read(name: str, path: Path, map_location: str | None) -> dict:
+    """Read the file at ``path``, which messages call ``name``, under our rules."""
+    try:
+        with safe_globals(_FUNCTIONS, _CLASSES):
+            return read_file(path, map_location)
+    except pickle.UnpicklingError as error:
+        # Torch's text is a page that advises weights_only=False; its reason is the last line.
+        text = str(error).partition('\n\nCheck the documentation')[0]
+        reason = text.rpartition('\n')[2].strip().removeprefix('WeightsUnpickler error: ')
+        reason = reason.partition('. Please use')[0]
+        raise UnsafeCheckpointError(
+            f'{name} was not loaded, because it holds more than tensors and plain data and reading '
+            f'that could run code: {reason}'
+        ) from None
+
+
+def _as_ours(name: str, checkpoint: dict) -> dict:
+    """What a file holds, in the form that our models load: Vim's own files are converted."""
+    if needs_conversion(checkpoint):
+        try:
+            conversion = convert_checkpoint(checkpoint)
+        except ConversionError as error:
+            raise ConversionError(f'{name} cannot be converted: {error}') from error
+        checkpoint = as_checkpoint(conversion, name)
+        print_log(
+            f'{name} is not in the form of this package, and was converted while it was read: '
+            f'{describe(conversion)} tools/convert_checkpoint.py converts it once, and says what '
+            'became of each weight.',
+            logger='current',
+            level=logging.WARNING,
+        )
+    # Runner.resume evaluates this text as a Python config (to compare two lists of GPU ids that
+    # MMEngine has not written for years): code again, by another door.
+    if isinstance(checkpoint, dict) and isinstance(checkpoint.get('meta'), dict):
+        checkpoint['meta'].pop('config', None)
+    return checkpoint
+
+
+def read_as_data(filename: str | Path, map_location: str | None = None) -> dict:
+    """What a checkpoint file holds, in whatever form.
+
+    Args:
+        filename (str | Path): Path, with ``~`` for the home directory.
+        map_location: Where tensors go, as in :func:`torch.load`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        NotACheckpointError: The file is something else, or a part of a checkpoint.
+        UnsafeCheckpointError: The file holds more than tensors and plain data.
+    """
+    path = Path(filename).expanduser()
+    if not path.is_file():
+        what = 'a directory, not' if path.is_dir() else 'no file: there is no'
+        raise FileNotFoundError(f'{filename} is {what} checkpoint')
+    return _read(str(path), path, map_location)
+
+
+def load_from_local(filename: str, map_location: str | None = None) -> dict:
+    """:func:`read_as_data`, in the form that our models load.
+
+    Returns:
+        dict: A runner's checkpoint or a state dict.
+    """
+    return _as_ours(str(filename), read_as_data(filename, map_location))
+
+
+def load_from_http(filename: str, map_location: str | None = None) -> dict:
+    """As :func:`load_from_local`, for a URL; downloads are kept in torch.hub's directory."""
+    path = Path(torch.hub.get_dir()) / 'checkpoints' / Path(urlsplit(filename).path).name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(filename, str(path), progress=get_dist_info()[0] == 0)
+    return _as_ours(filename, _read(filename, path, map_location))
+
+
+def load_from_zoo(filename: str, map_location: str | None = None) -> dict:
+    """As :func:`load_from_http`, for a name in the lists of weights that MMEngine ships."""
+    scheme, _, name = filename.partition('://')
+    urls = get_external_models() if 'mmlab' in scheme else get_torchvision_models()
+    if name not in urls:
+        raise ValueError(f'{filename} is not among the {len(urls)} weights that MMEngine knows.')
+    return load_from_http(urls[name], map_location)
+
+
+def load_from_unsupported(filename: str, map_location: str | None = None) -> dict:
+    """Refuse the schemes whose readers in MMEngine unpickle without protection."""
+    raise ValueError(f'Cannot load {filename}: download the file and give its path or URL.')
+
+
+_READERS = {
+    load_from_local: ('',),
+    load_from_http: ('http://', 'https://'),
+    load_from_zoo: ('torchvision://', 'modelzoo://', 'open-mmlab://', 'openmmlab://'),
+    load_from_unsupported: ('mmcls://', 'pavi://', r'(\S+\:)?s3://', r'(\S+\:)?petrel://'),
+}
+
+
+def read_checkpoint(name: str, map_location: str | None = None) -> dict:
+    """Read a checkpoint by the scheme of its name, whether or not ``vim_mm`` is activated."""
+    schemes = [(p, reader) for reader, prefixes in _READERS.items() for p in prefixes if p]
+    reader = next((reader for p, reader in schemes if re.match(p, name)), load_from_local)
+    return reader(name, map_location)
+
+
+def read_checkpoints_as_data() -> None:
+    """Replace MMEngine's readers in this process; :func:`vim_mm.activate` calls this."""
+    for reader, prefixes in _READERS.items():
+        CheckpointLoader.register_scheme(prefixes, reader, force=True)

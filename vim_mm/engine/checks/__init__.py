@@ -1,0 +1,1 @@
+"""What is wrong with a config, before its first iteration."""

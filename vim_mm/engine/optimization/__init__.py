@@ -1,0 +1,1 @@
+"""The step of the optimizer: gradients, precision, learning rates and averages."""
