@@ -4,6 +4,7 @@ from vim_mm.engine import flops
 from vim_mm.engine.activation import activate
 from vim_mm.engine.averaging import SideEMAHook
 from vim_mm.engine.checkpoint import UnsafeCheckpointError
+from vim_mm.engine.flat_data_parallel import FlatDataParallel
 from vim_mm.engine.graphed_step import GraphedStepHook
 from vim_mm.engine.label_file import LabelFile
 from vim_mm.engine.layer_decay import LayerDecayOptimWrapperConstructor
@@ -17,6 +18,7 @@ __all__ = [
     'BFloat16OptimWrapper',
     'CheckpointMismatchError',
     'DeiTCosineLR',
+    'FlatDataParallel',
     'GraphedStepHook',
     'LabelFile',
     'LayerDecayOptimWrapperConstructor',
