@@ -26,8 +26,8 @@ def parse_args(arguments: list[str] | None = None) -> Namespace:
     parser.add_argument(
         '--graph',
         action='store_true',
-        help='on one GPU, replay forward and backward pass of a step as a CUDA graph, which leaves '
-        'the host little to do; the results stay',
+        help='replay forward and backward pass of a step as a CUDA graph, which leaves the host '
+        'little to do; the results stay',
     )
     parser.add_argument(
         '--record',

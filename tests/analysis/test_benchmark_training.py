@@ -42,12 +42,17 @@ def test_an_iteration_is_data_and_host(tmp_path):
         (dict(iteration=0.1, data=0.06, host=0.04), 'waits for data 60 % of the time'),
         (dict(iteration=0.1, data=0.001, host=0.09, device=0.03), 'device waits for the host'),
         (dict(iteration=0.1, data=0.001, host=0.01, device=0.095), 'The device is busy'),
+        (dict(iteration=0.1, data=0.06, host=0.04, device=0.03), 'waits for data 60 % of the time'),
+        # The host waits for the loader, and the device works on.
+        (dict(iteration=0.1, data=0.06, host=0.04, device=0.095), 'does not wait for data'),
     ],
 )
 def test_advice(tool, times, says):
     loader = dict(LOADER, num_workers=4)
     found = ' '.join(tool['advice'](times, 0.02, loader))
     assert says in found
+    if says.startswith('waits for data'):
+        assert 'The device' not in found
 
 
 def test_workers_that_keep_up(tool):

@@ -174,6 +174,13 @@ def test_a_value_that_a_module_knows_is_checked(tmp_path):
     assert log.splitlines()[-1].endswith("got 'euler'")
 
 
+def test_a_batch_that_no_model_takes_is_refused(tmp_path):
+    """Not answered by 'none fits'."""
+    arguments = (str(TOOLS / 'analysis/measure_batch.py'), 'a.py')
+    done, _ = ask(arguments, '--most=1', tmp_path)
+    assert done.stderr.splitlines()[-1].endswith('error: --most must be at least 2, got 1')
+
+
 def test_a_wrong_option_is_one_line(tmp_path):
     log = run_tool('train.py', 'a.py', '--cfg-options', 'model', cwd=tmp_path, fails=True)
     assert log.splitlines()[-1] == (

@@ -44,3 +44,16 @@ def test_a_killed_process_ends_the_job_which_then_resumes(configs, data_root, tm
     (tmp_path / 'dying.py').write_text(DYING.replace('runner.iter == 1', 'False'))
     log = run_tool(*arguments, '--resume', cwd=tmp_path, PYTHONPATH=path, **BOTH)
     assert iterations(log) == [3, 4]
+
+
+def test_graphs_train_as_launched_steps_do(configs, data_root, tmp_path):
+    """With SyncBN, whose exchanges between processes a graph holds."""
+    losses = {}
+    for name, graph in (('launched', ()), ('graphs', ('--graph',))):
+        options = ('--amp', *graph, '--work-dir', name, '--cfg-options', f'data_root={data_root}')
+        steps = ('train_cfg.max_iters=30', 'train_cfg.val_interval=30')
+        arguments = ('dist_train.sh', configs['seg'], 2, *options, *steps)
+        log = run_tool(*arguments, cwd=tmp_path, **BOTH)
+        losses[name] = [float(loss) for loss in re.findall(r'Iter\(train\).* loss: (\S+)', log)]
+    assert 'CUDA graphs computed 29 of 30 batches.' in log
+    assert losses['graphs'] == pytest.approx(losses['launched'], rel=0.02)

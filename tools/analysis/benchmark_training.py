@@ -23,7 +23,6 @@ into a temporary folder: smooth ones with grain as JPEG, labels as PNG.
 """
 
 import copy
-import itertools
 import json
 import math
 import sys
@@ -69,6 +68,7 @@ from mmengine.dist import get_world_size, is_main_process
 from mmengine.hooks import Hook
 from mmengine.registry import LOOPS
 from mmengine.runner import IterBasedTrainLoop, Runner
+from torch.utils._pytree import tree_map_only
 
 from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import environment
@@ -78,9 +78,10 @@ from vim_mm.engine.cli import read_config
 from vim_mm.engine.optimization.graphed_step import train_by_graph
 
 PICTURES, HEIGHT, WIDTH = 64, 512, 683
-# A loop that waits for data longer than this part of an iteration is said to wait for it.
+# A loop that waits for data longer than this part of an iteration is said to wait for it, unless
+# the device has work meanwhile.
 WAITING = 0.05
-# A device that works less than this part of an iteration is said to wait for the host.
+# A device that works less than this part of an iteration is said to wait.
 BUSY = 0.85
 
 
@@ -108,8 +109,12 @@ class RepeatedBatchLoop(IterBasedTrainLoop):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         batch = next(iter(self.dataloader))
-        # Copies: a preprocessor may write into a batch.
-        self.dataloader_iterator = map(copy.deepcopy, itertools.repeat(batch))
+        # A preprocessor may write into a batch. Its copies are made before the first iteration,
+        # and pinned as the loader's batches are.
+        copies = (copy.deepcopy(batch) for _ in range(self.max_iters))
+        if torch.cuda.is_available():
+            copies = (tree_map_only(torch.Tensor, torch.Tensor.pin_memory, x) for x in copies)
+        self.dataloader_iterator = iter([*copies])
 
 
 class IterationClock(Hook):
@@ -190,7 +195,9 @@ def advice(times: dict[str, float], per_picture: float, loader: dict[str, Any]) 
     batch, workers = loader['batch_size'], loader['num_workers']
     work = max(times['iteration'] - times['data'], times.get('device', 0.0))
     needed = math.ceil(1.2 * batch * per_picture / work)
-    if times['data'] > WAITING * times['iteration']:
+    busy = times.get('device', 0.0) >= BUSY * times['iteration']
+    waiting = not busy and times['data'] > WAITING * times['iteration']
+    if waiting:
         share = (
             f'The loop waits for data {100 * times["data"] / times["iteration"]:.0f} % of the time'
         )
@@ -202,13 +209,12 @@ def advice(times: dict[str, float], per_picture: float, loader: dict[str, Any]) 
         )
     else:
         says.append(f'The loop does not wait for data; it needs {needed} workers of {workers}.')
-    if 'device' in times and times['device'] < BUSY * times['iteration']:
-        if times['data'] <= WAITING * times['iteration']:
-            says.append(
-                'The device waits for the host: a larger batch, or --graph where that is possible.'
-            )
-    elif 'device' in times:
+    if busy:
         says.append('The device is busy: --amp, a smaller model or another GPU make it faster.')
+    elif 'device' in times and not waiting:
+        says.append(
+            'The device waits for the host: a larger batch, or --graph where that is possible.'
+        )
     infinite = loader['sampler']['type'] == 'InfiniteSampler'  # its epoch never ends
     if not infinite and not loader.get('persistent_workers'):
         says.append('persistent_workers=True saves starting the workers at every epoch.')

@@ -24,6 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_debug, end, parse_first
 
+LEAST = 2  # images: batch norm of UPerNet's pooled maps needs as many
 DTYPES = {'float32': 'OptimWrapper', 'bfloat16': 'BFloat16OptimWrapper'}
 
 
@@ -40,7 +41,10 @@ def parse_args() -> Namespace:
     parser.add_argument('--out', type=Path, help='write the rows as JSON to this file')
     parser.add_argument('--markdown', type=Path, help='write the table to this file')
     add_debug(parser)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.most is not None and args.most < LEAST:
+        parser.error(f'--most must be at least {LEAST}, got {args.most}')
+    return args
 
 
 # Above PyTorch, so that --help and a wrong option are answered at once.
@@ -173,7 +177,7 @@ def rows_of(path: str, dtype: str, with_cp: bool, args: Namespace) -> Iterator[d
     cfg = read_config(Namespace(config=path, cfg_options={}))
     model, optimizer = build(cfg, dtype, with_cp, device)
     most = args.most or cfg.auto_scale_lr.base_batch_size
-    start = 2
+    start = LEAST
     for card in sorted(args.memory):
         if device != 'cpu':
             total = torch.cuda.get_device_properties(0).total_memory

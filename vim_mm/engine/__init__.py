@@ -6,6 +6,7 @@ from vim_mm.engine.checkpoints.provenance import CheckpointMismatchError
 from vim_mm.engine.checkpoints.reading import UnsafeCheckpointError
 from vim_mm.engine.label_file import LabelFile
 from vim_mm.engine.optimization.averaging import SideEMAHook
+from vim_mm.engine.optimization.flat_data_parallel import FlatDataParallel
 from vim_mm.engine.optimization.graphed_step import GraphedStepHook
 from vim_mm.engine.optimization.layer_decay import LayerDecayOptimWrapperConstructor
 from vim_mm.engine.optimization.mixed_precision import BFloat16OptimWrapper
@@ -17,6 +18,7 @@ __all__ = [
     'BFloat16OptimWrapper',
     'CheckpointMismatchError',
     'DeiTCosineLR',
+    'FlatDataParallel',
     'GraphedStepHook',
     'LabelFile',
     'LayerDecayOptimWrapperConstructor',

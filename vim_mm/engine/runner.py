@@ -175,12 +175,14 @@ class VimRunner(Runner):
             )
             self.cfg.pop('sync_bn', None)
             model = revert_sync_batchnorm(model)
-            model_wrapper_cfg = {
-                'broadcast_buffers': False,
-                'find_unused_parameters': self.cfg.get('find_unused_parameters', False),
-                **(model_wrapper_cfg or {}),
-                'device_ids': None,
-            }
+            given = model_wrapper_cfg or {}
+            if given.get('type', 'MMDistributedDataParallel') == 'MMDistributedDataParallel':
+                model_wrapper_cfg = {
+                    'broadcast_buffers': False,
+                    'find_unused_parameters': self.cfg.get('find_unused_parameters', False),
+                    **given,
+                    'device_ids': None,
+                }
         for module in model.modules():
             if isinstance(module, BaseDataPreprocessor):
                 # MMSegmentation's and MMPretrain's have no argument for it.

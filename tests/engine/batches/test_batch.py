@@ -1,12 +1,9 @@
 """The batch of a recipe: by accumulated gradients it is the same on any number of processes."""
 
 import json
-import os
-import socket
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +13,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import DATASETS
 from torch.utils.data import Dataset
 
+from tests.engine.processes import needs_forks, run_processes
 from tests.engine.toy import ToyModel, make_runner
 from vim_mm.engine.batches import randomness
 from vim_mm.engine.batches.batch import Batch, plan_batch
@@ -305,11 +303,7 @@ def test_a_finished_loader_cannot_change_its_batch(tmp_path):
         make_runner(tmp_path, auto_scale_lr=recipe(8)).train()
 
 
-def _worker(rank: int, processes: int, port: int, work_dir: Path) -> None:
-    torch.set_num_threads(1)
-    for name, value in (('RANK', rank), ('LOCAL_RANK', rank), ('WORLD_SIZE', processes)):
-        os.environ[name] = str(value)
-    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), CUDA_VISIBLE_DEVICES='')
+def _worker(rank: int, processes: int, work_dir: Path) -> None:
     runner, record = train(work_dir, 2, launcher='pytorch' if processes > 1 else 'none')
     assert runner.batch.counts == TOTAL // 2 // processes
     torch.save(weights(runner), work_dir / f'weights{rank}.pth')
@@ -317,25 +311,13 @@ def _worker(rank: int, processes: int, port: int, work_dir: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason='forks, which CUDA does not survive')
+@needs_forks
 def test_one_two_and_four_processes_train_the_same(tmp_path):
     """Stochastic depth and augmentation included: micro-batches have numbers, not processes."""
     pictures, trained = {}, {}
     for processes in (1, 2, 4):
-        with socket.socket() as probe:
-            probe.bind(('127.0.0.1', 0))
-            port = probe.getsockname()[1]
         work_dir = tmp_path / str(processes)
-        context = get_context('fork')
-        workers = [
-            context.Process(target=_worker, args=(rank, processes, port, work_dir))
-            for rank in range(processes)
-        ]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join(120)
-            assert worker.exitcode == 0
+        run_processes(_worker, processes, processes, work_dir)
         ranks = range(processes)
         parts = [json.loads((work_dir / f'pictures{rank}.json').read_text()) for rank in ranks]
         pictures[processes] = [[*chain(*step)] for step in zip(*parts)]

@@ -16,7 +16,7 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper, OptimWrapperDict
-from mmengine.registry import DATASETS
+from mmengine.registry import DATASETS, MODEL_WRAPPERS
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 from torch import nn
@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from tests.engine.toy import ToyModel, make_runner
 from tests.graphs import assert_same_bits
 from tests.own_process import ROOT
+from vim_mm.engine import FlatDataParallel
 from vim_mm.engine.optimization import graphed_step
 from vim_mm.engine.optimization.graphed_step import (
     GraphedStep,
@@ -91,7 +92,7 @@ def prebatched(pictures: list) -> DataLoader:
     return DataLoader(pictures, batch_size=1, collate_fn=lambda batches: [batches[0]])
 
 
-def train(folder, graph, steps=STEPS, size=2, custom_hooks=(), **options):
+def train(folder, graph, steps=STEPS, size=2, custom_hooks=(), model=Net, **options):
     """A training with validation on pictures of another size every third step."""
     torch.manual_seed(0)
     reader = Reader()
@@ -112,7 +113,7 @@ def train(folder, graph, steps=STEPS, size=2, custom_hooks=(), **options):
         randomness=dict(seed=1),
         custom_hooks=[reader, *custom_hooks, *([GRAPHED] if graph else [])],
     )
-    runner = make_runner(folder, Net(), **{**defaults, **options})
+    runner = make_runner(folder, model(), **{**defaults, **options})
     runner.train()
     return runner, reader
 
@@ -358,14 +359,26 @@ def _several_optimizers(runner, monkeypatch):
     runner.optim_wrapper = OptimWrapperDict(one=runner.optim_wrapper)
 
 
-def _processes(runner, monkeypatch):
-    monkeypatch.setattr(graphed_step, 'get_world_size', lambda: 2)
+@MODEL_WRAPPERS.register_module()
+class OtherWrapper(nn.Module):
+    """What DistributedDataParallel is to a hook."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+
+def _wrapper(kind):
+    def change(runner, monkeypatch):
+        runner.model = kind(runner.model)
+
+    return change
 
 
 @pytest.mark.parametrize(
     ('change', 'words'),
     [
-        (_processes, 'a run of one process'),
+        (_wrapper(OtherWrapper), "take model_wrapper_cfg=dict(type='FlatDataParallel')"),
         (_set('model', roi_head=nn.Identity()), 'ToyModel is a detector'),
         (_set('model', bbox_head=nn.Identity()), 'depend on the boxes'),
         (_set('cfg', compile=True), 'remove compile'),
@@ -379,13 +392,16 @@ def test_obstacles(change, words, tmp_path, monkeypatch):
     runner = make_runner(tmp_path)
     runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
     assert obstacle(runner) is None
+    runner.model = FlatDataParallel(runner.model)
+    assert obstacle(runner) is None
+    runner.model = runner.model.module
     change(runner, monkeypatch)
     assert words in obstacle(runner)
 
 
 def test_a_strategy_is_an_obstacle():
     runner = SimpleNamespace(model=ToyModel(), optim_wrapper=None)
-    assert 'a run of one process' in obstacle(runner)
+    assert 'SimpleNamespace shards the model' in obstacle(runner)
 
 
 @pytest.mark.skipif(HAS_GPU, reason='there is a CUDA device')
@@ -494,9 +510,12 @@ def test_the_hook_is_in_the_config_once():
     for _ in range(2):
         train_by_graph(cfg)
     assert [hook['type'] for hook in cfg.custom_hooks] == ['EMAHook', 'GraphedStepHook']
-    cfg = Config(dict(custom_hooks=None))
+    assert cfg.model_wrapper_cfg == dict(type='FlatDataParallel')
+    wrapper = dict(type='MMDistributedDataParallel')
+    cfg = Config(dict(custom_hooks=None, model_wrapper_cfg=wrapper))
     train_by_graph(cfg)
     assert [dict(hook) for hook in cfg.custom_hooks] == [GRAPHED]
+    assert cfg.model_wrapper_cfg == wrapper
 
 
 WAITING = """

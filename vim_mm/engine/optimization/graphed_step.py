@@ -5,7 +5,8 @@ holds them all. What it computes are the same kernels on the same numbers, rando
 the results are those of a training without it.
 
 Outside of the graph stay the preparation of the batch, which is copied to where the graph reads it,
-gradient clipping, the optimizer, its learning rates, the loss scaler's decisions and all hooks.
+the exchange of gradients between processes, their clipping, the optimizer, its learning rates, the
+loss scaler's decisions and all hooks.
 """
 
 import gc
@@ -17,7 +18,6 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from mmengine.config import Config
-from mmengine.dist import get_world_size
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.model import BaseModel, is_model_wrapper
@@ -28,6 +28,7 @@ from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
 from vim_mm.acceleration import call_aside, record
+from vim_mm.engine.optimization.flat_data_parallel import FlatDataParallel
 from vim_mm.engine.optimization.mixed_precision import BFloat16OptimWrapper
 
 # Graphs that a training keeps. They share the memory of activations, not that of gradients.
@@ -40,18 +41,29 @@ class GraphError(ValueError):
 
 
 def train_by_graph(cfg: Config) -> None:
-    """Give the config of a training the :class:`GraphedStepHook`, unless it has it."""
+    """Give the config of a training the :class:`GraphedStepHook`, unless it has it.
+
+    Several processes will exchange gradients by :class:`FlatDataParallel`, unless the config names
+    another wrapper of the model, which is then refused.
+    """
     hooks = cfg.get('custom_hooks') or []
     if all(hook['type'] not in ('GraphedStepHook', GraphedStepHook) for hook in hooks):
         cfg.custom_hooks = [*hooks, dict(type='GraphedStepHook')]
+    if cfg.get('model_wrapper_cfg') is None:
+        cfg.model_wrapper_cfg = dict(type='FlatDataParallel')
 
 
 def obstacle(runner: Runner) -> str | None:
     """Why a training cannot be done by graphs, None if nothing is known to be in the way."""
-    model, wrapper = runner.model, runner.optim_wrapper
+    if not isinstance(runner, Runner):
+        return f'{type(runner).__name__} shards the model, whose exchanges a graph does not hold'
+    model, wrapper = _inner(runner.model), runner.optim_wrapper
     kind = type(model).__name__
-    if not isinstance(runner, Runner) or is_model_wrapper(model) or get_world_size() > 1:
-        return 'a graph holds no exchange between processes, so that it takes a run of one process'
+    if is_model_wrapper(model):
+        return (
+            f'{kind} exchanges gradients by hooks that a graph does not hold: several processes '
+            "take model_wrapper_cfg=dict(type='FlatDataParallel')"
+        )
     if hasattr(model, 'roi_head') or hasattr(model, 'bbox_head'):
         return f'{kind} is a detector, whose shapes depend on the boxes of each batch'
     if runner.cfg.get('compile'):
@@ -61,6 +73,10 @@ def obstacle(runner: Runner) -> str | None:
     if type(wrapper) not in _WRAPPERS:
         return f'a step of {type(wrapper).__name__} is not known here'
     return None if _is_on_gpu(model) else 'it needs a CUDA device'
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    return model.module if isinstance(model, FlatDataParallel) else model
 
 
 def _is_on_gpu(model: nn.Module) -> bool:
@@ -159,7 +175,7 @@ class GraphedStep:
     moved, frozen or replaced, all is recorded anew.
 
     Args:
-        model (BaseModel): On its GPU, with the ``train_step`` of ``BaseModel``.
+        model (BaseModel | FlatDataParallel): On its GPU, with the ``train_step`` of ``BaseModel``.
 
     Attributes:
         recorded (dict): Graphs by the shapes of the batch and the factor of the loss, None where
@@ -168,8 +184,9 @@ class GraphedStep:
         launched (int): Batches whose kernels the host launched.
     """
 
-    def __init__(self, model: BaseModel):
-        self.model = model
+    def __init__(self, model: BaseModel | FlatDataParallel):
+        self.model = _inner(model)
+        self.exchange = model.average_gradients if model is not self.model else None
         self.params: list[nn.Parameter] = []
         self.state: tuple = ()
         self.recorded: dict[tuple, _Recorded | None] = {}
@@ -188,6 +205,8 @@ class GraphedStep:
             batch = self.model.data_preprocessor(data, True)
         losses = self._losses(batch, optim_wrapper)
         if optim_wrapper.should_update():
+            if self.exchange is not None:
+                self.exchange()
             optim_wrapper.step()
             # The next replay overwrites the gradients that the parameters have from a graph.
             optim_wrapper.zero_grad(set_to_none=True)

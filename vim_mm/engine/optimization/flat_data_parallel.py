@@ -1,0 +1,77 @@
+"""Training in several processes with one exchange of gradients a step, after the backward pass.
+
+``DistributedDataParallel`` exchanges them in parts while the backward pass goes on, by hooks. A
+CUDA graph of the step cannot hold these: they tie gradients to the stream on which they were made.
+"""
+
+import torch
+from mmengine.dist import all_reduce, broadcast
+from mmengine.model import BaseModel
+from mmengine.optim import OptimWrapper
+from mmengine.registry import MODEL_WRAPPERS
+from torch import Tensor, nn
+
+
+@MODEL_WRAPPERS.register_module()
+class FlatDataParallel(nn.Module):
+    """A model whose processes average their gradients in one exchange, before the optimizer's step.
+
+    Gradients that a step accumulates are exchanged once. Running statistics stay those of each
+    process, as with MMEngine's ``DistributedDataParallel``.
+
+    Args:
+        module (BaseModel): On its device. It gets the parameters and buffers of process 0.
+    """
+
+    def __init__(self, module: BaseModel):
+        super().__init__()
+        self.module = module
+        with torch.no_grad():
+            for tensor in (*module.parameters(), *module.buffers()):
+                broadcast(tensor)
+
+    def average_gradients(self) -> None:
+        """Give the parameters the mean of their gradients over all processes.
+
+        Raises:
+            RuntimeError: A parameter that is trained has no gradient. Other processes may have one.
+        """
+        trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        missing = [name for name, param in trained.items() if param.grad is None]
+        if missing:
+            raise RuntimeError(
+                f'{len(missing)} parameters got no gradient, the first of them {missing[0]}: in '
+                'several processes every parameter must take part in the loss, or be frozen'
+            )
+        for dtype in dict.fromkeys(param.grad.dtype for param in trained.values()):
+            grads = [p.grad for p in trained.values() if p.grad.dtype == dtype]
+            flat = torch.cat([grad.reshape(-1) for grad in grads])
+            all_reduce(flat, 'mean')
+            means = flat.split([grad.numel() for grad in grads])
+            # One launch for many, as the optimizers do it; PyTorch has no public name for it.
+            torch._foreach_copy_(grads, [x.view_as(y) for x, y in zip(means, grads, strict=True)])
+
+    def train_step(self, data: dict | tuple | list, optim_wrapper: OptimWrapper) -> dict:
+        """As in ``BaseModel``: one batch, and the optimizer's step if it is due."""
+        with optim_wrapper.optim_context(self.module):
+            batch = self.module.data_preprocessor(data, True)
+            losses = self.module._run_forward(batch, mode='loss')
+        loss, values = self.module.parse_losses(losses)
+        optim_wrapper.backward(optim_wrapper.scale_loss(loss))
+        if optim_wrapper.should_update():
+            self.average_gradients()
+            optim_wrapper.step()
+            optim_wrapper.zero_grad()
+        return values
+
+    def val_step(self, data: dict | tuple | list) -> list:
+        """The module's."""
+        return self.module.val_step(data)
+
+    def test_step(self, data: dict | tuple | list) -> list:
+        """The module's."""
+        return self.module.test_step(data)
+
+    def forward(self, *args, **kwargs) -> dict[str, Tensor] | list | Tensor:
+        """The module's."""
+        return self.module(*args, **kwargs)
