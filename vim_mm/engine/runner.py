@@ -17,9 +17,10 @@ from mmengine.dist import broadcast, is_distributed, master_only
 from mmengine.hooks import Hook
 from mmengine.model import BaseDataPreprocessor, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper, OptimWrapperDict
-from mmengine.registry import RUNNERS
+from mmengine.registry import MODEL_WRAPPERS, RUNNERS
 from mmengine.runner import BaseLoop, Runner
 from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from vim_mm.engine.activation import activate
@@ -60,6 +61,9 @@ def init_process_group(launcher: str, backend: str = 'nccl', timeout: float | No
         torch.cuda.set_device(local_rank)
     else:
         backend = 'gloo'
+    # NCCL cannot register the buffers of segments that grow, see choose_allocator, for its
+    # operations inside of CUDA graphs.
+    os.environ.setdefault('NCCL_GRAPH_REGISTER', '0')
     distributed.init_process_group(
         backend, timeout=None if timeout is None else timedelta(seconds=timeout)
     )
@@ -78,9 +82,9 @@ def choose_allocator() -> None:
 
 
 def _leave_process_group() -> None:
+    gc.collect()  # the model holds the group as well, in cycles of runner and loops
     if distributed.is_initialized():
         distributed.destroy_process_group()
-    gc.collect()  # the model holds the group as well, in cycles of runner and loops
 
 
 def _translate_slurm_environment() -> None:
@@ -176,7 +180,10 @@ class VimRunner(Runner):
             self.cfg.pop('sync_bn', None)
             model = revert_sync_batchnorm(model)
             given = model_wrapper_cfg or {}
-            if given.get('type', 'MMDistributedDataParallel') == 'MMDistributedDataParallel':
+            kind = given.get('type', 'MMDistributedDataParallel')
+            if issubclass(
+                MODEL_WRAPPERS.get(kind) if isinstance(kind, str) else kind, DistributedDataParallel
+            ):
                 model_wrapper_cfg = {
                     'broadcast_buffers': False,
                     'find_unused_parameters': self.cfg.get('find_unused_parameters', False),

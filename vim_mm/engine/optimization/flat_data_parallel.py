@@ -1,20 +1,21 @@
 """Training in several processes with one exchange of gradients a step, after the backward pass.
 
-``DistributedDataParallel`` exchanges them in parts while the backward pass goes on, by hooks. A
-CUDA graph of the step cannot hold these: they tie gradients to the stream on which they were made.
+``DistributedDataParallel`` exchanges them in parts while the backward pass goes on, by hooks on the
+parameters. A CUDA graph of the step cannot hold these hooks: they tie each gradient to the stream
+that was current when the model was wrapped.
 """
 
 import torch
-from mmengine.dist import all_reduce, broadcast
+from mmengine.dist import broadcast, get_world_size
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODEL_WRAPPERS
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 
 @MODEL_WRAPPERS.register_module()
 class FlatDataParallel(nn.Module):
-    """A model whose processes average their gradients in one exchange, before the optimizer's step.
+    """A model whose processes average their gradients, in one flat tensor, before each step.
 
     Gradients that a step accumulates are exchanged once. Running statistics stay those of each
     process, as with MMEngine's ``DistributedDataParallel``.
@@ -26,9 +27,21 @@ class FlatDataParallel(nn.Module):
     def __init__(self, module: BaseModel):
         super().__init__()
         self.module = module
+        self.processes = get_world_size()
+        if self.processes == 1:
+            return
+        self.hosts = distributed.new_group(backend='gloo')  # answers without the GPU
         with torch.no_grad():
             for tensor in (*module.parameters(), *module.buffers()):
                 broadcast(tensor)
+
+    def all_agree(self, yes: bool) -> bool:
+        """Whether every process says yes. Each must ask; the host waits for the others."""
+        if self.processes == 1:
+            return yes
+        answer = torch.tensor(int(yes))
+        distributed.all_reduce(answer, distributed.ReduceOp.MIN, self.hosts)
+        return bool(answer)
 
     def average_gradients(self) -> None:
         """Give the parameters the mean of their gradients over all processes.
@@ -43,10 +56,13 @@ class FlatDataParallel(nn.Module):
                 f'{len(missing)} parameters got no gradient, the first of them {missing[0]}: in '
                 'several processes every parameter must take part in the loss, or be frozen'
             )
+        if self.processes == 1:
+            return
         for dtype in dict.fromkeys(param.grad.dtype for param in trained.values()):
             grads = [p.grad for p in trained.values() if p.grad.dtype == dtype]
             flat = torch.cat([grad.reshape(-1) for grad in grads])
-            all_reduce(flat, 'mean')
+            # The order of DistributedDataParallel, whose bits these are on two processes.
+            distributed.all_reduce(flat.div_(self.processes))
             means = flat.split([grad.numel() for grad in grads])
             # One launch for many, as the optimizers do it; PyTorch has no public name for it.
             torch._foreach_copy_(grads, [x.view_as(y) for x, y in zip(means, grads, strict=True)])

@@ -9,6 +9,7 @@ the exchange of gradients between processes, their clipping, the optimizer, its 
 loss scaler's decisions and all hooks.
 """
 
+import atexit
 import gc
 import random
 from collections.abc import Iterator, Mapping
@@ -58,6 +59,8 @@ def obstacle(runner: Runner) -> str | None:
     if not isinstance(runner, Runner):
         return f'{type(runner).__name__} shards the model, whose exchanges a graph does not hold'
     model, wrapper = _inner(runner.model), runner.optim_wrapper
+    if model is not runner.model and runner.cfg.get('find_unused_parameters'):
+        return 'every parameter must take part in the loss: remove find_unused_parameters'
     kind = type(model).__name__
     if is_model_wrapper(model):
         return (
@@ -172,7 +175,8 @@ class GraphedStep:
     Batches of a shape are launched as always when the shape comes for the first time, recorded when
     it comes for the second time, and replayed from then on; nothing is recorded under a profiler.
     There are graphs for the first ``MAX_GRAPHS`` shapes; all others are launched. If parameters are
-    moved, frozen or replaced, all is recorded anew.
+    moved, frozen or replaced, all is recorded anew. Several processes take a step by graphs only if
+    each of them can, because NCCL demands it of exchanges inside of a graph, such as SyncBN's.
 
     Args:
         model (BaseModel | FlatDataParallel): On its GPU, with the ``train_step`` of ``BaseModel``.
@@ -186,7 +190,9 @@ class GraphedStep:
 
     def __init__(self, model: BaseModel | FlatDataParallel):
         self.model = _inner(model)
-        self.exchange = model.average_gradients if model is not self.model else None
+        self.exchange, self.agree = (lambda: None), bool
+        if model is not self.model:
+            self.exchange, self.agree = model.average_gradients, model.all_agree
         self.params: list[nn.Parameter] = []
         self.state: tuple = ()
         self.recorded: dict[tuple, _Recorded | None] = {}
@@ -205,8 +211,7 @@ class GraphedStep:
             batch = self.model.data_preprocessor(data, True)
         losses = self._losses(batch, optim_wrapper)
         if optim_wrapper.should_update():
-            if self.exchange is not None:
-                self.exchange()
+            self.exchange()
             optim_wrapper.step()
             # The next replay overwrites the gradients that the parameters have from a graph.
             optim_wrapper.zero_grad(set_to_none=True)
@@ -226,19 +231,19 @@ class GraphedStep:
             for path, x in given.items()
         )
         key = shapes, float(wrapper.scale_loss(torch.ones(())))
-        if key not in self.recorded:
-            if len(self.recorded) < MAX_GRAPHS:
-                self.recorded[key] = None
-                return self._launch_first(batch, wrapper)
-            if not self.is_full_said:
+        is_new, has_room = key not in self.recorded, len(self.recorded) < MAX_GRAPHS
+        if is_new and has_room:
+            self.recorded[key] = None
+        recorded = self.recorded.get(key)
+        # A profiler such as RecordHook's looks for the operators of a step as it is launched.
+        recordable = not is_new and not torch.autograd._profiler_enabled()
+        if not self.agree(recorded is not None or recordable):
+            if is_new and not has_room and not self.is_full_said:
                 self.is_full_said = True
                 _log(f'Batches come in more than {MAX_GRAPHS} shapes: the others make no graphs.')
-            return self._launch(batch, wrapper)
-        recorded = self.recorded[key]
+            launch = self._launch_first if is_new and has_room else self._launch
+            return launch(batch, wrapper)
         if recorded is None:
-            # A profiler such as RecordHook's looks for the operators of a step as it is launched.
-            if torch.autograd._profiler_enabled():
-                return self._launch(batch, wrapper)
             recorded = self.recorded[key] = self._record(batch, wrapper)
         return self._replay(recorded, given, wrapper)
 
@@ -379,6 +384,8 @@ class GraphedStepHook(Hook):
         if reason is not None:
             raise GraphError(f'--graph: {reason}')
         self.step = runner.model.train_step = GraphedStep(runner.model)
+        # After an error, too: a group of processes is not left while graphs hold operations of it.
+        atexit.register(self.step.recorded.clear)
 
     def after_train(self, runner: Runner) -> None:
         """Say what ran."""
@@ -390,3 +397,4 @@ class GraphedStepHook(Hook):
         if self.step is not None and 'train_step' in vars(runner.model):
             del runner.model.train_step
             self.step.recorded.clear()
+            atexit.unregister(self.step.recorded.clear)
