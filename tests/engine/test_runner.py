@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from mmengine.fileio import LocalBackend
+from mmengine.model import MMDistributedDataParallel
 from torch import distributed, nn
 
 from tests.engine.toy import ToyModel, make_runner
@@ -63,7 +64,15 @@ class NormModel(ToyModel):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='without CUDA things differ')
-@pytest.mark.parametrize('wrapper', [None, dict(find_unused_parameters=True)])
+@pytest.mark.parametrize(
+    'wrapper',
+    [
+        None,
+        dict(find_unused_parameters=True),
+        dict(type=MMDistributedDataParallel),
+        dict(type='mmengine.MMDistributedDataParallel'),
+    ],
+)
 def test_distributed_training_needs_no_cuda(launcher, wrapper, tmp_path):
     runner = make_runner(
         tmp_path,
@@ -74,7 +83,7 @@ def test_distributed_training_needs_no_cuda(launcher, wrapper, tmp_path):
     runner.train()
     assert distributed.get_backend() == 'gloo'
     assert isinstance(runner.model, nn.parallel.DistributedDataParallel)
-    assert runner.model.find_unused_parameters == (wrapper is not None)
+    assert runner.model.find_unused_parameters == ('find_unused_parameters' in (wrapper or {}))
     assert not any(isinstance(m, nn.SyncBatchNorm) for m in runner.model.modules())
     assert runner.iter == 2
 

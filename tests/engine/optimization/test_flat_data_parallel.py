@@ -1,25 +1,32 @@
 """One exchange of gradients a step: the same bits as DistributedDataParallel, and graphs of it."""
 
-import os
-
 import pytest
 import torch
 from mmengine.optim import OptimWrapper
 
-from tests.engine.optimization.test_graphed_step import CASES, STEPS, Net, counts, results, train
+from tests.engine.optimization.test_graphed_step import (
+    CASES,
+    STEPS,
+    Net,
+    counts,
+    prebatched,
+    results,
+    train,
+)
 from tests.engine.processes import needs_forks, run_processes
 from tests.engine.toy import ToyModel
 from tests.graphs import assert_same_bits, emulate_training_graphs
 from vim_mm.engine import FlatDataParallel
+from vim_mm.engine.runner import init_process_group
+from vim_mm.engine.watching.observed import RecordHook
 
 FLAT = dict(type='FlatDataParallel')
 
 
 class Trained(Net):
-    """Every parameter takes part in the loss. Processes begin with other ones."""
+    """Every parameter takes part in the loss."""
 
     def __init__(self):
-        torch.manual_seed(int(os.environ['RANK']))
         super().__init__()
         del self.unused
 
@@ -50,6 +57,55 @@ def test_two_processes_end_in_the_same_bits(case, tmp_path, monkeypatch):
     assert torch.equal(found['graphs0'][name], found['graphs1'][name])
     losses = [found[f'graphs{rank}'][f'step {STEPS - 1}: loss'] for rank in range(2)]
     assert losses[0] != losses[1], 'each process should have had pictures of its own'
+
+
+def _observe(rank, folder, case):
+    """Process 0 looks at its first step by a profiler."""
+    options = dict(model=Trained, launcher='pytorch', cfg=dict(model_wrapper_cfg=FLAT))
+    hooks = [RecordHook(folder / 'record.json')]
+    runner, _ = train(folder / 'run', True, custom_hooks=hooks, **options, **CASES[case])
+    torch.save(counts(runner), folder / f'counts{rank}.pth')
+
+
+@needs_forks
+def test_processes_take_a_step_by_graphs_together(tmp_path, monkeypatch):
+    """A graph may hold exchanges of its own, such as SyncBN's. A step has two batches here."""
+    emulate_training_graphs(monkeypatch)
+    run_processes(_observe, 2, tmp_path, 'accumulated')
+    assert {torch.load(path) for path in tmp_path.glob('*.pth')} == {(2 * STEPS - 2, 2)}
+
+
+def _mix(rank, folder, sides):
+    pictures = [torch.rand(2, 3, side, side) for side in sides[rank]]
+    loader = prebatched(pictures)
+    options = dict(model=Trained, launcher='pytorch', cfg=dict(model_wrapper_cfg=FLAT))
+    runner, _ = train(folder / 'run', True, len(pictures), train_dataloader=loader, **options)
+    torch.save(counts(runner), folder / f'counts{rank}.pth')
+
+
+@needs_forks
+def test_a_shape_that_one_process_has_not_seen_is_launched_by_all(tmp_path, monkeypatch):
+    """The fourth batches are the first that both have seen before."""
+    emulate_training_graphs(monkeypatch)
+    run_processes(_mix, 2, tmp_path, ([8, 8, 8, 8, 8], [8, 12, 16, 12, 16]))
+    assert {torch.load(path) for path in tmp_path.glob('*.pth')} == {(2, 3)}
+
+
+def _begin(rank, folder):
+    torch.manual_seed(rank)
+    init_process_group('pytorch')
+    module = ToyModel()
+    before = module.head.weight.clone()
+    model = FlatDataParallel(module)
+    assert torch.equal(module.head.weight, before) == (rank == 0)
+    assert model.all_agree(True) and not model.all_agree(rank == 0)
+    torch.save(module.state_dict(), folder / f'{rank}.pth')
+
+
+@needs_forks
+def test_processes_begin_with_the_weights_of_the_first(tmp_path):
+    run_processes(_begin, 2, tmp_path)
+    assert_same_bits(*(torch.load(path) for path in tmp_path.glob('*.pth')))
 
 
 def test_a_parameter_without_a_gradient_is_named():

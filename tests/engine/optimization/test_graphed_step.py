@@ -361,24 +361,27 @@ def _several_optimizers(runner, monkeypatch):
 
 @MODEL_WRAPPERS.register_module()
 class OtherWrapper(nn.Module):
-    """What DistributedDataParallel is to a hook."""
+    """Stands for DistributedDataParallel, which needs a process group."""
 
     def __init__(self, module):
         super().__init__()
         self.module = module
 
 
-def _wrapper(kind):
-    def change(runner, monkeypatch):
-        runner.model = kind(runner.model)
+def _other_wrapper(runner, monkeypatch):
+    runner.model = OtherWrapper(runner.model)
 
-    return change
+
+def _unused_parameters(runner, monkeypatch):
+    runner.model = FlatDataParallel(runner.model)
+    runner.cfg.find_unused_parameters = True
 
 
 @pytest.mark.parametrize(
     ('change', 'words'),
     [
-        (_wrapper(OtherWrapper), "take model_wrapper_cfg=dict(type='FlatDataParallel')"),
+        (_unused_parameters, 'remove find_unused_parameters'),
+        (_other_wrapper, "take model_wrapper_cfg=dict(type='FlatDataParallel')"),
         (_set('model', roi_head=nn.Identity()), 'ToyModel is a detector'),
         (_set('model', bbox_head=nn.Identity()), 'depend on the boxes'),
         (_set('cfg', compile=True), 'remove compile'),
