@@ -83,3 +83,14 @@ def test_names_that_files_may_hold(side, monkeypatch, tmp_path):
     with pytest.raises(pickle.UnpicklingError), compat.safe_globals({}, [np.dtype]):
         torch.load(file, weights_only=True)
     assert {*torch.serialization.get_safe_globals()} == {*before}
+
+
+@pytest.mark.parametrize('name', ['_channel_conversion', 'channel_conversion'])
+def test_a_preprocessor_that_leaves_channels(name):
+    """Of MMEngine and the maintained MMSegmentation, and of the original MMSegmentation."""
+    preprocessor = nn.Module()
+    for swaps in (True, False):
+        setattr(preprocessor, name, swaps)
+        other, swapped = compat.without_channel_swap(preprocessor)
+        assert swapped is swaps
+        assert getattr(other, name) is False and getattr(preprocessor, name) is swaps

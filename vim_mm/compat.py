@@ -4,6 +4,7 @@ The only place that knows of such differences. It asks for what it needs, never 
 a release that has the public function gets the public function.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -34,6 +35,18 @@ def has_hooks_on_all_modules() -> bool:
     """Whether ``torch.nn.modules.module.register_module_*_hook`` has a hook that is called."""
     forward, forward_pre, backward, backward_pre = _HOOKS_ON_ALL
     return bool(forward or forward_pre or backward or backward_pre)
+
+
+def without_channel_swap(preprocessor: nn.Module) -> tuple[nn.Module, bool]:
+    """A copy of a data preprocessor that keeps the order of channels, and whether it was to swap.
+
+    The original MMSegmentation has another name for it than MMEngine.
+    """
+    names = ('_channel_conversion', 'channel_conversion')
+    name = next(name for name in names if hasattr(preprocessor, name))
+    other = copy.copy(preprocessor)
+    setattr(other, name, False)
+    return other, getattr(preprocessor, name)
 
 
 def before_load_state_dict(module: nn.Module, hook: Callable) -> None:

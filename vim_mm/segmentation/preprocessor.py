@@ -1,9 +1,10 @@
 """MMSegmentation's SegDataPreProcessor without its waits for the device."""
 
-import copy
 from typing import Any
 
 from mmseg.models import SegDataPreProcessor
+
+from vim_mm.compat import without_channel_swap
 
 
 class FastSegDataPreProcessor(SegDataPreProcessor):
@@ -17,10 +18,9 @@ class FastSegDataPreProcessor(SegDataPreProcessor):
     def forward(self, data: dict, training: bool = False) -> dict[str, Any]:
         """As in ``SegDataPreProcessor``."""
         data = self.cast_data(data)
-        if not self._channel_conversion or data['inputs'][0].size(0) != 3:
+        others, swaps_channels = without_channel_swap(self)
+        if not swaps_channels or data['inputs'][0].size(0) != 3:
             return super().forward(data, training)
-        others = copy.copy(self)
-        others._channel_conversion = False
         others.cast_data = lambda cast: cast  # done above
         data['inputs'] = [image.flip(0) for image in data['inputs']]
         return SegDataPreProcessor.forward(others, data, training)

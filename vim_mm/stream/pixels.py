@@ -3,13 +3,14 @@
 The values are the same: :func:`resize` has OpenCV's fixed-point arithmetic.
 """
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from vim_mm.compat import without_channel_swap
 
 # OpenCV's weights of a bilinear interpolation are multiples of 1/2048.
 _ONE = 2048
@@ -93,9 +94,7 @@ class Preprocessing:
     def __init__(self, transforms: Sequence, data_preprocessor: nn.Module, size: tuple[int, int]):
         check_transforms(transforms)
         # Its own would index by a list, which waits for the device.
-        self.normalize = copy.copy(data_preprocessor)
-        self.normalize._channel_conversion = False
-        self.reverse = data_preprocessor._channel_conversion
+        self.normalize, self.reverse = without_channel_swap(data_preprocessor)
         results: dict[str, Any] | None = dict(
             img=np.zeros((*size, 3), np.uint8),
             img_shape=size,
