@@ -4,6 +4,9 @@ import os
 import resource
 import signal
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -146,3 +149,39 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     )
     assert 'optimizer' in torch.load(last, weights_only=False)
     assert not list(tmp_path.glob('*.part'))
+
+
+LOADING = """
+import time
+from torch.utils.data import DataLoader
+from vim_mm.engine.runner import init_process_group
+
+class Loop:
+    def __init__(self):
+        self.runner = self  # a cycle, as of MMEngine's runner and its loops
+        self.loader = DataLoader(range(100), num_workers=2, persistent_workers=True)
+        self.iterator = iter(self.loader)
+        next(self.iterator)
+
+init_process_group('pytorch')
+loop = Loop()
+del loop
+print(time.time())
+"""
+
+
+def test_the_workers_of_loaders_end_at_once():
+    """PyTorch's destructor would wait five seconds for each of them."""
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        port = probe.getsockname()[1]
+    address = dict(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+    rank = dict(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1', CUDA_VISIBLE_DEVICES='')
+    done = subprocess.run(
+        [sys.executable, '-c', LOADING],
+        env={**os.environ, **address, **rank, 'PYTHONPATH': os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert time.time() - float(done.stdout) < 4
