@@ -4,11 +4,15 @@ import json
 import runpy
 
 import pytest
+import torch
+from mmengine.structures import PixelData
 
 from tests.tools.conftest import TOOLS, run_tool
 from vim_mm.config import config_path
 
 pytest.importorskip('mmseg')
+from mmseg.structures import SegDataSample
+
 LOADER = dict(batch_size=8, sampler=dict(type='InfiniteSampler'))
 
 
@@ -63,3 +67,18 @@ def test_workers_that_keep_up(tool):
     loader = dict(LOADER, num_workers=8)
     (first, *_) = tool['advice'](dict(iteration=0.1, data=0.06, host=0.04), 0.02, loader)
     assert 'although 5 of 8 workers would keep up' in first
+
+
+def test_a_batch_over_and_over(tool):
+    """Copies of all but the tensors: a preprocessor pads labels in their samples."""
+    label = torch.zeros(1, 4, 4)
+    sample = SegDataSample(gt_sem_seg=PixelData(data=label), metainfo=dict(img_shape=(4, 4)))
+    batch = dict(inputs=[torch.ones(3, 4, 4)], data_samples=[sample])
+    batches = tool['copies'](batch)
+    for _ in range(2):
+        found = next(batches)
+        (own,) = found['data_samples']
+        assert own.gt_sem_seg.data is label and found['inputs'][0] is batch['inputs'][0]
+        assert own.img_shape == (4, 4)
+        del own.gt_sem_seg.data
+        found['inputs'].clear()

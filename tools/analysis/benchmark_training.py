@@ -22,12 +22,14 @@ Where a segmentation config finds no data, pictures of ADE20K's usual size, 683 
 into a temporary folder: smooth ones with grain as JPEG, labels as PNG.
 """
 
-import copy
+import io
 import json
 import math
+import pickle
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -68,7 +70,6 @@ from mmengine.dist import get_world_size, is_main_process
 from mmengine.hooks import Hook
 from mmengine.registry import LOOPS
 from mmengine.runner import IterBasedTrainLoop, Runner
-from torch.utils._pytree import tree_map_only
 
 from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import environment
@@ -102,19 +103,46 @@ def draw_ade20k(root: Path, classes: int) -> None:
             cv2.imwrite(str(root / 'annotations' / split / f'{i:04}.png'), labels)
 
 
+class _Pickler(pickle.Pickler):
+    """Pickles a batch without its tensors, which it keeps."""
+
+    def __init__(self, file: io.BytesIO):
+        super().__init__(file)
+        self.tensors: list[torch.Tensor] = []
+
+    def persistent_id(self, value: Any) -> int | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        self.tensors.append(value)
+        return len(self.tensors) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]):
+        super().__init__(file)
+        self.persistent_load = tensors.__getitem__
+
+
+def copies(batch: Any) -> Iterator[Any]:
+    """A batch over and over, in copies that share its tensors, which stay pinned.
+
+    A preprocessor puts other tensors into a batch and its samples.
+    """
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(batch)
+    while True:
+        file.seek(0)
+        yield _Unpickler(file, pickler.tensors).load()
+
+
 @LOOPS.register_module()
 class RepeatedBatchLoop(IterBasedTrainLoop):
     """Trains on the first batch of the loader over and over."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        batch = next(iter(self.dataloader))
-        # A preprocessor may write into a batch. Its copies are made before the first iteration,
-        # and pinned as the loader's batches are.
-        copies = (copy.deepcopy(batch) for _ in range(self.max_iters))
-        if torch.cuda.is_available():
-            copies = (tree_map_only(torch.Tensor, torch.Tensor.pin_memory, x) for x in copies)
-        self.dataloader_iterator = iter([*copies])
+        self.dataloader_iterator = copies(next(iter(self.dataloader)))
 
 
 class IterationClock(Hook):
