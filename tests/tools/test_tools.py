@@ -11,8 +11,10 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from tests.graphs import assert_same_bits
 from tests.tools.conftest import TOOLS, command, environment, run_tool
 from vim_mm.engine.checkpoints.reading import last_checkpoint
 from vim_mm.ops import METHODS
@@ -164,6 +166,20 @@ def test_resume_finds_the_last_checkpoint_or_starts(configs, data_root, tmp_path
     assert iterations(log) == [3]
     for name in ('scalars.json', 'events.out.tfevents.*'):
         assert len(list(tmp_path.glob(f'run/*/vis_data/{name}'))) == 2
+
+
+def test_a_deterministic_training_repeats(configs, data_root, tmp_path):
+    """On a GPU too: a segmentor as the tools train it, in workers, by a mixed precision."""
+    states = []
+    for name in ('first', 'second'):
+        run_tool(
+            'train.py', configs['seg'], '--amp', '--work-dir', name, '--cfg-options',
+            f'data_root={data_root}', 'randomness.seed=0', 'randomness.deterministic=True',
+            'train_cfg.val_interval=100', cwd=tmp_path,
+        )  # fmt: skip
+        path = last_checkpoint(tmp_path / name)
+        states.append(torch.load(path, 'cpu', weights_only=False)['state_dict'])
+    assert_same_bits(*states)
 
 
 def test_a_killed_training_goes_on_from_its_last_checkpoint(configs, data_root, tmp_path):
