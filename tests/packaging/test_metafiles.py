@@ -1,10 +1,12 @@
 """model-index.yml and the metafiles list every recipe, in the form that OpenMMLab's tools read."""
 
 import runpy
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 import yaml
+from mmengine.config import Config
 
 import vim_mm
 
@@ -58,3 +60,27 @@ def test_keys_are_those_of_the_schema(name):
         assert model.keys() <= {'Name', 'In Collection', 'Config', 'Metadata', 'Results', 'Weights'}
         assert model['In Collection'] in collections
         assert Path(model['Config']).stem == model['Name']
+
+
+def test_a_collection_has_the_models_of_one_head():
+    vim_mm.activate()
+    kinds = defaultdict(set)
+    for name in metafiles():
+        for model in read(name)['Models']:
+            cfg = Config.fromfile(ROOT / model['Config']).model
+            kinds[model['In Collection']].add((cfg.type, cfg.get('decode_head', {}).get('type')))
+    collections = [kind for kinds_of_one in kinds.values() for kind in kinds_of_one]
+    assert len(collections) == len(set(collections)) == len(kinds), kinds
+    assert kinds.keys() == {c['Name'] for name in metafiles() for c in read(name)['Collections']}
+
+
+def test_the_package_that_reads_them_takes_every_model():
+    modelindex = pytest.importorskip('modelindex', reason='needs model-index')
+    index = modelindex.load(str(ROOT / 'model-index.yml'))
+    # It looks for pages beside the metafile; OpenMMLab's own name them from the root, as here.
+    assert [e for e in index.check(silent=True) if 'Path to README file' not in e] == []
+    assert len(index.models) == sum(len(read(name)['Models']) for name in metafiles()) > 0
+    for model in index.models:
+        # What it has of its collection.
+        assert model.full_model.paper['URL'].startswith('https://arxiv.org/')
+        assert 'Vision Mamba' in model.full_model.metadata.architecture

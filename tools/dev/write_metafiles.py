@@ -23,10 +23,26 @@ from mmengine.config import Config
 import vim_mm
 
 ROOT = Path(__file__).resolve().parents[2]
+# Data set and page of a task.
+TASKS = {
+    'cls': ('ImageNet-1k', 'docs/classification.md'),
+    'seg': ('ADE20K', 'seg/README.md'),
+    'det': ('COCO', 'det/README.md'),
+}
+# A collection has the configs of one head. Their names begin with it; classifiers have none.
 COLLECTIONS = {
-    'cls': ('Vision Mamba', 'ImageNet-1k', 'docs/classification.md'),
-    'seg': ('UPerNet with Vision Mamba', 'ADE20K', 'seg/README.md'),
-    'det': ('Mask R-CNN with Vision Mamba', 'COCO', 'det/README.md'),
+    'cls': {'': 'Vision Mamba'},
+    'seg': {
+        'linear': 'Linear head with Vision Mamba',
+        'mask2former': 'Mask2Former with Vision Mamba',
+        'upernet': 'UPerNet with Vision Mamba',
+    },
+    'det': {
+        'cascade_mask_rcnn': 'Cascade Mask R-CNN with Vision Mamba',
+        'dino': 'DINO with Vision Mamba',
+        'mask_rcnn': 'Mask R-CNN with Vision Mamba',
+        'retinanet': 'RetinaNet with Vision Mamba',
+    },
 }
 # By the class of the data set, where it is not the one of the task.
 OTHER_DATA = {'CIFAR100': 'CIFAR-100'}
@@ -43,6 +59,11 @@ def recipes(task: str) -> list[Path]:
     # Drawn shapes and scenes of garments are for demos, tests and studies.
     own = ('_shapes', '_fashion')
     return [path.relative_to(ROOT) for path in paths if not any(o in path.stem for o in own)]
+
+
+def head(path: Path) -> str:
+    """The head that the name of a config begins with: 'upernet' of upernet_vim_t_zoh.py."""
+    return path.stem.partition('vim_')[0].rstrip('_')
 
 
 def length(train_cfg: dict) -> dict:
@@ -70,26 +91,27 @@ def model(path: Path, collection: str, data: str) -> dict:
 
 def metafile(task: str) -> dict:
     """What configs/<task>/metafile.yml holds."""
-    name, data, readme = COLLECTIONS[task]
-    collection = {
-        'Name': name,
-        'Metadata': {
-            'Training Data': [data],
-            'Architecture': ['Vision Mamba', 'Selective State Space Model'],
-        },
-        'Paper': PAPER,
-        'README': readme,
-        'Code': {'Version': vim_mm.__version__},
-    }
-    return {
-        'Collections': [collection],
-        'Models': [model(path, name, data) for path in recipes(task)],
-    }
+    data, readme = TASKS[task]
+    collections = [
+        {
+            'Name': name,
+            'Metadata': {
+                'Training Data': [data],
+                'Architecture': ['Vision Mamba', 'Selective State Space Model'],
+            },
+            'Paper': {**PAPER},  # a copy, which YAML writes out
+            'README': readme,
+            'Code': {'Version': vim_mm.__version__},
+        }
+        for name in COLLECTIONS[task].values()
+    ]
+    models = [model(path, COLLECTIONS[task][head(path)], data) for path in recipes(task)]
+    return {'Collections': collections, 'Models': models}
 
 
 def files() -> dict[str, dict]:
     """The content of every file by its name."""
-    metafiles = {f'configs/{task}/metafile.yml': metafile(task) for task in COLLECTIONS}
+    metafiles = {f'configs/{task}/metafile.yml': metafile(task) for task in TASKS}
     return {'model-index.yml': {'Import': [*metafiles]}, **metafiles}
 
 
