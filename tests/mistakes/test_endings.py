@@ -88,6 +88,17 @@ def test_a_mistake_that_a_hook_finds_is_the_last_line(configs, data_root, tmp_pa
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(('tool', 'further'), [('train.py', ()), ('test.py', ('iter_4.pth',))])
+def test_missing_data_leave_no_work_dir(tool, further, configs, tmp_path):  # noqa: F811
+    options = ('--cfg-options', 'data_root=elsewhere')
+    log = run_tool(tool, configs['seg'], *further, *options, cwd=tmp_path, fails=True)
+    folder = dict(train='training', test='validation')[tool.removesuffix('.py')]
+    assert log.splitlines()[-1].startswith(f'{tool}: error: there is no elsewhere/images/{folder},')
+    assert 'data_root' in log and 'Traceback' not in log
+    assert not (tmp_path / 'work_dirs').exists()
+
+
 @pytest.mark.parametrize('processes', ['two', '0', '-1', ''])
 def test_a_number_of_processes_that_is_none(processes, tmp_path):
     log = run_tool('dist_train.sh', 'config.py', processes, cwd=tmp_path, fails=True)
