@@ -121,6 +121,25 @@ def test_torchrun_points_at_a_traceback(tmp_path):
     assert done.stderr.splitlines()[-1].startswith('Process 0 failed (exit code 1)')
 
 
+def test_a_python_without_the_package_is_named_with_the_remedy(tmp_path):
+    bare = tmp_path / 'bare'
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    script = TOOLS.parent / 'seg/run_all_methods.sh'
+    for python, reason in (
+        (bare, f"run_all_methods.py: error: No module named 'vim_mm' for {sys.executable}; "),
+        (tmp_path / 'none', f'run_all_methods.sh: error: there is no {tmp_path}/none; '),
+    ):
+        done = subprocess.run(
+            ['bash', str(script), '--dry-run'],
+            cwd=tmp_path, env=environment(PYTHON=str(python), PYTHONPATH=''),
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 1 and done.stderr.startswith(reason), done.stderr
+        assert 'activate the environment' in done.stderr and 'set PYTHON' in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
 # What a user or a developer calls.
 COMMANDS = [
     *(
