@@ -20,6 +20,7 @@ from tests.configs.samples import (
     detection_batch,
     segmentation_batch,
 )
+from tests.gradients import Gradients
 from vim_mm.config import config_names, config_path
 from vim_mm.engine import activate
 from vim_mm.engine.cli import import_task_library
@@ -214,7 +215,9 @@ def test_builds_trains_a_step_and_predicts(name):
         assert mixer.discretization_method == cfg.model.backbone.discretization_method
     before = watched.detach().clone()
 
+    gradients = Gradients(model)
     log = model.train_step(batch, optim_wrapper)
+    assert not gradients.lacking()
     assert math.isfinite(log['loss'])
     assert not torch.equal(watched, before)
 
