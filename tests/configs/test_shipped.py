@@ -227,6 +227,27 @@ def test_builds_trains_a_step_and_predicts(name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    'name',
+    [
+        'mask_rcnn_vim_shapes.py',
+        'cascade_mask_rcnn_vim_t_zoh_released.py',  # whose recipe keeps such images
+        'retinanet_vim_t_zoh.py',
+        'dino_vim_t_zoh.py',
+    ],
+)
+def test_images_without_objects_give_every_parameter_a_gradient(name):
+    cfg = load(f'det/{name}')
+    model, optim_wrapper = build_cheap(cfg)
+    batch = detection_batch(num_classes(cfg.model))
+    for sample in batch['data_samples']:
+        sample.gt_instances = sample.gt_instances[:0]
+    gradients = Gradients(model)
+    log = model.train_step(batch, optim_wrapper)
+    assert math.isfinite(log['loss']) and not gradients.lacking()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['mask_rcnn_vim_shapes.py', 'cascade_mask_rcnn_vim_t_zoh.py'])
 def test_detection_heads_hand_over_float32_in_mixed_precision(name):
     from mmdet.models import BBoxHead, FCNMaskHead
