@@ -21,28 +21,32 @@ SENTENCE = r'train.py: error: drop_path_rate must lie in [0, 1), got 2.0'
 
 
 @pytest.fixture
-def wrong(configs, tmp_path):  # noqa: F811
+def wrong(configs, data_root, tmp_path):  # noqa: F811
+    """A config whose only mistake is the model's, and options that lead to its data."""
     (tmp_path / 'wrong.py').write_text(WRONG.format(base=str(configs['seg'])))
-    return 'wrong.py'
+    return 'wrong.py', ('--cfg-options', f'data_root={data_root}')
 
 
 @pytest.mark.slow
 def test_a_mistake_ends_in_its_sentence(wrong, tmp_path):
-    log = run_tool('train.py', wrong, cwd=tmp_path, fails=True)
+    config, options = wrong
+    log = run_tool('train.py', config, *options, cwd=tmp_path, fails=True)
     assert log.splitlines()[-1] == SENTENCE
     assert 'Traceback' not in log
 
 
 @pytest.mark.slow
 def test_debug_shows_the_traceback_before_it(wrong, tmp_path):
-    log = run_tool('train.py', wrong, '--debug', cwd=tmp_path, fails=True)
+    config, options = wrong
+    log = run_tool('train.py', config, '--debug', *options, cwd=tmp_path, fails=True)
     assert log.splitlines()[-1] == SENTENCE
     assert 'Traceback' in log and 'check_rate' in log
 
 
 @pytest.mark.slow
 def test_torchrun_does_not_bury_it(wrong, tmp_path):
-    log = run_tool('dist_train.sh', wrong, 2, cwd=tmp_path, fails=True)
+    config, options = wrong
+    log = run_tool('dist_train.sh', config, 2, *options, cwd=tmp_path, fails=True)
     assert log.splitlines()[-1] == SENTENCE
     assert 'Traceback' not in log
 
