@@ -1,4 +1,8 @@
-"""The original OpenMMLab libraries with three releases of torch: on demand, not by default.
+"""What the suite's environment does not hold, tested on demand, not by default.
+
+    nox -s adapters                  # LoRA of peft on the mixers, in a minute
+
+The original OpenMMLab libraries with three releases of torch:
 
     nox -s original                  # all sets; each compiles mmcv's operators, once a machine
     nox -s "original(torch-2.4)"     # one of them; -R takes its environment as it is
@@ -14,6 +18,7 @@ import re
 import shutil
 import statistics
 import subprocess
+import sys
 from pathlib import Path
 
 import nox
@@ -34,6 +39,18 @@ TESTS = (
     'tests/engine/test_cli.py',
 )
 CONFIGS = ('seg/upernet_vim_shapes.py', 'det/mask_rcnn_vim_shapes.py', 'cls/vim_fashion_zoh.py')
+
+
+@nox.session(python=False, default=False)
+def adapters(session: nox.Session) -> None:
+    """The test of peft's adapters, in the environment of nox with peft in a folder beside it."""
+    folder = Path(session.create_tmp()) / 'peft'
+    install = ['-m', 'pip', 'install', '--quiet', '--no-deps', '--upgrade', '--target', folder]
+    session.run(sys.executable, *install, '-r', REQUIREMENTS / 'adapters.txt')
+    path = os.pathsep.join(map(str, (ROOT, folder)))
+    tests = ('tests/models/test_paths.py', '-k', 'peft')
+    session.run(sys.executable, '-c', 'import peft', env={'PYTHONPATH': path})  # no skip for it
+    session.run(sys.executable, '-m', 'pytest', '-q', *tests, env={'PYTHONPATH': path})
 
 
 @nox.session(python='3.11', default=False)

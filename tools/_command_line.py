@@ -236,8 +236,14 @@ def end(main: Callable[[Namespace], int | None], args: Namespace) -> None:
 def _finish(error: BaseException, args: Namespace) -> NoReturn:
     try:
         from vim_mm import mistakes
-    except ImportError:  # then the error says what is missing
+    except ImportError as missing:  # then the error says what is missing
         if isinstance(error, ImportError):
-            sys.exit(f'{Path(sys.argv[0]).name}: error: {error}')
+            remedy = ''
+            if getattr(missing, 'name', None) == 'vim_mm':
+                remedy = (
+                    f' for {sys.executable}; activate the environment where it is installed '
+                    '(. .venv/bin/activate), or set PYTHON for the scripts'
+                )
+            sys.exit(f'{Path(sys.argv[0]).name}: error: {error}{remedy}')
         raise error from None
     mistakes.finish(error, getattr(args, 'debug', False))

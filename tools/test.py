@@ -43,9 +43,11 @@ def save_predictions(cfg: 'Config', out_dir: str) -> None:
 def main(args: Namespace) -> None:
     from vim_mm import accelerate
     from vim_mm.engine import VimRunner
+    from vim_mm.engine.checks.data import check_data
     from vim_mm.engine.cli import read_config
 
     cfg = read_config(args)
+    check_data(cfg, 'test')
     cfg.load_from, cfg.resume = args.checkpoint, False
     if args.out is not None:
         save_predictions(cfg, args.out)

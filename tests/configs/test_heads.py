@@ -9,6 +9,7 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
+from tests.gradients import GradientsHook
 from vim_mm.config import config_path, merge_options
 from vim_mm.datasets.shapes import ShapesConfig, write_dataset
 from vim_mm.engine import VimRunner, activate
@@ -114,8 +115,10 @@ def small_config(name: str, shapes: Path, work_dir: Path) -> Config:
 def test_trains_and_tests(name, shapes, tmp_path):
     cfg = small_config(name, shapes, tmp_path)
     import_task_library(cfg)
-    runner = VimRunner.from_cfg(cfg)
+    runner, hook = VimRunner.from_cfg(cfg), GradientsHook()
+    runner.register_hook(hook)
     runner.train()
+    assert hook.lacking == [[]] * 4  # two steps of two passes
     (log,) = tmp_path.glob('*/vis_data/scalars.json')
     records = [json.loads(line) for line in log.read_text().splitlines()]
     losses = [record['loss'] for record in records if 'loss' in record]

@@ -20,6 +20,7 @@ from tests.configs.samples import (
     detection_batch,
     segmentation_batch,
 )
+from tests.gradients import Gradients
 from vim_mm.config import config_names, config_path
 from vim_mm.engine import activate
 from vim_mm.engine.cli import import_task_library
@@ -214,13 +215,36 @@ def test_builds_trains_a_step_and_predicts(name):
         assert mixer.discretization_method == cfg.model.backbone.discretization_method
     before = watched.detach().clone()
 
+    gradients = Gradients(model)
     log = model.train_step(batch, optim_wrapper)
+    assert not gradients.lacking()
     assert math.isfinite(log['loss'])
     assert not torch.equal(watched, before)
 
     model.eval()
     with torch.no_grad():
         check_predictions(model.test_step(batch), cfg)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'name',
+    [
+        'mask_rcnn_vim_shapes.py',
+        'cascade_mask_rcnn_vim_t_zoh_released.py',  # whose recipe keeps such images
+        'retinanet_vim_t_zoh.py',
+        'dino_vim_t_zoh.py',
+    ],
+)
+def test_images_without_objects_give_every_parameter_a_gradient(name):
+    cfg = load(f'det/{name}')
+    model, optim_wrapper = build_cheap(cfg)
+    batch = detection_batch(num_classes(cfg.model))
+    for sample in batch['data_samples']:
+        sample.gt_instances = sample.gt_instances[:0]
+    gradients = Gradients(model)
+    log = model.train_step(batch, optim_wrapper)
+    assert math.isfinite(log['loss']) and not gradients.lacking()
 
 
 @pytest.mark.slow

@@ -21,28 +21,32 @@ SENTENCE = r'train.py: error: drop_path_rate must lie in [0, 1), got 2.0'
 
 
 @pytest.fixture
-def wrong(configs, tmp_path):  # noqa: F811
+def wrong(configs, data_root, tmp_path):  # noqa: F811
+    """A config whose only mistake is the model's, and options that lead to its data."""
     (tmp_path / 'wrong.py').write_text(WRONG.format(base=str(configs['seg'])))
-    return 'wrong.py'
+    return 'wrong.py', ('--cfg-options', f'data_root={data_root}')
 
 
 @pytest.mark.slow
 def test_a_mistake_ends_in_its_sentence(wrong, tmp_path):
-    log = run_tool('train.py', wrong, cwd=tmp_path, fails=True)
+    config, options = wrong
+    log = run_tool('train.py', config, *options, cwd=tmp_path, fails=True)
     assert log.splitlines()[-1] == SENTENCE
     assert 'Traceback' not in log
 
 
 @pytest.mark.slow
 def test_debug_shows_the_traceback_before_it(wrong, tmp_path):
-    log = run_tool('train.py', wrong, '--debug', cwd=tmp_path, fails=True)
+    config, options = wrong
+    log = run_tool('train.py', config, '--debug', *options, cwd=tmp_path, fails=True)
     assert log.splitlines()[-1] == SENTENCE
     assert 'Traceback' in log and 'check_rate' in log
 
 
 @pytest.mark.slow
 def test_torchrun_does_not_bury_it(wrong, tmp_path):
-    log = run_tool('dist_train.sh', wrong, 2, cwd=tmp_path, fails=True)
+    config, options = wrong
+    log = run_tool('dist_train.sh', config, 2, *options, cwd=tmp_path, fails=True)
     assert log.splitlines()[-1] == SENTENCE
     assert 'Traceback' not in log
 
@@ -88,6 +92,17 @@ def test_a_mistake_that_a_hook_finds_is_the_last_line(configs, data_root, tmp_pa
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(('tool', 'further'), [('train.py', ()), ('test.py', ('iter_4.pth',))])
+def test_missing_data_leave_no_work_dir(tool, further, configs, tmp_path):  # noqa: F811
+    options = ('--cfg-options', 'data_root=elsewhere')
+    log = run_tool(tool, configs['seg'], *further, *options, cwd=tmp_path, fails=True)
+    folder = dict(train='training', test='validation')[tool.removesuffix('.py')]
+    assert log.splitlines()[-1].startswith(f'{tool}: error: there is no elsewhere/images/{folder},')
+    assert 'data_root' in log and 'Traceback' not in log
+    assert not (tmp_path / 'work_dirs').exists()
+
+
 @pytest.mark.parametrize('processes', ['two', '0', '-1', ''])
 def test_a_number_of_processes_that_is_none(processes, tmp_path):
     log = run_tool('dist_train.sh', 'config.py', processes, cwd=tmp_path, fails=True)
@@ -108,6 +123,25 @@ def test_torchrun_points_at_a_traceback(tmp_path):
     assert done.returncode == 1
     assert 'TypeError: unsupported operand' in done.stderr
     assert done.stderr.splitlines()[-1].startswith('Process 0 failed (exit code 1)')
+
+
+def test_a_python_without_the_package_is_named_with_the_remedy(tmp_path):
+    bare = tmp_path / 'bare'
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    script = TOOLS.parent / 'seg/run_all_methods.sh'
+    for python, reason in (
+        (bare, f"run_all_methods.py: error: No module named 'vim_mm' for {sys.executable}; "),
+        (tmp_path / 'none', f'run_all_methods.sh: error: there is no {tmp_path}/none; '),
+    ):
+        done = subprocess.run(
+            ['bash', str(script), '--dry-run'],
+            cwd=tmp_path, env=environment(PYTHON=str(python), PYTHONPATH=''),
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 1 and done.stderr.startswith(reason), done.stderr
+        assert 'activate the environment' in done.stderr and 'set PYTHON' in done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
 
 # What a user or a developer calls.

@@ -13,12 +13,14 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
+from tests.configs.data_on_disk import write_ade20k
 from tests.models.small import small_backbone
-from vim_mm.config import config_path
+from vim_mm.config import config_path, merge_options
 from vim_mm.engine.checkpoints.reading import load_from_local
 from vim_mm.engine.checks.channels import check_channels
+from vim_mm.engine.checks.data import check_data
 from vim_mm.engine.checks.settings import check_settings
-from vim_mm.engine.cli import read_config
+from vim_mm.engine.cli import import_task_library, read_config
 from vim_mm.mistakes import explain, is_mistake
 from vim_mm.models import Mamba, SimpleFPN
 
@@ -329,6 +331,67 @@ def test_settings_that_cannot_be_used(option, value, expected):
     cfg.merge_from_dict({option: value})
     line = sentence_of(check_settings, cfg)
     assert line.startswith(f'{option} ') and re.search(expected, line), line
+
+
+SEG_LAYOUT = r'sets the place, now data/ade/ADEChallengeData2016, and seg/README.md describes'
+DET_LAYOUT = r'sets the place, now data/coco, and det/README.md describes'
+
+
+@pytest.mark.parametrize(
+    ('name', 'split', 'missing', 'layout'),
+    [
+        (SEG, 'train', '{}/images/training, the folder data_prefix.img_path', SEG_LAYOUT),
+        (SEG, 'val', '{}/images/validation, the folder data_prefix.img_path', SEG_LAYOUT),
+        (SEG, 'test', '{}/images/validation, the folder data_prefix.img_path', SEG_LAYOUT),
+        (DET, 'train', '{}/annotations/instances_train2017.json, the annotation file', DET_LAYOUT),
+        (DET, 'test', '{}/annotations/instances_val2017.json, the annotation file', DET_LAYOUT),
+        (CLS, 'train', '{}/train, the folder data_prefix.img_path', 'docs/classification.md'),
+        (CLS, 'test', '{}/val, the folder data_prefix.img_path', 'docs/classification.md'),
+    ],
+)
+def test_data_that_are_missing(name, split, missing, layout, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    cfg = data_config(name)
+    line = sentence_of(check_data, cfg, split)
+    assert line.startswith(f'there is no {missing.format(cfg.data_root)}'), line
+    assert_matches(f' of {split}_dataloader.dataset: --cfg-options data_root=', line)
+    assert_matches(layout, line)
+
+
+def data_config(name: str) -> Config:
+    """A config whose task library is imported."""
+    library = {SEG: 'mmseg.models', DET: 'mmdet.models', CLS: 'mmpretrain.models'}[name]
+    pytest.importorskip(library, exc_type=ImportError, reason=f'needs {library}')
+    cfg = Config.fromfile(config_path(name))
+    import_task_library(cfg)
+    return cfg
+
+
+def test_data_of_a_place_of_their_own(tmp_path):
+    cfg = data_config(SEG)
+    write_ade20k(tmp_path)
+    merge_options(cfg, dict(data_root=str(tmp_path)))
+    check_data(cfg, 'train', 'val', 'test')
+    cfg.val_dataloader.dataset.data_root = '/nothing'
+    line = sentence_of(check_data, cfg, 'train', 'val')
+    assert_matches('val_dataloader.dataset: .* val_dataloader.dataset.data_root=', line)
+    inner = cfg.train_dataloader.dataset
+    inner.update(data_root=None, ann_file='/nothing/names.txt')
+    cfg.train_dataloader.dataset = dict(
+        type='ConcatDataset', datasets=[inner, dict(type='RepeatDataset', times=2, dataset=inner)]
+    )
+    line = sentence_of(check_data, cfg, 'train')
+    assert_matches('/nothing/names.txt, the annotation file ann_file of', line)
+    assert_matches('--cfg-options train_dataloader.dataset.datasets.0.ann_file=', line)
+
+
+def test_data_that_are_downloaded_may_be_missing(tmp_path):
+    data_config(CLS)
+    cfg = Config.fromfile(config_path('cls/vim_t_cifar100_zoh.py'))
+    merge_options(cfg, dict(data_root=str(tmp_path / 'nothing')))
+    check_data(cfg, 'train', 'val', 'test')
+    cfg.train_dataloader.dataset.download = False
+    assert_matches('/nothing/, the folder data_prefix', sentence_of(check_data, cfg, 'train'))
 
 
 @pytest.mark.parametrize('value', [1e5, 7])

@@ -180,6 +180,23 @@ def test_get_layer_depth():
     assert model.get_layer_depth('layers.1.norm.weight') == (2, 4)
 
 
+@pytest.mark.parametrize('prefix', ['', 'backbone.'])
+def test_layer_depths_are_those_of_mmpretrains_transformer(prefix):
+    backbones = pytest.importorskip('mmpretrain.models.backbones', reason='needs mmpretrain')
+    arch = dict(embed_dims=16, num_layers=2, num_heads=1, feedforward_channels=16)
+    theirs = backbones.VisionTransformer(arch, img_size=32, patch_size=8)
+    ours = small_backbone(cls_token='middle')
+    own = [
+        'cls_token', 'pos_embed', 'patch_embed.proj.weight', 'patch_embed.proj.bias',
+        'layers.0.norm.weight', 'layers.1.mixer.A_log', 'norm_f.weight', 'pre_norm.weight',
+        'head.weight', 'register_tokens',
+    ]  # fmt: skip
+    others = ['head.fc.weight', 'decode_head.conv.weight', 'neck.layers.0.weight']
+    for name in (*own, *(f'backbone.{name}' for name in own), *others):
+        expected = theirs.get_layer_depth(name, prefix)
+        assert ours.get_layer_depth(name, prefix) == expected, name
+
+
 def test_no_weight_decay_marks_of_the_embeddings():
     model = small_backbone(cls_token='double')
     marked = {n for n, p in model.named_parameters() if getattr(p, '_no_weight_decay', False)}

@@ -1,3 +1,5 @@
+import inspect
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -5,7 +7,7 @@ from mmengine.registry import MODELS
 
 from tests.models import vim_equations
 from tests.models.small import DEPTH, images, small_backbone
-from vim_mm.models import VisionMamba
+from vim_mm.models import SimpleFPN, VisionMamba
 from vim_mm.models.arguments import ARCHS
 from vim_mm.models.vision_mamba import OUT_FEATURES, PatchEmbed
 
@@ -284,3 +286,21 @@ def test_everything_happens_on_the_device_of_the_weights():
         model = small_backbone(cls_token='double', if_rope=True, drop_path_rate=0.1)
     (out,) = model(images(40, 24).to('meta'))
     assert (out.device.type, out.shape) == ('meta', (2, 16, 5, 3))
+
+
+@pytest.mark.parametrize(
+    ('kind', 'expected'),
+    [
+        (
+            VisionMamba,
+            'arch img_size patch_size stride in_channels out_indices out_type out_feature '
+            'cls_token bimamba_type if_divide_out discretization_method ssm_cfg if_abs_pos_embed '
+            'if_rope rope_grid residual_in_fp32 drop_path_rate frozen_stages with_cp',
+        ),
+        (SimpleFPN, 'in_channels out_channels num_outs'),
+    ],
+)
+def test_arguments_by_position_are_those_of_the_first_release(kind, expected):
+    """Later arguments go by name alone, so that calls which were right stay right."""
+    parameters = inspect.signature(kind).parameters.values()
+    assert [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY] == expected.split()

@@ -7,8 +7,14 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from vim_mm.ops import METHODS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pytest brings it
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob('*.md'), *ROOT.glob('*/README.md'), *ROOT.glob('docs/*.md')]
@@ -75,6 +81,27 @@ def test_a_room_imports_what_the_architecture_allows(room):
         for module in imported_modules(path):
             top, _, rest = module.partition('.')
             assert (rest.split('.')[0] if top == 'vim_mm' else top) in allowed, f'{path}: {module}'
+
+
+# What a distribution lets a module import, where that is not its name alone.
+IMPORTED = {'opencv-python-headless': {'cv2'}, 'jax': {'jax', 'jaxlib'}}
+# What the extras leave to the user: MMEngine and its kin, and what is chosen with torch.
+USERS_CHOICE = {'mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain', 'torchvision', 'triton'}
+
+
+@pytest.mark.parametrize('extra', ['analysis', 'datasets', 'export', 'jax'])
+def test_an_extra_brings_what_its_room_imports(extra):
+    project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+    requirements = [*project['dependencies'], *project['optional-dependencies'][extra]]
+    names = [Requirement(each).name for each in requirements]
+    brought = set().union(*(IMPORTED.get(name, {name}) for name in names))
+    for path in (ROOT / 'vim_mm' / extra).rglob('*.py'):
+        modules = imported_modules(path)
+        if 'vim_mm.progress' in modules:
+            modules |= imported_modules(ROOT / 'vim_mm/progress.py')
+        outside = {module.partition('.')[0] for module in modules} - {'vim_mm'}
+        lacking = outside - brought - USERS_CHOICE - set(sys.stdlib_module_names)
+        assert not lacking, f'{path}: {lacking}'
 
 
 def inner_rooms(room: str) -> dict[str, tuple[set[str], set[str]]]:

@@ -17,6 +17,7 @@ from mmseg.structures import SegDataSample
 
 CLASSES = 7
 CE = dict(type='CrossEntropyLoss', loss_weight=0.7)
+BINARY = dict(CE, use_sigmoid=True)
 WEIGHTS = [0.5, 1.0, 2.0, 0.0, 1.5, 3.0, 0.25]
 
 
@@ -30,11 +31,11 @@ def fcn(head_type, **options):
     cfg |= dict(num_classes=CLASSES, norm_cfg=dict(type='BN'), dropout_ratio=0.0)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # avg_non_ignore is False
-        return MODELS.build(dict(type=head_type, **cfg, **options))
+        return MODELS.build(dict(type=head_type, **cfg | options))
 
 
-def samples(size, ignored=0.2, batch=3, ignore_index=255):
-    labels = torch.randint(0, CLASSES, (batch, 1, *size))
+def samples(size, ignored=0.2, batch=3, ignore_index=255, classes=CLASSES):
+    labels = torch.randint(0, classes, (batch, 1, *size))
     labels[torch.rand(labels.shape) < ignored] = ignore_index
     return [SegDataSample(gt_sem_seg=PixelData(data=label)) for label in labels]
 
@@ -239,6 +240,13 @@ def test_whole_heads_agree(name):
         (dict(loss_decode=[CE, dict(type='DiceLoss')]), 'DiceLoss is no plain CrossEntropyLoss'),
         (dict(sampler=dict(type='OHEMPixelSampler')), 'OHEMPixelSampler samples pixels'),
         (dict(loss_decode=dict(CE, reduction='none')), "has reduction 'none'"),
+        (dict(loss_decode=BINARY), 'CrossEntropyLoss is binary'),
+        (
+            dict(num_classes=2, out_channels=1, threshold=0.3, loss_decode=BINARY),
+            'it has one output channel',
+        ),
+        # MMSegmentation's plain cross entropy takes no None.
+        (dict(ignore_index=None, loss_decode=BINARY), 'its ignore_index is None'),
     ],
 )
 def test_what_it_cannot_do_is_mmsegs_and_said_once(options, reason, monkeypatch):
@@ -248,7 +256,9 @@ def test_what_it_cannot_do_is_mmsegs_and_said_once(options, reason, monkeypatch)
     monkeypatch.setattr(heads, 'print_log', lambda message, **_: said.append(message))
     heads._say_once.cache_clear()
     ours, theirs = (fcn(name, **options) for name in ('FastFCNHead', 'FCNHead'))
-    logits, data_samples = torch.randn(3, CLASSES, 10, 13), samples((40, 52))
+    logits = torch.randn(3, ours.out_channels, 10, 13)
+    ignored = 0.0 if ours.ignore_index is None else 0.2
+    data_samples = samples((40, 52), ignored, classes=ours.num_classes)
     for _ in range(2):
         results = ours.loss_by_feat(logits, data_samples)
     expected = theirs.loss_by_feat(logits, data_samples)

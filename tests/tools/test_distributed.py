@@ -196,16 +196,18 @@ def test_a_loss_of_one_process_ends_a_sharded_training(configs, data_root, tmp_p
     assert iterations(log) == [1]
 
 
-def test_clipping_by_a_shard_is_refused(configs, tmp_path):
+def test_clipping_by_a_shard_is_refused(configs, data_root, tmp_path):
     (tmp_path / 'sharded.py').write_text(SHARDED.format(config=str(configs['seg'])))
-    log = run_tool('train.py', 'sharded.py', cwd=tmp_path, fails=True)
+    options = ('--cfg-options', f'data_root={data_root}')
+    log = run_tool('train.py', 'sharded.py', *options, cwd=tmp_path, fails=True)
     assert 'train.py: error: MMEngine clips gradients by the norm of a shard under FSDP' in log
 
 
-def test_resuming_by_a_strategy_is_refused(configs, tmp_path):
+def test_resuming_by_a_strategy_is_refused(configs, data_root, tmp_path):
     (tmp_path / 'whole.py').write_text(PLAIN_NORMS.format(config=str(configs['seg'])))
     (tmp_path / 'sharded.py').write_text(SHARDED.format(config=str(tmp_path / 'whole.py')))
-    log = run_tool('train.py', 'sharded.py', '--resume', 'any.pth', cwd=tmp_path, fails=True)
+    options = ('--resume', 'any.pth', '--cfg-options', f'data_root={data_root}')
+    log = run_tool('train.py', 'sharded.py', *options, cwd=tmp_path, fails=True)
     assert "error: MMEngine's strategies resume from checkpoints that lack weights" in log
 
 

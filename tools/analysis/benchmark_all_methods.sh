@@ -7,5 +7,6 @@
 set -euo pipefail
 here=$(dirname "$0")
 config=${CONFIG:-seg/upernet_vim_t_{method\}.py}
-exec "${PYTHON:-python}" "$here/benchmark_latency_flops.py" "$config" --paths kernel python \
+. "$here/../_python.sh"
+exec "$python" "$here/benchmark_latency_flops.py" "$config" --paths kernel python \
     ${METHODS:+--methods $METHODS} "$@"

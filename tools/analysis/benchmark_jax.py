@@ -68,6 +68,7 @@ from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import ScanShape, describe, environment, make_inputs
 from vim_mm.jax import selective_scan_fn
 from vim_mm.ops import selective_scan_fn as torch_scan
+from vim_mm.progress import progress
 
 FORMS = ('ffi', 'torch', 'associative', 'sequential')
 # Of results in float32, relative to the largest.
@@ -220,8 +221,7 @@ def main(args: argparse.Namespace) -> None:
     facts = environment(args.device) | {'jax': jax.__version__, 'clock': args.clock}
     clock = process_time if args.clock == 'processor' else perf_counter
     records = []
-    for sizes in args.shapes:
-        print(f'{sizes} ...', file=sys.stderr, flush=True)
+    for sizes in progress(args.shapes, 'shapes'):
         records.append(measure(sizes, args.n_trials, clock, args.device))
     text = f'{describe(facts)}\n\nMilliseconds:\n\n{table(records)}'
     print(text)

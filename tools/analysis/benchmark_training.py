@@ -77,6 +77,7 @@ from vim_mm.config import merge_options
 from vim_mm.engine import build_runner
 from vim_mm.engine.cli import read_config
 from vim_mm.engine.optimization.graphed_step import train_by_graph
+from vim_mm.progress import progress
 
 PICTURES, HEIGHT, WIDTH = 64, 512, 683
 # A loop that waits for data longer than this part of an iteration is said to wait for it, unless
@@ -92,7 +93,7 @@ def draw_ade20k(root: Path, classes: int) -> None:
     for split in ('training', 'validation'):
         for kind in ('images', 'annotations'):
             (root / kind / split).mkdir(parents=True)
-        for i in range(PICTURES):
+        for i in progress(range(PICTURES), f'{split} pictures'):
             coarse = random.integers(0, 256, (32, 43, 3), dtype=np.uint8)
             picture = cv2.resize(coarse, (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC)
             grain = random.normal(0, 6, picture.shape)
@@ -205,7 +206,7 @@ class IterationClock(Hook):
 def transform_times(dataset: Any, pictures: int) -> dict[str, float]:
     """Seconds that each transform takes for a picture, by its name, in this process."""
     times: dict[str, list[float]] = {}
-    for i in range(pictures):
+    for i in progress(range(pictures), 'pictures'):
         data = dataset.get_data_info(i % len(dataset))
         for transform in dataset.pipeline.transforms:
             start = perf_counter()

@@ -11,8 +11,9 @@ if [[ $# -eq 0 || $1 == -* ]]; then
     [[ ${1:-} == -h || ${1:-} == --help ]] && exit 0
     exit 2
 fi
+. "$here/../_python.sh"
 for run in "$@"; do
     # shellcheck disable=SC2086 # several words
-    "${PYTHON:-python}" "$here/benchmark_latency_flops.py" "$run" \
+    "$python" "$here/benchmark_latency_flops.py" "$run" \
         --out "$run/benchmark.json" --markdown "$run/benchmark.md" ${BENCHMARK:-}
 done

@@ -24,7 +24,9 @@ from _command_line import add_debug, end, parse_first
 
 def parse_args() -> Namespace:
     parser = ArgumentParser(description=__doc__.partition('\n')[0])
-    parser.add_argument('--kills', type=int, default=20)
+    parser.add_argument(
+        '--kills', type=int, default=20, help='of trainings that had not ended before the moment'
+    )
     parser.add_argument('--iterations', type=int, default=30)
     parser.add_argument('--workers', type=int, default=1, help='loader workers')
     parser.add_argument('--seed', type=int, default=0, help='of the moments')
@@ -139,16 +141,20 @@ def run(folder: Path, kills: int, iterations: int, workers: int, seed: int) -> s
     duration = time.monotonic() - start
     print(f'{iterations} iterations without interruption: {duration:.1f} s')
 
-    for number in range(kills):
+    killed = attempts = 0
+    while killed < kills:
         before = last_checkpoint(folder / 'killed')
-        if number % 3 == 2:
+        if attempts % 3 == 2:
             how, code = 'in a save', attempt(cfg, folder / 'killed', kill_in_save=rng.randrange(2))
         else:
             moment = rng.uniform(0.3, 0.9) * duration
             how, code = f'after {moment:.2f} s', attempt(cfg, folder / 'killed', moment)
         after = last_checkpoint(folder / 'killed')
         names = [path and path.stem for path in (before, after)]
-        print(f'kill {number + 1}: {how}; resumed {names[0]}, left {names[1]}; exit code {code}')
+        attempts += 1
+        killed += code == -signal.SIGKILL  # else it was done before
+        counted = f'kill {killed}' if code else 'no kill'
+        print(f'{counted}: {how}; resumed {names[0]}, left {names[1]}; exit code {code}')
         if code not in (0, -signal.SIGKILL):
             raise SystemExit('An attempt failed by itself.')
         if after is not None and int(after.stem.rpartition('_')[2]) >= iterations - 3:

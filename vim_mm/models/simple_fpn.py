@@ -37,7 +37,7 @@ class SimpleFPN(nn.Module):
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int = 256, num_outs: int = 5, start_level: int = 0
+        self, in_channels: int, out_channels: int = 256, num_outs: int = 5, *, start_level: int = 0
     ):
         super().__init__()
         check_int('start_level', start_level, 0, 3)

@@ -156,8 +156,6 @@ class VisionMamba(nn.Module):
         if_abs_pos_embed (bool): Whether to add a learned position embedding.
         if_rope (bool): Whether to rotate the input of every layer by its position: the tokens in
             front of the first, the output of the layer before in front of the others.
-        if_rope_residual (bool): Whether to rotate the residual stream along with that output, as
-            Vim's released detector and small segmentor do. It needs ``if_rope``.
         rope_grid (int): Positions that any grid spans under ``if_rope``: the side in patches of the
             grid in pre-training.
         residual_in_fp32 (bool): Keep the residual stream in at least float32.
@@ -165,6 +163,8 @@ class VisionMamba(nn.Module):
         frozen_stages (int): -1 freezes nothing, 0 the embeddings, n also the first n layers and the
             norms of their outputs.
         with_cp (bool): Recompute layers in backward to save memory.
+        if_rope_residual (bool): Whether ``if_rope`` rotates the residual stream along with the
+            output of the layer before, as in Vim's released detector and small segmentor.
 
     Raises:
         TypeError: An argument is of another type.
@@ -188,12 +188,13 @@ class VisionMamba(nn.Module):
         ssm_cfg: dict | None = None,
         if_abs_pos_embed: bool = True,
         if_rope: bool = False,
-        if_rope_residual: bool = False,
         rope_grid: int = 14,
         residual_in_fp32: bool = True,
         drop_path_rate: float = 0.0,
         frozen_stages: int = -1,
         with_cp: bool = False,
+        *,
+        if_rope_residual: bool = False,
     ):
         super().__init__()
         check_choice('out_type', out_type, OUT_TYPES)
@@ -316,17 +317,16 @@ class VisionMamba(nn.Module):
 
         Returns:
             tuple[int, int]: The depth and the number of depths: 0 for the embeddings, i + 1 for
-            layer i, the greatest for norms of the output and everything outside of the backbone.
+            layer i, the greatest for everything else, in the backbone and outside of it.
         """
         num_depths = len(self.layers) + 2
         name = param_name.removeprefix(prefix)
-        if not param_name.startswith(prefix):
-            return num_depths - 1, num_depths
-        if name.startswith('layers.'):
-            return int(name.split('.')[1]) + 1, num_depths
-        if name.startswith(('norm', *self.head_names)):
-            return num_depths - 1, num_depths
-        return 0, num_depths
+        if param_name.startswith(prefix):
+            if name.startswith(('patch_embed', 'pos_embed', 'cls_token')):
+                return 0, num_depths
+            if name.startswith('layers.'):
+                return int(name.split('.')[1]) + 1, num_depths
+        return num_depths - 1, num_depths
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Images (B, in_channels, H, W) to one output per entry of ``out_indices``.
