@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from torch.autograd import gradcheck
+from torch.autograd import forward_ad, gradcheck
 
 from tests.ops import golden
 from tests.ops.inputs import (
@@ -255,6 +255,24 @@ def test_double_backward_raises():
     )
     with pytest.raises(RuntimeError, match='no second derivative'):
         grad.sum().backward()
+
+
+def test_forward_mode_raises():
+    """An operator without it would give a derivative of zero."""
+    inputs = {name: value.detach() for name, value in make_inputs().items()}
+    u = inputs.pop('u')
+
+    def scan(u, **options):
+        return selective_scan_fn(u, **inputs, **options).sum()
+
+    with pytest.raises(NotImplementedError, match=r"jvp.*backend='reference' has"):
+        torch.func.jvp(scan, (u,), (u,))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(u, u)
+        with pytest.raises(NotImplementedError, match='no forward-mode derivative'):
+            scan(dual)
+        assert scan(u).isfinite(), 'a tensor without a derivative is no other than elsewhere'
+        assert forward_ad.unpack_dual(scan(dual, backend='reference')).tangent != 0
 
 
 @pytest.mark.slow

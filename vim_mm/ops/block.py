@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from vim_mm.ops import library, triton  # noqa: F401, which defines Triton's operators
+from vim_mm.ops.forward_mode import refuse_forward_mode
 
 MAX_TAPS = 8  # kMaxTaps of csrc/cuda/block.h
 _ops = torch.ops.vim_mm
@@ -46,6 +47,7 @@ def add_rms_norm(
     Raises:
         RuntimeError: An argument is not as above.
     """
+    refuse_forward_mode(residual, update, weight)
     residual = residual.contiguous()
     update = None if update is None else update.contiguous()
     if torch.is_grad_enabled() and _any_requires_grad(residual, update, weight):
@@ -164,6 +166,7 @@ def _mix(x, update, norm, eps, dtype, mixer):
     x = x.contiguous()
     update = None if update is None else update.contiguous()
     parameters, *options, backend = mixer
+    refuse_forward_mode(x, update, norm, *parameters)
     if torch.is_grad_enabled() and _any_requires_grad(x, update, norm, *parameters):
         return _Mixer.apply(x, update, norm, (eps, dtype), options, backend, *parameters)
     operator = _operator('mixer_fwd', backend)

@@ -10,6 +10,7 @@ from vim_mm.ops.backends import chosen_backend
 from vim_mm.ops.chunked import chunked_scan
 from vim_mm.ops.discretization import method_id
 from vim_mm.ops.exported import exported_scan, exporting_to_onnx
+from vim_mm.ops.forward_mode import refuse_forward_mode
 from vim_mm.ops.reference import real_dtype, selective_scan_ref
 
 MAX_STATES = 256
@@ -197,6 +198,8 @@ def _scan(
     name = chosen_backend(backend, use_cuda_kernel, u.device.type, u.dtype, A.is_complex())
     tensors = (u, delta, A, B, C, D, z, delta_bias)
     options = (delta_softplus, number, [*map(int, reverse)])
+    if name in ('native', 'triton'):
+        refuse_forward_mode(*tensors)
     if name == 'native':
         out, last_state, _ = torch.ops.vim_mm.selective_scan_fwd(*tensors, *options)
         return out, last_state
