@@ -239,7 +239,7 @@ def _finish(error: BaseException, args: Namespace) -> NoReturn:
     except ImportError as missing:  # then the error says what is missing
         if isinstance(error, ImportError):
             remedy = ''
-            if getattr(missing, 'name', None) == 'vim_mm':
+            if missing.name == 'vim_mm':
                 remedy = (
                     f' for {sys.executable}; activate the environment where it is installed '
                     '(. .venv/bin/activate), or set PYTHON for the scripts'

@@ -3,7 +3,6 @@
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from mmengine.fileio import LocalBackend
 from mmengine.model import MMDistributedDataParallel
 from torch import distributed, nn
 
+from tests.engine.processes import free_port, torchrun_environment
 from tests.engine.toy import ToyModel, make_runner
 from vim_mm.engine.runner import choose_allocator, init_process_group
 
@@ -22,9 +22,7 @@ from vim_mm.engine.runner import choose_allocator, init_process_group
 @pytest.fixture(params=['pytorch', 'slurm'])
 def launcher(request, monkeypatch):
     """The environment of the only process of that launcher's job."""
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        monkeypatch.setenv('MASTER_PORT', str(probe.getsockname()[1]))
+    monkeypatch.setenv('MASTER_PORT', free_port())
     monkeypatch.setenv('MASTER_ADDR', '127.0.0.1')
     names = {
         'pytorch': ('RANK', 'LOCAL_RANK', 'WORLD_SIZE'),
@@ -172,14 +170,10 @@ print(time.time())
 
 def test_the_workers_of_loaders_end_at_once():
     """PyTorch's destructor would wait five seconds for each of them."""
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        port = probe.getsockname()[1]
-    address = dict(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
-    rank = dict(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1', CUDA_VISIBLE_DEVICES='')
+    environment = torchrun_environment(0, 1, free_port())
     done = subprocess.run(
         [sys.executable, '-c', LOADING],
-        env={**os.environ, **address, **rank, 'PYTHONPATH': os.pathsep.join(sys.path)},
+        env={**os.environ, **environment, 'PYTHONPATH': os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
     )

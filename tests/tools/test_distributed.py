@@ -2,13 +2,13 @@
 
 import re
 import signal
-import socket
 import subprocess
 import time
 
 import pytest
 import torch
 
+from tests.engine.processes import free_port
 from tests.tools.conftest import command, environment, run_tool
 from tests.tools.test_tools import iterations, metrics
 
@@ -24,12 +24,6 @@ def options(configs, data_root):
         '--cfg-options', f'data_root={data_root}',
         'train_cfg.max_iters=2', 'train_cfg.val_interval=2',
     )  # fmt: skip
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        return str(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize('task', ['seg', 'det'])

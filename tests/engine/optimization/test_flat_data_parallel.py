@@ -31,11 +31,15 @@ class Trained(Net):
         del self.unused
 
 
+def options(wrapper: dict | None = FLAT) -> dict:
+    """Of ``train`` in each of several processes."""
+    return dict(model=Trained, launcher='pytorch', cfg=dict(model_wrapper_cfg=wrapper))
+
+
 def _work(rank, folder, case):
     kinds = {'hooks': (None, False), 'flat': (FLAT, False), 'graphs': (FLAT, True)}
     for name, (wrapper, graph) in kinds.items():
-        options = dict(model=Trained, launcher='pytorch', cfg=dict(model_wrapper_cfg=wrapper))
-        trained = train(folder / name, graph, **options, **CASES[case])
+        trained = train(folder / name, graph, **options(wrapper), **CASES[case])
         runner = trained[0]
         assert isinstance(runner.model, FlatDataParallel) == (wrapper is not None)
         if graph:
@@ -61,9 +65,8 @@ def test_two_processes_end_in_the_same_bits(case, tmp_path, monkeypatch):
 
 def _observe(rank, folder, case):
     """Process 0 looks at its first step by a profiler."""
-    options = dict(model=Trained, launcher='pytorch', cfg=dict(model_wrapper_cfg=FLAT))
     hooks = [RecordHook(folder / 'record.json')]
-    runner, _ = train(folder / 'run', True, custom_hooks=hooks, **options, **CASES[case])
+    runner, _ = train(folder / 'run', True, custom_hooks=hooks, **options(), **CASES[case])
     torch.save(counts(runner), folder / f'counts{rank}.pth')
 
 
@@ -78,8 +81,7 @@ def test_processes_take_a_step_by_graphs_together(tmp_path, monkeypatch):
 def _mix(rank, folder, sides):
     pictures = [torch.rand(2, 3, side, side) for side in sides[rank]]
     loader = prebatched(pictures)
-    options = dict(model=Trained, launcher='pytorch', cfg=dict(model_wrapper_cfg=FLAT))
-    runner, _ = train(folder / 'run', True, len(pictures), train_dataloader=loader, **options)
+    runner, _ = train(folder / 'run', True, len(pictures), train_dataloader=loader, **options())
     torch.save(counts(runner), folder / f'counts{rank}.pth')
 
 

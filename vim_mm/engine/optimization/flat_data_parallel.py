@@ -5,12 +5,27 @@ parameters. A CUDA graph of the step cannot hold these hooks: they tie each grad
 that was current when the model was wrapped.
 """
 
+from typing import Any
+
 import torch
 from mmengine.dist import broadcast, get_world_size
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODEL_WRAPPERS
 from torch import Tensor, distributed, nn
+
+
+def forward_backward(model: BaseModel, batch: Any, wrapper: OptimWrapper) -> dict[str, Tensor]:
+    """``BaseModel.train_step`` between the preparation of the batch and the optimizer's step.
+
+    Returns:
+        dict: What is logged, by name.
+    """
+    with wrapper.optim_context(model):
+        losses = model._run_forward(batch, mode='loss')
+    loss, values = model.parse_losses(losses)
+    wrapper.backward(wrapper.scale_loss(loss))
+    return values
 
 
 @MODEL_WRAPPERS.register_module()
@@ -71,9 +86,7 @@ class FlatDataParallel(nn.Module):
         """As in ``BaseModel``: one batch, and the optimizer's step if it is due."""
         with optim_wrapper.optim_context(self.module):
             batch = self.module.data_preprocessor(data, True)
-            losses = self.module._run_forward(batch, mode='loss')
-        loss, values = self.module.parse_losses(losses)
-        optim_wrapper.backward(optim_wrapper.scale_loss(loss))
+        values = forward_backward(self.module, batch, optim_wrapper)
         if optim_wrapper.should_update():
             self.average_gradients()
             optim_wrapper.step()

@@ -10,7 +10,6 @@ loss scaler's decisions and all hooks.
 """
 
 import atexit
-import gc
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
 from vim_mm.acceleration import call_aside, record
-from vim_mm.engine.optimization.flat_data_parallel import FlatDataParallel
+from vim_mm.engine.optimization.flat_data_parallel import FlatDataParallel, forward_backward
 from vim_mm.engine.optimization.mixed_precision import BFloat16OptimWrapper
 
 # Graphs that a training keeps. They share the memory of activations, not that of gradients.
@@ -276,11 +275,7 @@ class GraphedStep:
         return losses
 
     def _backward(self, batch: Any, wrapper: OptimWrapper) -> dict[str, Tensor]:
-        """``BaseModel.train_step`` between preparation and optimizer."""
-        with wrapper.optim_context(self.model):
-            losses = self.model._run_forward(batch, mode='loss')
-        loss, values = self.model.parse_losses(losses)
-        wrapper.backward(wrapper.scale_loss(loss))
+        values = forward_backward(self.model, batch, wrapper)
         return {name: value.detach() for name, value in values.items()}
 
     def _record(self, batch: Any, wrapper: OptimWrapper) -> _Recorded:
@@ -299,7 +294,6 @@ class GraphedStep:
             wrapper._inner_count = count
             return losses, grads
 
-        gc.collect()  # or memory of earlier graphs may be freed in the middle of the capture
         try:
             graph, (losses, grads) = record(function, self.pool)
         except (torch.OutOfMemoryError, GraphError):
