@@ -168,14 +168,30 @@ def test_resume_finds_the_last_checkpoint_or_starts(configs, data_root, tmp_path
         assert len(list(tmp_path.glob(f'run/*/vis_data/{name}'))) == 2
 
 
-def test_a_deterministic_training_repeats(configs, data_root, tmp_path):
-    """On a GPU too: a segmentor as the tools train it, in workers, by a mixed precision."""
+ON_A_GPU = (
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device'),
+)
+
+
+@pytest.mark.parametrize(
+    ('visible', 'graph'),
+    [
+        ('', ()),
+        pytest.param('0', (), marks=ON_A_GPU),
+        pytest.param('0', ('--graph',), marks=ON_A_GPU),
+    ],
+    ids=['cpu', 'cuda', 'cuda-graph'],
+)
+def test_a_deterministic_training_repeats(visible, graph, configs, data_root, tmp_path):
+    """A segmentor as the tools train it, in workers, by a mixed precision."""
     states = []
     for name in ('first', 'second'):
         run_tool(
-            'train.py', configs['seg'], '--amp', '--work-dir', name, '--cfg-options',
+            'train.py', configs['seg'], '--amp', *graph, '--work-dir', name, '--cfg-options',
             f'data_root={data_root}', 'randomness.seed=0', 'randomness.deterministic=True',
-            'train_cfg.val_interval=100', cwd=tmp_path,
+            'train_cfg.max_iters=12', 'train_cfg.val_interval=100',
+            cwd=tmp_path, CUDA_VISIBLE_DEVICES=visible,
         )  # fmt: skip
         path = last_checkpoint(tmp_path / name)
         states.append(torch.load(path, 'cpu', weights_only=False)['state_dict'])
