@@ -1,7 +1,9 @@
 """Exported graphs at sizes that the export has not seen, and a package in C++ without Python."""
 
+import io
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from vim_mm.export import export_graph, write_package
+from vim_mm.export import export_graph, load_package, write_package
 from vim_mm.models import SimpleFPN, VisionMamba
 from vim_mm.models.patch_embed import PatchEmbed
 from vim_mm.models.tokens import resize_pos_embed
@@ -97,6 +99,54 @@ def program(tmp_path_factory) -> Path:
         done = subprocess.run(['cmake', *command], capture_output=True, text=True, timeout=1200)
         assert done.returncode == 0, done.stdout + done.stderr
     return folder / 'run_package'
+
+
+@pytest.mark.slow
+def test_a_package_has_no_copy_of_the_cpp_library(tmp_path, monkeypatch):
+    """Whatever the compiler links by default: beside PyTorch's, a copy crashes."""
+    elffile = pytest.importorskip('elftools.elf.elffile')
+    compiler = tmp_path / 'c++'
+    compiler.write_text(
+        '#!/bin/sh\ncase "$*" in *c++-header*) ;; *) set -- -static-libstdc++ "$@" ;; esac\nexec g++ "$@"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setattr(torch._inductor.config.cpp, 'cxx', (None, str(compiler)))
+    write_package(export_graph(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 8, 8)), tmp_path / 'm.pt2')
+    with zipfile.ZipFile(tmp_path / 'm.pt2') as package:
+        (name,) = [name for name in package.namelist() if name.endswith('.so')]
+        library = elffile.ELFFile(io.BytesIO(package.read(name)))
+    symbols = library.get_section_by_name('.dynsym').iter_symbols()
+    defined = [s.name for s in symbols if s['st_shndx'] != 'SHN_UNDEF']
+    assert 'libstdc++.so.6' in [
+        tag.needed for tag in library.get_section_by_name('.dynamic').iter_tags('DT_NEEDED')
+    ]
+    # Of its locales, whose identities PyTorch's copy counts.
+    assert not [name for name in defined if name.startswith('_ZNSt6locale')]
+
+
+@compiled
+@pytest.mark.cuda
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+def test_a_package_for_a_gpu_runs_without_python(program, tmp_path):
+    import vim_mm._C
+
+    module = backbone(discretization_method='foh', cls_token='middle').cuda()
+    images = torch.randn(2, 3, 80, 112, device='cuda')
+    write_package(export_graph(module, images, multiple=16), tmp_path / 'model.pt2', multiple=16)
+    with torch.no_grad():
+        (expected,) = module(images)
+        (found,) = load_package(tmp_path / 'model.pt2')(images)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)  # products in TF32
+    images.cpu().numpy().tofile(tmp_path / 'images')
+    shape = map(str, images.shape)
+    done = subprocess.run(
+        [program, vim_mm._C.__file__, 'model.pt2', 'images', *shape, 'out', '3'],
+        cwd=tmp_path, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = torch.from_numpy(np.fromfile(tmp_path / 'out.0', np.float32))
+    torch.testing.assert_close(found, expected.cpu().flatten(), rtol=1e-3, atol=1e-4)
 
 
 @compiled

@@ -65,9 +65,6 @@ class StudyMamba(Mamba):
 
     def forward_plain(self, hidden_states: Tensor) -> Tensor:
         """(B, L, d_model) to the same shape, as ``Mamba.forward_plain`` but for the attributes."""
-        copies = 2 if self.averaged else 1
-        flags = [flag ^ bool(i) for flag in self.reverse for i in range(copies)]
-
         x, z = self.in_proj(hidden_states).transpose(1, 2).chunk(2, dim=1)  # (B, D, L)
         u = torch.stack(
             [
@@ -80,23 +77,31 @@ class StudyMamba(Mamba):
         dt, B, C = projected.split([self.dt_rank, self.d_state, self.d_state], dim=2)
         delta = torch.stack(self._each('dt_proj', 'weight')) @ dt
         bias = torch.stack(self._each('dt_proj', 'bias'))
-        # In float32: a step size of 0.001 has few digits left in 16 bits after a softplus.
-        delta = F.softplus(delta.float() + bias[:, :, None]) / self.dt_divisor
+        softplus = self.dt_divisor == 1
+        if not softplus:
+            # In float32: a step size of 0.001 has few digits left in 16 bits after a softplus.
+            delta = F.softplus(delta.float() + bias[:, :, None]) / self.dt_divisor
 
-        def repeat(t: Tensor, dim: int) -> Tensor:
-            return t if copies == 1 else t.repeat_interleave(copies, dim)
+        def scan(reverse: list[bool]) -> Tensor:
+            """The sum of the directions, (B, D, L)."""
+            return selective_scan_grouped_fn(
+                u,
+                delta,
+                -torch.exp(torch.stack(self._all_A_log())),
+                B,
+                C,
+                D=torch.stack(self._each('D')),
+                z=z.unsqueeze(1).expand(-1, len(reverse), -1, -1),
+                delta_bias=bias if softplus else None,
+                delta_softplus=softplus,
+                discretization_method=self.discretization_method,
+                use_cuda_kernel=self.use_cuda_kernel,
+                reverse=reverse,
+            ).sum(1)
 
-        y = selective_scan_grouped_fn(
-            *(repeat(t, 1) for t in (u, delta)),
-            repeat(-torch.exp(torch.stack(self._all_A_log())), 0),
-            *(repeat(t, 1) for t in (B, C)),
-            D=repeat(torch.stack(self._each('D')), 0),
-            z=z.unsqueeze(1).expand(-1, len(flags), -1, -1),
-            discretization_method=self.discretization_method,
-            use_cuda_kernel=self.use_cuda_kernel,
-            reverse=flags,
-        )
-        y = y.sum(1) / copies
+        y = scan([*self.reverse])
+        if self.averaged:
+            y = (y + scan([not flag for flag in self.reverse])) / 2
         return self.out_proj((y / 2 if self.average else y).transpose(1, 2))
 
 

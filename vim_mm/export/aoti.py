@@ -1,6 +1,7 @@
 """Packages of AOTInductor: a model compiled for one machine, which C++ runs without Python."""
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -69,6 +70,10 @@ def write_package(program: ExportedProgram, path: str | Path, multiple: int | No
             'aot_inductor.metadata': facts,
             # Inductor believes that an open size is 2 or more, but computes with what it gets.
             'aot_inductor.check_lowerbound': False,
+            # Some compilers link a copy of the C++ library into what they build. Beside PyTorch's,
+            # which is shared, it crashes: packages for a GPU when they are loaded. Named here, the
+            # shared one has every symbol.
+            'aot_inductor.custom_op_libs': [':libstdc++.so.6'] if sys.platform == 'linux' else None,
         },
     )
 
