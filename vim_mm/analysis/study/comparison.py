@@ -5,7 +5,7 @@ What a figure is stands in docs/study_protocol.md.
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -153,13 +153,17 @@ def family_rows(task: TaskResults, resolution: str | None = None) -> list[dict[s
     ]
 
 
-def secondary_rows(task: TaskResults) -> list[dict[str, str]]:
-    """A row for each exploratory comparison, p as it is."""
+def secondary_rows(
+    task: TaskResults,
+    pairs: Sequence[tuple[str, str]] = SECONDARY,
+    resolution: str | None = None,
+) -> list[dict[str, str]]:
+    """A row for each exploratory comparison of A with B, p as it is."""
     if len(task.seeds) < 2:
         return []
     return [
-        _comparison_row(a, b, compare(task.metrics(a), task.metrics(b)))
-        for a, b in SECONDARY
+        _comparison_row(a, b, compare(task.metrics(a, resolution), task.metrics(b, resolution)))
+        for a, b in pairs
         if a in task.runs and b in task.runs
     ]
 

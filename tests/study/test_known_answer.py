@@ -1,0 +1,202 @@
+"""The regression with a known answer: orders, training, and that its page follows from its JSON."""
+
+import json
+from pathlib import Path
+
+import convergence
+import cv2
+import numpy as np
+import pytest
+import recovery
+import torch
+from known_answer_page import describe, plot_convergence, plot_recovery, task_of
+
+from tests.tools.conftest import run_tool
+from vim_mm.ops import METHODS
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / 'docs/study/known_answer.json'
+PAGE = ROOT / 'docs/known_answer.md'
+
+
+@pytest.fixture(scope='module')
+def measured():
+    """Errors of part A over all steps, by input, method and rate; one seed."""
+    found = {}
+    for name in convergence.INPUTS:
+        for dt in convergence.STEPS:
+            for key, figures in convergence.measure(name, dt, [*METHODS], [0]).items():
+                for figure, value in figures.items():
+                    found.setdefault((name, *key, figure), []).append(value)
+    return found
+
+
+@pytest.mark.parametrize('a', convergence.RATES)
+def test_the_hold_is_exact_on_held_inputs(measured, a):
+    assert max(measured['held', 'zoh_exact', a, 'error']) < 1e-12
+    assert np.isnan(convergence.order(measured['held', 'zoh_exact', a, 'error']))
+
+
+@pytest.mark.parametrize(
+    ('name', 'method', 'expected'),
+    [
+        *(('smooth', method, 1) for method in ('zoh', 'bilinear', 'highorder', 'rk4', 'zoh_exact')),
+        ('held', 'zoh', 1),
+        ('held', 'highorder', 1),
+        ('held', 'bilinear', 2),
+        ('held', 'rk4', 4),
+        ('smooth', 'foh', 0),
+        ('smooth', 'poly', 0),
+    ],
+)
+def test_orders_of_convergence(measured, name, method, expected):
+    order = convergence.order(measured[name, method, -4.0, 'error'])
+    assert order == pytest.approx(expected, abs=0.05)
+
+
+def test_noise_halves_the_order(measured):
+    order = convergence.order(measured['noisy', 'zoh_exact', -16.0, 'error'])
+    assert order == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize('name', convergence.INPUTS)
+@pytest.mark.parametrize('a', convergence.RATES)
+def test_a_gain_makes_the_methods_of_the_same_decay_one(measured, name, a):
+    truth = measured[name, 'zoh_exact', a, 'error_after_gain']
+    for method in ('zoh', 'foh', 'highorder', 'rk4'):
+        errors = measured[name, method, a, 'error_after_gain']
+        np.testing.assert_allclose(errors, truth, rtol=1e-6, atol=1e-12)
+    for method in ('bilinear', 'poly'):
+        errors = measured[name, method, a, 'error_after_gain']
+        assert not np.allclose(errors, truth, rtol=1e-3, atol=1e-12)
+
+
+def test_gain_is_the_best_one():
+    rng = np.random.default_rng(0)
+    exact, x = rng.standard_normal((2, 3, 2, 50))
+    found = convergence.errors(x, exact)
+    for i, gain in enumerate(found['gain']):
+        for other in (gain, gain - 0.01, gain + 0.01):
+            errors = convergence.errors(other * x, exact)
+            assert found['error_after_gain'][i] <= errors['error'][i] + 1e-15
+    (best,) = {*np.round(found['error_after_gain'], 12)} & {
+        *np.round(convergence.errors(found['gain'][0] * x, exact)['error'], 12)
+    }
+    assert best == pytest.approx(found['error_after_gain'][0])
+
+
+def test_batches_follow_from_their_seed():
+    """Of any number of seeds; other splits, seeds and inputs have other numbers."""
+    both, one = (recovery.draw_batch('held', seeds, 2) for seeds in ([3, 4], [4]))
+    for many, few in zip(vars(both).values(), vars(one).values()):
+        assert torch.equal(many[:, len(recovery.RATES) :], few)
+    assert not torch.equal(one.dt, recovery.draw_batch('held', [4], 2, split=1).dt)
+    assert not torch.equal(one.dt, recovery.draw_batch('smooth', [4], 2).dt)
+
+
+@pytest.mark.parametrize('scale', recovery.RANGES.values())
+def test_steps_are_log_uniform_over_a_decade(scale):
+    dt = recovery.draw_steps(np.random.default_rng(0), 200, scale) / (scale * recovery.SHORTEST)
+    assert dt.min() > 0.9 and dt.max() < 10.5
+    assert np.log10(dt).mean() == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_held_input_changes_as_often_in_time():
+    rates = []
+    for scale in recovery.RANGES.values():
+        batch = recovery.draw_batch('held', [0], 100, scale)
+        changes = (batch.u[:, 0].diff() != 0).double().sum()
+        rates.append((changes / batch.dt[:, 0].sum()).item())
+    np.testing.assert_allclose(rates, rates[0], rtol=0.1)
+
+
+@pytest.mark.parametrize('name', recovery.INPUTS)
+def test_the_truth_is_where_the_hold_finds_it(name):
+    """On held inputs the true system has no error, and on others little."""
+    batch = recovery.draw_batch(name, [0], 2)
+    learner = recovery.Learner(recovery.ARMS['zoh_exact'], [0])
+    with torch.no_grad():
+        learner.log_rate.copy_(recovery.log_rates(1))
+        learner.log_gain.copy_(-recovery.log_rates(1))
+        error = recovery.relative_error(learner(batch.u, batch.dt), batch.x).max()
+    assert error < {'held': 1e-12, 'smooth': 0.25, 'noisy': 1}[name]
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_a_factor_is_new_for_methods_of_mixed_units_alone(method):
+    """For the others a factor on dt equals one on a, and for foh one more on the gain."""
+    batch = recovery.draw_batch('smooth', [0], 1)
+    scaled, moved = (recovery.Learner(recovery.Arm(method), [0]) for _ in range(2))
+    with torch.no_grad():
+        scaled.log_factor.fill_(np.log(0.5))
+        moved.log_rate += np.log(0.5)
+        if method == 'foh':
+            moved.log_gain += np.log(0.5)
+        same = torch.allclose(scaled(batch.u, batch.dt), moved(batch.u, batch.dt), rtol=1e-9)
+    assert same == (method not in ('poly', 'highorder'))
+
+
+def test_with_a_fixed_step_all_causal_methods_are_one():
+    """Each has an a of the same decay, and a gain does the rest: the reason for irregular steps."""
+    dt, decay = 0.125, np.exp(-0.5)
+    u = np.random.default_rng(0).standard_normal((1, 100))
+    found = []
+    for name, method in METHODS.items():
+        if method.causal:
+            a = 2 * (decay - 1) / (decay + 1) if name == 'bilinear' else np.log(decay)
+            x = convergence.states(name, dt, u, [a / dt])
+            found.append(x / x[..., :1])
+    assert len(found) == 6
+    for x in found:
+        np.testing.assert_allclose(x, found[0], rtol=1e-9)
+
+
+def test_seeds_learn_independently_and_again():
+    both = recovery.measure('noisy', 'bilinear', [3, 4], 5)
+    (one,) = recovery.measure('noisy', 'bilinear', [4], 5)
+    (again,) = recovery.measure('noisy', 'bilinear', [4], 5)
+    assert one == again and one['seed'] == both[1]['seed'] == 4
+    for key in ('a', 'steady_gain'):
+        np.testing.assert_allclose(both[1][key], one[key], rtol=1e-9)
+
+
+def test_the_hold_finds_held_systems():
+    (record,) = recovery.measure('held', 'zoh_exact', [0], 300)
+    for errors in record['errors'].values():
+        assert max(errors) < 1e-3
+    np.testing.assert_allclose(record['a'], 1, rtol=1e-3)
+    np.testing.assert_allclose(record['steady_gain'], 1, rtol=1e-3)
+    assert record['factor'] == [1] * len(recovery.RATES)
+
+
+@pytest.mark.slow
+def test_the_tool_writes_results_and_page(tmp_path):
+    out, page = tmp_path / 'new/results.json', tmp_path / 'page.md'
+    arguments = ('--seeds', '0,1', '--iterations', '2', '--out', out, '--page', page)
+    printed = run_tool('study/known_answer.py', *arguments, cwd=tmp_path)
+    results = json.loads(out.read_text())
+    assert {record['seed'] for record in results['recovery']} == {0, 1}
+    assert printed.strip().splitlines()[-1] in page.read_text()
+    assert 'too few to tell' in printed
+    assert not any(str(tmp_path) in text for text in (out.read_text(), page.read_text()))
+    for name in ('convergence', 'recovery'):
+        picture = cv2.imread(str(tmp_path / f'images/known_answer_{name}.png'))
+        assert picture is not None and picture.std() > 10
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason='the page is made when there are results')
+def test_the_page_is_made_from_the_results():
+    """Without training. The pictures' addresses are those that the page has."""
+    pictures = tuple(f'images/known_answer_{part}.png' for part in ('convergence', 'recovery'))
+    text = describe(json.loads(RESULTS.read_text()), pictures)
+    assert text + '\n' == PAGE.read_text()
+    assert all((PAGE.parent / picture).exists() for picture in pictures)
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason='the pictures are made when there are results')
+def test_the_pictures_of_the_results(tmp_path):
+    results = json.loads(RESULTS.read_text())
+    plot_convergence(results, tmp_path / 'a.png')
+    plot_recovery([task_of(results, name) for name in recovery.INPUTS], tmp_path / 'b.png')
+    for name in 'ab':
+        assert cv2.imread(str(tmp_path / f'{name}.png')).std() > 10
