@@ -15,7 +15,7 @@ from mmengine.model import MMDistributedDataParallel
 from torch import distributed, nn
 
 from tests.engine.processes import free_port, torchrun_environment
-from tests.engine.toy import ToyModel, make_runner
+from tests.engine.toy import Mean, ToyModel, make_runner
 from vim_mm.engine.runner import choose_allocator, init_process_group
 
 
@@ -179,3 +179,27 @@ def test_the_workers_of_loaders_end_at_once():
     )
     assert done.returncode == 0, done.stderr
     assert time.time() - float(done.stdout) < 4
+
+
+class Determinism(Mean):
+    """Notes how PyTorch is set while it counts."""
+
+    seen: list[bool] = []
+
+    def process(self, data_batch, data_samples) -> None:
+        self.seen.append(torch.are_deterministic_algorithms_enabled())
+        super().process(data_batch, data_samples)
+
+
+def test_metrics_of_a_deterministic_run_may_count_in_any_order(tmp_path):
+    Determinism.seen.clear()
+    try:
+        make_runner(
+            tmp_path,
+            randomness=dict(seed=0, deterministic=True),
+            val_evaluator=[Determinism()],
+        ).train()
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert Determinism.seen and not any(Determinism.seen)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vim_mm.models.mamba import Mamba
 from vim_mm.models.vision_mamba import VisionMamba
-from vim_mm.ops import causal_conv1d, selective_scan_grouped_fn
+from vim_mm.ops import selective_scan_grouped_fn
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,20 @@ class Size:
     layers: int = 6
 
 
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
+    """``causal_conv1d`` with silu, of x (B, D, L) and weight (D, W), as W products and a sum.
+
+    On a GPU, PyTorch's convolution of this kind takes several times as long.
+    """
+    width, length = weight.shape[1], x.shape[2]
+    padded = F.pad(x, (0, width - 1) if reverse else (width - 1, 0))
+    weight = weight.flip(1) if reverse else weight
+    out = bias[:, None] + sum(
+        weight[:, w, None] * padded[:, :, w : w + length] for w in range(width)
+    )
+    return F.silu(out).to(x.dtype)
+
+
 class StudyMamba(Mamba):
     """The mixer where the study needs more than the product has. Takes the plain composition.
 
@@ -68,7 +82,7 @@ class StudyMamba(Mamba):
         x, z = self.in_proj(hidden_states).transpose(1, 2).chunk(2, dim=1)  # (B, D, L)
         u = torch.stack(
             [
-                causal_conv1d(x, conv.weight.squeeze(1), conv.bias, flag, activation='silu')
+                _convolve(x, conv.weight.squeeze(1), conv.bias, flag)
                 for conv, flag in zip(self._each('conv1d'), self.reverse)
             ],
             dim=1,

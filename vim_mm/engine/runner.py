@@ -10,11 +10,13 @@ import copy
 import gc
 import os
 import subprocess
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 from mmengine.dist import broadcast, is_distributed, master_only
+from mmengine.evaluator import Evaluator
 from mmengine.hooks import Hook
 from mmengine.model import BaseDataPreprocessor, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper, OptimWrapperDict
@@ -131,6 +133,18 @@ class SameBuffersHook(Hook):
 
 
 @RUNNERS.register_module()
+@contextlib.contextmanager
+def any_algorithms() -> Iterator[None]:
+    """Inside of it PyTorch takes algorithms that are not deterministic as well."""
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+
+
 class VimRunner(Runner):
     """MMEngine's Runner, with eleven differences.
 
@@ -151,7 +165,8 @@ class VimRunner(Runner):
     - The host does not wait for the GPU in each iteration: losses are read an iteration later, see
       :mod:`vim_mm.engine.watching.late_values`. Meanwhile batches are copied from pinned memory.
     - Segments of a GPU's memory grow, see :func:`choose_allocator`.
-    - ``randomness=dict(deterministic=True)`` sets what cuBLAS needs for it in the environment.
+    - ``randomness=dict(deterministic=True)`` sets what cuBLAS needs for it in the environment, and
+      lets metrics count, see :meth:`build_evaluator`.
     - ``launcher`` is 'none', 'pytorch' or 'slurm'; MMEngine's 'mpi' is not supported.
     """
 
@@ -174,6 +189,22 @@ class VimRunner(Runner):
         if torch.cuda.is_available():
             # The loader's workers need the cores; the same for every method and launcher.
             torch.set_num_threads(int(os.environ.get('OMP_NUM_THREADS') or 1))
+
+    def build_evaluator(self, evaluator) -> Evaluator:
+        """As in Runner, with metrics that a deterministic run does not refuse.
+
+        MMSegmentation's IoU counts pixels by ``torch.histc``, for which PyTorch knows no
+        deterministic form on a GPU. Whole numbers have the same sum in any order.
+        """
+        built = super().build_evaluator(evaluator)
+        process = built.process
+
+        def process_in_any_order(*args, **kwargs) -> None:
+            with any_algorithms():
+                process(*args, **kwargs)
+
+        built.process = process_in_any_order
+        return built
 
     @staticmethod
     def build_dataloader(dataloader, seed: int | None = None, diff_rank_seed: bool = False):
