@@ -1,5 +1,6 @@
 """Every form in which Vim's weights exist becomes a whole model of ours, or is refused by name."""
 
+import copyreg
 import pickle
 from collections import OrderedDict
 
@@ -225,21 +226,79 @@ def test_a_pickle_of_arrays_is_read(protocol, tmp_path):
     assert np.array_equal(loaded[name], weights['roi_heads.box_head.2.conv2.weight'])
 
 
-@pytest.mark.parametrize(
-    'call', [(exec, ("open('victim', 'w')",)), (np.load, ('victim',)), (np.dtype, ('O',))]
-)
-def test_a_pickle_of_anything_else_is_refused(call, tmp_path, monkeypatch):
+class Reduced:
+    """Pickles as whatever is given, such as a call, or a call and the state of what it returns."""
+
+    def __init__(self, *reduced):
+        self.reduced = reduced
+
+    def __reduce__(self):
+        return self.reduced
+
+
+class Made(Reduced):
+    """Pickles as an object that the opcode NEWOBJ makes."""
+
+    __class__ = np.ndarray
+
+    def __init__(self, *arguments):
+        super().__init__(copyreg.__newobj__, (np.ndarray, *arguments))
+
+
+def write_pickle(content, file):
+    file.write_bytes(pickle.dumps(content, protocol=4))
+
+
+POINTER = b'A' * 8  # an address, where an array is of objects
+# A dtype of floats that says of itself that it holds objects.
+LAYOUT = Reduced(np.dtype, ('f8', False, True), (3, '<', None, None, None, -1, -1, 63))
+RECONSTRUCT, SCALAR = np.empty(0).__reduce__()[0], np.int64().__reduce__()[0]
+CRAFTED = {
+    'exec': Reduced(exec, ("open('victim', 'w')",)),
+    'load': Reduced(np.load, ('victim',)),
+    'dtype of objects': Reduced(np.dtype, ('O',)),
+    'dtype of records': Reduced(np.dtype, ('f4,O',)),
+    'layout': LAYOUT,
+    'ndarray called': Reduced(np.ndarray, ((1,), 'O', POINTER)),
+    'ndarray called for floats': Reduced(np.ndarray, ((1,), 'f8', POINTER)),
+    'ndarray made': Made((1,), 'O', POINTER),
+    'array of objects': np.array([{}, 'text'], dtype=object),
+    'array of a layout': Reduced(
+        RECONSTRUCT, (np.ndarray, (0,), b'b'), (1, (1,), LAYOUT, False, POINTER)
+    ),
+    'array larger than its data': Reduced(
+        RECONSTRUCT, (np.ndarray, (0,), b'b'), (1, (9,), np.dtype('f8'), False, POINTER)
+    ),
+    'scalar of objects': Reduced(SCALAR, (np.dtype('O'), POINTER)),
+}
+
+
+@pytest.mark.parametrize('write', [write_pickle, torch.save], ids=['pkl', 'pth'])
+@pytest.mark.parametrize('what', CRAFTED)
+def test_a_pickle_of_anything_else_is_refused(what, write, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-    class Call:
-        def __reduce__(self):
-            return call
-
-    file = tmp_path / 'evil.pkl'
-    file.write_bytes(pickle.dumps(dict(model=Call()), protocol=4))
-    with pytest.raises(UnsafeCheckpointError, match=r'evil\.pkl was not loaded'):
-        read_as_data(file)
+    write(dict(model=CRAFTED[what]), tmp_path / 'evil')
+    with pytest.raises(UnsafeCheckpointError, match='evil was not loaded'):
+        read_as_data(tmp_path / 'evil')
     assert not (tmp_path / 'victim').exists()
+
+
+@pytest.mark.parametrize('write', [write_pickle, torch.save], ids=['pkl', 'pth'])
+def test_arrays_of_numbers_are_read_whole(write, tmp_path):
+    """Of every dtype, byte order and shape; written again they are plain."""
+    arrays = [np.arange(6).astype(code) for code in '?bBhHiIlLqQefdgFDG']
+    arrays += [np.arange(6, dtype='>f4'), np.zeros((0, 3)), np.array(2.5)]
+    arrays += [np.arange(24.0).reshape(2, 3, 4, order=order) for order in 'CF']
+    arrays += [np.arange(24)[::2], np.float32(0.1), np.bool_(True), np.complex64(1j)]
+    write(arrays, tmp_path / 'arrays')
+    read = read_as_data(tmp_path / 'arrays')
+    for before, after in zip(arrays, read, strict=True):
+        assert isinstance(after, type(before))
+        assert (after.dtype, after.shape) == (before.dtype.newbyteorder('='), before.shape)
+        assert np.array_equal(before, after)
+    assert read[-5].flags.f_contiguous
+    torch.save(read, tmp_path / 'again.pth')
+    assert type(torch.load(tmp_path / 'again.pth', weights_only=False)[0]) is np.ndarray
 
 
 def test_a_damaged_pickle_is_refused(tmp_path):

@@ -1,7 +1,12 @@
-"""Plain pickles of arrays, such as detectron2's model zoo has, read without running anything.
+"""Arrays in pickles, read without running anything: what stands for NumPy's names in a file.
 
-Python's unpickler calls whatever a pickle names. This one knows a few names, and for each of them
-what stands here: containers, NumPy's arrays and scalars, and what builds those.
+Python's unpickler calls whatever a pickle names, and sets whatever state it gives. NumPy's own
+classes are no safe answer to that: ``np.ndarray`` takes a buffer for addresses of objects, and the
+state of a dtype its memory layout. So nothing of NumPy is within reach of a file. What stands here
+takes what arrays of numbers are pickled as, and refuses all else.
+
+Plain pickles, such as detectron2's model zoo has, are read by :func:`read_arrays`. torch reads its
+own files, and is given :data:`NUMPY_FUNCTIONS` and :data:`CLASSES`.
 """
 
 import pickle
@@ -31,7 +36,7 @@ def read_arrays(path: Path) -> Any:
             raise pickle.UnpicklingError(f'it is damaged: {error}') from error
 
 
-def latin1(text: str, encoding: str) -> bytes:
+def _latin1(text: str, encoding: str) -> bytes:
     """Bytes in the protocols below 3, which Python writes as an encoding of text."""
     if encoding != 'latin1':
         raise pickle.UnpicklingError(f'Unsupported encoding {encoding!r}')
@@ -44,47 +49,89 @@ def _no_bytes(*arguments: Any) -> bytes:
     return b''
 
 
-def _dtype(code: str, *flags: bool) -> np.dtype:
-    """A number's type: of objects there are no arrays here."""
-    dtype = np.dtype(code) if isinstance(code, str) else np.dtype('O')
-    if dtype.hasobject or dtype.names is not None:
-        raise pickle.UnpicklingError(f'Unsupported dtype {code!r}')
-    return dtype
+class _DType:
+    """Stands in for ``np.dtype``: the type of a number, whose state is the order of its bytes."""
+
+    def __init__(self, code: str, *flags: bool) -> None:
+        self.dtype = np.dtype(code if isinstance(code, str) else 'O')
+        if self.dtype.kind not in 'biufc':
+            raise pickle.UnpicklingError(f'Unsupported numpy.dtype {code!r}, which is no number')
+
+    def __setstate__(self, state: tuple) -> None:
+        _version, order, *layout = state
+        if layout != [None, None, None, -1, -1, 0]:
+            raise pickle.UnpicklingError(f'Unsupported state of a numpy.dtype: {state}')
+        self.dtype = self.dtype.newbyteorder(order)
 
 
-def _frombuffer(buffer: Any, dtype: np.dtype, shape: tuple, order: str) -> np.ndarray:
+class _Array(np.ndarray):
+    """Stands in for ``np.ndarray``: an array of numbers, which pickles as a plain one."""
+
+    def __new__(cls, *arguments: Any) -> '_Array':
+        if arguments:
+            raise pickle.UnpicklingError('Unsupported call of an array')
+        return super().__new__(cls, 0)
+
+    def __setstate__(self, state: tuple) -> None:
+        _version, shape, dtype, is_fortran, data = state
+        array = _frombuffer(data, dtype, shape, 'F' if is_fortran else 'C')
+        super().__setstate__(array.__reduce__()[2])
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.view(np.ndarray).__reduce_ex__(protocol)
+
+
+def _ndarray(*arguments: Any) -> None:
+    """A file names the class as an argument of :func:`_reconstruct`, never to call it."""
+    raise pickle.UnpicklingError('Unsupported call of numpy.ndarray')
+
+
+def _reconstruct(*arguments: Any) -> _Array:
+    """What arrays are built by: it makes an empty one, which the file then gives its state."""
+    return _Array()
+
+
+def _scalar(dtype: _DType, data: bytes) -> np.generic:
+    return _frombuffer(data, dtype, (), 'C')[()]
+
+
+def _frombuffer(buffer: bytes | bytearray, dtype: _DType, shape: tuple, order: str) -> np.ndarray:
     """What arrays of protocol 5 are built by."""
-    return np.frombuffer(buffer, dtype).reshape(shape, order=order).copy(order=order)
+    if not isinstance(buffer, bytes | bytearray) or not isinstance(dtype, _DType):
+        raise pickle.UnpicklingError('Unsupported array, which is not of numbers')
+    return np.frombuffer(buffer, dtype.dtype).reshape(shape, order=order).copy(order=order)
 
 
-_KNOWN: dict[tuple[str, str], Callable] = {
-    ('collections', 'OrderedDict'): OrderedDict,
-    ('_codecs', 'encode'): latin1,
-    ('__builtin__', 'bytes'): _no_bytes,
-    ('builtins', 'bytes'): _no_bytes,
-    ('builtins', 'bytearray'): bytearray,
-    ('builtins', 'set'): set,
-    ('__builtin__', 'set'): set,
-    ('numpy', 'ndarray'): np.ndarray,
-    ('numpy', 'dtype'): _dtype,
+# By the full name in a file; the module has one name under numpy 2 and another under numpy 1.
+_CORES = ('numpy._core', 'numpy.core')
+NUMPY_FUNCTIONS: dict[str, Callable] = {
+    '_codecs.encode': _latin1,
+    '__builtin__.bytes': _no_bytes,
+    'builtins.bytes': _no_bytes,
+    'numpy.ndarray': _ndarray,
+    'numpy.dtype': _DType,
+    **{f'{core}.multiarray._reconstruct': _reconstruct for core in _CORES},
+    **{f'{core}.multiarray.scalar': _scalar for core in _CORES},
 }
-# What pickles of arrays and of scalars call, under both names of its module: numpy 2's and 1's.
-NUMPY_BUILDERS = {
-    '_reconstruct': np.empty(0).__reduce__()[0],
-    'scalar': np.int64().__reduce__()[0],
+# What the functions make and the file then gives a state.
+CLASSES = (_DType, _Array)
+
+_KNOWN: dict[str, Callable] = {
+    'collections.OrderedDict': OrderedDict,
+    'builtins.bytearray': bytearray,
+    'builtins.set': set,
+    '__builtin__.set': set,
+    **NUMPY_FUNCTIONS,
+    **{f'{core}.numeric._frombuffer': _frombuffer for core in _CORES},
 }
-NUMPY_CORES = ('numpy._core', 'numpy.core')
-for _module in NUMPY_CORES:
-    for _name, _builder in NUMPY_BUILDERS.items():
-        _KNOWN[f'{_module}.multiarray', _name] = _builder
-    _KNOWN[f'{_module}.numeric', '_frombuffer'] = _frombuffer
 
 
 class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Callable:
-        if (module, name) not in _KNOWN:
+        known = _KNOWN.get(f'{module}.{name}')
+        if known is None:
             raise pickle.UnpicklingError(f'Unsupported global: {module}.{name}')
-        return _KNOWN[module, name]
+        return known
 
     def persistent_load(self, pid: Any) -> Any:
         raise pickle.UnpicklingError('Unsupported reference to an object outside of the file')

@@ -48,6 +48,8 @@ def read_file(path: Path, map_location: str | None = None) -> dict:
             raise
         reason = (str(error) or 'it ends too early').splitlines()[0]
         raise NotACheckpointError(f'{path} is a damaged checkpoint: {reason}') from error
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise pickle.UnpicklingError(f'it is damaged: {error}') from error
 
 
 def _head(path: Path) -> bytes:

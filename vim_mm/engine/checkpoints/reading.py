@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import numpy as np
 import torch
 from mmengine.dist import get_dist_info
 from mmengine.logging import HistoryBuffer, print_log
@@ -27,7 +26,7 @@ from mmengine.runner.checkpoint import (
 
 from vim_mm.compat import safe_globals
 from vim_mm.convert import ConversionError, convert_checkpoint, needs_conversion
-from vim_mm.engine.checkpoints.array_pickle import NUMPY_BUILDERS, NUMPY_CORES, latin1
+from vim_mm.engine.checkpoints.array_pickle import CLASSES, NUMPY_FUNCTIONS
 from vim_mm.engine.checkpoints.conversion import as_checkpoint, describe
 from vim_mm.engine.checkpoints.file import read_file
 
@@ -62,20 +61,10 @@ def _history_statistic(owner: type, name: str) -> Callable:
     return getattr(owner, name)
 
 
-# What MMEngine's runner writes besides tensors: log histories, and scores as numpy scalars. The
-# second spelling of numpy's module is that of files written under numpy 1. DeiT's code, and with it
-# Vim's, adds the arguments of the training.
-_NUMPY_DTYPES = [type(np.dtype(code)) for code in '?bBhHiIlLqQefd']
-_CLASSES = [Namespace, HistoryBuffer, np.ndarray, np.dtype, *_NUMPY_DTYPES]
-_FUNCTIONS = {
-    'builtins.getattr': _history_statistic,
-    '_codecs.encode': latin1,  # bytes in protocol 2
-    **{
-        f'{module}.multiarray.{name}': builder
-        for module in NUMPY_CORES
-        for name, builder in NUMPY_BUILDERS.items()
-    },
-}
+# What MMEngine's runner writes besides tensors: log histories, and scores as numpy scalars. DeiT's
+# code, and with it Vim's, adds the arguments of the training.
+_CLASSES = [Namespace, HistoryBuffer, *CLASSES]
+_FUNCTIONS = {'builtins.getattr': _history_statistic, **NUMPY_FUNCTIONS}
 
 
 def _read(name: str, path: Path, map_location: str | None) -> dict:
