@@ -2,6 +2,7 @@
 
 import copyreg
 import pickle
+import re
 from collections import OrderedDict
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.models.small import small_backbone
 from vim_mm import registered
 from vim_mm.convert import ConversionError, convert_checkpoint, fit, needs_conversion
 from vim_mm.engine import UnsafeCheckpointError
+from vim_mm.engine.checkpoints.conversion import describe
 from vim_mm.engine.checkpoints.reading import load_from_local, read_as_data
 from vim_mm.engine.target import build_target
 
@@ -211,6 +213,123 @@ def test_another_architecture_is_refused_by_its_name(what, tmp_path):
 def test_files_without_weights_of_one_vim(checkpoint, message):
     with pytest.raises(ConversionError, match=message):
         convert_checkpoint(checkpoint)
+
+
+def small_segmentor():
+    shapes = released.segmentor_shapes(WIDTH, 5, 6, depth=1, tokens=16)
+    weights = released.random_weights(shapes)
+    return weights | {f'backbone.{k}': v for k, v in released.rope_table(4, WIDTH).items()}
+
+
+def small_detector():
+    return released.random_weights(released.detector_shapes(WIDTH, 3, 8, 12, depth=1, tokens=16))
+
+
+ODD = {
+    'missing': lambda name, weight: {},
+    'flat': lambda name, weight: {name: weight.flatten()},
+    'empty': lambda name, weight: {name: weight[:0]},
+    'prefixed': lambda name, weight: {f'module.{name}': weight},
+}
+
+
+@pytest.mark.parametrize(
+    ('whole', 'changes'),
+    [
+        pytest.param(small_classifier, [*ODD], id='classifier'),
+        pytest.param(small_segmentor, ['missing', 'flat'], id='segmentor', marks=pytest.mark.slow),
+        pytest.param(small_detector, ['missing', 'flat'], id='detector', marks=pytest.mark.slow),
+    ],
+)
+def test_whatever_weight_is_missing_or_odd_is_named(whole, changes):
+    """By an error of the converter, or in the report; never by another error."""
+    weights = whole()
+    words = ['no weights of a Vim', 'it lacks module.', '--config']
+    for name, weight in weights.items():
+        if weight.dim() < 2 or re.search(r'layers\.[1-9]|rope', name):
+            continue
+        # Without a class token, its entry in pos_embed is one of a patch.
+        named = 'for 17 patches' if name == 'cls_token' else name.rpartition('.')[2]
+        for what in changes:
+            others = {k: v for k, v in weights.items() if k != name}
+            try:
+                _, report = converted(others | ODD[what](name, weight))
+            except ConversionError as error:
+                assert any(word in str(error) for word in (*words, named)), (what, name)
+                continue
+            optional = name.endswith(('pos_embed', 'A_b_log'))
+            assert optional or not report.complete, (what, name)
+
+
+@pytest.mark.parametrize(
+    ('name', 'weight', 'message'),
+    [
+        ('layers.0.mixer.conv1d.weight', None, r'it lacks layers\.0\.mixer\.conv1d\.weight'),
+        ('layers.0.mixer.dt_proj.weight', None, r'it lacks layers\.0\.mixer\.dt_proj\.weight'),
+        ('head.weight', None, r'it lacks head\.fc\.weight'),
+        ('patch_embed.proj.weight', (WIDTH, 768), r'its patch_embed.* shape \(16, 768\), where'),
+        ('pos_embed', (1, 1, WIDTH), 'its pos_embed has no entry for a patch'),
+        ('pos_embed', (TOKENS, WIDTH), r'its pos_embed has the shape \(17, 16\), where'),
+    ],
+)
+def test_weights_that_tell_the_sizes(name, weight, message, tmp_path):
+    weights = small_classifier()
+    del weights[name]
+    if weight is not None:
+        weights[name] = torch.zeros(weight)
+    checkpoint = released.as_classifier(weights)
+    with pytest.raises(ConversionError, match=message):
+        converted(checkpoint)
+    torch.save(checkpoint, tmp_path / 'odd.pth')
+    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'odd.pth'))
+    arch = dict(embed_dims=WIDTH, num_layers=LAYERS)
+    model = registered.VisionMamba(arch, img_size=64, init_cfg=init_cfg)
+    if name.startswith('head'):  # of which the backbone has no need
+        model.init_weights()
+        return
+    with pytest.raises(ConversionError, match=rf'odd\.pth.*{message}'):
+        model.init_weights()
+
+
+@pytest.mark.parametrize('name', ['model_ema', 'state_dict_ema'])
+def test_an_average_is_not_taken(name):
+    with pytest.raises(ConversionError, match=rf"average '{name}', which is not taken: the"):
+        convert_checkpoint({name: small_classifier(), 'epoch': 3})
+
+
+@pytest.mark.parametrize('value', [float('nan'), float('inf')])
+def test_weights_of_a_failed_training_are_refused(value):
+    weights = small_classifier()
+    for name in ('layers.1.mixer.D', 'layers.2.mixer.D'):
+        weights[name][3] = value
+    with pytest.raises(ConversionError, match=r'layers\.1\.mixer\.D has values that are NaN'):
+        convert_checkpoint(weights)
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_half_precision_is_reported(dtype):
+    weights = small_classifier()
+    weights['layers.0.mixer.in_proj.weight'] = weights['layers.0.mixer.in_proj.weight'].to(dtype)
+    conversion, report = converted(weights)
+    assert report.complete
+    lines = report.lines()
+    first = lines.index('in half precision: 1')
+    assert lines[first + 1].strip() == 'backbone.layers.0.mixer.in_proj.weight'
+    assert '1 of its weights are in half precision.' in describe(conversion)
+
+
+@pytest.mark.parametrize(
+    'checkpoint',
+    [
+        lambda weights: released.as_classifier(weights, 'fastvim_tiny_patch16'),
+        lambda weights: dict(state_dict=weights, meta=dict(cfg="backbone = dict(type='FastVim')")),
+        lambda weights: dict(state_dict=weights, meta=dict(config="dict(type='FastVim')")),
+    ],
+)
+def test_fastvim_is_recognized_by_what_it_says(checkpoint):
+    """Without its norm it has Vim's names and shapes."""
+    with pytest.raises(ConversionError, match='FastVim, which pools tokens'):
+        convert_checkpoint(checkpoint(small_classifier()))
 
 
 @pytest.mark.parametrize('protocol', [2, 4, 5])

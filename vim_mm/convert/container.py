@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Where weights stand, in this order. Not ``model_ema``: what was published was measured, and what
+# Where weights stand, in this order. Not in an average: what was published was measured, and what
 # was fine-tuned started, from ``model``.
 _WRAPPERS = ('state_dict', 'model', 'module')
+_AVERAGES = ('model_ema', 'state_dict_ema', 'ema_state_dict', 'ema')
 # What wrappers of a whole model put before each name.
 _PREFIXES = ('module.', '_orig_mod.', 'model.')
 
@@ -51,13 +52,12 @@ def unwrap(checkpoint: Any) -> Contents:
         inner = inner[key]
     arrays = inner if isinstance(inner, Mapping) else {}
     weights = {
-        name: _tensor(value)
+        name: _tensor(name, value)
         for name, value in arrays.items()
         if isinstance(name, str) and _is_array(value)
     }
     if not weights:
-        held = [*checkpoint][:5] if isinstance(checkpoint, Mapping) else type(checkpoint).__name__
-        raise ConversionError(f'there are no weights in it: it holds {held}')
+        raise ConversionError(_nothing(checkpoint))
     left += [str(name) for name in arrays if name not in weights]
     note = getattr(inner, '_metadata', None) or {}
     for prefix in _strip_prefixes(weights):
@@ -74,12 +74,47 @@ def unwrap(checkpoint: Any) -> Contents:
     )
 
 
+def require(weights: Mapping[str, Tensor], ranks: Mapping[str, int]) -> None:
+    """Insist on the weights whose shapes tell the sizes of a model.
+
+    Args:
+        weights (Mapping): By name.
+        ranks (Mapping): How many dimensions each of them has.
+
+    Raises:
+        ConversionError: One is missing, or has another number of dimensions; it is named.
+    """
+    if lacking := [name for name in ranks if name not in weights]:
+        raise ConversionError(f'it lacks {", ".join(lacking)}, whose shape tells the sizes')
+    for name, rank in ranks.items():
+        shape = tuple(weights[name].shape)
+        if len(shape) != rank or 0 in shape:
+            raise ConversionError(f'its {name} has the shape {shape}, where a Vim has {rank} sizes')
+
+
+def _nothing(checkpoint: Any) -> str:
+    """What a file without weights holds instead."""
+    if not isinstance(checkpoint, Mapping):
+        return f'there are no weights in it: it holds {type(checkpoint).__name__}'
+    if average := next((name for name in _AVERAGES if name in checkpoint), None):
+        return (
+            f'there are no weights in it but their average {average!r}, which is not taken: the '
+            "published figures are those of 'model'. To take it, save it under that name"
+        )
+    return f'there are no weights in it: it holds {[*checkpoint][:5]}'
+
+
 def _is_array(value: Any) -> bool:
     return isinstance(value, Tensor | np.ndarray)
 
 
-def _tensor(value: Tensor | np.ndarray) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+def _tensor(name: str, value: Tensor | np.ndarray) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    try:
+        return torch.from_numpy(np.array(value, value.dtype.newbyteorder('=')))
+    except TypeError as error:
+        raise ConversionError(f'{name} is of {value.dtype}, which torch has not') from error
 
 
 def _strip_prefixes(weights: dict[str, Tensor]) -> list[str]:

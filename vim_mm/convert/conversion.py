@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from vim_mm.convert import names as naming
-from vim_mm.convert.container import Contents, ConversionError, unwrap
+from vim_mm.convert.container import Contents, ConversionError, require, unwrap
 from vim_mm.convert.switches import Switches, find_switches
-from vim_mm.models.checkpoint import other_architecture
+from vim_mm.models.checkpoint import FASTVIM, other_architecture
 
 
 @dataclass
@@ -72,6 +72,7 @@ def convert_checkpoint(checkpoint: Any, switches: Mapping[str, Any] | None = Non
         if (why := naming.unneeded(name, root, original)) is not None:
             conversion.dropped[name] = why
         elif new := naming.new_names(name, root, stages, of_two):
+            _insist_on_numbers(name, weight)
             conversion.mapped[name] = new
             state_dict.update(dict.fromkeys(new, weight))
         else:
@@ -114,7 +115,7 @@ def _find_root(contents: Contents) -> str:
     Raises:
         ConversionError: There is none, or there are several.
     """
-    other = other_architecture(contents.weights)
+    other = other_architecture(contents.weights) or _named_otherwise(contents)
     if other is not None:
         raise ConversionError(f'it is of another architecture than Vim: {other}')
     roots = naming.backbone_roots(contents.weights)
@@ -123,9 +124,58 @@ def _find_root(contents: Contents) -> str:
         raise ConversionError(f'it holds no weights of a Vim (its first ones are {first})')
     if len(roots) > 1:
         raise ConversionError(f'it holds several Vims, under {roots}')
-    if f'{roots[0]}patch_embed.proj.weight' not in contents.weights:
-        raise ConversionError(f'it lacks {roots[0]}patch_embed.proj.weight')
+    _check_sizes(contents.weights, roots[0])
     return roots[0]
+
+
+def _named_otherwise(contents: Contents) -> str | None:
+    """Which other architecture a file says that it is of, where its weights do not show it.
+
+    FastVim without the norm behind its scan has Vim's names and shapes.
+    """
+    meta = contents.meta
+    said = f'{contents.arguments.get("model")} {meta.get("config")} {meta.get("cfg")}'
+    return FASTVIM if 'fastvim' in said.lower() else None
+
+
+# The weights whose shapes tell the arguments of a VisionMamba, and their numbers of dimensions.
+_SIZES = {
+    'patch_embed.proj.weight': 4,
+    'layers.0.mixer.A_log': 2,
+    'layers.0.mixer.conv1d.weight': 3,
+    'layers.0.mixer.dt_proj.weight': 2,
+}
+_SIZES_OF_OPTIONS = {'pos_embed': 3, 'rope.freqs_cos': 2, 'rope.freqs_sin': 2}
+
+
+def _check_sizes(weights: Mapping[str, Tensor], root: str) -> None:
+    """Insist on what the arguments of the Vim under ``root`` are read from.
+
+    Raises:
+        ConversionError: Something of it is missing or misshapen.
+    """
+    ranks = {name: rank for name, rank in _SIZES_OF_OPTIONS.items() if f'{root}{name}' in weights}
+    if 'rope.freqs_cos' in ranks or 'rope.freqs_sin' in ranks:
+        ranks |= {name: _SIZES_OF_OPTIONS[name] for name in ('rope.freqs_cos', 'rope.freqs_sin')}
+    require(weights, {f'{root}{name}': rank for name, rank in (_SIZES | ranks).items()})
+    tokens = sum(name.startswith(f'{root}cls_token') for name in weights)
+    if 'pos_embed' in ranks and weights[f'{root}pos_embed'].shape[1] <= tokens:
+        raise ConversionError(f'its {root}pos_embed has no entry for a patch')
+
+
+def is_half(weight: Tensor) -> bool:
+    """Whether a weight is rounded to fewer bits than float32 has."""
+    return weight.is_floating_point() and weight.element_size() < 4
+
+
+def _insist_on_numbers(name: str, weight: Tensor) -> None:
+    """Refuse weights of a training that had failed.
+
+    Raises:
+        ConversionError: There is a NaN or an infinity.
+    """
+    if weight.is_floating_point() and not weight.is_meta and not weight.isfinite().all():
+        raise ConversionError(f'{name} has values that are NaN or infinite')
 
 
 def _kind(state_dict: Mapping[str, Tensor]) -> str:

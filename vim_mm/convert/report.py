@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from vim_mm.convert.conversion import Conversion
+from vim_mm.convert.container import ConversionError
+from vim_mm.convert.conversion import Conversion, is_half
 from vim_mm.models.checkpoint import fit_pos_embed
 from vim_mm.models.vision_mamba import VisionMamba
 
@@ -21,6 +22,7 @@ class Report:
         mapped (int): Weights of the file that the target takes.
         targets (int): Weights of the target that they fill.
         resized (list[str]): Position embeddings, with both grids.
+        halves (list[str]): Weights in half precision; loading widens them, their rounding stays.
         dropped (dict[str, str]): Why, by the name in the file.
         unknown (list[str]): Weights of the file without a place in the target.
         missing (list[str]): Weights of the target without a counterpart in the file.
@@ -31,6 +33,7 @@ class Report:
     mapped: int = 0
     targets: int = 0
     resized: list[str] = field(default_factory=list)
+    halves: list[str] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -50,6 +53,7 @@ class Report:
             by_reason.setdefault(why, []).append(name)
         groups = {
             'resized': self.resized,
+            'in half precision': self.halves,
             **{f'dropped, {why}': names for why, names in by_reason.items()},
             'unknown': self.unknown,
             'missing': self.missing,
@@ -76,6 +80,9 @@ def fit(
         target (nn.Module): The model; its tensors may be on the meta device.
         allow (Sequence[str]): Beginnings of names that may be missing, or left over.
         part (str): Only weights whose name begins so are looked at, such as ``backbone.``.
+
+    Raises:
+        ConversionError: A position embedding is of an unknown grid.
     """
     weights = conversion.state_dict
     own = {k: v for k, v in target.state_dict().items() if k.startswith(part)}
@@ -90,6 +97,7 @@ def fit(
             del weights[name]
     report.mapped = sum(not taken.isdisjoint(new) for new in conversion.mapped.values())
     report.targets = len(taken)
+    report.halves = [name for name, weight in weights.items() if is_half(weight)]
     report.misshapen = [
         f'{k} {tuple(weights[k].shape)} for {tuple(own[k].shape)}'
         for k in own
@@ -142,7 +150,10 @@ def _resize(weights: dict[str, Tensor], target: nn.Module, part: str) -> list[st
             before = weights[key].shape[1]
             note = getattr(weights, '_metadata', {}).get(name, {})
             prefix = key.removesuffix('pos_embed')
-            weights[key] = fit_pos_embed(module, weights, prefix, note).clone()
+            try:
+                weights[key] = fit_pos_embed(module, weights, prefix, note).clone()
+            except ValueError as error:
+                raise ConversionError(str(error)) from error
             after = weights[key].shape[1]
             if after != before or note.get('grid', module.grid) != module.grid:
                 rows, columns = module.grid

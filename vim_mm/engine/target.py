@@ -5,6 +5,7 @@ Models are built on the meta device, because only names and shapes are asked.
 
 import inspect
 import math
+from collections.abc import Iterable
 
 import torch
 from mmengine.config import Config
@@ -13,6 +14,7 @@ from torch import nn
 
 from vim_mm.config import config_path
 from vim_mm.convert import Conversion, ConversionError
+from vim_mm.convert.container import require
 from vim_mm.engine.activation import activate
 from vim_mm.engine.cli import import_task_library
 from vim_mm.models import VisionMamba
@@ -37,6 +39,7 @@ def build_target(conversion: Conversion) -> nn.Module:
     with torch.device('meta'):
         model = nn.ModuleDict(dict(backbone=VisionMamba(**arguments)))
         if conversion.kind == 'classifier':
+            require(conversion.state_dict, {'head.fc.weight': 2})
             classes, channels = conversion.state_dict['head.fc.weight'].shape
             model['head'] = nn.ModuleDict(dict(fc=nn.Linear(channels, classes)))
     return model
@@ -79,6 +82,8 @@ def _segmentor(conversion: Conversion) -> Config:
     cfg.default_scope = 'mmseg'
     if 'decode_head.psp_modules.0.1.conv.weight' not in weights:
         raise ConversionError(f'its segmentation head is not that of UPerNet: {_BY_CONFIG}')
+    conv_seg = {f'{head}.conv_seg.weight': 4 for head in _heads(weights)}
+    require(weights, conv_seg)
     model, arguments = cfg.model, _backbone_arguments(conversion)
     width = arguments['arch']['embed_dims']
     model.backbone.update(arguments)
@@ -87,12 +92,16 @@ def _segmentor(conversion: Conversion) -> Config:
         model.neck.rescales = [2, 1, 0.5, 0.25]
     classes, channels = weights['decode_head.conv_seg.weight'].shape[:2]
     model.decode_head.update(in_channels=[width] * 4, channels=channels, num_classes=classes)
-    if 'auxiliary_head.conv_seg.weight' in weights:
+    if 'auxiliary_head' in _heads(weights):
         channels = weights['auxiliary_head.conv_seg.weight'].shape[1]
         model.auxiliary_head.update(in_channels=width, channels=channels, num_classes=classes)
     else:
         model.pop('auxiliary_head')
     return cfg
+
+
+def _heads(weights: Iterable[str]) -> set[str]:
+    return {name.partition('.')[0] for name in weights} & {'decode_head', 'auxiliary_head'}
 
 
 def _detector(conversion: Conversion) -> Config:
@@ -101,12 +110,16 @@ def _detector(conversion: Conversion) -> Config:
     cascade = 'roi_head.bbox_head.0.fc_cls.weight' in weights
     if not cascade and 'roi_head.bbox_head.fc_cls.weight' not in weights:
         raise ConversionError(f'it is neither Mask R-CNN nor Cascade Mask R-CNN: {_BY_CONFIG}')
+    first = 'roi_head.bbox_head.0.' if cascade else 'roi_head.bbox_head.'
+    require(
+        weights,
+        {f'{first}fc_cls.weight': 2, f'{first}fc_reg.weight': 2, 'neck.lateral.0.0.weight': 4},
+    )
     name = 'cascade_mask_rcnn_vim_t' if cascade else 'mask_rcnn_vim_t'
     cfg = Config.fromfile(config_path(f'_base_/models/{name}.py'))
     cfg.default_scope = 'mmdet'
     model, arguments = cfg.model, _backbone_arguments(conversion)
     model.backbone.update(arguments)
-    first = 'roi_head.bbox_head.0.' if cascade else 'roi_head.bbox_head.'
     classes = weights[f'{first}fc_cls.weight'].shape[0] - 1
     channels = weights['neck.lateral.0.0.weight'].shape[0]
     model.neck.update(in_channels=arguments['arch']['embed_dims'], out_channels=channels)

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from vim_mm.models.tokens import CLS_TOKENS, insert_cls, resize_pos_embed, split_cls
 
+FASTVIM = 'FastVim, which pools tokens inside of its layers'
 # Weights that other architectures have and Vim has not, and what a file with them is.
 _OTHERS = (
-    (r'\.mixer\.layernorm\.', 'FastVim, which pools tokens inside of its layers'),
+    (r'\.mixer\.layernorm\.', FASTVIM),
     (r'\.(x_proj_weight|dt_projs_weight|A_logs)$', 'VMamba, which scans in four directions'),
     (r'layers\.\d+\.norm\.bias$', 'a Vim with LayerNorm, where this one has RMSNorm'),
     (r'\.mixer\.gamma$', 'a Vim with scaled layers (init_layer_scale), which this one has not'),
@@ -112,7 +113,7 @@ def adapt_checkpoint(
     }
     _check_architecture(module, state_dict, prefix)
     key = prefix + 'pos_embed'
-    if module.pos_embed is not None and key in state_dict:
+    if module.pos_embed is not None and key in state_dict and state_dict[key].dim() == 3:
         state_dict[key] = fit_pos_embed(module, state_dict, prefix, local_metadata)
 
     norms = [name for name in module.norm_names.values() if name != 'norm_f']
@@ -204,7 +205,7 @@ def _guess_grid(num_patches: int, own: tuple[int, int]) -> tuple[int, int]:
     if num_patches == math.prod(own):
         return own
     side = math.isqrt(num_patches)
-    if side * side != num_patches:
+    if side * side != num_patches or not side:
         raise ValueError(
             f'pos_embed of the checkpoint is for {num_patches} patches: not the {own[0]}x{own[1]} '
             'of this backbone, nor a square, and the checkpoint does not tell its grid'

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from vim_mm.convert import Conversion
+from vim_mm.convert.conversion import is_half
 from vim_mm.engine.checkpoints.provenance import backbones, code_version
 from vim_mm.models.checkpoint import describe_differences
 from vim_mm.whole_file import whole_file
@@ -35,6 +36,8 @@ def describe(conversion: Conversion) -> str:
     assumed = conversion.switches.assumed
     if assumed:
         text += f' It does not tell, and was taken to be as released: {as_arguments(assumed)}.'
+    if halves := sum(map(is_half, conversion.state_dict.values())):
+        text += f' {halves} of its weights are in half precision.'
     return text
 
 
