@@ -83,6 +83,10 @@ RULES = {
     'cls/vim_s_zoh_released.py': (1e-3, 0.05, released_classification),
     # There is no script of the original for Vim-B: the values of Vim-S.
     'cls/vim_b_zoh_released.py': (1e-3, 0.05, released_classification),
+    # Of the parameter groups the paper says nothing.
+    'cls/vim_t_zoh_paper.py': (1e-3, 0.05, released_classification),
+    'cls/vim_s_zoh_paper.py': (1e-3, 0.05, released_classification),
+    'cls/vim_b_zoh_paper.py': (1e-3, 0.05, released_classification),
     'cls/vim_t_stride8_zoh_released.py': (1e-5, 1e-8, released_classification),
     'cls/vim_s_stride8_zoh_released.py': (1e-5, 1e-8, released_classification),
     'seg/upernet_vim_t_zoh_released.py': (2e-4, 0.1, lambda *a: released_segmentation(*a, 0.92)),
@@ -156,14 +160,51 @@ def test_no_released_recipe_is_left_out():
     assert sorted(RULES) == named
 
 
-def test_the_recommended_recipe_decays_no_state():
-    found = settings(load('seg/upernet_vim_t_zoh.py'))
+@pytest.mark.parametrize(
+    ('name', 'lr'), [('seg/upernet_vim_t_zoh.py', 6e-5), ('cls/vim_t_zoh.py', 1e-3)]
+)
+def test_the_recommended_recipe_decays_no_state(name, lr):
+    found = settings(load(name))
     for parameter in (
         'backbone.pos_embed',
         'backbone.layers.7.mixer.A_log',
         'backbone.layers.7.mixer.D',
     ):
-        assert found[parameter][:2] == (6e-5, 0.0)
+        assert found[parameter][:2] == (lr, 0.0)
+
+
+# Images of a GPU, of eight, and epochs: vim/scripts of hustvl/Vim, and section 4.1 of the paper.
+LENGTHS = {
+    'cls/vim_t_zoh_released.py': (128, 300),
+    'cls/vim_s_zoh_released.py': (64, 300),
+    'cls/vim_b_zoh_released.py': (64, 300),  # as Vim-S, for want of a script
+    'cls/vim_t_stride8_zoh_released.py': (128, 30),
+    'cls/vim_s_stride8_zoh_released.py': (128, 30),
+    'cls/vim_t_zoh_paper.py': (128, 300),
+    'cls/vim_s_zoh_paper.py': (128, 300),
+    'cls/vim_b_zoh_paper.py': (128, 300),
+}
+
+
+@pytest.mark.parametrize('name', LENGTHS)
+def test_batch_and_length_of_classification(name):
+    """An epoch is what DeiT's repeated augmentation draws, in whole batches."""
+    per_gpu, epochs = LENGTHS[name]
+    epoch = 1281167 // 256 * 256 // 8 // per_gpu
+    cfg = load(name)
+    assert cfg.auto_scale_lr.base_batch_size == 8 * per_gpu
+    assert cfg.train_cfg.max_iters == epochs * epoch
+    if 'released' in name:
+        assert cfg.train_cfg.val_interval == cfg.default_hooks.checkpoint.interval == epoch
+    for scheduler in cfg.param_scheduler:
+        if scheduler.type == 'DeiTCosineLR':
+            assert (scheduler.iters_per_epoch, scheduler.epochs) == (epoch, epochs)
+        if scheduler.type == 'LinearLR':
+            assert scheduler.end == 5 * epoch
+
+
+def test_no_length_of_classification_is_left_out():
+    assert sorted(LENGTHS) == sorted(name for name in RULES if name.startswith('cls/'))
 
 
 def learning_rates(cfg: Config, iterations: list[int]) -> list[float]:

@@ -1,0 +1,4 @@
+# Vim-S on ImageNet by the words of Vim's paper; see vim_t_zoh_paper.py.
+_base_ = './vim_t_zoh_paper.py'
+
+model = dict(backbone=dict(arch='small', drop_path_rate=0.05), head=dict(in_channels=384))
