@@ -6,3 +6,4 @@ _base_ = [
 ]
 
 model = dict(backbone=dict(discretization_method='zoh'))
+train_dataloader = dict(batch_size=32)

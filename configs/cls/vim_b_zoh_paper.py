@@ -2,3 +2,4 @@
 _base_ = './vim_t_zoh_paper.py'
 
 model = dict(backbone=dict(arch='base', drop_path_rate=0.1), head=dict(in_channels=768))
+train_dataloader = dict(batch_size=32)

@@ -2,3 +2,4 @@
 _base_ = './vim_t_zoh_paper.py'
 
 model = dict(backbone=dict(arch='small', drop_path_rate=0.05), head=dict(in_channels=384))
+train_dataloader = dict(batch_size=64)
