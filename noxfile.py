@@ -1,6 +1,7 @@
 """What the suite's environment does not hold, tested on demand, not by default.
 
     nox -s adapters                  # LoRA of peft on the mixers, in a minute
+    nox -s timm                      # timm's own tests of models on the five of Vim
 
 The original OpenMMLab libraries with three releases of torch:
 
@@ -19,6 +20,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import nox
@@ -51,6 +53,36 @@ def adapters(session: nox.Session) -> None:
     tests = ('tests/models/test_paths.py', '-k', 'peft')
     session.run(sys.executable, '-c', 'import peft', env={'PYTHONPATH': path})  # no skip for it
     session.run(sys.executable, '-m', 'pytest', '-q', *tests, env={'PYTHONPATH': path})
+
+
+@nox.session(python=False, default=False)
+def timm(session: nox.Session) -> None:
+    """timm's tests/test_models.py, of the pinned version's sdist, in the environment of nox.
+
+    Its lists of models whose features it tests, and of those without spatial features, get Vim's
+    name; nothing else in it is changed. TorchScript and FX are what Vim does not support.
+    """
+    pinned = re.search(r'^timm==\S+', (REQUIREMENTS / 'runtime.txt').read_text(), re.MULTILINE)[0]
+    folder = Path(session.create_tmp())
+    download = ['download', '--quiet', '--no-deps', '--no-binary', 'timm', '--dest', folder]
+    session.run(sys.executable, '-m', 'pip', *download, pinned)
+    name = pinned.replace('==', '-')
+    with tarfile.open(folder / f'{name}.tar.gz') as sdist:
+        # With its settings of pytest, and without its package: the installed one is tested.
+        for member in ('tests/test_models.py', 'pyproject.toml'):
+            sdist.extract(f'{name}/{member}', folder, filter='data')
+    file = folder / name / 'tests' / 'test_models.py'
+    text = file.read_text()
+    for names, own in (('FEAT_INTER_FILTERS', 'vim'), ('NON_STD_FILTERS', 'vim_*')):
+        beginning = f'\n{names} = [\n'
+        if text.count(beginning) != 1:
+            session.error(f'{pinned} has no list {names} that can be extended')
+        text = text.replace(beginning, f'{beginning}    {own!r},\n')
+    file.write_text(text)
+    which = 'vim_ and not torchscript and not fx'
+    quiet = '-Wignore::pytest.PytestUnknownMarkWarning'  # it would mark timeouts
+    arguments = ['-q', '-p', 'vim_mm', quiet, '-k', which, *session.posargs, file]
+    session.run(sys.executable, '-m', 'pytest', *arguments, env={'PYTHONPATH': f'{ROOT}'})
 
 
 @nox.session(python='3.11', default=False)
