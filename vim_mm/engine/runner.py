@@ -132,7 +132,6 @@ class SameBuffersHook(Hook):
             broadcast(buffer)
 
 
-@RUNNERS.register_module()
 @contextlib.contextmanager
 def any_algorithms() -> Iterator[None]:
     """Inside of it PyTorch takes algorithms that are not deterministic as well."""
@@ -145,6 +144,7 @@ def any_algorithms() -> Iterator[None]:
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
 
 
+@RUNNERS.register_module()
 class VimRunner(Runner):
     """MMEngine's Runner, with eleven differences.
 
