@@ -156,11 +156,12 @@ def register_scan_autograd(forward: str, backward: str, no_second_derivative: st
     def refuse(ctx: Any, *grads: Tensor | None) -> tuple:
         raise RuntimeError(no_second_derivative)
 
-    torch.library.register_autograd(f'vim_mm::{forward}', derive, setup_context=_setup_context)
+    torch.library.register_autograd(f'vim_mm::{forward}', derive, setup_context=keep_inputs)
     torch.library.register_autograd(f'vim_mm::{backward}', refuse)
 
 
-def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+def keep_inputs(ctx: Any, inputs: tuple, output: tuple) -> None:
+    """``setup_context`` of a scan's operator, as :func:`torch.library.register_autograd` has it."""
     *tensors, ctx.delta_softplus, ctx.method, ctx.reverse = inputs
     edges = output[2]
     ctx.mark_non_differentiable(edges)
