@@ -12,6 +12,7 @@ from vim_mm.ops.counted import counted_scan, counting
 from vim_mm.ops.discretization import method_id
 from vim_mm.ops.exported import exported_scan, exporting_to_onnx
 from vim_mm.ops.forward_mode import refuse_forward_mode
+from vim_mm.ops.library import call
 from vim_mm.ops.reference import grouped_scan_ref, real_dtype
 
 MAX_STATES = 256
@@ -202,7 +203,7 @@ def _scan(
     if name in ('native', 'triton'):
         refuse_forward_mode(*tensors)
     if name == 'native':
-        out, last_state, _ = torch.ops.vim_mm.selective_scan_fwd(*tensors, *options)
+        out, last_state, _ = call(torch.ops.vim_mm.selective_scan_fwd, *tensors, *options)
         return out, last_state
     if name == 'triton':
         return triton.triton_scan(tensors, *options)
