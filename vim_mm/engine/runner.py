@@ -18,7 +18,7 @@ import torch
 from mmengine.dist import broadcast, is_distributed, master_only
 from mmengine.evaluator import Evaluator
 from mmengine.hooks import Hook
-from mmengine.model import BaseDataPreprocessor, revert_sync_batchnorm
+from mmengine.model import BaseDataPreprocessor, is_model_wrapper, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import MODEL_WRAPPERS, RUNNERS
 from mmengine.runner import BaseLoop, Runner
@@ -30,7 +30,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from vim_mm.engine.activation import activate
 from vim_mm.engine.batches.batch import AccumulationHook, Batch, plan_batch
 from vim_mm.engine.batches.randomness import NumberedSampler, SeedIterationHook
-from vim_mm.engine.batches.samples import build_dataloader
+from vim_mm.engine.batches.samples import build_dataloader, ignored_labels
 from vim_mm.engine.checkpoints.provenance import ProvenanceHook
 from vim_mm.engine.checkpoints.reading import last_checkpoint
 from vim_mm.engine.checks.classes import ClassesHook
@@ -288,11 +288,13 @@ class VimRunner(Runner):
                     'the batch of the recipe'
                 )
             return
+        inner = self.model.module if is_model_wrapper(self.model) else self.model
         # A copy: the config that a checkpoint keeps does not depend on the number of processes.
         self._train_dataloader = {
             **loader,
             'batch_size': self.batch.size,
             'micro_batches': self.batch.counts,
+            'ignored': ignored_labels(inner),
         }
         if self.batch.recipe is not None and not loader.get('batch_sampler'):
             # A step has the images of the recipe, also at the end of an epoch.
