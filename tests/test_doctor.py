@@ -198,6 +198,17 @@ def test_a_variable_at_fault_is_named(variables, advice, monkeypatch):
     assert told == {advice}
 
 
+def test_a_variable_at_fault_for_one_dtype_is_named(monkeypatch):
+    gpu(monkeypatch, (9, 0), ['9.0'])
+    monkeypatch.setattr(library, 'why_not_on_card', lambda: None)
+    monkeypatch.setattr(library, 'MISSING', None)
+    monkeypatch.setenv('VIM_MM_BACKEND', 'native')
+    monkeypatch.setattr(doctor, '_block_paths', lambda *_: [])
+    (red,) = (line for line in doctor.paths() if line.state == 'fail')
+    assert red.finding == 'error for float64: the CUDA scan has no float64'
+    assert red.advice == 'unset or change VIM_MM_BACKEND=native'
+
+
 def test_a_variable_that_is_met_is_not_blamed(monkeypatch):
     monkeypatch.setenv('VIM_MM_BACKEND', 'torch')
     monkeypatch.setattr(selftest, 'worst_error', lambda *_: 1.0)
