@@ -168,8 +168,52 @@ def test_a_method_without_exact_values(monkeypatch):
 def test_a_kernel_that_is_demanded_and_missing(monkeypatch):
     monkeypatch.setenv('VIM_USE_CUDA_KERNEL', '1')
     red = fails()
-    assert red['scan on cpu']['advice'] == 'unset VIM_USE_CUDA_KERNEL and VIM_MM_BACKEND'
-    assert 'zoh' in red
+    assert red['scan on cpu']['advice'] == 'unset or change VIM_USE_CUDA_KERNEL=1'
+    assert red['zoh']['advice'] == 'unset or change VIM_USE_CUDA_KERNEL=1'
+
+
+@pytest.mark.parametrize(
+    ('variables', 'advice'),
+    [
+        (dict(VIM_MM_BACKEND='foo'), 'unset or change VIM_MM_BACKEND=foo'),
+        (dict(VIM_USE_CUDA_KERNEL='yes'), 'unset or change VIM_USE_CUDA_KERNEL=yes'),
+        (
+            dict(VIM_MM_BACKEND='torch', VIM_USE_CUDA_KERNEL='0'),
+            'unset or change VIM_MM_BACKEND=torch and VIM_USE_CUDA_KERNEL=0',
+        ),
+        pytest.param(
+            dict(VIM_MM_BACKEND='triton'),
+            'unset or change VIM_MM_BACKEND=triton',
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason='on a CPU'),
+        ),
+    ],
+)
+def test_a_variable_at_fault_is_named(variables, advice, monkeypatch):
+    monkeypatch.delenv('TRITON_INTERPRET', raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    red = fails()
+    assert red.keys() & {'zoh', 'methods'} and red.keys() & {'scan on cpu', 'paths'}
+    told = {line['advice'] for line in red.values() if 'block' not in line['topic']}
+    assert told == {advice}
+
+
+def test_a_variable_at_fault_for_one_dtype_is_named(monkeypatch):
+    gpu(monkeypatch, (9, 0), ['9.0'])
+    monkeypatch.setattr(library, 'why_not_on_card', lambda: None)
+    monkeypatch.setattr(library, 'MISSING', None)
+    monkeypatch.setenv('VIM_MM_BACKEND', 'native')
+    monkeypatch.setattr(doctor, '_block_paths', lambda *_: [])
+    (red,) = (line for line in doctor.paths() if line.state == 'fail')
+    assert red.finding == 'error for float64: the CUDA scan has no float64'
+    assert red.advice == 'unset or change VIM_MM_BACKEND=native'
+
+
+def test_a_variable_that_is_met_is_not_blamed(monkeypatch):
+    monkeypatch.setenv('VIM_MM_BACKEND', 'torch')
+    monkeypatch.setattr(selftest, 'worst_error', lambda *_: 1.0)
+    (red, *_) = (line for line in doctor.methods() if line.state == 'fail')
+    assert 'unset' not in red.advice
 
 
 def test_a_check_that_fails_itself(monkeypatch):

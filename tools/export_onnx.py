@@ -68,10 +68,12 @@ def calibration_batches(
     from torch.nn.functional import pad
 
     from vim_mm.engine import VimRunner
+    from vim_mm.progress import progress
 
     loader = {**cfg.train_dataloader, 'batch_size': 1, 'num_workers': 0}
     loader.pop('persistent_workers', None)
-    for batch in islice(VimRunner.build_dataloader(loader, seed=0), count):
+    batches = islice(VimRunner.build_dataloader(loader, seed=0), count)
+    for batch in progress(batches, 'images for calibration', total=count):
         images = model.data_preprocessor(batch, False)['inputs']
         if size is not None:  # a side that is too long is padded by a negative number
             below, right = (n - side for n, side in zip(size, images.shape[-2:], strict=True))
@@ -85,12 +87,13 @@ def metrics(cfg: 'Config', model: 'nn.Module') -> dict[str, float]:
     from mmengine.evaluator import Evaluator
 
     from vim_mm.engine import VimRunner
+    from vim_mm.progress import progress
 
     loader = VimRunner.build_dataloader(cfg.test_dataloader)
     evaluator = Evaluator(cfg.test_evaluator)
     evaluator.dataset_meta = loader.dataset.metainfo
     with torch.no_grad():
-        for batch in loader:
+        for batch in progress(loader, 'batches'):
             evaluator.process(data_samples=model.test_step(batch), data_batch=batch)
     return evaluator.evaluate(len(loader.dataset))
 

@@ -2,6 +2,8 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,6 +91,26 @@ def draw(
     visualizer.add_datasample(picture.name, image, prediction, draw_gt=False, out_file=str(overlay))
 
 
+@contextmanager
+def noting(failed: list[str], picture: Path, *fatal: type[Exception]) -> Iterator[None]:
+    """Note what fails with a picture, and go on, except where all others would fail as well.
+
+    Args:
+        failed (list[str]): Gets the picture and the reason.
+        picture (Path): What the block works on.
+        fatal (type[Exception]): These end the tool, and so does a full memory.
+    """
+    import torch
+
+    try:
+        yield
+    except (torch.cuda.OutOfMemoryError, *fatal):
+        raise
+    except Exception as error:  # whatever the libraries make of a picture that they cannot take
+        reason = ' '.join(str(error).split()) or type(error).__name__
+        failed.append(f'{picture}: {reason}')
+
+
 def main(args: Namespace) -> None:
     import torch
     from mmengine.dataset import pseudo_collate
@@ -103,22 +125,22 @@ def main(args: Namespace) -> None:
     model = build_model(cfg, args.checkpoint)
     accelerate(model, amp=args.amp, graph=args.graph, compile=args.compile)
     pipeline, visualizer = build_pipeline(cfg), build_visualizer(cfg)
-    failed = []
+    failed: list[str] = []
     for picture in progress(pictures, 'pictures'):
-        try:
+        prediction = None
+        with noting(failed, picture):
             data = read_sample(pipeline, picture)
-        except Exception as error:  # whatever a transform makes of a file that is no picture
-            reason = ' '.join(str(error).split()) or type(error).__name__
-            failed.append(f'{picture}: {reason}')
+            with torch.no_grad():
+                (prediction,) = model.test_step(pseudo_collate([data]))
+        if prediction is None:
             continue
-        with torch.no_grad():
-            (prediction,) = model.test_step(pseudo_collate([data]))
         overlay = args.out / f'{picture.name}.png'
-        draw(visualizer, picture, prediction, overlay)
-        say(str(overlay))
+        with noting(failed, picture, OSError):  # the overlay cannot be written, nor can others
+            draw(visualizer, picture, prediction, overlay)
+            say(str(overlay))
     if failed:
         print(*failed, sep='\n', file=sys.stderr)
-        raise SystemExit(f'{len(failed)} of {len(pictures)} pictures could not be read.')
+        raise SystemExit(f'{len(failed)} of {len(pictures)} pictures could not be drawn.')
 
 
 if __name__ == '__main__':

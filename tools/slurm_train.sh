@@ -17,6 +17,8 @@ if [ $# -lt 3 ]; then
     exit 2
 fi
 tools=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=tools/_python.sh
+. "$tools/_python.sh"
 gpus=${GPUS:-8}
 gpus_per_node=${GPUS_PER_NODE:-$((gpus < 8 ? gpus : 8))}
 resources=(
@@ -41,7 +43,7 @@ export MASTER_PORT=${PORT:-$((20000 + RANDOM % 20000))}
 
 # shellcheck disable=SC2206
 step=(srun "${resources[@]}" --kill-on-bad-exit=1 ${SRUN_ARGS:-})
-step+=("${PYTHON:-python}" -u "$tools/train.py" "$3" "${@:4}" --launcher slurm)
+step+=("$python" -u "$tools/train.py" "$3" "${@:4}" --launcher slurm)
 if [[ -z ${TIME:-} ]]; then
     exec "${step[@]}"
 fi

@@ -51,6 +51,7 @@ LIBRARIES = [
     ('mmpretrain', DISTRIBUTIONS['mmpretrain'], 'classification'),
 ]
 BUILD = 'pip install -e . --no-build-isolation'
+_BACKEND_VARIABLES = ('VIM_MM_BACKEND', 'VIM_USE_CUDA_KERNEL')
 SHM_NEEDED = 2**30  # bytes; a container without --shm-size has 64 MiB
 _COLORS = {'ok': '32', 'note': '33', 'fail': '31'}
 
@@ -86,8 +87,21 @@ def examine(config: str | None = None) -> list[Line]:
             lines += check()
         except Exception as error:
             text = f'{type(error).__name__}: {error}'
-            lines.append(Line(name, 'fail', text, 'please report this'))
+            lines.append(Line(name, 'fail', text, _variables() or 'please report this'))
     return lines
+
+
+def _variables(device: str = 'cpu', *dtypes: torch.dtype) -> str:
+    """What to do about the variables that choose a backend, where they ask for what is not there.
+
+    Empty where none is set, or they can have what they ask for, on the device with each dtype.
+    """
+    named = [f'{name}={os.environ[name]}' for name in _BACKEND_VARIABLES if os.environ.get(name)]
+    try:
+        asked = any(path_of(device, each).name == 'error' for each in dtypes or (torch.float32,))
+    except ValueError:  # an unknown name, or two that contradict each other
+        asked = True
+    return f'unset or change {" and ".join(named)}' if named and asked else ''
 
 
 def versions() -> Iterator[Line]:
@@ -196,7 +210,8 @@ def methods() -> Iterator[Line]:
             text = f'{device} {_short(dtype)} {error:.0e}'
             (errors if error <= selftest.TOLERANCE[dtype] else wrong).append(text)
         if wrong:
-            advice = f'the kernels do not compute this method: {BUILD}'
+            at_fault = filter(None, (_variables(*place) for place in places))
+            advice = next(at_fault, f'the kernels do not compute this method: {BUILD}')
             yield Line(method, 'fail', f'wrong: {", ".join(wrong)}', advice)
         else:
             yield Line(method, 'ok', f'exact up to {", ".join(errors)}')
@@ -210,11 +225,13 @@ def paths(config: str | None = None) -> Iterator[Line]:
     """What would compute a scan, by device and dtype, and the layers of a backbone."""
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     for device in ('cpu', 'cuda') if torch.cuda.is_available() else ('cpu',):
-        groups: dict[tuple[str, str], list[str]] = {}
+        groups: dict[tuple[str, str], list[torch.dtype]] = {}
         for dtype in dtypes:
-            groups.setdefault(tuple(path_of(device, dtype)), []).append(_short(dtype))
-        for (name, reason), names in groups.items():
+            groups.setdefault(tuple(path_of(device, dtype)), []).append(dtype)
+        for (name, reason), members in groups.items():
             state, advice = _STATE_OF_BACKEND[name]
+            advice = advice or _variables(device, *members)
+            names = map(_short, members)
             yield Line(
                 f'scan on {device}', state, f'{name} for {" ".join(names)}: {reason}', advice
             )
@@ -226,7 +243,7 @@ _STATE_OF_BACKEND = {
     'triton': ('ok', ''),
     'torch': ('note', 'exact, and slower than a compiled kernel: see docs/backends.md'),
     'reference': ('note', 'the reference is exact and slow'),
-    'error': ('fail', 'unset VIM_USE_CUDA_KERNEL and VIM_MM_BACKEND'),
+    'error': ('fail', ''),  # see _variables
 }
 
 

@@ -19,3 +19,8 @@ optim_wrapper = dict(
     constructor='LayerDecayOptimWrapperConstructor',
     optimizer=dict(_delete_=True, type='AdamW', lr=6e-5, weight_decay=0.01),
 )
+param_scheduler = [
+    # MMSegmentation's own schedule ends at 1e-4, which is more than this learning rate.
+    dict(type='LinearLR', start_factor=1e-6, by_epoch=False, begin=0, end=1500),
+    dict(type='PolyLR', power=1.0, eta_min=0.0, by_epoch=False),
+]

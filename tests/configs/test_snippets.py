@@ -4,9 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.registry import MODELS, PARAM_SCHEDULERS, init_default_scope
 
 from vim_mm import registered
 from vim_mm.engine import activate
@@ -56,6 +57,37 @@ def test_parameter_groups(library, lr, decay):
     # MMEngine's own constructor, which the snippet had before, decays all of it.
     default = {k: v for k, v in cfg.optim_wrapper.items() if k != 'constructor'}
     assert {groups_of(model, default)[name] for name in marked} == {(lr, decay)}
+
+
+def learning_rates(cfg) -> list[float]:
+    """Of the whole training, by the iteration, or by the epoch where no scheduler is finer."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=cfg.optim_wrapper.optimizer.lr)
+    by_iteration = 'max_iters' in cfg.train_cfg
+    length = cfg.train_cfg.max_iters if by_iteration else cfg.train_cfg.max_epochs
+    schedulers = [
+        # As MMEngine's runner builds them.
+        PARAM_SCHEDULERS.build({'end': length, **scheduler, 'optimizer': optimizer})
+        for scheduler in cfg.param_scheduler
+        if by_iteration or scheduler.by_epoch  # the warmup of iterations is over in an epoch
+    ]
+    rates = []
+    optimizer.step()  # once: there is nothing to learn, but MMEngine would warn
+    for _ in range(length):
+        rates.append(optimizer.param_groups[0]['lr'])
+        for scheduler in schedulers:
+            scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize('snippet', sorted(SNIPPETS.glob('*.py')), ids=lambda path: path.stem)
+def test_the_learning_rate_ends_far_below_its_peak(snippet):
+    pytest.importorskip(snippet.stem)
+    activate()
+    cfg = Config.fromfile(snippet)
+    init_default_scope(snippet.stem)
+    rates = learning_rates(cfg)
+    assert max(rates) == pytest.approx(cfg.optim_wrapper.optimizer.lr, rel=0.02)
+    assert rates[-1] < max(rates) / 50
 
 
 def test_readme_shows_the_snippets():

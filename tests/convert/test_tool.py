@@ -144,6 +144,24 @@ def test_a_bare_backbone_is_one_for_plain_pytorch(tool, classifier, tmp_path):
     assert torch.equal(model.norm_f.weight, weights['norm_f.weight'])
 
 
+@pytest.mark.parametrize(
+    ('option', 'expected'),
+    [
+        ('discretization_method=foh', "tells discretization_method = 'rk4', .*contradicts 'foh'"),
+        ('out_type=featmap', "tells out_type = 'avg_featmap', .*contradicts 'featmap'"),
+        ('discretisation_method=rk4', "no argument .*did you mean 'discretization_method'"),
+        ('foo=1', "no argument 'foo'"),
+    ],
+)
+def test_arguments_that_the_file_contradicts(option, expected, tool, tmp_path):
+    model = VisionMamba(ARCH, discretization_method='rk4', out_type='avg_featmap')
+    torch.save(model.state_dict(), tmp_path / 'in.pth')
+    with pytest.raises(ConversionError, match=expected):
+        tool(tmp_path / 'in.pth', tmp_path / 'out.pth', '--backbone', option)
+    assert not (tmp_path / 'out.pth').exists()
+    tool(tmp_path / 'in.pth', tmp_path / 'out.pth', '--backbone', 'discretization_method=rk4')
+
+
 def test_what_is_missing_is_an_error_unless_it_is_allowed(tool, classifier, tmp_path, capsys):
     file, weights = classifier
     del weights['layers.2.mixer.A_b_log'], weights['head.bias']

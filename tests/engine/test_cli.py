@@ -7,6 +7,7 @@ import pytest
 from mmengine.config import Config
 
 import vim_mm
+from vim_mm.engine import cli
 from vim_mm.engine.cli import import_task_library
 
 
@@ -30,6 +31,24 @@ def test_a_missing_library_is_named_in_both_families(scope, message, monkeypatch
     monkeypatch.setitem(sys.modules, f'{scope}.models', None)
     with pytest.raises(SystemExit, match=message):
         import_task_library(Config({'default_scope': scope}))
+
+
+@pytest.mark.parametrize(
+    ('missing', 'message'),
+    [
+        ('mmcv', 'needs onedl-mmcv or mmcv or mmcv-lite, which cannot'),
+        ('mmcv._ext', 'needs onedl-mmcv or mmcv with compiled operators, which cannot'),
+        ('mmengine.model', 'needs onedl-mmengine or mmengine or mmengine-lite, which cannot'),
+        ('ftfy', 'needs ftfy for onedl-mmsegmentation or mmsegmentation, which cannot'),
+    ],
+)
+def test_what_the_library_needs_in_turn_is_named(missing, message, monkeypatch):
+    def absent(name):
+        raise ModuleNotFoundError(f'No module named {missing!r}', name=missing)
+
+    monkeypatch.setattr(cli, 'import_module', absent)
+    with pytest.raises(SystemExit, match=f'{message} be imported: No module named {missing!r}'):
+        import_task_library(Config({'default_scope': 'mmseg'}))
 
 
 def test_activated_activates_before_the_script_of_somebody_else(tmp_path, monkeypatch, capsys):

@@ -12,11 +12,18 @@ import pytest
 import torch
 from mmengine.fileio import LocalBackend
 from mmengine.model import MMDistributedDataParallel
+from mmengine.registry import RUNNERS
 from torch import distributed, nn
 
 from tests.engine.processes import free_port, torchrun_environment
 from tests.engine.toy import Mean, ToyModel, make_runner
-from vim_mm.engine.runner import choose_allocator, init_process_group
+from vim_mm.engine import VimRunner
+from vim_mm.engine.runner import (
+    _threads_of_environment,
+    choose_allocator,
+    init_process_group,
+    sums_in_any_order,
+)
 
 
 @pytest.fixture(params=['pytorch', 'slurm'])
@@ -87,6 +94,20 @@ def test_distributed_training_needs_no_cuda(launcher, wrapper, tmp_path):
     assert runner.model.find_unused_parameters == ('find_unused_parameters' in (wrapper or {}))
     assert not any(isinstance(m, nn.SyncBatchNorm) for m in runner.model.modules())
     assert runner.iter == 2
+
+
+@pytest.mark.parametrize(
+    ('value', 'threads'), [('3', 3), ('4,2', 4), ('', 1), (None, 1), ('0', 1), ('all', 1)]
+)
+def test_threads_of_every_level(value, threads, monkeypatch):
+    monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
+    if value is not None:
+        monkeypatch.setenv('OMP_NUM_THREADS', value)
+    assert _threads_of_environment() == threads
+
+
+def test_the_runner_is_found_by_its_name():
+    assert RUNNERS.get('VimRunner') is VimRunner
 
 
 def test_unknown_launcher_is_refused():
@@ -203,3 +224,54 @@ def test_metrics_of_a_deterministic_run_may_count_in_any_order(tmp_path):
     finally:
         torch.use_deterministic_algorithms(False)
     assert Determinism.seen and not any(Determinism.seen)
+
+
+class Rois(ToyModel):
+    """Has what a detector has, under mmcv's name."""
+
+    def __init__(self):
+        super().__init__()
+        kind = type('RoIAlign', (nn.Identity,), dict(__module__='mmcv.ops.roi_align'))
+        self.extractor = nn.ModuleList([kind(), kind()])
+
+
+@pytest.mark.parametrize('deterministic', [False, True])
+def test_a_deterministic_detector_says_what_is_not(deterministic, tmp_path):
+    try:
+        make_runner(tmp_path, Rois(), randomness=dict(seed=0, deterministic=deterministic))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    (log,) = tmp_path.rglob('*.log')
+    assert log.read_text().count('the gradients of RoIAlign of mmcv') == deterministic
+
+
+def test_the_operators_of_mmcv_are_found():
+    ops = pytest.importorskip('mmcv.ops', reason='needs mmcv with compiled operators')
+    assert sums_in_any_order(nn.Sequential(ops.RoIAlign(7), ops.DeformConv2d(4, 4, 3))) == [
+        'DeformConv2d',
+        'RoIAlign',
+    ]
+
+
+@pytest.mark.parametrize(
+    ('options', 'expected'),
+    [
+        (dict(lr=0.1, weight_decay=0.01), None),
+        (dict(lr=0.5, weight_decay=0.01), 'The config has lr 0.5, the checkpoint 0.1:'),
+        (dict(lr=0.1, weight_decay=0.2), 'has weight_decay 0.2, the checkpoint 0.01:'),
+    ],
+)
+def test_a_resumed_run_says_that_the_checkpoint_has_other_values(options, expected, tmp_path):
+    make_runner(tmp_path / 'first').train()
+    runner = make_runner(
+        tmp_path / 'second',
+        load_from=str(tmp_path / 'first' / 'iter_1.pth'),
+        resume=True,
+        optim_wrapper=dict(optimizer=dict(type='AdamW', **options)),
+    )
+    runner.train()
+    group = runner.optim_wrapper.param_groups[0]
+    assert (group['initial_lr'], group['weight_decay']) == (0.1, 0.01)
+    (log,) = (tmp_path / 'second').rglob('*.log')
+    assert log.read_text().count("goes on with the checkpoint's") == (expected is not None)
+    assert expected is None or expected in log.read_text()

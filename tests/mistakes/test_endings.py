@@ -215,6 +215,16 @@ def test_a_batch_that_no_model_takes_is_refused(tmp_path):
     assert done.stderr.splitlines()[-1].endswith('error: --most must be at least 2, got 1')
 
 
+@pytest.mark.parametrize('tool', ['export_onnx.py', 'export_aoti.py'])
+def test_a_size_of_no_image_is_refused(tool, tmp_path):
+    """Before the model is built; torch.export's own answer is a page."""
+    arguments = (str(TOOLS / tool), 'a.py', 'weights.pth', 'out', '--size', '0', '64')
+    done, _ = ask(arguments, '--dynamic', tmp_path)
+    assert done.stderr.splitlines()[-1].endswith(
+        "error: argument --size: expected a whole number from 1, got '0'"
+    )
+
+
 def test_a_wrong_option_is_one_line(tmp_path):
     log = run_tool('train.py', 'a.py', '--cfg-options', 'model', cwd=tmp_path, fails=True)
     assert log.splitlines()[-1] == (

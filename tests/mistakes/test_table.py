@@ -323,6 +323,16 @@ def test_options_that_nothing_reads(option, expected):
         ('train_cfg.val_interval', 0, 'must be a whole number from 1, got 0'),
         ('train_dataloader.batch_size', 'two', "must be an integer, got 'two'"),
         ('val_dataloader.num_workers', -1, 'must be at least 0, got -1'),
+        ('randomness.seed', 'abc', "must be an integer, got 'abc'"),
+        ('randomness.seed', -1, r'must lie in \[0, 4294967295\], got -1'),
+        ('randomness.deterministic', 1, 'must be True or False, got 1'),
+        ('randomness.determinstic', True, "did you mean 'deterministic'"),
+        ('default_hooks.logger.interval', 0, 'must be at least 1, got 0'),
+        ('model.test_cfg.mode', 'slides', "must be one of .*'slides'"),
+        ('model.test_cfg.crop_size', None, "two integers with .*mode='slide', got None"),
+        ('model.test_cfg.stride', (341, 0), 'must be at least 1, got 0'),
+        ('model.decode_head.ignore_index', 3, r'label of padding, .*seg_pad_val = 255, got 3'),
+        ('model.auxiliary_head.ignore_index', 'x', "must be an integer, got 'x'"),
     ],
 )
 def test_settings_that_cannot_be_used(option, value, expected):
@@ -331,6 +341,24 @@ def test_settings_that_cannot_be_used(option, value, expected):
     cfg.merge_from_dict({option: value})
     line = sentence_of(check_settings, cfg)
     assert line.startswith(f'{option} ') and re.search(expected, line), line
+
+
+def test_a_segmentor_without_windows(tmp_path):
+    cfg = Config.fromfile(config_path('seg/upernet_vim_shapes.py'))
+    cfg.model.test_cfg = dict(mode='slide')
+    line = sentence_of(check_settings, cfg)
+    assert line.startswith('model.test_cfg.crop_size must be two integers'), line
+
+
+def test_a_label_to_ignore_with_the_padding_of_it():
+    cfg = Config.fromfile(config_path(SEG))
+    for part, name in (
+        ('data_preprocessor', 'seg_pad_val'),
+        ('decode_head', 'ignore_index'),
+        ('auxiliary_head', 'ignore_index'),
+    ):
+        cfg.model[part][name] = 254
+    check_settings(cfg)
 
 
 SEG_LAYOUT = r'sets the place, now data/ade/ADEChallengeData2016, and seg/README.md describes'

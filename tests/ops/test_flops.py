@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.models.small import small_mixer
-from vim_mm.ops import METHODS, flops, selective_scan_fn
+from vim_mm.ops import METHODS, flops, library, selective_scan_fn
 from vim_mm.ops.block import fused_mixer
 
 # By hand, for one state and step: docs/flops.md writes them out.
@@ -47,6 +47,53 @@ def test_complex_states_are_four():
 
 
 @each_method
+@pytest.mark.parametrize('backend', ['torch', 'reference'])
+def test_torch_counts_the_scans_of_pytorch(backend, method, monkeypatch):
+    monkeypatch.setenv('VIM_MM_BACKEND', backend)
+    test_torch_counts_the_scan(method)
+
+
+@pytest.mark.parametrize('backend', ['torch', 'reference'])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.complex64])
+@pytest.mark.parametrize('constant', [False, True])
+def test_a_scan_that_is_counted_is_the_same(backend, dtype, constant):
+    torch.manual_seed(0)
+    shape = (CHANNELS, STATES) if constant else (BATCH, STATES, LENGTH)
+    tensors = [
+        torch.rand(BATCH, CHANNELS, LENGTH),
+        torch.rand(BATCH, CHANNELS, LENGTH),
+        -torch.rand(CHANNELS, STATES, dtype=dtype),
+        *torch.rand(2, *shape, dtype=dtype),
+        torch.rand(CHANNELS),
+        None,
+        torch.rand(CHANNELS),
+    ]
+
+    def results():
+        leaves = [None if x is None else x.clone().requires_grad_() for x in tensors]
+        out, last_state = selective_scan_fn(
+            *leaves, True, True, 'poly', reverse=True, backend=backend
+        )
+        (out.sin().sum() + last_state.abs().sum()).backward()
+        return [out, last_state, *(x.grad for x in leaves if x is not None)]
+
+    expected = results()
+    with FlopCounterMode(display=False):
+        found = results()
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_a_scan_that_is_counted_has_no_second_derivative():
+    u = torch.rand(BATCH, CHANNELS, LENGTH, requires_grad=True)
+    A, B = torch.rand(CHANNELS, STATES), torch.rand(BATCH, STATES, LENGTH)
+    with FlopCounterMode(display=False):
+        out = selective_scan_fn(u, u, A, B, B, backend='reference')
+        with pytest.raises(RuntimeError, match='no second derivative'):
+            torch.autograd.grad(out.sum(), u, create_graph=True)
+
+
+@each_method
 @pytest.mark.parametrize('bimamba_type', ['none', 'v1', 'v2'])
 def test_torch_counts_the_mixer(method, bimamba_type):
     """8 outer and 16 inner channels, 4 states, rank 1, 4 taps, two sequences of 11 steps."""
@@ -72,7 +119,11 @@ def test_torch_counts_the_mixer(method, bimamba_type):
 
 
 @each_method
-def test_mmengine_counts_the_mixer(method):
+@pytest.mark.parametrize('backend', ['native', 'torch', 'reference'])
+def test_mmengine_counts_the_mixer(backend, method, monkeypatch):
+    if backend == 'native' and library.MISSING is not None:
+        pytest.skip(library.MISSING)
+    monkeypatch.setenv('VIM_MM_BACKEND', backend)
     pytest.importorskip('mmengine')
     from mmengine.analysis import FlopAnalyzer, get_model_complexity_info
 
@@ -82,7 +133,8 @@ def test_mmengine_counts_the_mixer(method):
     products = 22 * 8 * 32 + 2 * 22 * 16 * (4 + 9 + 1) + 22 * 16 * 8
     x = torch.randn(2, 11, 8)
     analyzer = FlopAnalyzer(mixer, (x,))
-    assert analyzer.by_operator()['selective_scan_fwd'] == scans
+    operator = 'selective_scan_fwd' if backend == 'native' else f'{backend}_scan_fwd'
+    assert analyzer.by_operator()[operator] == scans
     assert analyzer.total() == products + scans
     info = get_model_complexity_info(mixer, inputs=(x,), show_table=False, show_arch=False)
     assert info['flops'] == products + scans

@@ -310,6 +310,12 @@ def test_a_job_ends_when_one_of_its_processes_dies(configs, data_root, tmp_path)
         ('dist_test.sh', ['config.py', '2'], {}, 'usage: .*CONFIG CHECKPOINT GPUS'),
         ('slurm_train.sh', ['gpu', 'job'], {}, 'usage: .*PARTITION JOB_NAME CONFIG'),
         ('dist_train.sh', ['config.py', '2'], {'NNODES': '2'}, 'NODE_RANK: the number'),
+        (
+            'slurm_train.sh',
+            ['gpu', 'job', 'config.py'],
+            {'PYTHON': '/nothing/python'},
+            'slurm_train.sh: error: there is no /nothing/python; activate the environment',
+        ),
     ],
 )
 def test_a_wrong_command_line_is_explained(script, arguments, variables, message, tmp_path):

@@ -157,11 +157,13 @@ def figures_of(case: Case, args: Namespace) -> dict[str, Any]:
     if case.checkpoint:
         from mmengine.runner import load_checkpoint
 
-        load_checkpoint(model, case.checkpoint, map_location='cpu', strict=True)
+        from vim_mm.engine.checkpoints.provenance import check_switches
+
+        loaded = load_checkpoint(model, case.checkpoint, map_location='cpu', strict=True)
+        check_switches(model, loaded, case.checkpoint, allow=False)
     record: dict[str, Any] = {'parameters': sum(p.numel() for p in model.parameters())}
     passes = Passes(model, make_batch(cfg, case.size, case.batch), case.dtype, case.mode == 'train')
-    if case.path != 'python':  # made of elementwise operations, which nobody counts
-        record['operations'] = count_operations(passes) / case.batch
+    record['operations'] = count_operations(passes) / case.batch
     mixers = sum(isinstance(module, Mamba) for module in model.modules())
     if mixers:
         with observe() as seen:

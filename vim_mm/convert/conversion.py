@@ -3,6 +3,8 @@
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from inspect import signature
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +12,8 @@ from torch import Tensor
 from vim_mm.convert import names as naming
 from vim_mm.convert.container import Contents, ConversionError, require, unwrap
 from vim_mm.convert.switches import Switches, find_switches
-from vim_mm.models.checkpoint import FASTVIM, other_architecture
+from vim_mm.models.checkpoint import FASTVIM, other_architecture, plain
+from vim_mm.models.vision_mamba import VisionMamba
 
 
 @dataclass
@@ -51,11 +54,11 @@ def convert_checkpoint(checkpoint: Any, switches: Mapping[str, Any] | None = Non
 
     Args:
         checkpoint: What a file holds.
-        switches (Mapping, optional): Arguments of the backbone that the file does not tell, or
-            tells wrongly.
+        switches (Mapping, optional): Arguments of the backbone that the file does not tell.
 
     Raises:
-        ConversionError: It holds no weights of a Vim; the message says what it is instead.
+        ConversionError: It holds no weights of a Vim; the message says what it is instead. Or the
+            backbone has no such argument, or the file tells another value.
     """
     contents = unwrap(checkpoint)
     root = _find_root(contents)
@@ -86,12 +89,24 @@ def convert_checkpoint(checkpoint: Any, switches: Mapping[str, Any] | None = Non
     note = contents.note.get(root.rstrip('.'), {})
     found = find_switches(inner, conversion.kind, whole, note)
     for name, value in (switches or {}).items():
+        _check_switch(name, value, found)
         found.assumed.pop(name, None)
         found.told[name] = value
     conversion.switches = found
     others = contents.note if root == naming.MM else {}
     _add_note(state_dict, others, note, found.all)
     return conversion
+
+
+def _check_switch(name: str, value: Any, found: Switches) -> None:
+    known = signature(VisionMamba).parameters
+    if name not in known:
+        similar = get_close_matches(name, known, n=1)
+        hint = f'; did you mean {similar[0]!r}?' if similar else ''
+        raise ConversionError(f'the backbone has no argument {name!r}{hint}')
+    if name in found.told and plain(found.told[name]) != plain(value):
+        told = f'the file tells {name} = {found.told[name]!r}'
+        raise ConversionError(f'{told}, which contradicts {value!r}')
 
 
 def needs_conversion(checkpoint: Any) -> bool:

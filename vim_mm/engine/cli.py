@@ -138,7 +138,22 @@ def import_task_library(cfg: Config) -> None:
     try:
         import_module(f'{scope}.models')
     except ImportError as error:
-        needs = ' and mmcv with compiled operators' if scope == 'mmdet' else ''
+        needs = _needed(scope, error)
         raise SystemExit(
-            f'{cfg.filename} needs {_either(scope)}{needs}, which cannot be imported: {error}.'
+            f'{cfg.filename} needs {needs}, which cannot be imported: {error}.'
         ) from error
+
+
+def _needed(scope: str, error: ImportError) -> str:
+    """What is missing, in words: the library of the task, or what that needs in turn."""
+    name = error.name or scope
+    missing = name.partition('.')[0]
+    if missing == 'mmcv' and name != 'mmcv':  # mmcv._ext
+        full = [each for each in DISTRIBUTIONS['mmcv'] if not each.endswith('lite')]
+        return f'{" or ".join(full)} with compiled operators'
+    if missing != scope and missing in DISTRIBUTIONS:
+        return _either(missing)
+    if missing != scope and isinstance(error, ModuleNotFoundError):
+        return f'{missing} for {_either(scope)}'
+    operators = ' and mmcv with compiled operators' if scope == 'mmdet' else ''
+    return f'{_either(scope)}{operators}'

@@ -7,18 +7,17 @@ fused mixer never occurs: a traced mixer is its projections, convolutions and sc
 import torch
 from mmengine.analysis import complexity_analysis
 
-from vim_mm.ops.discretization import METHODS
-from vim_mm.ops.flops import scan_multiply_adds
+from vim_mm.ops.discretization import method_name
+from vim_mm.ops.flops import SCANS_OF_PYTHON, scan_multiply_adds
 
 
 def scan_handle(inputs: list, outputs: list) -> int:
-    """Multiply-adds of a traced scan of the compiled kernels or Triton's: MMEngine counts one."""
+    """Multiply-adds of a traced scan, of whatever backend: MMEngine counts one."""
     u, A, method = inputs[0].type(), inputs[2].type(), inputs[9].toIValue()
-    name = next(name for name, known in METHODS.items() if known.id == method)
     complex_A = A.dtype() in (torch.complex64, torch.complex128)
-    return scan_multiply_adds(u.sizes(), A.sizes()[-1], name, complex_A)
+    return scan_multiply_adds(u.sizes(), A.sizes()[-1], method_name(method), complex_A)
 
 
 # get_model_complexity_info takes no handles of its own, this table is all that it knows.
-for _name in ('selective_scan_fwd', 'triton_scan_fwd'):
+for _name in ('selective_scan_fwd', *(f'{name}_scan_fwd' for name in SCANS_OF_PYTHON)):
     complexity_analysis._DEFAULT_SUPPORTED_FLOP_OPS[f'vim_mm::{_name}'] = scan_handle

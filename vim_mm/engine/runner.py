@@ -18,7 +18,7 @@ import torch
 from mmengine.dist import broadcast, is_distributed, master_only
 from mmengine.evaluator import Evaluator
 from mmengine.hooks import Hook
-from mmengine.model import BaseDataPreprocessor, revert_sync_batchnorm
+from mmengine.model import BaseDataPreprocessor, is_model_wrapper, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import MODEL_WRAPPERS, RUNNERS
 from mmengine.runner import BaseLoop, Runner
@@ -30,7 +30,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from vim_mm.engine.activation import activate
 from vim_mm.engine.batches.batch import AccumulationHook, Batch, plan_batch
 from vim_mm.engine.batches.randomness import NumberedSampler, SeedIterationHook
-from vim_mm.engine.batches.samples import build_dataloader
+from vim_mm.engine.batches.samples import build_dataloader, ignored_labels
 from vim_mm.engine.checkpoints.provenance import ProvenanceHook
 from vim_mm.engine.checkpoints.reading import last_checkpoint
 from vim_mm.engine.checks.classes import ClassesHook
@@ -85,6 +85,27 @@ def choose_allocator() -> None:
         os.environ.setdefault('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segments:True')
 
 
+def _threads_of_environment() -> int:
+    """The outermost level of OMP_NUM_THREADS, such as '4' or '4,2'; 1 where it tells no number."""
+    outermost = os.environ.get('OMP_NUM_THREADS', '').partition(',')[0].strip()
+    return int(outermost) if outermost.isdecimal() and int(outermost) else 1
+
+
+# Modules of mmcv.ops whose gradients are sums in any order on a GPU. PyTorch's switch does not know
+# of them: they raise no error.
+_IN_ANY_ORDER = {
+    'CARAFE', 'DeformConv2d', 'ModulatedDeformConv2d', 'MultiScaleDeformableAttention', 'RoIAlign',
+    'RoIAlignRotated', 'RoIPool',
+}  # fmt: skip
+
+
+def sums_in_any_order(model: nn.Module) -> list[str]:
+    """Kinds of a model's modules whose gradients differ from run to run on a GPU."""
+    kinds = {type(module) for module in model.modules()}
+    bases = {base for kind in kinds for base in kind.__mro__ if base.__module__.startswith('mmcv.')}
+    return sorted({base.__name__ for base in bases} & _IN_ANY_ORDER)
+
+
 def _leave_process_group() -> None:
     _end_loaders()
     gc.collect()  # the model holds the group as well, in cycles of runner and loops
@@ -132,7 +153,6 @@ class SameBuffersHook(Hook):
             broadcast(buffer)
 
 
-@RUNNERS.register_module()
 @contextlib.contextmanager
 def any_algorithms() -> Iterator[None]:
     """Inside of it PyTorch takes algorithms that are not deterministic as well."""
@@ -145,6 +165,7 @@ def any_algorithms() -> Iterator[None]:
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
 
 
+@RUNNERS.register_module()
 class VimRunner(Runner):
     """MMEngine's Runner, with eleven differences.
 
@@ -188,7 +209,7 @@ class VimRunner(Runner):
         super().setup_env(env_cfg)
         if torch.cuda.is_available():
             # The loader's workers need the cores; the same for every method and launcher.
-            torch.set_num_threads(int(os.environ.get('OMP_NUM_THREADS') or 1))
+            torch.set_num_threads(_threads_of_environment())
 
     def build_evaluator(self, evaluator) -> Evaluator:
         """As in Runner, with metrics that a deterministic run does not refuse.
@@ -219,6 +240,12 @@ class VimRunner(Runner):
 
     def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
         """Move the model to its device and wrap it for distributed training."""
+        if self.deterministic and (kinds := sums_in_any_order(model)):
+            self.logger.warning(
+                'randomness.deterministic=True does not cover this model on a GPU: the gradients '
+                f'of {", ".join(kinds)} of mmcv are sums in any order, and two runs differ in '
+                'their last bits.'
+            )
         if self.distributed and not torch.cuda.is_available():
             self.logger.info(
                 'SyncBN needs CUDA: such layers, if any, become BN, and each process normalizes by '
@@ -288,11 +315,13 @@ class VimRunner(Runner):
                     'the batch of the recipe'
                 )
             return
+        inner = self.model.module if is_model_wrapper(self.model) else self.model
         # A copy: the config that a checkpoint keeps does not depend on the number of processes.
         self._train_dataloader = {
             **loader,
             'batch_size': self.batch.size,
             'micro_batches': self.batch.counts,
+            'ignored': ignored_labels(inner),
         }
         if self.batch.recipe is not None and not loader.get('batch_sampler'):
             # A step has the images of the recipe, also at the end of an epoch.
@@ -387,7 +416,9 @@ class VimRunner(Runner):
         Those of every further iteration are then what they would be if the run had had this
         schedule from its start. MMEngine goes on with the checkpoint's: beyond its end, at rate 0.
         """
+        asked = self._base_values()
         super().resume(filename, *args, resume_param_scheduler=False, **kwargs)
+        self._tell_other_values(asked)
         sampler, dataset = self.train_dataloader.sampler, self.train_dataloader.dataset
         if isinstance(sampler, NumberedSampler):
             # Now the checkpoint's; if the config gives none, the loader was built with another.
@@ -401,6 +432,35 @@ class VimRunner(Runner):
                 f'This run is finished: {filename} is of iteration {done}, and the config asks for '
                 f'{end}. Give a larger train_cfg.max_iters, or max_epochs, to go on.'
             )
+
+    def _base_values(self) -> list[dict]:
+        """Of each group of the optimizer, what schedules start from; none before it is built."""
+        wrapper = self.optim_wrapper
+        if isinstance(wrapper, OptimWrapperDict):
+            wrappers = [*wrapper.values()]
+        else:
+            wrappers = [wrapper] if isinstance(wrapper, OptimWrapper) else []
+        return [
+            dict(lr=group.get('initial_lr', group['lr']), weight_decay=group.get('weight_decay'))
+            for each in wrappers
+            for group in each.param_groups
+        ]
+
+    def _tell_other_values(self, asked: list[dict]) -> None:
+        """Say that the optimizer goes on with the checkpoint's values where the config has others.
+
+        Args:
+            asked (list[dict]): :meth:`_base_values` of the config.
+        """
+        pairs = [*zip(asked, self._base_values(), strict=False)]
+        for name in ('lr', 'weight_decay'):
+            other = next(((a[name], b[name]) for a, b in pairs if a[name] != b[name]), None)
+            if other is not None:
+                self.logger.warning(
+                    f'The config has {name} {other[0]}, the checkpoint {other[1]}: a run that '
+                    "is resumed goes on with the checkpoint's. To change it, start from its "
+                    'weights, by load_from without --resume.'
+                )
 
     def _resume_param_schedulers(self, states: list | dict) -> None:
         """Load the states of the schedulers, or go through another schedule to this iteration."""

@@ -53,20 +53,21 @@ def add_rms_norm(
     if torch.is_grad_enabled() and _any_requires_grad(residual, update, weight):
         normed, total = _AddRMSNorm.apply(residual, update, weight, eps, dtype, backend)
     else:
-        operator = _operator('add_rms_norm_fwd', backend)
-        normed, total, _ = operator(residual, update, weight, eps, dtype)
+        arguments = (residual, update, weight, eps, dtype)
+        normed, total, _ = _call('add_rms_norm_fwd', backend, *arguments)
     return normed, residual if update is None else total
 
 
-def _operator(name: str, backend: str) -> Any:
-    return getattr(_ops, name if backend == 'native' else f'{backend}_{name}')
+def _call(name: str, backend: str, *arguments: Any) -> Any:
+    name = name if backend == 'native' else f'{backend}_{name}'
+    return library.call(getattr(_ops, name), *arguments)
 
 
 class _AddRMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, residual, update, weight, eps, dtype, backend):
-        operator = _operator('add_rms_norm_fwd', backend)
-        normed, total, rstd = operator(residual, update, weight, eps, dtype)
+        arguments = (residual, update, weight, eps, dtype)
+        normed, total, rstd = _call('add_rms_norm_fwd', backend, *arguments)
         ctx.backend = backend
         ctx.with_update, ctx.dtype = update is not None, dtype
         ctx.save_for_backward(total if ctx.with_update else residual, rstd, weight)
@@ -80,10 +81,8 @@ class _AddRMSNorm(torch.autograd.Function):
         if grad_normed is None:  # only the sum was used
             grad_normed = torch.zeros_like(total, dtype=ctx.dtype)
         grad_total = None if grad_total is None else grad_total.contiguous()
-        operator = _operator('add_rms_norm_bwd', ctx.backend)
-        grad_residual, grad_update, grad_weight = operator(
-            grad_normed.contiguous(), grad_total, total, rstd, weight, ctx.with_update
-        )
+        arguments = (grad_normed.contiguous(), grad_total, total, rstd, weight, ctx.with_update)
+        grad_residual, grad_update, grad_weight = _call('add_rms_norm_bwd', ctx.backend, *arguments)
         return (
             grad_residual,
             grad_update if ctx.with_update else None,
@@ -169,8 +168,8 @@ def _mix(x, update, norm, eps, dtype, mixer):
     refuse_forward_mode(x, update, norm, *parameters)
     if torch.is_grad_enabled() and _any_requires_grad(x, update, norm, *parameters):
         return _Mixer.apply(x, update, norm, (eps, dtype), options, backend, *parameters)
-    operator = _operator('mixer_fwd', backend)
-    return operator(x, update, norm, eps, dtype, parameters, *options, False)[:2]
+    arguments = (x, update, norm, eps, dtype, parameters, *options, False)
+    return _call('mixer_fwd', backend, *arguments)[:2]
 
 
 def _any_requires_grad(*tensors: Tensor | None) -> bool:
@@ -211,9 +210,8 @@ def count_sets(parameters: int, directions: int) -> int:
 class _Mixer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x, update, norm, norm_options, options, backend, *parameters):
-        out, total, kept = _operator('mixer_fwd', backend)(
-            x, update, norm, *norm_options, parameters, *options, True
-        )
+        arguments = (x, update, norm, *norm_options, parameters, *options, True)
+        out, total, kept = _call('mixer_fwd', backend, *arguments)
         # Backward takes the parameters as forward converted them, and of themselves no more than
         # this: to save and restore each takes longer than to launch a kernel.
         ctx.sizes = _sizes(parameters)
@@ -232,7 +230,9 @@ class _Mixer(torch.autograd.Function):
             grad_out = x.new_zeros(x.shape, dtype=ctx.dtype)
         if grad_total is not None:
             grad_total = grad_total.contiguous()
-        grad_x, grad_update, grad_norm, *grads = _operator('mixer_bwd', ctx.backend)(
+        grad_x, grad_update, grad_norm, *grads = _call(
+            'mixer_bwd',
+            ctx.backend,
             grad_out.contiguous(),
             grad_total,
             x,

@@ -210,6 +210,11 @@ def get_method(name: str) -> Method:
     return METHODS[name]
 
 
+def method_name(number: int) -> str:
+    """The name of the method that operators know by that number."""
+    return next(name for name, known in METHODS.items() if known.id == number)
+
+
 def method_id(name: str) -> int:
     """The native operators' number of the method called ``name``; errors as :func:`get_method`."""
     return get_method(name).id

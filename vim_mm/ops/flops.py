@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from vim_mm.ops import library, triton  # noqa: F401, which defines its operators
+from vim_mm.ops import counted, library, triton  # noqa: F401, which define their operators
 from vim_mm.ops.block import mixer_sizes
-from vim_mm.ops.discretization import METHODS
+from vim_mm.ops.discretization import method_name
 
 
 class PerState(NamedTuple):
@@ -87,12 +87,8 @@ def mixer_products(tokens: int, outer: int, sizes: Sequence[int], sets: int) -> 
     )
 
 
-def _method_name(method: int) -> str:
-    return next(name for name, known in METHODS.items() if known.id == method)
-
-
 def _scan_fwd(u, delta, A, B, C, D, z, delta_bias, softplus, method, reverse, **_) -> int:
-    return 2 * scan_multiply_adds(u.shape, A.shape[-1], _method_name(method), A.is_complex())
+    return 2 * scan_multiply_adds(u.shape, A.shape[-1], method_name(method), A.is_complex())
 
 
 def _scan_bwd(grad_out, grad_last_state, edges, *arguments, **_) -> int:
@@ -103,7 +99,7 @@ def _mixer_fwd(x, update, norm, eps, dtype, parameters, method, reverse, scale, 
     batch, length, outer = x.shape
     sizes, sets = mixer_sizes(parameters, len(reverse))
     scan = scan_multiply_adds(
-        (batch, len(reverse), sizes[0], length), sizes[1], _method_name(method)
+        (batch, len(reverse), sizes[0], length), sizes[1], method_name(method)
     )
     return 2 * (sum(mixer_products(batch * length, outer, sizes, sets)) + scan)
 
@@ -115,15 +111,16 @@ def _mixer_bwd(
     sets = mixer_sizes(types, len(reverse), sizes)[1]
     products = mixer_products(batch * length, outer, sizes, sets)
     scan = scan_multiply_adds(
-        (batch, len(reverse), sizes[0], length), sizes[1], _method_name(method)
+        (batch, len(reverse), sizes[0], length), sizes[1], method_name(method)
     )
     recomputed = products.conv1d + products.dt_proj
     return 2 * (2 * sum(products) + recomputed + BACKWARD * scan)
 
 
+SCANS_OF_PYTHON = ('triton', 'torch', 'reference')  # whose operators need no compiler
 _FORMULAS = {
-    _scan_fwd: ('selective_scan_fwd', 'triton_scan_fwd'),
-    _scan_bwd: ('selective_scan_bwd', 'triton_scan_bwd'),
+    _scan_fwd: ('selective_scan_fwd', *(f'{name}_scan_fwd' for name in SCANS_OF_PYTHON)),
+    _scan_bwd: ('selective_scan_bwd', *(f'{name}_scan_bwd' for name in SCANS_OF_PYTHON)),
     _mixer_fwd: ('mixer_fwd', 'triton_mixer_fwd'),
     _mixer_bwd: ('mixer_bwd', 'triton_mixer_bwd'),
 }

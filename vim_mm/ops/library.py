@@ -6,7 +6,7 @@ Shapes and letters of the operators stand with their schemas in csrc/ops.cpp.
 import functools
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -92,6 +92,46 @@ def why_not_on_card() -> str | None:
     return f'vim_mm._C is compiled for {" ".join(architectures)}, and the GPU needs {needed}'
 
 
+def call(operator: Callable[..., Any], *arguments: Any) -> Any:
+    """What an operator returns; where memory is full the error is torch's own.
+
+    A compiled operator gets its memory through torch's C interface, which passes on that an
+    allocation failed, not why. Compiled graphs call operators without this function.
+
+    Raises:
+        torch.OutOfMemoryError: The GPU has too little memory.
+    """
+    if torch.compiler.is_compiling():
+        return operator(*arguments)
+    try:
+        return operator(*arguments)
+    except RuntimeError as error:
+        if _ALLOCATION not in str(error):
+            raise
+        device = next(x for x in arguments if isinstance(x, Tensor)).device
+        message = _full_memory(device)
+        if message is None:
+            raise
+        # Its name since torch 2.5 is torch.OutOfMemoryError.
+        raise torch.cuda.OutOfMemoryError(message) from error
+
+
+_ALLOCATION = 'aoti_torch_empty_strided'
+
+
+def _full_memory(device: torch.device) -> str | None:
+    """How full a GPU's memory is and what to do; None where the GPU itself has failed."""
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+    except RuntimeError:  # after an illegal access, say, every call fails
+        return None
+    return (
+        f'CUDA out of memory in an operator of vim_mm: {device} has {free / 2**30:.2f} GiB free of '
+        f'{total / 2**30:.2f}. Take smaller batches or images, with_cp=True of the backbone, or '
+        'against gaps between tensors PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.'
+    )
+
+
 def _forward_fake(
     u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,19 +188,27 @@ def register_scan_autograd(forward: str, backward: str, no_second_derivative: st
         rest = (None, None, None)
         if grad_out is None and grad_last_state is None:
             return (*(None for _ in inputs), *rest)
-        grads = operator(
-            grad_out, grad_last_state, edges, *inputs, ctx.delta_softplus, ctx.method, ctx.reverse
+        grads = call(
+            operator,
+            grad_out,
+            grad_last_state,
+            edges,
+            *inputs,
+            ctx.delta_softplus,
+            ctx.method,
+            ctx.reverse,
         )
         return (*(None if x is None else g for x, g in zip(inputs, grads, strict=True)), *rest)
 
     def refuse(ctx: Any, *grads: Tensor | None) -> tuple:
         raise RuntimeError(no_second_derivative)
 
-    torch.library.register_autograd(f'vim_mm::{forward}', derive, setup_context=_setup_context)
+    torch.library.register_autograd(f'vim_mm::{forward}', derive, setup_context=keep_inputs)
     torch.library.register_autograd(f'vim_mm::{backward}', refuse)
 
 
-def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+def keep_inputs(ctx: Any, inputs: tuple, output: tuple) -> None:
+    """``setup_context`` of a scan's operator, as :func:`torch.library.register_autograd` has it."""
     *tensors, ctx.delta_softplus, ctx.method, ctx.reverse = inputs
     edges = output[2]
     ctx.mark_non_differentiable(edges)

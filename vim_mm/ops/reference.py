@@ -1,5 +1,7 @@
 """selective_scan_ref: the sequential loop in plain PyTorch that every kernel is held to."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange, repeat
@@ -122,3 +124,38 @@ def selective_scan_ref(
         y = (y + _scan(A_bar, drive, C, not reverse)[0]) / 2
     out = skip_and_gate(y, signal, D, z).to(u.dtype)
     return (out, last_state) if return_last_state else out
+
+
+def grouped_scan_ref(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    delta_bias: Tensor | None,
+    delta_softplus: bool,
+    method: str,
+    reverse: Sequence[bool],
+) -> tuple[Tensor, Tensor]:
+    """:func:`selective_scan_ref` of each group, with arguments and results of ``chunked_scan``."""
+    results = [
+        selective_scan_ref(
+            u[:, k],
+            delta[:, k],
+            A[k],
+            B.select(B.dim() - 3, k),
+            C.select(C.dim() - 3, k),
+            None if D is None else D[k],
+            None if z is None else z[:, k],
+            None if delta_bias is None else delta_bias[k],
+            delta_softplus,
+            True,
+            method,
+            flag,
+        )
+        for k, flag in enumerate(reverse)
+    ]
+    out, last_state = (torch.stack(x, dim=1) for x in zip(*results, strict=True))
+    return out, last_state

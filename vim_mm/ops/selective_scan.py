@@ -8,10 +8,12 @@ from torch import Tensor
 from vim_mm.ops import triton
 from vim_mm.ops.backends import chosen_backend
 from vim_mm.ops.chunked import chunked_scan
+from vim_mm.ops.counted import counted_scan, counting
 from vim_mm.ops.discretization import method_id
 from vim_mm.ops.exported import exported_scan, exporting_to_onnx
 from vim_mm.ops.forward_mode import refuse_forward_mode
-from vim_mm.ops.reference import real_dtype, selective_scan_ref
+from vim_mm.ops.library import call
+from vim_mm.ops.reference import grouped_scan_ref, real_dtype
 
 MAX_STATES = 256
 _REAL = (torch.float32, torch.float16, torch.bfloat16)
@@ -201,31 +203,14 @@ def _scan(
     if name in ('native', 'triton'):
         refuse_forward_mode(*tensors)
     if name == 'native':
-        out, last_state, _ = torch.ops.vim_mm.selective_scan_fwd(*tensors, *options)
+        out, last_state, _ = call(torch.ops.vim_mm.selective_scan_fwd, *tensors, *options)
         return out, last_state
     if name == 'triton':
         return triton.triton_scan(tensors, *options)
-    if name == 'torch':
-        return chunked_scan(*tensors, delta_softplus, method, reverse)
-    results = [
-        selective_scan_ref(
-            u[:, k],
-            delta[:, k],
-            A[k],
-            B.select(B.dim() - 3, k),
-            C.select(C.dim() - 3, k),
-            None if D is None else D[k],
-            None if z is None else z[:, k],
-            None if delta_bias is None else delta_bias[k],
-            delta_softplus,
-            True,
-            method,
-            flag,
-        )
-        for k, flag in enumerate(reverse)
-    ]
-    out, last_state = (torch.stack(x, dim=1) for x in zip(*results, strict=True))
-    return out, last_state
+    if counting():
+        return counted_scan(name, tensors, *options)
+    scan = chunked_scan if name == 'torch' else grouped_scan_ref
+    return scan(*tensors, delta_softplus, method, reverse)
 
 
 def check_shapes(

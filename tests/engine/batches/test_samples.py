@@ -10,12 +10,13 @@ import pytest
 import torch
 from mmengine.registry import DATASETS
 from PIL import Image
+from torch import nn
 from torch.utils.data import Dataset
 
 from vim_mm.datasets.shapes import ShapesConfig, write_dataset
 from vim_mm.engine import VimRunner
 from vim_mm.engine.batches.randomness import NumberedIndex
-from vim_mm.engine.batches.samples import SampleError
+from vim_mm.engine.batches.samples import SampleError, ignored_labels
 
 mmseg = pytest.importorskip('mmseg.datasets')
 
@@ -85,7 +86,7 @@ def shapes(drawn, tmp_path):
     return shutil.copytree(drawn, tmp_path / 'shapes')
 
 
-def first_sample(root, workers=0, **options):
+def first_sample(root, workers=0, loader=(), **options):
     """The first training sample, as the shipped configs of the shapes read it."""
     dataset = dict(
         type='mmseg.BaseSegDataset',
@@ -104,6 +105,7 @@ def first_sample(root, workers=0, **options):
         sampler=dict(type='InfiniteSampler', shuffle=False),
         batch_size=1,
         num_workers=workers,
+        **dict(loader),
     )
     return next(iter(VimRunner.build_dataloader(cfg, seed=0)))
 
@@ -151,6 +153,33 @@ def test_a_label_beyond_the_classes_is_named(shapes):
     Image.fromarray(pixels).save(labels)
     with pytest.raises(SampleError, match='a label is 8, but there are 7 classes') as caught:
         first_sample(shapes)
+    assert str(caught.value).startswith(str(labels))
+
+
+class Segmentor(nn.Module):
+    def __init__(self, *ignored):
+        super().__init__()
+        first, *others = (nn.Identity() for _ in ignored)
+        for head, label in zip((first, *others), ignored, strict=True):
+            head.ignore_index = label
+        self.decode_head, self.auxiliary_head = first, nn.ModuleList(others)
+
+
+def test_what_all_heads_ignore():
+    assert ignored_labels(nn.Identity()) == [255]
+    assert ignored_labels(Segmentor(3, 3)) == [3]
+    assert ignored_labels(Segmentor(3, 255)) == ignored_labels(Segmentor(None)) == []
+
+
+def test_a_label_that_the_heads_do_not_ignore_is_named(shapes):
+    """Which would be an index out of bounds, on a GPU without a word of where."""
+    _, labels = (sorted(path.parent.iterdir())[0] for path in files(shapes))
+    pixels = np.array(Image.open(labels))
+    pixels[3, 3] = 0  # of reduce_zero_label: 255
+    Image.fromarray(pixels).save(labels)
+    first_sample(shapes)
+    with pytest.raises(SampleError, match=r'a label is 255, .* heads ignore \[3\]') as caught:
+        first_sample(shapes, loader=dict(ignored=[3]))
     assert str(caught.value).startswith(str(labels))
 
 

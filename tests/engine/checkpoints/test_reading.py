@@ -17,6 +17,7 @@ from torch.serialization import MAGIC_NUMBER
 
 from tests.engine.toy import ToyModel, make_backbone, make_runner
 from vim_mm.engine import UnsafeCheckpointError, activate
+from vim_mm.engine.checkpoints.reading import NonFiniteWeightsError
 
 activate()
 
@@ -229,3 +230,28 @@ def test_training_may_start_from_another_head_but_not_from_half_a_backbone(tmp_p
     torch.save(state, file)
     with pytest.raises(RuntimeError, match='A_log'):
         load_from(file, tmp_path / 'second')
+
+
+@pytest.mark.parametrize('value', [float('nan'), float('inf')])
+@pytest.mark.parametrize('averaged', [False, True])
+@pytest.mark.parametrize('load', [resume, test, load_from], ids=lambda load: load.__name__)
+def test_weights_that_are_no_numbers_are_named(load, averaged, value, tmp_path):
+    make_runner(tmp_path / 'first').train()
+    file = tmp_path / 'first' / 'iter_1.pth'
+    checkpoint = torch.load(file, weights_only=False)
+    if averaged:
+        checkpoint['ema_state_dict'] = {k: v.clone() for k, v in checkpoint['state_dict'].items()}
+    part = checkpoint['ema_state_dict' if averaged else 'state_dict']
+    part['head.weight'].view(-1)[-1] = value
+    torch.save(checkpoint, file)
+    with pytest.raises(NonFiniteWeightsError, match=r'iter_1\.pth .*head\.weight is not finite'):
+        load(file, tmp_path / 'second')
+
+
+def test_a_backbone_does_not_start_from_weights_that_are_no_numbers(tmp_path):
+    weights, file = make_backbone().state_dict(), tmp_path / 'weights.pth'
+    weights['layers.0.mixer.A_log'][0] = float('nan')
+    torch.save(weights, file)
+    backbone = make_backbone(init_cfg=dict(type='Pretrained', checkpoint=str(file)))
+    with pytest.raises(NonFiniteWeightsError, match=r'layers\.0\.mixer\.A_log is not finite'):
+        backbone.init_weights()

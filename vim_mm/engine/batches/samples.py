@@ -1,18 +1,19 @@
 """Between dataset and loader: samples drawn reproducibly, and faulty ones named by their files."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from vim_mm.engine.batches.batch import Steps
 from vim_mm.engine.batches.loading import fit_workers
 from vim_mm.engine.batches.randomness import NumberedIndex, seed_sample
 
-# What the heads of MMSegmentation ignore.
+# What the heads of MMSegmentation ignore unless they are told another.
 IGNORED_LABEL = 255
 # By these a file of its kind ends, apart from what other programs append.
 _ENDINGS = {'.jpg': b'\xff\xd9', '.jpeg': b'\xff\xd9', '.png': b'IEND'}
@@ -32,13 +33,16 @@ class CheckedDataset(Dataset):
     Args:
         dataset (Mapping): Config of the dataset.
         seed (int, optional): Of the run. None leaves random numbers as they are.
+        ignored (Sequence[int]): Labels of pixels that are of no class.
 
     Raises:
         SampleError: The annotations of the whole dataset cannot be read.
     """
 
-    def __init__(self, dataset: Mapping, seed: int | None):
-        self.seed = seed
+    def __init__(
+        self, dataset: Mapping, seed: int | None, ignored: Sequence[int] = (IGNORED_LABEL,)
+    ):
+        self.seed, self.ignored = seed, ignored
         try:
             self.dataset = DATASETS.build(dataset)
             if hasattr(self.dataset, 'full_init'):
@@ -75,7 +79,7 @@ class CheckedDataset(Dataset):
         for path in paths:
             if _is_cut_off(path):
                 raise SampleError(f'{path}: the file is cut off.')
-        if problem := _label_problem(sample, self._num_classes()):
+        if problem := _label_problem(sample, self._num_classes(), self.ignored):
             raise SampleError(f'{paths[-1] if paths else f"sample {index}"}: {problem}')
         return sample
 
@@ -130,7 +134,7 @@ def _is_cut_off(path: str) -> bool:
         return ending not in stream.read()
 
 
-def _label_problem(sample, num_classes: int | None) -> str | None:
+def _label_problem(sample, num_classes: int | None, ignored: Sequence[int]) -> str | None:
     """What is wrong with the labels of a segmentation or detection sample."""
     truth = sample.get('data_samples') if isinstance(sample, Mapping) else None
     if truth is None or num_classes is None:
@@ -143,7 +147,12 @@ def _label_problem(sample, num_classes: int | None) -> str | None:
             # In testing, labels keep the size of the original picture.
             if shape not in (picture, tuple(truth.metainfo.get('ori_shape', picture)[:2])):
                 return f'the map of labels has {shape} pixels, the picture {picture}.'
-        return _out_of_range(labels[labels != IGNORED_LABEL], num_classes)
+        for label in ignored:
+            labels = labels[labels != label]
+        problem = _out_of_range(labels, num_classes)
+        if problem is None or IGNORED_LABEL in ignored:
+            return problem
+        return f'{problem} Of other labels the heads ignore {[*ignored] or "none"}.'
     if 'gt_instances' in truth and 'labels' in truth.gt_instances:
         boxes = truth.gt_instances.get('bboxes')
         boxes = getattr(boxes, 'tensor', boxes)
@@ -163,6 +172,17 @@ def _out_of_range(labels: torch.Tensor, num_classes: int) -> str | None:
     return f'a label is {value}, but there are {num_classes} classes, from 0.'
 
 
+def ignored_labels(model: nn.Module) -> list[int]:
+    """The labels that every head of a segmentor ignores; the usual one of other models."""
+    heads = [getattr(model, name, None) for name in ('decode_head', 'auxiliary_head')]
+    parts = [
+        part for head in heads for part in (head if isinstance(head, nn.ModuleList) else [head])
+    ]
+    given = [{part.ignore_index} for part in parts if hasattr(part, 'ignore_index')]
+    common = set.intersection(*given) if given else {IGNORED_LABEL}
+    return sorted(label for label in common if label is not None)
+
+
 def build_dataloader(
     build: Callable[..., DataLoader],
     dataloader: DataLoader | Mapping,
@@ -177,7 +197,8 @@ def build_dataloader(
     Args:
         build (Callable): The runner's ``build_dataloader``.
         dataloader (DataLoader | Mapping): A finished loader is returned as it is. ``micro_batches``
-            of a config, 1 by default, says how many batches a step of the optimizer has.
+            of a config, 1 by default, says how many batches a step of the optimizer has;
+            ``ignored`` as in :class:`CheckedDataset`.
         seed (int, optional): Of the run.
         diff_rank_seed (bool): As in Runner.
 
@@ -189,8 +210,10 @@ def build_dataloader(
     dataset, sampler = dataloader['dataset'], dataloader['sampler']
     dataloader = {**dataloader}
     counts, batch_size = dataloader.pop('micro_batches', 1), dataloader.get('batch_size', 1)
+    ignored = dataloader.pop('ignored', (IGNORED_LABEL,))
     if isinstance(dataset, Mapping):
-        dataloader['dataset'] = dict(type='CheckedDataset', dataset=dataset, seed=seed)
+        checked = dict(type='CheckedDataset', seed=seed, ignored=ignored)
+        dataloader['dataset'] = dict(**checked, dataset=dataset)
     if isinstance(sampler, Mapping):
         dataloader['sampler'] = dict(
             type='NumberedSampler',

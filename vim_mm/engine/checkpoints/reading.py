@@ -11,7 +11,7 @@ import logging
 import pickle
 import re
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -49,6 +49,10 @@ def last_checkpoint(work_dir: str | Path) -> Path | None:
 
 class UnsafeCheckpointError(RuntimeError):
     """A checkpoint holds something other than tensors and plain data; nothing of it was run."""
+
+
+class NonFiniteWeightsError(ValueError):
+    """A checkpoint holds weights that are NaN or infinite, with which a model predicts nothing."""
 
 
 def _history_statistic(owner: type, name: str) -> Callable:
@@ -102,7 +106,25 @@ def _as_ours(name: str, checkpoint: dict) -> dict:
     # MMEngine has not written for years): code again, by another door.
     if isinstance(checkpoint, dict) and isinstance(checkpoint.get('meta'), dict):
         checkpoint['meta'].pop('config', None)
+    _check_finite(name, checkpoint)
     return checkpoint
+
+
+def _check_finite(name: str, checkpoint: Mapping) -> None:
+    """Insist on numbers, also in averaged weights: NaN gives a metric like any other."""
+    if not isinstance(checkpoint, Mapping):
+        return
+    for weights in (checkpoint.get('state_dict', checkpoint), checkpoint.get('ema_state_dict', {})):
+        for weight, value in weights.items():
+            if (
+                isinstance(value, torch.Tensor)
+                and value.is_floating_point()
+                and not value.isfinite().all()
+            ):
+                raise NonFiniteWeightsError(
+                    f'{name} cannot be used: {weight} is not finite, the training that wrote it '
+                    'had failed. Take an earlier checkpoint.'
+                )
 
 
 def read_as_data(filename: str | Path, map_location: str | None = None) -> dict:
@@ -129,6 +151,9 @@ def load_from_local(filename: str, map_location: str | None = None) -> dict:
 
     Returns:
         dict: A runner's checkpoint or a state dict.
+
+    Raises:
+        NonFiniteWeightsError: A weight is NaN or infinite.
     """
     return _as_ours(str(filename), read_as_data(filename, map_location))
 

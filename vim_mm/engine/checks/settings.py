@@ -6,15 +6,18 @@ from collections.abc import Mapping
 from mmengine.config import Config
 from mmengine.registry import OPTIMIZERS
 
-from vim_mm.models.arguments import check_int, check_number
+from vim_mm.models.arguments import check_bools, check_choice, check_int, check_number
 
+_MOST_SEED = 2**32 - 1  # NumPy's
 _NUMBERS = ('lr', 'weight_decay', 'momentum', 'eps')  # of optimizers
 
 
 def check_settings(cfg: Config) -> None:
-    """Examine optimizer, length of the training and loaders, of which MMEngine's errors name none.
+    """Examine what has its first error elsewhere, and without its name.
 
-    What a config leaves out is not looked at.
+    These are optimizer, length of the training, loaders, random numbers, the interval of the log,
+    and of a segmentor its windows and the label that it ignores. What a config leaves out is not
+    looked at.
 
     Args:
         cfg (Config): Its task library is imported, so that its optimizers are registered.
@@ -33,6 +36,13 @@ def check_settings(cfg: Config) -> None:
         for name, least in (('batch_size', 1), ('num_workers', 0)):
             if options.get(name) is not None:
                 check_int(f'{loader}.{name}', options[name], least)
+    _check_randomness(_part(cfg, 'randomness'))
+    logger = _part(_part(cfg, 'default_hooks'), 'logger')
+    if 'interval' in logger:
+        check_int('default_hooks.logger.interval', logger['interval'])
+    if cfg.get('default_scope') == 'mmseg':
+        _check_windows(_part(_part(cfg, 'model'), 'test_cfg'))
+        _check_ignored_label(_part(cfg, 'model'))
 
 
 def _part(cfg: Mapping, name: str) -> Mapping:
@@ -62,3 +72,49 @@ def _check_length(name: str, value: float) -> None:
     whole = (value == float('inf') and name.endswith('interval')) or value % 1 == 0
     if not whole or value < 1:
         raise ValueError(f'{name} must be a whole number from 1, got {value}')
+
+
+def _check_randomness(randomness: Mapping) -> None:
+    known = ('seed', 'deterministic', 'diff_rank_seed')
+    for name, value in randomness.items():
+        if name not in known:
+            similar = difflib.get_close_matches(name, known, n=1)
+            hint = f'; did you mean {similar[0]!r}?' if similar else ''
+            raise ValueError(f'randomness.{name} must be one of {[*known]}{hint}')
+        if name != 'seed':
+            check_bools(**{f'randomness.{name}': value})
+        elif value is not None:
+            check_int('randomness.seed', value, 0, _MOST_SEED)
+
+
+def _check_windows(test_cfg: Mapping) -> None:
+    mode = test_cfg.get('mode', 'whole')
+    check_choice('model.test_cfg.mode', mode, ('whole', 'slide'))
+    for name in ('crop_size', 'stride') if mode == 'slide' else ():
+        value = test_cfg.get(name)
+        if not isinstance(value, list | tuple) or len(value) != 2:
+            raise ValueError(
+                f"model.test_cfg.{name} must be two integers with model.test_cfg.mode='slide', "
+                f'got {value!r}'
+            )
+        for side in value:
+            check_int(f'model.test_cfg.{name}', side)
+
+
+def _check_ignored_label(model: Mapping) -> None:
+    """Pictures and maps of labels are padded, and no loss takes a label that is no class."""
+    padding = _part(model, 'data_preprocessor').get('seg_pad_val', 255)
+    for part in ('decode_head', 'auxiliary_head'):
+        heads = model.get(part)
+        for head in heads if isinstance(heads, list | tuple) else [heads]:
+            # Without a label to ignore, the loss of masks leaves out what is no class.
+            if not isinstance(head, Mapping) or head.get('ignore_index', 255) is None:
+                continue
+            name, ignored = f'model.{part}.ignore_index', head.get('ignore_index', 255)
+            check_int(name, ignored, -(2**31))
+            classes = head.get('num_classes')
+            if ignored != padding and not (isinstance(classes, int) and 0 <= padding < classes):
+                raise ValueError(
+                    f'{name} must be the label of padding, '
+                    f'model.data_preprocessor.seg_pad_val = {padding}, got {ignored}'
+                )
