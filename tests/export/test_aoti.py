@@ -107,7 +107,9 @@ def test_a_package_has_no_copy_of_the_cpp_library(tmp_path, monkeypatch):
     elffile = pytest.importorskip('elftools.elf.elffile')
     compiler = tmp_path / 'c++'
     compiler.write_text(
-        '#!/bin/sh\ncase "$*" in *c++-header*) ;; *) set -- -static-libstdc++ "$@" ;; esac\nexec g++ "$@"\n'
+        '#!/bin/sh\n'
+        'case "$*" in *c++-header*) ;; *) set -- -static-libstdc++ "$@" ;; esac\n'
+        'exec g++ "$@"\n'
     )
     compiler.chmod(0o755)
     monkeypatch.setattr(torch._inductor.config.cpp, 'cxx', (None, str(compiler)))
