@@ -47,20 +47,6 @@ class Size:
     layers: int = 6
 
 
-def _convolve(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
-    """``causal_conv1d`` with silu, of x (B, D, L) and weight (D, W), as W products and a sum.
-
-    On a GPU, PyTorch's convolution of this kind takes several times as long.
-    """
-    width, length = weight.shape[1], x.shape[2]
-    padded = F.pad(x, (0, width - 1) if reverse else (width - 1, 0))
-    weight = weight.flip(1) if reverse else weight
-    out = bias[:, None] + sum(
-        weight[:, w, None] * padded[:, :, w : w + length] for w in range(width)
-    )
-    return F.silu(out).to(x.dtype)
-
-
 class StudyMamba(Mamba):
     """The mixer where the study needs more than the product has. Takes the plain composition.
 
@@ -77,46 +63,19 @@ class StudyMamba(Mamba):
         """None: the fused block knows neither attribute."""
         return None
 
-    def forward_plain(self, hidden_states: Tensor) -> Tensor:
-        """(B, L, d_model) to the same shape, as ``Mamba.forward_plain`` but for the attributes."""
-        x, z = self.in_proj(hidden_states).transpose(1, 2).chunk(2, dim=1)  # (B, D, L)
-        u = torch.stack(
-            [
-                _convolve(x, conv.weight.squeeze(1), conv.bias, flag)
-                for conv, flag in zip(self._each('conv1d'), self.reverse)
-            ],
-            dim=1,
-        )  # (B, K, D, L)
-        projected = torch.stack(self._each('x_proj', 'weight')) @ u
-        dt, B, C = projected.split([self.dt_rank, self.d_state, self.d_state], dim=2)
-        delta = torch.stack(self._each('dt_proj', 'weight')) @ dt
-        bias = torch.stack(self._each('dt_proj', 'bias'))
-        softplus = self.dt_divisor == 1
-        if not softplus:
+    def scan_directions(self, hidden_states: Tensor) -> Tensor:
+        """As in Mamba but for the attributes, (B, K, d_inner, L)."""
+        arguments = self.scan_arguments(hidden_states)
+        if self.dt_divisor != 1:
             # In float32: a step size of 0.001 has few digits left in 16 bits after a softplus.
-            delta = F.softplus(delta.float() + bias[:, :, None]) / self.dt_divisor
-
-        def scan(reverse: list[bool]) -> Tensor:
-            """The sum of the directions, (B, D, L)."""
-            return selective_scan_grouped_fn(
-                u,
-                delta,
-                -torch.exp(torch.stack(self._all_A_log())),
-                B,
-                C,
-                D=torch.stack(self._each('D')),
-                z=z.unsqueeze(1).expand(-1, len(reverse), -1, -1),
-                delta_bias=bias if softplus else None,
-                delta_softplus=softplus,
-                discretization_method=self.discretization_method,
-                use_cuda_kernel=self.use_cuda_kernel,
-                reverse=reverse,
-            ).sum(1)
-
-        y = scan([*self.reverse])
-        if self.averaged:
-            y = (y + scan([not flag for flag in self.reverse])) / 2
-        return self.out_proj((y / 2 if self.average else y).transpose(1, 2))
+            raw = arguments['delta'].float() + arguments['delta_bias'][:, :, None]
+            delta = F.softplus(raw) / self.dt_divisor
+            arguments |= dict(delta=delta, delta_bias=None, delta_softplus=False)
+        y = selective_scan_grouped_fn(**arguments, reverse=self.reverse)
+        if not self.averaged:
+            return y
+        other = [not flag for flag in self.reverse]
+        return (y + selective_scan_grouped_fn(**arguments, reverse=other)) / 2
 
 
 class Net(nn.Module):

@@ -1,6 +1,7 @@
 """Mamba, the mixer: projections, short convolutions and the selective scan of one block."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -317,6 +318,11 @@ class Mamba(nn.Module):
 
     def scan_directions(self, hidden_states: Tensor) -> Tensor:
         """The gated scan of each direction, (B, K, d_inner, L), before they are summed."""
+        arguments = self.scan_arguments(hidden_states)
+        return selective_scan_grouped_fn(**arguments, reverse=self.reverse)
+
+    def scan_arguments(self, hidden_states: Tensor) -> dict[str, Any]:
+        """What :func:`selective_scan_grouped_fn` takes for (B, L, d_model), but ``reverse``."""
         batch, length, _ = hidden_states.shape
         directions = len(self.reverse)
 
@@ -334,12 +340,12 @@ class Mamba(nn.Module):
         delta_bias = None
         if not self._must_call('dt_proj'):
             delta_bias = torch.stack(self._each('dt_proj', 'bias')).expand(directions, -1)
-        return selective_scan_grouped_fn(
-            per_direction(u),
-            per_direction(delta),
-            -torch.exp(torch.stack(self._all_A_log())),
-            per_direction(B),
-            per_direction(C),
+        return dict(
+            u=per_direction(u),
+            delta=per_direction(delta),
+            A=-torch.exp(torch.stack(self._all_A_log())),
+            B=per_direction(B),
+            C=per_direction(C),
             D=torch.stack(self._each('D')).expand(directions, -1),
             z=z.unsqueeze(1).expand(-1, directions, -1, -1),
             delta_bias=delta_bias,
@@ -347,7 +353,6 @@ class Mamba(nn.Module):
             discretization_method=self.discretization_method,
             use_cuda_kernel=self.use_cuda_kernel,
             backend=self.backend,
-            reverse=self.reverse,
         )
 
     def _project_in(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
