@@ -34,7 +34,7 @@ def exporting_to_onnx() -> bool:
 def export_to_onnx() -> Iterator[None]:
     """Models that are called meanwhile are those of :func:`exporting_to_onnx`.
 
-    ``torch.onnx.is_in_onnx_export`` says it of the current exporter since torch 2.8 only.
+    ``torch.onnx.is_in_onnx_export`` does not know the current exporter in torch 2.7 and before.
     """
     global _exporting
     _exporting = True
