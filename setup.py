@@ -15,7 +15,7 @@ from pathlib import Path
 from setuptools import setup
 
 sys.path.insert(0, str(Path(__file__).parent / 'tools/dev'))
-from build_backend import left_out
+from build_backend import left_out, wish
 
 CPP_SOURCES = [
     'csrc/ops.cpp',
@@ -65,12 +65,10 @@ def build_cuda() -> bool:
     """Whether to build the CUDA sources; VIM_MM_BUILD_CUDA decides, else what is there."""
     from torch.utils.cpp_extension import CUDA_HOME
 
-    wish = os.environ.get('VIM_MM_BUILD_CUDA', '')
-    if wish not in ('', '0', '1'):
-        raise SystemExit(f'VIM_MM_BUILD_CUDA is {wish!r}, expected 0, 1 or nothing')
-    if wish == '1' and CUDA_HOME is None:
+    cuda = wish('VIM_MM_BUILD_CUDA')
+    if cuda == '1' and CUDA_HOME is None:
         raise SystemExit('VIM_MM_BUILD_CUDA=1, but no CUDA toolkit was found: set CUDA_HOME')
-    return wish != '0' and CUDA_HOME is not None
+    return cuda != '0' and CUDA_HOME is not None
 
 
 def extension():

@@ -25,7 +25,8 @@ def parse_args() -> Namespace:
         type=int,
         default=0,
         metavar='N',
-        help='time N calls of PyTorch and of the package as well (default: none)',
+        help='time N calls of PyTorch and of the package as well, and on a GPU of a CUDA graph of '
+        'PyTorch (default: none)',
     )
     args = parser.parse_args()
     if args.out.suffix != '.pt2':
@@ -65,19 +66,25 @@ def main(args: Namespace) -> int:
 
 
 def report_times(module, path: Path, images, repeats: int) -> None:
-    """Print how long PyTorch and the package take for a batch."""
+    """Print how long PyTorch, the package and, on a GPU, a CUDA graph of PyTorch take."""
+    from functools import partial
     from statistics import median
 
     import torch
 
-    from vim_mm.analysis.timing import wall_times
+    from vim_mm import acceleration
+    from vim_mm.analysis.timing import wall_times, warm_up
     from vim_mm.export import load_package
 
-    functions = {'eager': module, 'package': load_package(path)}
+    calls = {'eager': partial(module, images), 'package': partial(load_package(path), images)}
     shape = ' x '.join(map(str, images.shape))
     with torch.no_grad():
-        for name, function in functions.items():
-            times = wall_times(lambda function=function: function(images), repeats)
+        if images.is_cuda:
+            warm_up(calls['eager'])
+            graph, _ = acceleration.record(calls['eager'])
+            calls['graph'] = graph.replay
+        for name, call in calls.items():
+            times = wall_times(call, repeats)
             print(f'{name}: {1000 * median(times):.2f} ms of {shape}, median of {len(times)} calls')
 
 

@@ -124,7 +124,7 @@ def evaluate(args: Namespace, cfg: 'Config', files: list[Path], part: str, image
 def main(args: Namespace) -> int:
     for library in ('onnx', 'onnxscript', 'onnxruntime'):
         if find_spec(library) is None:
-            raise SystemExit(f"{library} is not installed, pip install 'vim-mm[export]' does it.")
+            raise SystemExit(f"{library} is not installed, pip install '.[export]' does it.")
     import torch
 
     from vim_mm.export import OnnxModule, differences, export_onnx, quantize

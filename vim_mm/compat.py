@@ -5,6 +5,7 @@ a release that has the public function gets the public function.
 """
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -69,6 +70,19 @@ def after_state_dict(module: nn.Module, hook: Callable) -> None:
         module.register_state_dict_post_hook(hook)
     else:
         module._register_state_dict_hook(hook)
+
+
+def why_no_onnx_export() -> str | None:
+    """Why torch's exporter to ONNX cannot be told how to translate an operator, None where it can.
+
+    It can since torch 2.6.
+    """
+    if 'custom_translation_table' in inspect.signature(torch.onnx.export).parameters:
+        return None
+    return (
+        f'torch {torch.__version__} has no torch.onnx.export(custom_translation_table=...), '
+        'which an export needs: torch 2.6 and later have it, 2.11 is tested'
+    )
 
 
 @contextmanager

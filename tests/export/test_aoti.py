@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from vim_mm.export import export_graph, load_package, write_package
+from tests.export.pooled import Pooled
+from vim_mm.export import export_graph, load_package, part_of, write_package
 from vim_mm.models import SimpleFPN, VisionMamba
 from vim_mm.models.patch_embed import PatchEmbed
 from vim_mm.models.tokens import resize_pos_embed
@@ -151,15 +152,10 @@ def test_a_package_for_a_gpu_runs_without_python(program, tmp_path):
     torch.testing.assert_close(found, expected.cpu().flatten(), rtol=1e-3, atol=1e-4)
 
 
-@compiled
-@pytest.mark.slow
-def test_a_package_runs_without_python(program, tmp_path):
-    """At the size of the position embedding, and at one that is padded."""
+@pytest.fixture
+def run(program, tmp_path):
+    """Has the example of C++ run ``model.pt2`` on images, of which it is told a shape."""
     import vim_mm._C
-
-    module = backbone(discretization_method='foh', cls_token='middle')
-    graph = export_graph(module, torch.randn(2, 3, 80, 112), multiple=16)
-    write_package(graph, tmp_path / 'model.pt2', multiple=16)
 
     def run(images: torch.Tensor, *shape: int) -> subprocess.CompletedProcess:
         images.numpy().tofile(tmp_path / 'images')
@@ -167,6 +163,33 @@ def test_a_package_runs_without_python(program, tmp_path):
             [program, vim_mm._C.__file__, 'model.pt2', 'images', *map(str, shape), 'out', '3'],
             cwd=tmp_path, capture_output=True, text=True, timeout=600,
         )  # fmt: skip
+
+    return run
+
+
+@compiled
+@pytest.mark.slow
+def test_a_segmentor_runs_without_python(run, tmp_path):
+    """Its logits have the size of the images, also where these are padded."""
+    module = part_of(Pooled(backbone()).eval(), 'segmentor')
+    graph = export_graph(module, torch.randn(2, 3, 80, 112), multiple=16)
+    write_package(graph, tmp_path / 'model.pt2', multiple=16)
+    images = torch.randn(3, 3, 37, 91)
+    done = run(images, *images.shape)
+    assert done.returncode == 0, done.stderr
+    with torch.no_grad():
+        expected = module(nn.functional.pad(images, (0, 5, 0, 11)))[..., :37, :91]
+    found = np.fromfile(tmp_path / 'out.0', np.float32)
+    torch.testing.assert_close(torch.from_numpy(found), expected.flatten())
+
+
+@compiled
+@pytest.mark.slow
+def test_a_package_runs_without_python(run, tmp_path):
+    """At the size of the position embedding, and at one that is padded."""
+    module = backbone(discretization_method='foh', cls_token='middle')
+    graph = export_graph(module, torch.randn(2, 3, 80, 112), multiple=16)
+    write_package(graph, tmp_path / 'model.pt2', multiple=16)
 
     for shape in ((1, 3, 64, 64), (3, 3, 37, 91)):
         images = torch.randn(shape)

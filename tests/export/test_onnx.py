@@ -1,11 +1,10 @@
 """ONNX files against PyTorch: every method, at sizes that the export has not seen."""
 
-from collections import OrderedDict
-
 import pytest
 import torch
 from torch import nn
 
+from tests.export.pooled import Pooled
 from vim_mm.models import SimpleFPN, VisionMamba
 from vim_mm.ops import METHODS, selective_scan_fn
 from vim_mm.ops.exported import recurrence
@@ -45,26 +44,10 @@ def backbone(layers: int = 1, **switches) -> VisionMamba:
     return model.eval()
 
 
-class Pooled(nn.Module):
-    """A segmentor of the simplest kind: one layer, and averages of the whole map."""
-
-    align_corners = False
-
-    def __init__(self):
-        super().__init__()
-        self.backbone = backbone()
-        layers = OrderedDict(pool=nn.AdaptiveAvgPool2d((3, 2)), conv_seg=nn.Conv2d(16, 4, 1))
-        self.decode_head = nn.Sequential(layers)
-        self.test_cfg = dict(mode='whole')
-
-    def extract_feat(self, x):
-        return self.backbone(x)[0]
-
-
 @pytest.fixture(scope='module')
 def exported(tmp_path_factory):
     """A segmentor, and its file for images of any size."""
-    model, path = Pooled().eval(), tmp_path_factory.mktemp('onnx') / 'model.onnx'
+    model, path = Pooled(backbone()).eval(), tmp_path_factory.mktemp('onnx') / 'model.onnx'
     export_onnx(part_of(model, 'segmentor'), torch.randn(2, 3, 40, 56), path, dynamic=True)
     return model, path
 
@@ -75,6 +58,12 @@ def test_a_segmentor_takes_any_size(exported):
     assert operators(path).count('Scan') == 1
     images = [torch.randn(size) for size in SIZES]
     assert max(differences(part_of(model, 'segmentor'), OnnxModule(path), images)) <= BOUND
+
+
+def test_a_torch_that_is_too_old_is_one_sentence(monkeypatch, tmp_path):
+    monkeypatch.setattr('torch.onnx.export', lambda model, args=(), *, dynamo=False: None)
+    with pytest.raises(RuntimeError, match=r'^torch \S+ has no .*: torch 2\.6 and later have it'):
+        export_onnx(nn.Identity(), torch.zeros(1), tmp_path / 'm.onnx')
 
 
 @pytest.mark.slow
@@ -133,7 +122,7 @@ def test_a_file_in_the_place_of_a_part(exported):
     module, images = part_of(model, 'segmentor'), torch.randn(SIZES[1])
     with torch.no_grad():
         expected = module(images)
-    other = Pooled()
+    other = Pooled(backbone())
     for param in other.parameters():
         nn.init.zeros_(param)
     put_in_place(other, 'segmentor', path)

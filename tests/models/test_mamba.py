@@ -164,6 +164,12 @@ def test_biases_of_the_outer_projections_act():
     torch.testing.assert_close(mixer(x), plain(ones) + mixer.out_proj.bias)
 
 
+def test_a_contradiction_is_told_before_the_first_call():
+    with pytest.raises(ValueError, match='backend=torch and use_cuda_kernel=True contradict'):
+        Mamba(8, backend='torch', use_cuda_kernel=True)
+    assert Mamba(8, backend='native', use_cuda_kernel=True).backend == 'native'
+
+
 @pytest.mark.parametrize('bimamba_type', TYPES)
 def test_reference_and_default_backend_agree(bimamba_type):
     default = small_mixer(bimamba_type=bimamba_type)

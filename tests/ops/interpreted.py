@@ -87,6 +87,19 @@ def test_two_chunks(reverse):
 
 
 @pytest.mark.slow
+def test_more_groups_than_a_launch_takes_directions_of(monkeypatch):
+    """Here a launch takes two: the interpreter is slow. B is constant, and has no batch."""
+    monkeypatch.setattr('vim_mm.ops.triton.MAX_MIXED_GROUPS', 2)
+    inputs = grouped_inputs(3, batch=1, channels=1, length=3, states=1, dtype=torch.float32)
+    inputs['B'] = torch.randn(3, 1, 1, requires_grad=True)
+    both, reference = (
+        functools.partial(selective_scan_grouped_fn, backend=backend, reverse=(False, True, True))
+        for backend in ('triton', 'reference')
+    )
+    compare(inputs, both, reference)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('form', 'length'),
     [('shared', 11), ('grouped', 8), ('constant', 3), ('constant_B_grouped_C', 19)],

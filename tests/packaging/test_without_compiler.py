@@ -21,7 +21,8 @@ def backend(monkeypatch):
     spec = importlib.util.spec_from_file_location('build_backend', path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.delenv('VIM_MM_BUILD', raising=False)
+    for variable in ('VIM_MM_BUILD', 'VIM_MM_BUILD_CUDA'):
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(module, '_obstacle', lambda: None)
     monkeypatch.setattr(module, 'version', lambda name: '2.10.0')
     return module
@@ -45,23 +46,37 @@ def test_without_one_it_is_left_out(backend, monkeypatch):
         backend.left_out()
 
 
+def test_kernels_for_cuda_demand_the_extension(backend, monkeypatch):
+    monkeypatch.setenv('VIM_MM_BUILD_CUDA', '1')
+    assert backend.left_out() is None
+    monkeypatch.setenv('VIM_MM_BUILD', '0')
+    with pytest.raises(SystemExit, match='VIM_MM_BUILD_CUDA=1, but VIM_MM_BUILD is 0'):
+        backend.left_out()
+    monkeypatch.delenv('VIM_MM_BUILD')
+    monkeypatch.setattr(backend, '_obstacle', lambda: 'there is no C++ compiler')
+    with pytest.raises(SystemExit, match='VIM_MM_BUILD_CUDA=1, but there is no C'):
+        backend.get_requires_for_build_wheel()
+
+
 def test_an_older_torch_has_no_extension(backend, monkeypatch):
     monkeypatch.setattr(backend, 'version', lambda name: '2.9.1+cu128')
     assert backend.left_out() == 'PyTorch is 2.9.1+cu128, older than 2.10'
     assert backend.left_out(torch_is_there=False) is None
 
 
-def test_another_word_is_an_error(backend, monkeypatch):
-    monkeypatch.setenv('VIM_MM_BUILD', 'yes')
-    with pytest.raises(SystemExit, match="VIM_MM_BUILD is 'yes', expected 0, 1 or nothing"):
+@pytest.mark.parametrize('variable', ['VIM_MM_BUILD', 'VIM_MM_BUILD_CUDA'])
+def test_another_word_is_an_error(backend, monkeypatch, variable):
+    monkeypatch.setenv(variable, 'yes')
+    with pytest.raises(SystemExit, match=f"{variable} is 'yes', expected 0, 1 or nothing"):
         backend.left_out()
 
 
 def build(sdist, folder, **environment):  # noqa: F811
     """Has pip build a wheel on a machine whose PATH has nothing."""
     command = [sys.executable, '-m', 'pip', 'wheel', '-v', '--no-deps', '--no-build-isolation']
-    environment = {**os.environ, 'PATH': str(folder), **environment}
-    environment.pop('CXX', None)
+    # Without the wishes that `make` exports.
+    inherited = {k: v for k, v in os.environ.items() if k != 'CXX' and 'VIM_MM_BUILD' not in k}
+    environment = {**inherited, 'PATH': str(folder), **environment}
     return subprocess.run(
         [*command, '--wheel-dir', str(folder), '.'],
         cwd=sdist, env=environment, capture_output=True, text=True,
@@ -92,7 +107,8 @@ def test_the_wheel_is_python_alone_and_scans(wheel, in_fresh_process):  # noqa: 
 
 
 @pytest.mark.slow
-def test_a_build_that_is_demanded_fails(sdist, tmp_path):  # noqa: F811
-    done = build(sdist, tmp_path, VIM_MM_BUILD='1')
+@pytest.mark.parametrize('variable', ['VIM_MM_BUILD', 'VIM_MM_BUILD_CUDA'])
+def test_a_build_that_is_demanded_fails(sdist, tmp_path, variable):  # noqa: F811
+    done = build(sdist, tmp_path, **{variable: '1'})
     assert done.returncode != 0
-    assert 'VIM_MM_BUILD=1, but there is no C++ compiler' in done.stdout + done.stderr
+    assert f'{variable}=1, but there is no C++ compiler' in done.stdout + done.stderr

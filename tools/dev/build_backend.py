@@ -19,23 +19,36 @@ OLDEST_TORCH = (2, 10)
 _NEEDED = ['torch>=' + '.'.join(map(str, OLDEST_TORCH)), 'ninja']
 
 
+def wish(variable: str) -> str:
+    """What VIM_MM_BUILD or VIM_MM_BUILD_CUDA says: '0', '1' or nothing.
+
+    Raises:
+        SystemExit: It is another word.
+    """
+    value = os.environ.get(variable, '')
+    if value not in ('', '0', '1'):
+        raise SystemExit(f'{variable} is {value!r}, expected 0, 1 or nothing')
+    return value
+
+
 def left_out(torch_is_there: bool = True) -> str | None:
     """Why the extension is not built, None where it is; VIM_MM_BUILD=0/1 forces.
+
+    VIM_MM_BUILD_CUDA=1 demands the extension too, which holds the CUDA kernels.
 
     Args:
         torch_is_there: False before the requirements of the build are installed.
 
     Raises:
-        SystemExit: VIM_MM_BUILD is 1 and it cannot be built, or is another word.
+        SystemExit: It is demanded and cannot be built, or a variable is another word.
     """
-    wish = os.environ.get('VIM_MM_BUILD', '')
-    if wish not in ('', '0', '1'):
-        raise SystemExit(f'VIM_MM_BUILD is {wish!r}, expected 0, 1 or nothing')
-    if wish == '0':
-        return 'VIM_MM_BUILD is 0'
-    obstacle = _obstacle() or (_torch_obstacle() if torch_is_there else None)
-    if wish == '1' and obstacle is not None:
-        raise SystemExit(f'VIM_MM_BUILD=1, but {obstacle}')
+    demands = [name for name in ('VIM_MM_BUILD', 'VIM_MM_BUILD_CUDA') if wish(name) == '1']
+    if wish('VIM_MM_BUILD') == '0':
+        obstacle = 'VIM_MM_BUILD is 0'
+    else:
+        obstacle = _obstacle() or (_torch_obstacle() if torch_is_there else None)
+    if demands and obstacle is not None:
+        raise SystemExit(f'{demands[0]}=1, but {obstacle}')
     return obstacle
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from vim_mm.compat import why_no_onnx_export
+from vim_mm.ops.exported import export_to_onnx
+
 OPSET = 18  # of torch's translations and of vim_mm.export.recurrence: nothing is converted
 _PRODUCTS = ['MatMul', 'Gemm']
 
@@ -22,11 +25,17 @@ def export_onnx(module: nn.Module, images: Tensor, path: str | Path, dynamic: bo
             and width that differ from each other.
         path: Of the file.
         dynamic: Leave batch, height and width open.
+
+    Raises:
+        RuntimeError: torch is too old.
     """
+    reason = why_no_onnx_export()
+    if reason is not None:
+        raise RuntimeError(reason)
     from vim_mm.export.recurrence import recurrence as translated
 
     open_sizes = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)
-    with torch.no_grad():
+    with torch.no_grad(), export_to_onnx():
         program = torch.onnx.export(
             module,
             (images,),

@@ -1,4 +1,4 @@
-"""The compiled selective scan as a function of JAX: ``pip install 'vim-mm[jax]'``; docs/jax.md."""
+"""The compiled selective scan as a function of JAX: ``pip install '.[jax]'``; docs/jax.md."""
 
 try:
     import jax as _  # noqa: F401
@@ -6,7 +6,7 @@ except ModuleNotFoundError as error:
     if error.name != 'jax':  # it is there, and lacks something itself
         raise
     raise ModuleNotFoundError(
-        "vim_mm.jax needs JAX, which is not installed: pip install 'vim-mm[jax]'", name='jax'
+        "vim_mm.jax needs JAX, which is not installed: pip install 'jax>=0.6'", name='jax'
     ) from None
 
 from vim_mm.jax.selective_scan import selective_scan_fn

@@ -24,7 +24,7 @@ from vim_mm.models.paths import (
     why_not_read,
 )
 from vim_mm.ops import causal_conv1d, selective_scan_grouped_fn
-from vim_mm.ops.backends import BACKENDS, chosen_backend
+from vim_mm.ops.backends import BACKENDS, chosen_backend, wish_of_arguments
 from vim_mm.ops.block import MAX_TAPS, FusedMixer, fused_mixer
 from vim_mm.ops.discretization import get_method
 from vim_mm.ops.selective_scan import MAX_STATES
@@ -78,7 +78,8 @@ class Mamba(nn.Module):
     Raises:
         TypeError: An argument is of another type.
         ValueError: An unknown word in ``dt_init``, ``bimamba_type``, ``discretization_method`` or
-            ``dt_init_b``, or a number out of range.
+            ``dt_init_b``, a number out of range, or ``backend`` and ``use_cuda_kernel`` that
+            contradict each other.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Mamba(nn.Module):
             check_bools(use_cuda_kernel=use_cuda_kernel)
         if backend is not None:
             check_choice('backend', backend, BACKENDS)
+        wish_of_arguments(backend, use_cuda_kernel)
         self.d_model = d_model
         self.d_state = d_state
         self.d_inner = int(expand * d_model)

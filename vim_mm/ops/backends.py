@@ -87,17 +87,32 @@ class _Wish(NamedTuple):
 
 def _requested(backend: str | None, use_cuda_kernel: bool | None) -> _Wish | None:
     """What the arguments ask for, or where both are None what the environment does."""
+    wish = wish_of_arguments(backend, use_cuda_kernel)
+    if wish is not None:
+        return wish
+    variable = os.environ.get('VIM_USE_CUDA_KERNEL', '')
+    if variable not in ('', '0', '1'):
+        raise ValueError(f'VIM_USE_CUDA_KERNEL: expected 1, 0 or empty, got {variable!r}')
+    flag = None if variable == '' else variable == '1'
+    return _agreed(
+        _by_name(os.environ.get('VIM_MM_BACKEND') or None, 'VIM_MM_BACKEND'),
+        _by_flag(flag, 'VIM_USE_CUDA_KERNEL'),
+    )
+
+
+def wish_of_arguments(backend: str | None, use_cuda_kernel: bool | None) -> _Wish | None:
+    """What the arguments ask for; who keeps them for later calls has them checked by it.
+
+    Raises:
+        TypeError: ``use_cuda_kernel`` is no bool.
+        ValueError: There is no such backend, or the two contradict each other.
+    """
     if use_cuda_kernel is not None and not isinstance(use_cuda_kernel, bool):
         raise TypeError(f'use_cuda_kernel: expected a bool, got {use_cuda_kernel!r}')
-    by_name = _by_name(backend, 'backend')
-    by_flag = _by_flag(use_cuda_kernel, 'use_cuda_kernel')
-    if by_name is None and by_flag is None:
-        variable = os.environ.get('VIM_USE_CUDA_KERNEL', '')
-        if variable not in ('', '0', '1'):
-            raise ValueError(f'VIM_USE_CUDA_KERNEL: expected 1, 0 or empty, got {variable!r}')
-        flag = None if variable == '' else variable == '1'
-        by_name = _by_name(os.environ.get('VIM_MM_BACKEND') or None, 'VIM_MM_BACKEND')
-        by_flag = _by_flag(flag, 'VIM_USE_CUDA_KERNEL')
+    return _agreed(_by_name(backend, 'backend'), _by_flag(use_cuda_kernel, 'use_cuda_kernel'))
+
+
+def _agreed(by_name: _Wish | None, by_flag: _Wish | None) -> _Wish | None:
     if by_name is not None and by_flag is not None and by_name.name != by_flag.name:
         raise ValueError(f'{by_name.source} and {by_flag.source} contradict each other')
     return by_flag or by_name

@@ -5,6 +5,9 @@ operators as it is. Coefficients are computed for all steps at once, because eac
 a loop is called at every step: memory is O(L B D N). ``vim_mm/export`` has the translation.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -19,10 +22,26 @@ def are_open(*sizes: int) -> bool:
     return any(isinstance(n, torch.SymInt) for n in sizes)
 
 
+_exporting = False
+
+
 def exporting_to_onnx() -> bool:
-    """Whether ``torch.onnx.export`` with ``dynamo=True`` is calling."""
-    # The first is asked at every call of a layer and costs little, the second imports.
-    return torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export()
+    """Whether :func:`vim_mm.export.export_onnx` is calling, which translates what is here."""
+    return _exporting
+
+
+@contextmanager
+def export_to_onnx() -> Iterator[None]:
+    """Models that are called meanwhile are those of :func:`exporting_to_onnx`.
+
+    ``torch.onnx.is_in_onnx_export`` does not know the current exporter in torch 2.7 and before.
+    """
+    global _exporting
+    _exporting = True
+    try:
+        yield
+    finally:
+        _exporting = False
 
 
 @torch.library.custom_op('vim_mm::recurrence', mutates_args=())

@@ -1,6 +1,5 @@
 """The ways to compute a scan that ``tools/analysis`` hold side by side, and the call of each."""
 
-import os
 from dataclasses import dataclass
 
 import torch
@@ -41,13 +40,11 @@ class Path:
         """``selective_scan_fn(**inputs, **options)`` on this path, which never gives way.
 
         Raises:
-            RuntimeError: The path is missing, or VIM_USE_CUDA_KERNEL would choose another.
+            RuntimeError: The path is missing.
         """
         if self.compiled and self.device == 'cpu':
             if missing := self.missing():
                 raise RuntimeError(f'no {self.name}: {missing}')
-            if os.environ.get('VIM_USE_CUDA_KERNEL'):
-                raise RuntimeError(f'unset VIM_USE_CUDA_KERNEL to measure the {self.name}')
             chosen = {'backend': 'native'}
         else:
             chosen = {'use_cuda_kernel': self.compiled}

@@ -8,6 +8,7 @@ the compiled ones (csrc/ops.cpp).
 import importlib.util
 import os
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 from vim_mm.ops.library import register_scan_autograd
 
 OLDEST = (3, 3)  # the first with tl.gather and tuples of tensors
+# Directions of so many groups fit into an integer, which a launch takes.
+MAX_MIXED_GROUPS = 31
 
 
 def _missing() -> str | None:
@@ -137,9 +140,27 @@ register_scan_autograd(
 )
 
 
-def triton_scan(tensors: Sequence[Tensor | None], *options: Any) -> tuple[Tensor, Tensor]:
-    """out and last_state of the grouped scan, differentiable."""
-    out, last_state, _ = triton_scan_fwd(*tensors, *options)
+def triton_scan(
+    tensors: Sequence[Tensor | None], delta_softplus: bool, method: int, reverse: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """out and last_state of the grouped scan, differentiable.
+
+    More groups of different directions than a launch takes are scanned by several.
+    """
+    groups = len(reverse)
+    if groups <= MAX_MIXED_GROUPS or len(set(reverse)) == 1:
+        out, last_state, _ = triton_scan_fwd(*tensors, delta_softplus, method, reverse)
+        return out, last_state
+    # What varies in time has a batch before its groups.
+    split = [
+        repeat(None) if x is None else x.split(MAX_MIXED_GROUPS, dim=int(x.dim() == 4))
+        for x in tensors
+    ]
+    parts = [
+        triton_scan(part, delta_softplus, method, reverse[first : first + MAX_MIXED_GROUPS])
+        for first, *part in zip(range(0, groups, MAX_MIXED_GROUPS), *split)
+    ]
+    out, last_state = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
     return out, last_state
 
 

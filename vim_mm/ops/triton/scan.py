@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from vim_mm.ops.discretization import IS_CAUSAL
+from vim_mm.ops.triton import MAX_MIXED_GROUPS
 from vim_mm.ops.triton.launch import launch
 from vim_mm.ops.triton.scan_backward_kernels import scan_backward_kernel
 from vim_mm.ops.triton.scan_kernels import scan_forward_kernel
 
-# Directions of so many groups fit into an integer.
-MAX_MIXED_GROUPS = 31
 # Tensors like u.
 _TIMED = ('u', 'delta', 'z')
 
