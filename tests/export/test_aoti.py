@@ -103,7 +103,7 @@ def program(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_package_has_no_copy_of_the_cpp_library(tmp_path, monkeypatch):
+def test_a_package_has_no_copy_of_the_cpp_library(tmp_path):
     """Whatever the compiler links by default: beside PyTorch's, a copy crashes."""
     elffile = pytest.importorskip('elftools.elf.elffile')
     compiler = tmp_path / 'c++'
@@ -113,8 +113,9 @@ def test_a_package_has_no_copy_of_the_cpp_library(tmp_path, monkeypatch):
         'exec g++ "$@"\n'
     )
     compiler.chmod(0o755)
-    monkeypatch.setattr(torch._inductor.config.cpp, 'cxx', (None, str(compiler)))
-    write_package(export_graph(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 8, 8)), tmp_path / 'm.pt2')
+    graph = export_graph(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 8, 8))
+    with torch._inductor.config.patch({'cpp.cxx': (None, str(compiler))}):
+        write_package(graph, tmp_path / 'm.pt2')
     with zipfile.ZipFile(tmp_path / 'm.pt2') as package:
         (name,) = [name for name in package.namelist() if name.endswith('.so')]
         library = elffile.ELFFile(io.BytesIO(package.read(name)))

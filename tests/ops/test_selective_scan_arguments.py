@@ -127,7 +127,7 @@ def test_bad_grouped_input(name, value, error, message):
 def backends(monkeypatch):
     """Records which backend runs, in order; the log of 'said once' starts empty."""
     taken = []
-    reference, kernel = selective_scan.selective_scan_ref, torch.ops.vim_mm.selective_scan_fwd
+    reference, kernel = selective_scan.grouped_scan_ref, torch.ops.vim_mm.selective_scan_fwd
     chunked = selective_scan.chunked_scan
 
     def record(name, function):
@@ -137,7 +137,7 @@ def backends(monkeypatch):
 
         return recorder
 
-    monkeypatch.setattr(selective_scan, 'selective_scan_ref', record('reference', reference))
+    monkeypatch.setattr(selective_scan, 'grouped_scan_ref', record('reference', reference))
     monkeypatch.setattr(selective_scan, 'chunked_scan', record('torch', chunked))
     monkeypatch.setattr(torch.ops.vim_mm, 'selective_scan_fwd', record('kernel', kernel))
     for variable in ('VIM_USE_CUDA_KERNEL', 'VIM_MM_BACKEND'):
