@@ -332,6 +332,11 @@ def test_fastvim_is_recognized_by_what_it_says(checkpoint):
         convert_checkpoint(checkpoint(small_classifier()))
 
 
+def test_a_folder_of_that_name_makes_no_fastvim():
+    meta = dict(config="work_dir = 'vim_vs_fastvim'\nmodel = dict(type='Vim')")
+    convert_checkpoint(dict(state_dict=small_classifier(), meta=meta))
+
+
 @pytest.mark.parametrize('protocol', [2, 4, 5])
 def test_a_pickle_of_arrays_is_read(protocol, tmp_path):
     shapes = released.detector_shapes(WIDTH, 3, 8, 12, depth=LAYERS, tokens=16)

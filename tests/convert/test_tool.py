@@ -12,7 +12,7 @@ from mmengine.config import Config
 from tests.convert import released
 from tests.tools.conftest import TOOLS, run_tool
 from vim_mm import registered
-from vim_mm.convert import ConversionError
+from vim_mm.convert import ConversionError, convert_checkpoint
 from vim_mm.engine import activate
 from vim_mm.engine.checkpoints.conversion import write
 from vim_mm.engine.checkpoints.provenance import CheckpointMismatchError, check_switches
@@ -160,6 +160,15 @@ def test_arguments_that_the_file_contradicts(option, expected, tool, tmp_path):
         tool(tmp_path / 'in.pth', tmp_path / 'out.pth', '--backbone', option)
     assert not (tmp_path / 'out.pth').exists()
     tool(tmp_path / 'in.pth', tmp_path / 'out.pth', '--backbone', 'discretization_method=rk4')
+
+
+def test_arguments_that_agree_with_the_file_or_add_to_it():
+    weights = VisionMamba(ARCH, ssm_cfg=dict(d_state=4)).state_dict()
+    given = dict(arch=dict(ARCH), ssm_cfg=dict(d_state=4, dt_min=0.01))
+    switches = convert_checkpoint(weights, switches=given).switches
+    assert switches.all['ssm_cfg'] == given['ssm_cfg']
+    with pytest.raises(ConversionError, match='contradicts'):
+        convert_checkpoint(weights, switches=dict(ssm_cfg=dict(d_state=8)))
 
 
 def test_what_is_missing_is_an_error_unless_it_is_allowed(tool, classifier, tmp_path, capsys):

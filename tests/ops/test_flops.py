@@ -153,3 +153,28 @@ def test_operators_of_triton_are_counted():
         out.sum().backward()
     assert forward == 2 * by_hand('foh', 2, 3 * 8, 11, 4)
     assert counter.get_total_flops() == 4 * forward
+
+
+@pytest.mark.parametrize('backend', ['torch', 'reference'])
+def test_a_trace_that_exports_takes_the_scan_apart(backend):
+    """Its file is loaded where there is no vim_mm."""
+
+    class Scan(torch.nn.Module):
+        def forward(self, u):
+            A = -torch.ones(3, 2)
+            return selective_scan_fn(u, u, A, u[:, :2], u[:, :2], backend=backend)
+
+    traced = torch.jit.trace(Scan(), torch.rand(1, 3, 4), check_trace=False)
+    assert 'vim_mm::' not in str(traced.inlined_graph)
+
+
+def test_a_counter_changes_no_forward_mode_derivative():
+    u, A, B = torch.rand(1, 3, 4), -torch.ones(3, 2), torch.rand(1, 2, 4)
+
+    def scan(x):
+        return selective_scan_fn(x, u, A, B, B, backend='reference').sum()
+
+    _, expected = torch.func.jvp(scan, (u,), (torch.ones_like(u),))
+    with FlopCounterMode(display=False):
+        _, found = torch.func.jvp(scan, (u,), (torch.ones_like(u),))
+    assert found == expected != 0

@@ -1,5 +1,6 @@
 """From what a file holds to the weights of one of our models, with an account of each of them."""
 
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from torch import Tensor
 from vim_mm.convert import names as naming
 from vim_mm.convert.container import Contents, ConversionError, require, unwrap
 from vim_mm.convert.switches import Switches, find_switches
+from vim_mm.models.arguments import parse_arch
 from vim_mm.models.checkpoint import FASTVIM, other_architecture, plain
 from vim_mm.models.vision_mamba import VisionMamba
 
@@ -91,6 +93,8 @@ def convert_checkpoint(checkpoint: Any, switches: Mapping[str, Any] | None = Non
     for name, value in (switches or {}).items():
         _check_switch(name, value, found)
         found.assumed.pop(name, None)
+        if name == 'ssm_cfg':
+            value = {**found.told.get(name, {}), **value}
         found.told[name] = value
     conversion.switches = found
     others = contents.note if root == naming.MM else {}
@@ -104,9 +108,18 @@ def _check_switch(name: str, value: Any, found: Switches) -> None:
         similar = get_close_matches(name, known, n=1)
         hint = f'; did you mean {similar[0]!r}?' if similar else ''
         raise ConversionError(f'the backbone has no argument {name!r}{hint}')
-    if name in found.told and plain(found.told[name]) != plain(value):
+    if name in found.told and _contradict(name, found.told[name], value):
         told = f'the file tells {name} = {found.told[name]!r}'
         raise ConversionError(f'{told}, which contradicts {value!r}')
+
+
+def _contradict(name: str, told: Any, value: Any) -> bool:
+    """Whether an argument cannot be both; a mapping may say more than another."""
+    if name == 'arch':
+        return parse_arch(told) != parse_arch(value)
+    if isinstance(told, Mapping) and isinstance(value, Mapping):
+        return any(plain(told[key]) != plain(value[key]) for key in told.keys() & value.keys())
+    return bool(plain(told) != plain(value))
 
 
 def needs_conversion(checkpoint: Any) -> bool:
@@ -149,8 +162,12 @@ def _named_otherwise(contents: Contents) -> str | None:
     FastVim without the norm behind its scan has Vim's names and shapes.
     """
     meta = contents.meta
-    said = f'{contents.arguments.get("model")} {meta.get("config")} {meta.get("cfg")}'
-    return FASTVIM if 'fastvim' in said.lower() else None
+    named = 'fastvim' in str(contents.arguments.get('model')).lower()
+    configs = f'{meta.get("config")} {meta.get("cfg")}'
+    return FASTVIM if named or _TYPE_FASTVIM.search(configs) else None
+
+
+_TYPE_FASTVIM = re.compile(r"""type['"]?\s*[=:]\s*['"]\w*fastvim""", re.IGNORECASE)
 
 
 # The weights whose shapes tell the arguments of a VisionMamba, and their numbers of dimensions.

@@ -5,8 +5,9 @@ fused mixer never occurs: a traced mixer is its projections, convolutions and sc
 """
 
 import torch
-from mmengine.analysis import complexity_analysis
+from mmengine.analysis import complexity_analysis, jit_analysis
 
+from vim_mm.ops.counted import counting_trace
 from vim_mm.ops.discretization import method_name
 from vim_mm.ops.flops import SCANS_OF_PYTHON, scan_multiply_adds
 
@@ -21,3 +22,14 @@ def scan_handle(inputs: list, outputs: list) -> int:
 # get_model_complexity_info takes no handles of its own, this table is all that it knows.
 for _name in ('selective_scan_fwd', *(f'{name}_scan_fwd' for name in SCANS_OF_PYTHON)):
     complexity_analysis._DEFAULT_SUPPORTED_FLOP_OPS[f'vim_mm::{_name}'] = scan_handle
+
+_trace = jit_analysis._get_scoped_trace_graph
+
+
+def _counting_trace(*args, **kwargs):
+    with counting_trace():
+        return _trace(*args, **kwargs)
+
+
+# Other traces, which export a model, take the scans of Python apart.
+jit_analysis._get_scoped_trace_graph = _counting_trace

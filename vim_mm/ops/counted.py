@@ -4,11 +4,13 @@ torch's counter and MMEngine's look at operators, and of elementwise ones they c
 nobody counts, these scans stay what they are, which compilers and exports take apart.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils import _python_dispatch, flop_counter
 
 from vim_mm.ops.chunked import chunked_scan
@@ -25,11 +27,26 @@ _TENSORS = (
 _library = torch.library.Library('vim_mm', 'FRAGMENT')
 
 
+_traces: list[object] = []  # those that count and are under way
+
+
+@contextmanager
+def counting_trace() -> Iterator[None]:
+    """Inside of it a trace counts operators, as MMEngine's analysis does."""
+    _traces.append(object())
+    try:
+        yield
+    finally:
+        _traces.pop()
+
+
 def counting() -> bool:
-    """Whether a counter looks at the operators that are called; MMEngine's does so by a trace."""
+    """Whether a counter looks at the operators that are called. A trace that exports is none."""
     if torch.compiler.is_compiling():
         return False
-    if torch._C._get_tracing_state() is not None:
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return False  # transformed scans: the operators have no rules for it
+    if _traces:
         return True
     return torch._C._len_torch_dispatch_stack() > 0 and any(
         isinstance(mode, _COUNTER) for mode in _python_dispatch._get_current_dispatch_mode_stack()

@@ -106,7 +106,7 @@ def call(operator: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return operator(*arguments)
     except RuntimeError as error:
-        if _ALLOCATION not in str(error):
+        if not any(name in str(error) for name in _ALLOCATIONS):
             raise
         device = next(x for x in arguments if isinstance(x, Tensor)).device
         message = _full_memory(device)
@@ -116,14 +116,14 @@ def call(operator: Callable[..., Any], *arguments: Any) -> Any:
         raise torch.cuda.OutOfMemoryError(message) from error
 
 
-_ALLOCATION = 'aoti_torch_empty_strided'
+_ALLOCATIONS = ('aoti_torch_empty_strided', 'aten::empty_like')
 
 
 def _full_memory(device: torch.device) -> str | None:
-    """How full a GPU's memory is and what to do; None where the GPU itself has failed."""
+    """How full a GPU's memory is and what to do; None without a GPU that works."""
     try:
         free, total = torch.cuda.mem_get_info(device)
-    except RuntimeError:  # after an illegal access, say, every call fails
+    except (RuntimeError, ValueError):  # after an illegal access, say, and on a CPU
         return None
     return (
         f'CUDA out of memory in an operator of vim_mm: {device} has {free / 2**30:.2f} GiB free of '

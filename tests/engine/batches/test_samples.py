@@ -168,7 +168,9 @@ class Segmentor(nn.Module):
 def test_what_all_heads_ignore():
     assert ignored_labels(nn.Identity()) == [255]
     assert ignored_labels(Segmentor(3, 3)) == [3]
-    assert ignored_labels(Segmentor(3, 255)) == ignored_labels(Segmentor(None)) == []
+    assert ignored_labels(Segmentor(3, 255)) == []
+    # Losses of masks leave out what is no class.
+    assert ignored_labels(Segmentor(None)) == ignored_labels(Segmentor(None, 255)) == [255]
 
 
 def test_a_label_that_the_heads_do_not_ignore_is_named(shapes):

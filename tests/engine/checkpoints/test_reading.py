@@ -17,6 +17,7 @@ from torch.serialization import MAGIC_NUMBER
 
 from tests.engine.toy import ToyModel, make_backbone, make_runner
 from vim_mm.engine import UnsafeCheckpointError, activate
+from vim_mm.engine.checkpoints import reading
 from vim_mm.engine.checkpoints.reading import NonFiniteWeightsError
 
 activate()
@@ -255,3 +256,12 @@ def test_a_backbone_does_not_start_from_weights_that_are_no_numbers(tmp_path):
     backbone = make_backbone(init_cfg=dict(type='Pretrained', checkpoint=str(file)))
     with pytest.raises(NonFiniteWeightsError, match=r'layers\.0\.mixer\.A_log is not finite'):
         backbone.init_weights()
+
+
+def test_weights_that_cannot_be_looked_at_or_are_masks_are_sound():
+    mask = torch.full((2, 2), -torch.inf).triu(1)
+    weights = dict(mask=mask, meta=torch.empty(2, device='meta'), number=3)
+    weights['small'] = torch.ones(2).to(torch.float8_e4m3fn)
+    weights['sparse'] = torch.eye(2).to_sparse()
+    for checkpoint in (weights, dict(state_dict=weights, ema_state_dict=None)):
+        reading._check_finite('file.pth', checkpoint)

@@ -178,9 +178,11 @@ def ignored_labels(model: nn.Module) -> list[int]:
     parts = [
         part for head in heads for part in (head if isinstance(head, nn.ModuleList) else [head])
     ]
-    given = [{part.ignore_index} for part in parts if hasattr(part, 'ignore_index')]
-    common = set.intersection(*given) if given else {IGNORED_LABEL}
-    return sorted(label for label in common if label is not None)
+    # Without a label to ignore, the loss of masks leaves out what is no class.
+    given = [
+        {label} for part in parts if (label := getattr(part, 'ignore_index', None)) is not None
+    ]
+    return sorted(set.intersection(*given) if given else {IGNORED_LABEL})
 
 
 def build_dataloader(

@@ -110,17 +110,21 @@ def _as_ours(name: str, checkpoint: dict) -> dict:
     return checkpoint
 
 
+def _is_sound(weight: torch.Tensor) -> bool:
+    """Whether it holds numbers. Masks of attention are made of minus infinity, which is one."""
+    if not weight.is_floating_point() or weight.is_meta or weight.layout is not torch.strided:
+        return True
+    weight = weight.float() if weight.element_size() == 1 else weight
+    return not bool((weight.isnan() | weight.isposinf()).any())
+
+
 def _check_finite(name: str, checkpoint: Mapping) -> None:
     """Insist on numbers, also in averaged weights: NaN gives a metric like any other."""
     if not isinstance(checkpoint, Mapping):
         return
     for weights in (checkpoint.get('state_dict', checkpoint), checkpoint.get('ema_state_dict', {})):
-        for weight, value in weights.items():
-            if (
-                isinstance(value, torch.Tensor)
-                and value.is_floating_point()
-                and not value.isfinite().all()
-            ):
+        for weight, value in weights.items() if isinstance(weights, Mapping) else ():
+            if isinstance(value, torch.Tensor) and not _is_sound(value):
                 raise NonFiniteWeightsError(
                     f'{name} cannot be used: {weight} is not finite, the training that wrote it '
                     'had failed. Take an earlier checkpoint.'

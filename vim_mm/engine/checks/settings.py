@@ -42,7 +42,10 @@ def check_settings(cfg: Config) -> None:
         check_int('default_hooks.logger.interval', logger['interval'])
     if cfg.get('default_scope') == 'mmseg':
         _check_windows(_part(_part(cfg, 'model'), 'test_cfg'))
-        _check_ignored_label(_part(cfg, 'model'))
+        model = _part(cfg, 'model')
+        # MMEngine puts one that stands beside the model into it.
+        preprocessor = _part(model, 'data_preprocessor') or _part(cfg, 'data_preprocessor')
+        _check_ignored_label(model, preprocessor)
 
 
 def _part(cfg: Mapping, name: str) -> Mapping:
@@ -101,9 +104,9 @@ def _check_windows(test_cfg: Mapping) -> None:
             check_int(f'model.test_cfg.{name}', side)
 
 
-def _check_ignored_label(model: Mapping) -> None:
+def _check_ignored_label(model: Mapping, preprocessor: Mapping) -> None:
     """Pictures and maps of labels are padded, and no loss takes a label that is no class."""
-    padding = _part(model, 'data_preprocessor').get('seg_pad_val', 255)
+    padding = preprocessor.get('seg_pad_val', 255)
     for part in ('decode_head', 'auxiliary_head'):
         heads = model.get(part)
         for head in heads if isinstance(heads, list | tuple) else [heads]:
