@@ -70,9 +70,9 @@ def write_package(program: ExportedProgram, path: str | Path, multiple: int | No
             'aot_inductor.metadata': facts,
             # Inductor believes that an open size is 2 or more, but computes with what it gets.
             'aot_inductor.check_lowerbound': False,
-            # Some compilers link a copy of the C++ library into what they build. Beside PyTorch's,
-            # which is shared, it crashes: packages for a GPU when they are loaded. Named here, the
-            # shared one has every symbol.
+            # Some compilers link a copy of the C++ library into what they build. With that copy
+            # beside PyTorch's shared library, a package for a GPU crashes when it is loaded. Named
+            # here, the shared library provides every symbol.
             'aot_inductor.custom_op_libs': [':libstdc++.so.6'] if sys.platform == 'linux' else None,
         },
     )

@@ -41,8 +41,8 @@ def check_settings(cfg: Config) -> None:
     if 'interval' in logger:
         check_int('default_hooks.logger.interval', logger['interval'])
     if cfg.get('default_scope') == 'mmseg':
-        _check_windows(_part(_part(cfg, 'model'), 'test_cfg'))
         model = _part(cfg, 'model')
+        _check_windows(_part(model, 'test_cfg'))
         # MMEngine puts one that stands beside the model into it.
         preprocessor = _part(model, 'data_preprocessor') or _part(cfg, 'data_preprocessor')
         _check_ignored_label(model, preprocessor)
