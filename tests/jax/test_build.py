@@ -12,7 +12,7 @@ def test_without_jax_the_import_says_what_to_install(monkeypatch):
     for name in [name for name in sys.modules if name.startswith('vim_mm.jax')]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, 'jax', None)
-    with pytest.raises(ModuleNotFoundError, match="pip install 'jax>=0.6'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'jax>=0\.6'"):
         importlib.import_module('vim_mm.jax')
 
 
