@@ -137,7 +137,7 @@ def copies(batch: Any) -> Iterator[Any]:
         yield _Unpickler(file, pickler.tensors).load()
 
 
-@LOOPS.register_module()
+@LOOPS.register_module(force=True)  # by force: tests run this file more than once in a process
 class RepeatedBatchLoop(IterBasedTrainLoop):
     """Trains on the first batch of the loader over and over."""
 
