@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import recovery
 import torch
-from known_answer_page import describe, plot_convergence, plot_recovery, task_of
+from convergence_page import plot_convergence
+from known_answer_page import describe
+from recovery_page import plot_recovery, task_of
 
 from tests.tools.conftest import run_tool
 from vim_mm.ops import METHODS
