@@ -1,6 +1,11 @@
 """torchrun, whose report of a failed process ends in the sentence of that process."""
 
 import sys
+from argparse import Namespace
+
+from _command_line import parse_first
+
+parse_first(Namespace)  # torchrun reads the arguments; a missing PyTorch is a sentence
 
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -129,13 +129,15 @@ def test_a_python_without_the_package_is_named_with_the_remedy(tmp_path):
     bare = tmp_path / 'bare'
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
-    script = TOOLS.parent / 'seg/run_all_methods.sh'
-    for python, reason in (
-        (bare, f"run_all_methods.py: error: No module named 'vim_mm' for {sys.executable}; "),
-        (tmp_path / 'none', f'run_all_methods.sh: error: there is no {tmp_path}/none; '),
+    every = (TOOLS.parent / 'seg/run_all_methods.sh', '--dry-run')
+    several = (TOOLS / 'dist_train.sh', 'config.py', '2')
+    for python, arguments, reason in (
+        (bare, every, f"run_all_methods.py: error: No module named 'vim_mm' for {sys.executable}"),
+        (tmp_path / 'none', every, f'run_all_methods.sh: error: there is no {tmp_path}/none; '),
+        (bare, several, f"_torchrun.py: error: No module named 'torch' for {sys.executable}; "),
     ):
         done = subprocess.run(
-            ['bash', str(script), '--dry-run'],
+            ['bash', *map(str, arguments)],
             cwd=tmp_path, env=environment(PYTHON=str(python), PYTHONPATH=''),
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip

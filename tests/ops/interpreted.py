@@ -101,14 +101,20 @@ def test_more_groups_than_a_launch_takes_directions_of(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('form', 'length'),
-    [('shared', 11), ('grouped', 8), ('constant', 3), ('constant_B_grouped_C', 19)],
+    ('form', 'length', 'directions'),
+    [
+        ('shared', 11, (False, True)),
+        ('grouped', 8, (True,)),
+        ('constant', 3, (False,)),
+        ('constant_B_grouped_C', 19, (True,)),
+    ],
 )
 @pytest.mark.parametrize('method', METHODS)
-def test_every_form(method, form, length):
+def test_every_form(method, form, length, directions):
+    """Every method in both directions of one form, and in one direction of the others."""
     sizes = dict(batch=1, channels=4, states=2, dtype=torch.float32)
     inputs = make_inputs(form=form, length=length, **sizes)
-    for reverse in (False, True):
+    for reverse in directions:
         options = dict(discretization_method=method, reverse=reverse, delta_softplus=length > 8)
         compare(inputs, **options)
     if form == 'shared':
