@@ -128,6 +128,21 @@ def test_a_package_has_no_copy_of_the_cpp_library(tmp_path):
     assert not [name for name in defined if name.startswith('_ZNSt6locale')]
 
 
+@pytest.mark.slow
+def test_a_package_has_the_threads_of_the_program(tmp_path):
+    """Not those of the process that wrote it, whatever Inductor does by default."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        write_package(export_graph(nn.GELU(), torch.randn(1, 3, 256, 256)), tmp_path / 'm.pt2')
+    finally:
+        torch.set_num_threads(threads)
+    with zipfile.ZipFile(tmp_path / 'm.pt2') as package:
+        sources = [package.read(n).decode() for n in package.namelist() if n.endswith('.cpp')]
+    parallel = [line for text in sources for line in text.splitlines() if 'omp parallel' in line]
+    assert parallel and not [line for line in parallel if 'num_threads' in line]
+
+
 @compiled
 @pytest.mark.cuda
 @pytest.mark.slow

@@ -70,6 +70,9 @@ def write_package(program: ExportedProgram, path: str | Path, multiple: int | No
             'aot_inductor.metadata': facts,
             # Inductor believes that an open size is 2 or more, but computes with what it gets.
             'aot_inductor.check_lowerbound': False,
+            # The threads of the program that runs the package. Else a package has those of the
+            # process that wrote it, and they wait for each other in a busy loop.
+            'cpp.dynamic_threads': True,
             # Some compilers link a copy of the C++ library into what they build. With that copy
             # beside PyTorch's shared library, a package for a GPU crashes when it is loaded. Named
             # here, the shared library provides every symbol.
