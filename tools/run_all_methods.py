@@ -276,17 +276,22 @@ def train_all(runs: list[Run], slots: list[str | None], args: Namespace) -> None
             for process in [p for p in running if p.poll() is not None]:
                 run, place = running.pop(process)
                 free.append(place)
-                print(f'{run.folder} {describe(run, finish(run, process.returncode))}', flush=True)
+                print(
+                    f'{run.folder} {describe(run, finish(run, process.returncode), len(slots))}',
+                    flush=True,
+                )
             time.sleep(0.1)
     except BaseException:
         stop([*running])
         raise
 
 
-def describe(run: Run, status: str) -> str:
+def describe(run: Run, status: str, count: int) -> str:
+    """How a run ended, of so many side by side."""
     if status == 'failed':
+        # A run alone has told the terminal.
         output = run.folder / 'output.txt'
-        lines = output.read_text().strip().splitlines() if output.exists() else []
+        lines = output.read_text().strip().splitlines() if count > 1 else []
         return 'failed' + (f': {lines[-1]}' if lines else '.')
     return f'{status}.' if status == 'diverged' else 'is finished.'
 
