@@ -4,11 +4,13 @@
     CONFIG=configs/seg/upernet_vim_shapes.py seg/run_all_methods.sh --seeds 0,1
 
 Arguments that are not listed below go to train.py. A folder for each run lies in --work-dir and
-holds its logs, its weights and run.json: config, method, seed, command with VIM_USE_CUDA_KERNEL,
-the path of the scans by the profiler's names, commit and versions. Runs go by seed, then method.
+holds its logs, its weights and run.json: config, method, seed, command with VIM_USE_CUDA_KERNEL and
+VIM_MM_BACKEND, the path of the scans by the profiler's names, commit and versions. Runs go by seed,
+then method.
 
 Started again with the same arguments, finished runs are skipped and interrupted ones resume. A
-folder whose run had another config, argument, commit or VIM_USE_CUDA_KERNEL is refused.
+folder whose run had another config, argument, commit, VIM_USE_CUDA_KERNEL or VIM_MM_BACKEND is
+refused.
 """
 
 import fcntl
