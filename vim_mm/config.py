@@ -3,6 +3,7 @@
 import difflib
 import functools
 import inspect
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mmengine.config import Config
@@ -60,7 +61,8 @@ def merge_options(cfg: Config, options: dict) -> None:
     """Merge ``--cfg-options`` into a config so that none of them is without effect.
 
     As ``cfg.merge_from_dict``, with two differences. ``data_root`` moves every path that lies in
-    the config's ``data_root``: datasets and evaluators hold copies of it. And a top-level name
+    the config's ``data_root``: datasets and evaluators hold copies of it. If none does and datasets
+    have places of their own, that is an error. And a top-level name
     that neither the config nor MMEngine knows is an error, where MMEngine would ignore it.
 
     Args:
@@ -78,9 +80,55 @@ def merge_options(cfg: Config, options: dict) -> None:
             hint = f'; did you mean {similar[0]!r}?' if similar else ''
             raise ValueError(f'--cfg-options {name}: nothing reads {top_level!r}{hint}')
     if 'data_root' in options:
+        if not uses_data_root(cfg):
+            raise ValueError(f'--cfg-options data_root: {unused_data_root(cfg)}')
         moved = _moved(cfg.to_dict(), cfg.data_root.rstrip('/'), options['data_root'].rstrip('/'))
         cfg.merge_from_dict(moved)
     cfg.merge_from_dict(options)
+
+
+def dataset_options(cfg: Config, *splits: str) -> Iterator[tuple[str, Mapping]]:
+    """Options of the datasets of 'train', 'val' or 'test', by their names in the config.
+
+    Of those that repeat, join or mix others, the ones within.
+    """
+    for split in splits:
+        loader = cfg.get(f'{split}_dataloader')
+        if isinstance(loader, Mapping) and isinstance(loader.get('dataset'), Mapping):
+            yield from _leaves(f'{split}_dataloader.dataset', loader['dataset'])
+
+
+def _leaves(name: str, options: Mapping) -> Iterator[tuple[str, Mapping]]:
+    inner = options.get('dataset')
+    if isinstance(inner, Mapping):
+        yield from _leaves(f'{name}.dataset', inner)
+    elif isinstance(options.get('datasets'), list | tuple):
+        for i, each in enumerate(options['datasets']):
+            yield from _leaves(f'{name}.datasets.{i}', each)
+    else:
+        yield name, options
+
+
+def _data_roots(cfg: Config) -> dict[str, str]:
+    """The places of the datasets, by name; without those of no place."""
+    found = dataset_options(cfg, 'train', 'val', 'test')
+    roots = {f'{name}.data_root': options.get('data_root') for name, options in found}
+    return {name: root for name, root in roots.items() if root}
+
+
+def uses_data_root(cfg: Config) -> bool:
+    """Whether a dataset lies in the config's ``data_root``, or none has a place at all."""
+    roots = _data_roots(cfg).values()
+    return not roots or any(_lies_in(root, cfg.data_root.rstrip('/')) for root in roots)
+
+
+def unused_data_root(cfg: Config) -> str:
+    """What to tell a user whose ``data_root`` no dataset uses."""
+    name, root = next(iter(_data_roots(cfg).items()))
+    return (
+        f'no dataset lies in the data_root of the config, {cfg.data_root}: {name} is {root}, '
+        'and it is set there'
+    )
 
 
 def _moved(value, old: str, new: str):
@@ -89,9 +137,11 @@ def _moved(value, old: str, new: str):
         return {key: _moved(item, old, new) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(_moved(item, old, new) for item in value)
-    if isinstance(value, str) and (value == old or value.startswith(f'{old}/')):
-        return new + value[len(old) :]
-    return value
+    return new + value[len(old) :] if _lies_in(value, old) else value
+
+
+def _lies_in(value, root: str) -> bool:
+    return isinstance(value, str) and (value == root or value.startswith(f'{root}/'))
 
 
 def resolve_shipped_bases() -> None:

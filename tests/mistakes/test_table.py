@@ -13,7 +13,7 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
-from tests.configs.data_on_disk import write_ade20k
+from tests.configs.data_on_disk import write_ade20k, write_coco
 from tests.models.small import small_backbone
 from vim_mm.config import config_path, merge_options
 from vim_mm.engine.checkpoints.reading import load_from_local
@@ -411,6 +411,50 @@ def test_data_of_a_place_of_their_own(tmp_path):
     line = sentence_of(check_data, cfg, 'train')
     assert_matches('/nothing/names.txt, the annotation file ann_file of', line)
     assert_matches('--cfg-options train_dataloader.dataset.datasets.0.ann_file=', line)
+
+
+def test_an_evaluator_of_other_data(tmp_path):
+    cfg = data_config(DET)
+    write_coco(tmp_path)
+    merge_options(cfg, dict(data_root=str(tmp_path)))
+    check_data(cfg, 'train', 'val', 'test')
+    cfg.val_evaluator.ann_file = '/elsewhere/instances_val2017.json'
+    line = sentence_of(check_data, cfg, 'train', 'val')
+    assert_matches(
+        'val_evaluator.ann_file is /elsewhere/instances_val2017.json, but val_dataloader.dataset '
+        f'has the annotations {tmp_path}/annotations/instances_val2017.json',
+        line,
+    )
+
+
+def test_a_data_root_that_moves_nothing(tmp_path):
+    """Datasets of a base have its data_root: another one beside them changes nothing."""
+    data_config(SEG)
+    file = tmp_path / 'config.py'
+    file.write_text(f"_base_ = 'vim_mm::{SEG}'\ndata_root = '/mine'\n")
+    at = (
+        'no dataset lies in the data_root of the config, /mine: '
+        'train_dataloader.dataset.data_root is data/ade/ADEChallengeData2016'
+    )
+    assert_matches(f'{file}: {at}', sentence_of(read_config, arguments(file)))
+    line = sentence_of(read_config, arguments(file, data_root='/yours'))
+    assert_matches(f'--cfg-options data_root.*: {at}', line)
+    file.write_text(
+        f"_base_ = 'vim_mm::{SEG}'\ndata_root = '/mine'\n"
+        'train_dataloader = dict(dataset=dict(data_root=data_root))\n'
+        'val_dataloader = dict(dataset=dict(data_root=data_root))\n'
+        'test_dataloader = val_dataloader\n'
+    )
+    cfg = read_config(arguments(file, data_root='/yours'))
+    assert cfg.val_dataloader.dataset.data_root == '/yours'
+    # A base's that is still there, beside datasets that have a place of their own, is no mistake.
+    file.write_text(
+        f"_base_ = 'vim_mm::{SEG}'\n"
+        "train_dataloader = dict(dataset=dict(data_root='/mine'))\n"
+        "val_dataloader = dict(dataset=dict(data_root='/mine'))\n"
+        'test_dataloader = val_dataloader\n'
+    )
+    read_config(arguments(file))
 
 
 def test_data_that_are_downloaded_may_be_missing(tmp_path):

@@ -239,3 +239,23 @@ def test_a_deep_copy_outlives_its_original():
     gc.collect()
     twin.load_state_dict(weights)
     assert twin.pos_embed.shape == (1, 16, 16)
+
+
+@pytest.mark.parametrize('prefix', ['encoder.', 'backbone.', 'backbone', None])
+def test_a_prefix_that_the_file_lacks_is_told(tmp_path, prefix):
+    model = small_backbone()
+    weights = {f'backbone.{k}': v for k, v in model.state_dict().items()}
+    said = []
+    torch.save(dict(state_dict=weights), tmp_path / 'model.pth')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            'vim_mm.engine.checkpoints.pretrained.print_log',
+            lambda text, *_, **__: said.append(text),
+        )
+        init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'model.pth'), prefix=prefix)
+        loaded = small_backbone(registered.VisionMamba, init_cfg=init_cfg)
+        loaded.init_weights()
+    assert_same_weights(loaded, model)
+    lines = [text for text in said if 'has nothing under the prefix' in text]
+    assert len(lines) == (prefix == 'encoder.')
+    assert all("the prefix 'encoder.': its backbone is under 'backbone.'" in text for text in lines)

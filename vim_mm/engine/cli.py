@@ -21,6 +21,7 @@ from vim_mm.config import merge_options
 from vim_mm.engine.activation import activate
 from vim_mm.engine.checkpoints.provenance import check_switches
 from vim_mm.engine.checks.channels import check_channels
+from vim_mm.engine.checks.data import check_data_root
 from vim_mm.engine.checks.settings import check_settings
 from vim_mm.mistakes import sentence
 
@@ -67,6 +68,7 @@ def read_config(args: Namespace, import_library: bool = True) -> Config:
         raise ConfigError(f'--cfg-options {" ".join(options)}: {sentence(error)}') from error
     if not isinstance(cfg.get('model'), dict):
         raise ValueError(f'{args.config}: model must be a dict, got {cfg.get("model")!r}')
+    check_data_root(cfg, Path(args.config))
     check_channels(cfg.model)
     cfg.allow_mismatch = getattr(args, 'allow_mismatch', False)
     if 'launcher' in args:

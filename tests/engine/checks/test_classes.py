@@ -1,5 +1,6 @@
 """Heads with other classes than the data set are named before the first iteration."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.engine.toy import ToyModel, make_runner
-from vim_mm.engine.checks.classes import check_classes
+from vim_mm.engine.checks.classes import check_classes, check_names
 from vim_mm.mistakes import explain
 
 
@@ -94,3 +95,63 @@ def test_no_iteration_comes_before(phase, tmp_path):
     line = f'model.head.num_classes is 3, but {phase}_dataloader.dataset has 2 classes (a, b)'
     assert explain(caught.value) == line
     assert not calls
+
+
+class Folders:
+    """A data set of pictures in folders, as MMPretrain numbers them."""
+
+    def __init__(self, *classes):
+        self.metainfo = dict(classes=classes)
+        self.folder_to_idx = {'disk': 0, 'square': 1}
+
+
+@pytest.mark.parametrize('classes', [('disk', 'square'), ('round ones', 'others'), ('disk',)])
+def test_classes_may_have_names_of_their_own(classes):
+    check_names(Folders(*classes), 'data')
+
+
+@pytest.mark.parametrize('classes', [('square', 'disk'), ('square', 'disc')])
+def test_a_class_with_the_name_of_another_folder(classes):
+    message = (
+        r"data: the folder '\w+' has the label [01], which metainfo calls '\w+': name the classes "
+        r'in the order of the folders \(disk, square\)'
+    )
+    with pytest.raises(ValueError, match=message):
+        check_names(Folders(*classes), 'data')
+
+
+def coco(tmp_path, *classes):
+    """The data set of an annotation file with the categories ball (7) and box (3)."""
+    CocoDataset = pytest.importorskip('mmdet.datasets').CocoDataset
+    box = dict(bbox=[1, 1, 4, 4], area=16, iscrowd=0, image_id=0, segmentation=[])
+    content = dict(
+        images=[dict(id=0, file_name='0.jpg', height=8, width=8)],
+        annotations=[dict(id=1, category_id=7, **box), dict(id=2, category_id=3, **box)],
+        categories=[dict(id=7, name='ball'), dict(id=3, name='box')],
+    )
+    (tmp_path / 'boxes.json').write_text(json.dumps(content, indent=1))
+    return CocoDataset(
+        ann_file=str(tmp_path / 'boxes.json'),
+        data_prefix=dict(img=''),
+        metainfo=dict(classes=classes),
+        pipeline=[],
+    )
+
+
+def test_categories_are_classes(tmp_path):
+    check_names(coco(tmp_path, 'ball', 'box'), 'data')
+    check_names(coco(tmp_path, 'box'), 'data')  # the others are left out on purpose
+
+
+@pytest.mark.parametrize(
+    ('classes', 'message'),
+    [
+        (('Ball', 'box'), r"the class 'Ball' is no category of .*boxes.json, which has ball, box"),
+        (('ball', 'box', 'cone'), r"the class 'cone' is no category"),
+        (('box', 'ball'), r'are box, ball, but .*boxes.json has them in the order ball, box'),
+    ],
+)
+def test_classes_that_are_not_the_categories(classes, message, tmp_path):
+    data = SimpleNamespace(datasets=[SimpleNamespace(dataset=coco(tmp_path, *classes))])
+    with pytest.raises(ValueError, match=f'train.datasets.0.dataset: .*{message}'):
+        check_names(data, 'train')

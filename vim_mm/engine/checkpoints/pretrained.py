@@ -1,5 +1,6 @@
 """``init_cfg=dict(type='Pretrained', ...)`` of a backbone, whatever the form of the file."""
 
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 
@@ -51,7 +52,7 @@ def find_backbone(state_dict: Mapping[str, Tensor], prefix: str | None, filename
 
     Args:
         state_dict (Mapping): Weights of a whole model, or of a backbone.
-        prefix (str, optional): What the user calls it.
+        prefix (str, optional): What the user calls it. A wrong name of the only one is a warning.
         filename (str): For the message.
 
     Returns:
@@ -61,9 +62,17 @@ def find_backbone(state_dict: Mapping[str, Tensor], prefix: str | None, filename
         ValueError: There are several backbones, and ``prefix`` names none of them.
     """
     roots = backbone_roots(state_dict)
-    if len(roots) < 2:
-        return roots[0] if roots else ''
     asked = None if prefix is None else f'{prefix.rstrip(".")}.'.lstrip('.')
+    if len(roots) < 2:
+        root = roots[0] if roots else ''
+        if asked not in (None, root):
+            where = f'under {root!r}' if root else 'at its top'
+            print_log(
+                f'{filename} has nothing under the prefix {prefix!r}: its backbone is {where}',
+                'current',
+                logging.WARNING,
+            )
+        return root
     if asked not in roots:
         names = [root.rstrip('.') for root in roots]
         raise ValueError(

@@ -1,8 +1,10 @@
-"""Whether the heads of a model have the classes of the data set."""
+"""Whether heads have the classes of the data set, and classes the names of its labels."""
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from mmengine.fileio import get_text
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
@@ -39,6 +41,73 @@ def check_classes(model: nn.Module, dataset, name: str) -> None:
             )
 
 
+def check_names(dataset, name: str) -> None:
+    """Compare the names of classes with those that the files of a data set give their labels.
+
+    MMDetection numbers the classes of COCO's format in the order of the annotation file, and leaves
+    out the objects of all others. MMPretrain numbers folders in the order of their names. Neither
+    looks at the order of ``metainfo['classes']``.
+
+    Args:
+        dataset: Of MMDetection's ``CocoDataset``, of MMPretrain's ``CustomDataset``, or one around
+            such datasets. Nothing is said of others.
+        name (str): What the config calls it, for the message.
+
+    Raises:
+        ValueError: A class has the name of another one, or no objects at all.
+    """
+    for inner, its_name in _inner(dataset, name):
+        classes = (getattr(inner, 'metainfo', None) or {}).get('classes')
+        if classes is None:
+            continue
+        load = getattr(type(inner), 'load_data_list', None)
+        if getattr(load, '__qualname__', '') == 'CocoDataset.load_data_list':
+            _check_categories([*classes], inner, its_name)
+        elif isinstance(folders := getattr(inner, 'folder_to_idx', None), dict):
+            _check_folders([*classes], folders, its_name)
+
+
+def _inner(dataset, name: str) -> Iterator[tuple]:
+    """The datasets inside of one that repeats, joins or mixes them, with their names."""
+    if hasattr(dataset, 'datasets'):
+        for i, each in enumerate(dataset.datasets):
+            yield from _inner(each, f'{name}.datasets.{i}')
+    elif hasattr(dataset, 'dataset'):
+        yield from _inner(dataset.dataset, f'{name}.dataset')
+    else:
+        yield dataset, name
+
+
+def _check_categories(classes: list[str], dataset, name: str) -> None:
+    text = get_text(dataset.ann_file, backend_args=getattr(dataset, 'backend_args', None))
+    # Not all of the file: COCO's has 450 MB, most of them polygons.
+    start = max((m.end() for m in re.finditer(r'"categories"\s*:\s*(?=\[)', text)), default=None)
+    if start is None:
+        return
+    there = [category['name'] for category in json.JSONDecoder().raw_decode(text, start)[0]]
+    for missing in [each for each in classes if each not in there]:
+        raise ValueError(
+            f'{name}: the class {missing!r} is no category of {dataset.ann_file}, which has '
+            f'{_shown(there)}; without it the labels of the others would shift'
+        )
+    found = [category for category in there if category in classes]
+    if found != classes:
+        raise ValueError(
+            f'{name}: the classes are {_shown(classes)}, but {dataset.ann_file} has them in the '
+            f'order {_shown(found)}, in which their labels are numbered: name them in this order'
+        )
+
+
+def _check_folders(classes: Sequence[str], folders: dict[str, int], name: str) -> None:
+    for folder, label in folders.items():
+        if folder in classes and label < len(classes) and classes[label] != folder:
+            raise ValueError(
+                f'{name}: the folder {folder!r} has the label {label}, which metainfo calls '
+                f'{classes[label]!r}: name the classes in the order of the folders '
+                f'({_shown(sorted(folders, key=folders.get))})'
+            )
+
+
 def _heads(model: nn.Module) -> Iterator[tuple[str, int]]:
     model = model.module if is_model_wrapper(model) else model
     for name, module in model.named_modules():
@@ -58,7 +127,7 @@ def _shown(classes) -> str:
 
 @HOOKS.register_module()
 class ClassesHook(Hook):
-    """Calls :func:`check_classes` before the first iteration of a training or a test."""
+    """Calls :func:`check_classes` and :func:`check_names` before a training or a test begins."""
 
     priority = 'VERY_HIGH'
 
@@ -77,5 +146,7 @@ class ClassesHook(Hook):
         self._check(runner, 'test')
 
     def _check(self, runner, phase: str) -> None:
-        loop = getattr(runner, f'{phase}_loop')
-        check_classes(runner.model, loop.dataloader.dataset, f'{phase}_dataloader.dataset')
+        dataset = getattr(runner, f'{phase}_loop').dataloader.dataset
+        name = f'{phase}_dataloader.dataset'
+        check_classes(runner.model, dataset, name)
+        check_names(dataset, name)

@@ -1,11 +1,16 @@
 """Whether the data that a config names are there, before a run writes anything."""
 
-from collections.abc import Iterator, Mapping
+import ast
+import os
+from collections.abc import Mapping
+from pathlib import Path
 
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.fileio import exists
 from mmengine.registry import DATASETS
+
+from vim_mm.config import dataset_options, unused_data_root, uses_data_root
 
 # Where the layouts are described, by task.
 _PAGES = {
@@ -28,36 +33,63 @@ def check_data(cfg: Config, *splits: str) -> None:
     Raises:
         FileNotFoundError: One is missing; the message says which, what sets its place, and the page
             that describes the layout.
+        ValueError: An evaluator has the annotation file of another dataset.
     """
     for split in splits:
-        loader = cfg.get(f'{split}_dataloader')
-        if isinstance(loader, Mapping) and isinstance(loader.get('dataset'), Mapping):
-            for name, options in _leaves(f'{split}_dataloader.dataset', loader['dataset']):
-                _check_dataset(cfg, name, options)
+        datasets = [
+            _check_dataset(cfg, name, options) for name, options in dataset_options(cfg, split)
+        ]
+        if len(datasets) == 1 and datasets[0] is not None:
+            _check_evaluators(cfg, split, datasets[0])
 
 
-def _leaves(name: str, options: Mapping) -> Iterator[tuple[str, Mapping]]:
-    """The datasets within those that repeat, join or mix others, by their names in the config."""
-    inner = options.get('dataset')
-    if isinstance(inner, Mapping):
-        yield from _leaves(f'{name}.dataset', inner)
-    elif isinstance(options.get('datasets'), list | tuple):
-        for i, each in enumerate(options['datasets']):
-            yield from _leaves(f'{name}.datasets.{i}', each)
-    else:
-        yield name, options
+def check_data_root(cfg: Config, file: Path) -> None:
+    """Look whether a config that inherits from another one has a ``data_root`` without effect.
+
+    Datasets hold copies of the base's, which Python has put into them before.
+
+    Args:
+        cfg (Config): What the file holds, with its bases.
+        file (Path): Only Python is looked at.
+
+    Raises:
+        ValueError: The file sets ``data_root``, and no dataset lies in it.
+    """
+    if file.suffix != '.py':
+        return
+    assignments = [n for n in ast.parse(file.read_text()).body if isinstance(n, ast.Assign)]
+    own = {target.id for n in assignments for target in n.targets if isinstance(target, ast.Name)}
+    if {'_base_', 'data_root'} <= own and not uses_data_root(cfg):
+        raise ValueError(f'{file}: {unused_data_root(cfg)}')
 
 
-def _check_dataset(cfg: Config, name: str, options: Mapping) -> None:
+def _check_evaluators(cfg: Config, split: str, dataset: BaseDataset) -> None:
+    """ValueError if an evaluator reads the annotations of other pictures."""
+    evaluators = cfg.get(f'{split}_evaluator')
+    several = isinstance(evaluators, list | tuple)
+    for i, evaluator in enumerate(evaluators if several else [evaluators]):
+        file = evaluator.get('ann_file') if isinstance(evaluator, Mapping) else None
+        if not file or not dataset.ann_file:
+            continue
+        if os.path.realpath(file) != os.path.realpath(dataset.ann_file):
+            name = f'{split}_evaluator' + (f'.{i}' if several else '')
+            raise ValueError(
+                f'{name}.ann_file is {file}, but {split}_dataloader.dataset has the annotations '
+                f'{dataset.ann_file}: predictions would be compared with those of other pictures'
+            )
+
+
+def _check_dataset(cfg: Config, name: str, options: Mapping) -> BaseDataset | None:
+    """A dataset whose files are there, with nothing read; None of what is not known."""
     with DATASETS.switch_scope_and_registry(cfg.default_scope) as registry:
         kind = options.get('type')
         kind = registry.get(kind) if isinstance(kind, str) else kind
         if not (isinstance(kind, type) and issubclass(kind, BaseDataset)):
-            return
+            return None
         # The class knows best which paths its arguments make.
         dataset = registry.build({**options, 'pipeline': [], 'lazy_init': True})
     if getattr(dataset, 'download', False):
-        return
+        return None
     paths = dict(ann_file=dataset.ann_file)
     paths |= {f'data_prefix.{key}': path for key, path in dataset.data_prefix.items()}
     for key, path in paths.items():
@@ -72,3 +104,4 @@ def _check_dataset(cfg: Config, name: str, options: Mapping) -> None:
                 f'there is no {path}, the {what} {key} of {name}: --cfg-options {setting}=...'
                 f' sets the place{now} and {_PAGES[cfg.default_scope]} describes the layout'
             )
+    return dataset
