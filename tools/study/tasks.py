@@ -11,6 +11,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from arms import Net, Size
+from cues import CLASSES as CUE_CLASSES
+from cues import PATCH as CUE_PATCH
+from cues import SIDE as CUE_SIDE
+from cues import UNLABELED, draw_cues
 from torch import Tensor
 
 from vim_mm.datasets.garments import GARMENTS, load_garments
@@ -19,7 +23,6 @@ from vim_mm.progress import progress
 from vim_mm.whole_file import whole_file
 
 MEAN, STD = 0.3, 0.35  # of grey levels in 0 to 1, roughly those of Fashion-MNIST
-FACTORS = (1.5, 2.0)  # of the test of other resolutions
 RESOLUTION_SCENES = 500
 
 
@@ -32,12 +35,14 @@ class Task:
         metric (str): What is reported, in percent.
         size (Size): Of the model.
         classes (int): Number of classes.
-        dense (bool): Whether every pixel has a label.
+        dense (bool): Whether pixels have labels, 255 for those that do not count.
         steps (int): Of training.
         batch (int): Images of a step.
-        shift (int): Greatest shift of augmentation in pixels, along each axis.
         counts (tuple): Training and test images.
         test_batch (int): Images of a batch of the test.
+        shift (int): Greatest shift of augmentation in pixels, along each axis.
+        flip (bool): Whether augmentation flips half of the images.
+        factors (tuple): Of enlargement, for the test at other resolutions.
     """
 
     name: str
@@ -47,18 +52,24 @@ class Task:
     dense: bool
     steps: int
     batch: int
-    shift: int
     counts: tuple[int, int]
     test_batch: int
+    shift: int = 0
+    flip: bool = True
+    factors: tuple[float, ...] = ()
 
 
 TASKS = {
     task.name: task
     for task in (
         Task('fashion', 'accuracy', Size(28, 2, len(GARMENTS)), len(GARMENTS), False,
-             steps=2340, batch=256, shift=2, counts=(60_000, 10_000), test_batch=1000),
+             steps=2340, batch=256, counts=(60_000, 10_000), test_batch=1000, shift=2),
         Task('scenes', 'mIoU', Size(128, 4, 16 * len(SCENE_CLASSES)), len(SCENE_CLASSES), True,
-             steps=4000, batch=32, shift=0, counts=(8_000, 2_000), test_batch=100),
+             steps=4000, batch=32, counts=(8_000, 2_000), test_batch=100, factors=(1.5, 2.0)),
+        Task('long_range', 'accuracy',
+             Size(CUE_SIDE, CUE_PATCH, CUE_PATCH**2 * CUE_CLASSES, channels=64, layers=2),
+             CUE_CLASSES, True,
+             steps=4000, batch=64, counts=(32_000, 2_000), test_batch=500, flip=False),
     )
 }  # fmt: skip
 
@@ -86,6 +97,9 @@ def load_splits(task: Task, source: Path, cache: Path) -> list[Split]:
     """
     splits = []
     for split, count in zip(('train', 'test'), task.counts):
+        if task.name == 'long_range':
+            splits.append(Split(*draw_cues(split, count)))
+            continue
         if not task.dense:
             images, labels = load_garments(source, split)
             splits.append(Split(images[:count], labels[:count]))
@@ -147,7 +161,7 @@ class Data:
             ]
         )
         order = order[: steps * task.batch]
-        flips = torch.randint(2, order.shape, generator=generator)
+        flips = torch.randint(2, order.shape, generator=generator) * task.flip
         shifts = torch.randint(2 * task.shift + 1, (*order.shape, 2), generator=generator)
         plan = torch.cat([torch.stack([order, flips], 1), shifts], dim=1)
         return plan.view(steps, task.batch, 4).to(self.pixels.device)
@@ -181,7 +195,8 @@ def loss_of(task: Task, outputs: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy, the mean over images or pixels, in float32."""
     if task.dense:
         labels = by_token(labels, task.size.patch)
-    return F.cross_entropy(outputs.float().reshape(-1, task.classes), labels.reshape(-1))
+    outputs = outputs.float().reshape(-1, task.classes)
+    return F.cross_entropy(outputs, labels.reshape(-1), ignore_index=UNLABELED)
 
 
 def mean_iou(confusion: Tensor) -> float:
@@ -205,11 +220,11 @@ def test(task: Task, net: Net, images: Tensor, labels: Tensor, autocast: torch.a
         if task.dense:
             truth = by_token(truth, task.size.patch)
             outputs = outputs.unflatten(2, (-1, task.classes))
-        pairs = truth.long() * task.classes + outputs.argmax(-1)
-        confusion += torch.bincount(pairs.flatten(), minlength=task.classes**2)
+        pairs = (truth.long() * task.classes + outputs.argmax(-1))[truth != UNLABELED]
+        confusion += torch.bincount(pairs, minlength=task.classes**2)
     net.train()
     confusion = confusion.view(task.classes, task.classes)
-    if task.dense:
+    if task.metric == 'mIoU':
         return mean_iou(confusion)
     return 100 * (confusion.diag().sum() / confusion.sum()).item()
 
@@ -226,7 +241,7 @@ def test_resolutions(
     labels = data.test_labels[:RESOLUTION_SCENES]
     net.use_study_mixers()
     results = {'1': test(task, net, images, labels, autocast)}
-    for factor in FACTORS:
+    for factor in task.factors:
         size = 2 * [round(task.size.image * factor)]
         larger = F.interpolate(images[:, None].float(), size, mode='bilinear')
         larger = larger[:, 0].round().to(torch.uint8)

@@ -172,7 +172,7 @@ def train(
         'parameters': sum(p.numel() for p in net.parameters()),
         'data': data.digest,
     }
-    if task.dense:
+    if task.factors:
         figures = test_resolutions(task, net, data, step.autocast)
         result['resolutions'] = {name: round(value, 4) for name, value in figures.items()}
     return result
