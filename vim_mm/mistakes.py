@@ -52,7 +52,7 @@ def finish(error: BaseException, debug: bool) -> NoReturn:
     line = f'{program}: error: {line}'
     sys.stdout.flush()
     if debug:
-        print_traceback(error)
+        traceback.print_exception(error)  # as Python would, with the sentence after it
     note_for_torchrun(line)
     sys.exit(line)
 
@@ -132,8 +132,3 @@ def _is_raise(frame: TracebackType) -> bool:
 def _runs(frame: TracebackType) -> bool:
     name = frame.tb_frame.f_code.co_name
     return any(_file(frame).endswith(file) and name == function for file, function in _RUNNING)
-
-
-def print_traceback(error: BaseException) -> None:
-    """As Python would at the end, so that the sentence can come after it."""
-    traceback.print_exception(error)
