@@ -4,6 +4,7 @@ A check that somebody wrote raises on purpose: it found a user's mistake. What r
 ``raise``, such as ``None + 1``, nobody foresaw: that is a bug, and its traceback is kept.
 """
 
+import difflib
 import dis
 import errno
 import json
@@ -12,7 +13,7 @@ import sys
 import time
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -103,6 +104,12 @@ def sentence(error: BaseException) -> str:
     if ' ' not in text:  # a bare key, or nothing
         text = f'{type(error).__name__}: {text}' if text else type(error).__name__
     return text if len(text) <= _LONGEST else text[: _LONGEST - 4] + ' ...'
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the one most like it, empty if none is."""
+    similar = difflib.get_close_matches(name, known, n=1)
+    return f'; did you mean {similar[0]!r}?' if similar else ''
 
 
 def note_for_torchrun(line: str) -> None:
