@@ -121,7 +121,10 @@ def numbers(text: str) -> list[int]:
     try:
         for part in text.split(','):
             first, _, last = part.partition('..')
-            found += range(int(first), int(last or first) + 1)
+            part_of = range(int(first), int(last or first) + 1)
+            if not part_of:
+                raise ValueError
+            found += part_of
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"expected numbers such as '0..11' or '0,3', got {text!r}"

@@ -152,7 +152,7 @@ def main(args: Namespace) -> int:
         report_differences(file, sizes, worst)
     if args.evaluate:
         evaluate(args, source.cfg, files, source.part, images[0])
-    return int(not max(errors[args.out]) <= BOUND)
+    return int(not all(error <= BOUND for error in errors[args.out]))
 
 
 if __name__ == '__main__':

@@ -4,11 +4,13 @@
     CONFIG=configs/seg/upernet_vim_shapes.py seg/run_all_methods.sh --seeds 0,1
 
 Arguments that are not listed below go to train.py. A folder for each run lies in --work-dir and
-holds its logs, its weights and run.json: config, method, seed, command with VIM_USE_CUDA_KERNEL,
-the path of the scans by the profiler's names, commit and versions. Runs go by seed, then method.
+holds its logs, its weights and run.json: config, method, seed, command with VIM_USE_CUDA_KERNEL and
+VIM_MM_BACKEND, the path of the scans by the profiler's names, commit and versions. Runs go by seed,
+then method.
 
 Started again with the same arguments, finished runs are skipped and interrupted ones resume. A
-folder whose run had another config, argument, commit or VIM_USE_CUDA_KERNEL is refused.
+folder whose run had another config, argument, commit, VIM_USE_CUDA_KERNEL or VIM_MM_BACKEND is
+refused.
 """
 
 import fcntl
@@ -276,17 +278,22 @@ def train_all(runs: list[Run], slots: list[str | None], args: Namespace) -> None
             for process in [p for p in running if p.poll() is not None]:
                 run, place = running.pop(process)
                 free.append(place)
-                print(f'{run.folder} {describe(run, finish(run, process.returncode))}', flush=True)
+                print(
+                    f'{run.folder} {describe(run, finish(run, process.returncode), len(slots))}',
+                    flush=True,
+                )
             time.sleep(0.1)
     except BaseException:
         stop([*running])
         raise
 
 
-def describe(run: Run, status: str) -> str:
+def describe(run: Run, status: str, count: int) -> str:
+    """How a run ended, of so many side by side."""
     if status == 'failed':
+        # A run alone has told the terminal.
         output = run.folder / 'output.txt'
-        lines = output.read_text().strip().splitlines() if output.exists() else []
+        lines = output.read_text().strip().splitlines() if count > 1 else []
         return 'failed' + (f': {lines[-1]}' if lines else '.')
     return f'{status}.' if status == 'diverged' else 'is finished.'
 

@@ -1,7 +1,7 @@
 """What this installation is, whether it computes, and what to do where it does not.
 
 ``python -m vim_mm.doctor`` prints one screen and ends with code 1 if a line is red; ``--json``
-prints the same as JSON. Needs PyTorch only.
+prints the same as JSON. Needs PyTorch, einops and nothing else.
 """
 
 import argparse
@@ -44,7 +44,7 @@ from vim_mm.version import commit
 # Module, the distributions that hold it, and what it is for; None where vim_mm needs it.
 LIBRARIES = [
     ('timm', ('timm',), None),
-    ('einops', ('einops',), 'tensor rearrangements'),
+    ('einops', ('einops',), None),
     ('mmengine', DISTRIBUTIONS['mmengine'], 'training'),
     ('mmcv', DISTRIBUTIONS['mmcv'], 'training'),
     ('mmseg', DISTRIBUTIONS['mmseg'], 'segmentation'),

@@ -1,10 +1,12 @@
 """Clocks, memory and floors: what a benchmark rests on."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from vim_mm.analysis import timing
 from vim_mm.analysis.benchmarks.floors import Card
 from vim_mm.analysis.tables import figures
 from vim_mm.analysis.timing import (
@@ -97,7 +99,32 @@ def test_floors_by_hand():
 
 @pytest.mark.parametrize(
     ('value', 'text'),
-    [(0.012345, '0.0123'), (1.0, '1'), (9.996, '10'), (123.4, '123'), (12345.0, '12300')],
+    [
+        (0.012345, '0.0123'),
+        (1.0, '1'),
+        (9.996, '10'),
+        (123.4, '123'),
+        (12345.0, '12300'),
+        (1.23e-5, '0.0000123'),
+        (0.0, '0'),
+        (float('nan'), 'nan'),
+    ],
 )
 def test_figures(value, text):
     assert figures(value) == text
+
+
+def test_the_clocks_are_those_of_the_visible_card(monkeypatch):
+    """nvidia-smi lists all cards, also those that CUDA_VISIBLE_DEVICES hides."""
+    asked = []
+
+    def run(command, **options):
+        asked.extend(command)
+        return SimpleNamespace(stdout='1980, 1980, 2619, 2619, 700.00\n')
+
+    card = SimpleNamespace(uuid='00000000-1111-2222-3333-444444444444')
+    monkeypatch.setattr(timing.subprocess, 'run', run)
+    monkeypatch.setattr(torch.cuda, 'current_device', lambda: 0)
+    monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda device: card)
+    assert timing.clock_rates('cuda')['power.limit'] == '700.00'
+    assert '--id=GPU-00000000-1111-2222-3333-444444444444' in asked

@@ -1,5 +1,6 @@
 """run_all_methods.sh on a small segmentor: all methods alike, skipping, resuming, refusing."""
 
+import argparse
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mmengine.config import Config
@@ -133,6 +135,18 @@ def test_places(gpus, processes, jobs, expected, monkeypatch):
     tool = runpy.run_path(str(ROOT / 'tools/run_all_methods.py'))
     assert tool['places'](gpus, processes, jobs) == expected
     assert tool['numbers']('0..2,7') == [0, 1, 2, 7]
+    # None at all would be the seed of the config, and the GPUs of nobody.
+    with pytest.raises(argparse.ArgumentTypeError, match=r"got '11\.\.0'"):
+        tool['numbers']('11..0')
+
+
+def test_a_run_alone_has_told_its_failure_to_the_terminal(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / 'tools')
+    describe = runpy.run_path(str(ROOT / 'tools/run_all_methods.py'))['describe']
+    (tmp_path / 'output.txt').write_text('of another start: CUDA out of memory\n')
+    run = SimpleNamespace(folder=tmp_path)
+    assert describe(run, 'failed', 1) == 'failed.'
+    assert describe(run, 'failed', 2) == 'failed: of another start: CUDA out of memory'
 
 
 def logged(work_dir: Path, key: str) -> list:

@@ -215,6 +215,15 @@ def test_files_without_weights_of_one_vim(checkpoint, message):
         convert_checkpoint(checkpoint)
 
 
+def test_a_score_beside_the_weights_does_not_hide_them():
+    weights = small_segmentor()
+    expected = convert_checkpoint({'state_dict': weights}).state_dict
+    found = convert_checkpoint(
+        {'state_dict': weights, 'max_accuracy': torch.tensor(80.0)}
+    ).state_dict
+    assert found.keys() == expected.keys()
+
+
 def small_segmentor():
     shapes = released.segmentor_shapes(WIDTH, 5, 6, depth=1, tokens=16)
     weights = released.random_weights(shapes)

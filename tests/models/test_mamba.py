@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -217,3 +219,27 @@ def test_autocast_is_close_to_fp32():
 def test_unknown_words(arguments, message):
     with pytest.raises(ValueError, match=message):
         Mamba(8, **arguments)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'error', 'message'),
+    [
+        (dict(fused='False'), TypeError, "fused.*'False'"),
+        (dict(dt_init_floor='a'), TypeError, "dt_init_floor.*'a'"),
+        (dict(dt_init_floor=float('nan')), ValueError, 'dt_init_floor.*nan'),
+    ],
+)
+def test_arguments_of_another_kind(arguments, error, message):
+    with pytest.raises(error, match=message):
+        Mamba(8, **arguments)
+
+
+def test_autocast_leaves_float64_alone(monkeypatch):
+    """The fast block has the plain one's dtypes."""
+    monkeypatch.setattr('vim_mm.models.mamba.chosen_backend', lambda *_: 'native')
+    on_gpu = SimpleNamespace(is_cuda=True, dtype=torch.float64)
+    mixer = small_mixer().double()
+    with torch.autocast('cpu', torch.bfloat16):
+        assert mixer(tokens().double()).dtype == torch.float64
+    monkeypatch.setattr(torch, 'is_autocast_enabled', lambda device: True)
+    assert mixer.fused_path(on_gpu) == (torch.float64, 'native')

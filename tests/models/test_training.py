@@ -1,5 +1,6 @@
 """What training asks of the backbone: gradients, freezing, recomputation, initialization."""
 
+import copy
 import math
 
 import pytest
@@ -90,6 +91,22 @@ def test_with_cp_changes_nothing_but_memory(if_rope):
     torch.manual_seed(1)
     torch.testing.assert_close(saving(x), expected)
     torch.testing.assert_close(compute_gradients(saving, x), gradients)
+
+
+def test_with_cp_draws_an_adapters_dropout_once():
+    """What a user put into a layer may draw random numbers; the recomputation has the same."""
+    plain = small_backbone(out_indices=(0, 1))
+    for layer in plain.layers:
+        mixer = layer.mixer
+        mixer.out_proj = nn.Sequential(mixer.out_proj, nn.Dropout(0.5))
+    saving = copy.deepcopy(plain)
+    saving.with_cp = True
+    x = images(40, 24)
+    gradients = []
+    for model in (plain, saving):
+        torch.manual_seed(1)
+        gradients.append(compute_gradients(model, x))
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 def test_with_cp_recomputes(monkeypatch):

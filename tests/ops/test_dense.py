@@ -115,3 +115,11 @@ def test_bad_arguments(change, error, message):
     inputs |= dict(delta=torch.ones(2, 4, 6), delta_bias=None)
     with pytest.raises(error, match=message):
         selective_scan_dense_ref(**(inputs | change))
+
+
+@pytest.mark.parametrize('name', ['reverse', 'delta_softplus', 'return_last_state'])
+def test_a_text_is_no_bool(name):
+    inputs = make_inputs(batch=1, channels=2, length=3, states=2)
+    inputs['A'] = torch.diag_embed(inputs['A'])
+    with pytest.raises(TypeError, match=f"{name}: expected a bool, got 'no'"):
+        selective_scan_dense_ref(**inputs, **{name: 'no'})

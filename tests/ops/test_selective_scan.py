@@ -341,3 +341,11 @@ def test_unknown_instruction_set():
     )
     assert result.returncode != 0
     assert "VIM_MM_CPU_CAPABILITY is 'sse9'" in result.stderr
+
+
+@pytest.mark.parametrize('backend', [None, 'torch', 'reference'])
+def test_a_scan_of_no_groups_is_refused(backend):
+    inputs = grouped_inputs(groups=2)
+    none = {name: x[:, :0] if x.dim() == 4 else x[:0] for name, x in inputs.items()}
+    with pytest.raises(ValueError, match='u: expected at least one group, got none'):
+        selective_scan_grouped_fn(**none, reverse=(), backend=backend)

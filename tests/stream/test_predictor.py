@@ -112,3 +112,13 @@ def test_instances(det, tmp_path):
         }  # fmt: skip
     # Backbone, neck and RPN: the second of three calls that warm up records, all others replay.
     assert GraphOfCalls.replays == 3 * (2 + 3)
+
+
+def test_frames_of_many_sizes_leave_no_hooks(det):
+    """A folder of pictures of many sizes has stages for each size."""
+    model = copy.deepcopy(det.model)
+    predictor = make_predictor(model, det.transforms)
+    frames = [draw(i, 64 + 8 * i, 64) for i in range(3)]
+    stream(Drawn(frames), predictor).run()
+    assert len(predictor._stages) == 3
+    assert not any(module._forward_hooks for module in model.modules())

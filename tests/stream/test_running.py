@@ -190,6 +190,25 @@ def test_an_error_ends_the_stream_and_is_raised(where):
     assert threading.active_count() == threads
 
 
+def test_a_video_that_cannot_be_written_is_the_error_that_is_told(tmp_path):
+    (tmp_path / 'out.mkv').mkdir()
+    source, kept = Drawn([draw(i) for i in range(30)]), Kept()
+    with pytest.raises(OSError, match='OpenCV cannot write'):
+        stream(source, sinks=[VideoFile(tmp_path / 'out.mkv', 12.0), kept]).run()
+    assert kept.closed
+
+
+def test_a_sink_that_cannot_be_closed_leaves_none_open():
+    class Broken(Kept):
+        def close(self):
+            raise OSError('no room for the index')
+
+    kept = Kept()
+    with pytest.raises(OSError, match='no room for the index'):
+        stream(Drawn([draw(0)]), sinks=[Broken(), kept]).run()
+    assert kept.closed
+
+
 @pytest.mark.parametrize('ending', ['avi', 'mkv', 'mp4'])
 def test_the_written_video_has_rate_number_and_size_of_the_source(ending, tmp_path):
     source = Video(write_video(tmp_path / 'in.avi', 20, rate=12.0))

@@ -7,6 +7,7 @@ import sys
 
 import cv2
 import pytest
+from mmengine.config import ConfigDict
 
 from tests.tools.conftest import TOOLS, environment
 from vim_mm.analysis.benchmarks.latency import (
@@ -215,3 +216,19 @@ def test_each_run_gets_its_figures(tmp_path):
     assert [line.split(' ', 1)[1] for line in done.stdout.splitlines()] == [
         f'{run} --out {run}/benchmark.json --markdown {run}/benchmark.md --sizes 64' for run in 'ab'
     ]
+
+
+def test_any_head_of_a_segmentor_has_its_fast_form(monkeypatch):
+    """Also of models without an auxiliary head, and back again."""
+    monkeypatch.syspath_prepend(str(ANALYSIS))
+    change = runpy.run_path(str(ANALYSIS / 'whole_models.py'))['change_head']
+    for type_ in ('SegformerHead', 'UPerHead'):
+        head = ConfigDict(type=type_, num_classes=3)
+        change(head, 'fast')
+        assert head == dict(type='vim_mm.FastHead', of=type_, num_classes=3)
+        change(head, 'mmseg')
+        assert head == dict(type=type_, num_classes=3)
+    for ours in (dict(type='FastUPerHead'), dict(type='vim_mm.FastUPerHead')):
+        head = ConfigDict(ours)
+        change(head, 'mmseg')
+        assert head == dict(type='UPerHead')

@@ -82,6 +82,7 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 import torch
 from peers.scans import Peer, installed_peers, peer_version
 
+from vim_mm.accuracy import relative_error
 from vim_mm.analysis.benchmarks.floors import Card
 from vim_mm.analysis.scan.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
 from vim_mm.analysis.tables import figures, markdown_table, write_text
@@ -144,7 +145,7 @@ def scans(
 
 def hold_to(ours: torch.Tensor, theirs: torch.Tensor, name: str, dtype: str) -> None:
     """RuntimeError if a peer's output is not that of our zoh."""
-    error = (ours.float() - theirs.float()).abs().max() / ours.float().abs().max()
+    error = relative_error(theirs.float(), ours.float())
     if not error <= AGREEMENT[dtype]:
         raise RuntimeError(f'{name} differs from zoh by {error:.1e} in {dtype}: not comparable')
 

@@ -64,9 +64,26 @@ _HEAD = """# The methods compared
 Made from the results of the runs, one JSON each, by
 `python tools/analysis/compare_methods.py docs/study/results --page docs/methods_compared.md`.
 Do not edit. Hypotheses, tasks, statistics and what may be concluded stand in
-[the protocol](study_protocol.md), which was committed before the runs. The runs are repeated by
-`python tools/study/run.py train --data DIR --out DIR`.
+[the protocol](study_protocol.md), which was committed before the runs. These commands repeat the
+runs:
+
+```bash
+python tools/study/run.py train --data DIR --out OUT --results EMPTY
+python tools/study/run.py import OUT --results NEW
+python tools/analysis/compare_methods.py NEW
+```
+
+EMPTY is an empty folder. Without it the first command leaves out the runs that `docs/study/results`
+holds.
 """
+# By task of the study: the metric of its tables, and the data.
+_MEASURED = {
+    'fashion': 'the accuracy in percent on the 10,000 test images of Fashion-MNIST. Training used '
+    'its 60,000 training images',
+    'scenes': 'the mIoU in percent over 11 classes on 2,000 test scenes of garments. Training used '
+    '8,000 other scenes',
+}
+_INTERVAL = '95 % interval'
 
 
 def latex_table(rows: Rows) -> str:
@@ -92,7 +109,35 @@ def sections(task: TaskResults) -> list[tuple[str, Rows]]:
         (f'Exploratory: against the control at {name}', family_rows(task, name))
         for name in resolutions(task)
     ]
-    return [(title, rows) for title, rows in found if rows]
+    return [(title, with_interval(rows)) for title, rows in found if rows]
+
+
+def with_interval(rows: Rows) -> Rows:
+    """Without the column of intervals where there is none."""
+    if any(row.get(_INTERVAL) for row in rows):
+        return rows
+    return [{name: cell for name, cell in row.items() if name != _INTERVAL} for row in rows]
+
+
+def model_and_metric(task: TaskResults) -> str | None:
+    """What the tables of a task of the study show, in which unit, of which model."""
+    measured = _MEASURED.get(task.name.partition('_')[0])
+    if not task.planned or measured is None:
+        return None
+    runs = [run for arm in task.arms for run in task.runs[arm].values()]
+    sizes = sorted({run['parameters'] for run in runs if 'parameters' in run})
+    size = f', with {" or ".join(f"{size:,}" for size in sizes)} parameters' if sizes else ''
+    return (
+        f'The metric is {measured}. Differences are in percentage points. The model is the '
+        f'`VisionMamba` of the protocol{size}.'
+    )
+
+
+def mixed_commits(task: TaskResults) -> str | None:
+    """Which seeds have runs of several commits, and of which."""
+    found = {s: sorted({task.runs[a][s]['commit'] for a in task.arms}) for s in task.seeds}
+    mixed = [f'seed {s} of {", ".join(names)}' for s, names in found.items() if len(names) > 1]
+    return f'Runs of one seed may be of different commits: {"; ".join(mixed)}.' if mixed else None
 
 
 def machines(task: TaskResults) -> str:
@@ -108,14 +153,19 @@ def describe(task: TaskResults, table: Callable[[Rows], str], picture: str | Non
     interim = f' (interim: {task.planned} are planned)' if count < (task.planned or 0) else ''
     parts = [
         f'## {task.name}',
+        *filter(None, [model_and_metric(task)]),
         f'{count} seeds that all methods with runs finished{interim}. {machines(task)}.',
+        *filter(None, [mixed_commits(task)]),
     ]
     missing = [title(arm) for arm in ARMS if task.planned and arm not in task.runs]
     if missing:
         parts.append(f'No run yet: {"; ".join(f"`{name}`" for name in missing)}.')
     if picture:
         parts.append(f'![{task.name}]({picture})')
-    for heading, rows in sections(task):
+    tables = sections(task)
+    if family_rows(task) and not any(_INTERVAL in rows[0] for _, rows in tables):
+        parts.append(f'{count} pairs are too few for a {_INTERVAL}.')
+    for heading, rows in tables:
         parts += [f'### {heading}', table(rows)]
     if family_rows(task):
         parts += ['### What this shows', '\n'.join(f'* {line}' for line in verdicts(task))]
@@ -151,6 +201,9 @@ def write_page(tasks: list[TaskResults], page: Path, head: str) -> None:
         plot_task(task, picture)
         relative = os.path.relpath(picture, page.parent)
         texts.append(describe(task, markdown_table, relative))
+    if head == _HEAD:
+        names = {task.name for task in tasks}
+        texts += [f'## {name}\n\nNo run yet.' for name in _MEASURED if name not in names]
     write_text(page, '\n\n'.join(texts))
 
 

@@ -77,8 +77,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vim_mm.accuracy import largest, relative_error
 from vim_mm.analysis.scan.dense_inverse import BARE, dense_A_scan, dense_coefficients, dense_scan
-from vim_mm.analysis.scan.errors import largest, relative_error
 from vim_mm.analysis.scan.parallel import FORMS, selective_scan_by
 from vim_mm.analysis.scan.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
 from vim_mm.analysis.tables import figures, markdown_table, write_text

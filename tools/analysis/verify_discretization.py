@@ -56,6 +56,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vim_mm.accuracy import largest
 from vim_mm.analysis.pictures.methods import (
     plot_differences,
     plot_errors,
@@ -64,7 +65,7 @@ from vim_mm.analysis.pictures.methods import (
     plot_stability,
 )
 from vim_mm.analysis.scan.coefficients import by_kernel, by_python, points
-from vim_mm.analysis.scan.errors import errors_of, largest, outputs_and_gradients, random_weights
+from vim_mm.analysis.scan.errors import errors_of, outputs_and_gradients, random_weights
 from vim_mm.analysis.scan.exact import DIGITS, QUANTITIES, exact_scan, truth
 from vim_mm.analysis.scan.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
 from vim_mm.analysis.tables import markdown_table

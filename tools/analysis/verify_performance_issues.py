@@ -221,11 +221,11 @@ def perform(number: int, on: Subjects) -> Any:
     """One check."""
     from vim_mm.analysis.benchmarks import fairness
     from vim_mm.analysis.timing import wall_times
+    from vim_mm.ops import path_of
 
     def clock(call: Callable) -> list[float]:
         return wall_times(call, TRIALS, seconds=2.0)
 
-    reference = 'VIM_USE_CUDA_KERNEL=0 asks for the Python reference, which is not timed by itself'
     ours = clocks(on.device)
     if number == 1:
         return fairness.check_inputs(on.scans, on.given, on.configs(), on.dumped())
@@ -247,7 +247,10 @@ def perform(number: int, on: Subjects) -> Any:
         return fairness.check_warm_up(hosts, on.scans)
     if number == 6:
         if not on.expected_path().endswith('kernel'):
-            return fairness.not_applicable(6, reference)
+            name, reason = path_of(on.device)
+            return fairness.not_applicable(
+                6, f'the scan {name!r} is made of PyTorch operators itself ({reason})'
+            )
         lengths = on.shape.seqlen, 2 * on.shape.seqlen
         by_length = {length: on.inputs(length) for length in lengths}
         mine = {m: lambda n, m=m: on.scan(m, by_length[n]) for m in on.methods}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModel, revert_sync_batchnorm
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
@@ -96,14 +96,22 @@ def adapt(cfg: Config, size: tuple[int, int], path: str = 'config', heads: str =
         model.backbone.ssm_cfg = {**ssm_cfg, 'fused': False, 'use_cuda_kernel': kernel}
     if heads != 'config' and cfg.default_scope == 'mmseg':
         for name in ('decode_head', 'auxiliary_head'):
-            plain = model[name].type.removeprefix('Fast')
-            model[name].type = f'Fast{plain}' if heads == 'fast' else plain
+            if model.get(name):
+                change_head(model[name], heads)
     if cfg.default_scope == 'mmpretrain':  # labels stay whole; the runner would merge the other
         model.pop('train_cfg', None)
         model.setdefault('data_preprocessor', dict(cfg.get('data_preprocessor', {})))
     # One window: sliding over a picture of the crop's size would be the same.
     if cfg.default_scope == 'mmseg':
         model.test_cfg = dict(mode='whole')
+
+
+def change_head(head: ConfigDict, heads: str) -> None:
+    """Make a head of a segmentor MMSegmentation's own ('mmseg') or the fast one of it ('fast')."""
+    plain = head.pop('of', None) or head.type.removeprefix('vim_mm.').removeprefix('Fast')
+    head.type = plain
+    if heads == 'fast':
+        head.update(type='vim_mm.FastHead', of=plain)
 
 
 def is_vim(cfg: Config) -> bool:

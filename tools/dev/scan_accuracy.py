@@ -34,7 +34,8 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import torch
 
-from vim_mm.analysis.scan.errors import errors_of, largest, outputs_and_gradients, random_weights
+from vim_mm.accuracy import largest
+from vim_mm.analysis.scan.errors import errors_of, outputs_and_gradients, random_weights
 from vim_mm.analysis.scan.paths import CPU_KERNEL, CUDA_KERNEL
 from vim_mm.analysis.tables import markdown_table
 from vim_mm.analysis.timing import ScanShape, make_inputs

@@ -37,7 +37,15 @@ simulated, learned and expected. It was committed before the runs.
 
 The system is x' = a x + u with x(0) = 0, the simplest that has a state. Its exact states are known.
 The package's scan computes them from samples of the input, in float64. An error is the root mean
-square of the difference from the exact states, relative to that of the exact states."""
+square of the difference from the exact states, relative to that of the exact states.
+
+| word | meaning |
+| --- | --- |
+| smooth | the input is the sum of four sines |
+| held | the input is piecewise constant and changes at samples only |
+| noisy | the input is a smooth one and white noise |
+| gain | one number that multiplies all states of a method |
+| factor | one number that multiplies all steps; two variants, named after it, learn it |"""
 
 
 def summary(results: dict[str, Any], tasks: list[TaskResults]) -> list[str]:

@@ -51,12 +51,10 @@ def append(out: Path, record: dict[str, Any]) -> None:
 
 def read_lines(out: Path) -> Iterator[dict[str, Any]]:
     """The records in a folder's .jsonl files; a line that was cut off is left out."""
+    from vim_mm.json_lines import read_json_lines
+
     for file in sorted(out.glob('*.jsonl')):
-        for line in file.read_text().splitlines():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                continue
+        yield from read_json_lines(file)
 
 
 def spread(out: Path, results: Path = RESULTS) -> tuple[int, int]:

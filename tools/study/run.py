@@ -35,17 +35,18 @@ def parse_args() -> argparse.Namespace:
     shared.add_argument('--tasks', nargs='+', type=tasks, default=tasks, metavar='TASK')
     shared.add_argument('--arms', nargs='+', type=arms, default=arms, metavar='ARM')
     shared.add_argument('--commit', help='what runs, where there is no git checkout')
-    shared.add_argument('--device', default='cuda', choices=('cuda', 'cpu'))
 
     runs = commands.add_parser('train', parents=[shared], help='make the runs that are missing')
     runs.add_argument('--seeds', type=numbers, default=[*range(12)], help="'0..11' or '0,3'")
+    runs.add_argument('--device', default='cuda', choices=('cuda', 'cpu'))
     runs.add_argument('--minutes', type=float, help='stop before this time is over')
     runs.add_argument('--jobs', type=int, default=1, help='runs side by side')
     runs.add_argument('--label', default='', help="point of the grid; '' primary")
     runs.add_argument('--steps', type=int, help="instead of the task's, for trials")
     runs.add_argument('--results', type=Path, default=RESULTS, help='finished runs')
 
-    commands.add_parser('cost', parents=[shared], help='time and memory of a step, alone')
+    alone = commands.add_parser('cost', parents=[shared], help='time and memory of a step, alone')
+    alone.set_defaults(device='cuda')  # a step is a CUDA graph
 
     spreading = commands.add_parser('import', help='write a file for each line of OUT')
     add_debug(spreading)

@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
+
+from vim_mm.whole_file import whole_file
+
 
 def markdown_table(rows: list[dict[str, str]]) -> str:
     """Rows of the same columns as an aligned Markdown table; the first column is text."""
@@ -17,12 +21,17 @@ def markdown_table(rows: list[dict[str, str]]) -> str:
 
 
 def figures(value: float, digits: int = 3) -> str:
-    """A number with so many significant digits, never with an exponent: 0.0123, 4.56, 12300."""
-    rounded = float(f'{value:.{digits - 1}e}')
-    return f'{rounded:.{digits}g}' if abs(rounded) < 10**digits else f'{rounded:.0f}'
+    """A number of so many significant digits, without an exponent: 0.0123, 4.56, 2, 12300."""
+    return np.format_float_positional(
+        value, precision=digits, unique=False, fractional=False, trim='-'
+    )
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text and the end of its line, in a folder that need not be there yet."""
+    """Write a text and the end of its line, in a folder that need not be there yet.
+
+    A process that is killed leaves the old file or the new one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + '\n')
+    with whole_file(path) as part:
+        part.write_text(text + '\n')

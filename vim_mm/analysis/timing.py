@@ -302,13 +302,16 @@ def clock_rates(device: str) -> dict[str, str]:
     """
     if device == 'cuda':
         names = ('clocks.sm', 'clocks.max.sm', 'clocks.mem', 'clocks.max.mem', 'power.limit')
-        query = ['nvidia-smi', f'--query-gpu={",".join(names)}', '--format=csv,noheader,nounits']
+        # By its identity: nvidia-smi does not know CUDA_VISIBLE_DEVICES.
+        card = f'GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}'
+        query = ['nvidia-smi', f'--id={card}', f'--query-gpu={",".join(names)}']
+        query.append('--format=csv,noheader,nounits')
         try:
             done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
         except (OSError, subprocess.SubprocessError):
             return {}
-        row = done.stdout.splitlines()[torch.cuda.current_device()]
-        return dict(zip(names, (value.strip() for value in row.split(',')), strict=True))
+        values = (value.strip() for value in done.stdout.split(','))
+        return dict(zip(names, values, strict=True))
     cpuinfo = Path('/proc/cpuinfo')
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     rates = [float(line.split(':')[1]) for line in lines if line.startswith('cpu MHz')]

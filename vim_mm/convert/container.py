@@ -44,7 +44,7 @@ def unwrap(checkpoint: Any) -> Contents:
         ConversionError: There are none.
     """
     inner, left = checkpoint, []
-    while isinstance(inner, Mapping) and not any(_is_array(value) for value in inner.values()):
+    while isinstance(inner, Mapping):  # a tensor may stand beside the weights, such as a score
         key = next((key for key in _WRAPPERS if isinstance(inner.get(key), Mapping)), None)
         if key is None:
             break

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from vim_mm.accuracy import largest, relative_error
+
 
 def differences(
     module: nn.Module,
@@ -12,6 +14,8 @@ def differences(
     images: Sequence[Tensor],
 ) -> list[float]:
     """For each batch the greatest difference of any output from PyTorch's, relative to its maximum.
+
+    NaN where an output has one.
 
     Args:
         module: What was exported.
@@ -24,8 +28,8 @@ def differences(
     with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
         for batch in images:
             pairs = zip(_listed(exported(batch)), _listed(module(batch)), strict=True)
-            errors = [(ours - theirs).abs().max() / theirs.abs().max() for ours, theirs in pairs]
-            worst.append(max(map(float, errors)))
+            errors = {i: relative_error(*pair) for i, pair in enumerate(pairs)}
+            worst.append(largest(errors)[1])
     return worst
 
 

@@ -13,6 +13,7 @@ from vim_mm.models.arguments import (
     check_choice,
     check_counts,
     check_int,
+    check_number,
     check_positive,
 )
 from vim_mm.models.paths import (
@@ -115,13 +116,16 @@ class Mamba(nn.Module):
         if dt_rank != 'auto':
             check_counts(dt_rank=dt_rank)
         check_positive(expand=expand, dt_min=dt_min, dt_max=dt_max, dt_scale=dt_scale)
+        check_number('dt_init_floor', dt_init_floor)
+        if not 0 <= dt_init_floor < math.inf:
+            raise ValueError(f'dt_init_floor must be at least 0, got {dt_init_floor}')
         if not dt_min <= dt_max:
             raise ValueError(f'dt_min must be at most dt_max = {dt_max}, got {dt_min}')
         if int(expand * d_model) < 1:
             raise ValueError(
                 f'expand must leave at least one of d_model = {d_model} channels, got {expand}'
             )
-        check_bools(conv_bias=conv_bias, bias=bias, if_divide_out=if_divide_out)
+        check_bools(conv_bias=conv_bias, bias=bias, if_divide_out=if_divide_out, fused=fused)
         if use_cuda_kernel is not None:
             check_bools(use_cuda_kernel=use_cuda_kernel)
         if backend is not None:
@@ -236,11 +240,12 @@ class Mamba(nn.Module):
     def fused_path(self, hidden_states: Tensor) -> tuple[torch.dtype, str] | None:
         """Dtype and backend in which the fast block computes, None where the plain one is taken.
 
-        Both blocks have the same dtypes: autocast's, else the parameters'.
+        Both blocks have the same dtypes: autocast's, which leaves float64 alone, else the
+        parameters'.
         """
         if not hidden_states.is_cuda:
             return None
-        autocast = torch.is_autocast_enabled('cuda')
+        autocast = torch.is_autocast_enabled('cuda') and hidden_states.dtype != torch.float64
         dtype = torch.get_autocast_dtype('cuda') if autocast else self.parameters_dtype()
         backend, reason = self._choose('cuda', dtype)
         return (dtype, backend) if reason is None else None
@@ -274,6 +279,10 @@ class Mamba(nn.Module):
         """By part, see :func:`vim_mm.models.paths.path_of_layers`."""
         reason = self.why_not_fused(device_type, dtype or self.parameters_dtype())
         return {'': reason or self._read_modules()[1]}
+
+    def reads_all(self) -> bool:
+        """Whether the parameters of all its modules are read, and none of them is called."""
+        return self._read_modules()[1] is None
 
     def _read_modules(self) -> tuple[list[Tensor | None], str | None]:
         """Parameters in the order of :class:`FusedMixer`, and why a module must be called.

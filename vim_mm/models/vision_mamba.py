@@ -105,6 +105,13 @@ class Block(nn.Module):
         stream = _stream(residual, dtype)
         return fused_block(stream, update, read(norm, 'weight'), norm.eps, dtype, arguments)
 
+    def calls_modules(self) -> bool:
+        """Whether modules that are not this package's run, which may draw random numbers."""
+        mixer, norm = self.mixer, self.norm
+        return not (
+            why_call(mixer, Mamba) is None and why_call_norm(norm) is None and mixer.reads_all()
+        )
+
     def plain_reasons(self, device_type: str, dtype: torch.dtype | None) -> dict[str, str | None]:
         """By part, see :func:`vim_mm.models.paths.path_of_layers`."""
         reason = _why_not_fused(self.mixer, device_type, dtype)
@@ -361,9 +368,10 @@ class VisionMamba(nn.Module):
         update = None
         for i, layer in enumerate(self.layers):
             if self.with_cp and (x.requires_grad or (update is not None and update.requires_grad)):
-                # A layer draws no random numbers; to keep their state takes longer than to run it.
+                # To keep the state of random numbers takes longer than to run a layer.
+                draws = layer.calls_modules()
                 mixed, x = checkpoint(
-                    layer, x, update, use_reentrant=False, preserve_rng_state=False
+                    layer, x, update, use_reentrant=False, preserve_rng_state=draws
                 )
             else:
                 mixed, x = layer(x, update)

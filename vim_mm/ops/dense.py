@@ -15,7 +15,7 @@ from vim_mm.ops.reference import (
     state_dtype,
     step_sizes,
 )
-from vim_mm.ops.selective_scan import check_shapes, check_state_matrices
+from vim_mm.ops.selective_scan import check_bool, check_shapes, check_state_matrices
 
 
 def selective_scan_dense_ref(
@@ -60,6 +60,9 @@ def selective_scan_dense_ref(
     like_A = A.diagonal(dim1=1, dim2=2) if isinstance(A, Tensor) else A
     check_shapes(u, delta, like_A, B, C, D, z, delta_bias, 'D')
     check_state_matrices(B, C, u, like_A)
+    check_bool('delta_softplus', delta_softplus)
+    check_bool('return_last_state', return_last_state)
+    check_bool('reverse', reverse)
 
     state = state_dtype(u, A)
     signal = u.to(real_dtype(u))

@@ -83,7 +83,7 @@ def selective_scan_fn(
     channels = check_shapes(u, delta, A, B, C, D, z, delta_bias, 'D')
     B, C = (_deinterleave(name, M, u, A) for name, M in (('B', B), ('C', C)))
     groups = check_state_matrices(B, C, u, A)
-    _check_bool('reverse', reverse)
+    check_bool('reverse', reverse)
 
     def split(x: Tensor, dim: int) -> Tensor:
         return x.unflatten(dim, (groups, channels[0] // groups))
@@ -149,6 +149,8 @@ def selective_scan_grouped_fn(
         out (B, K, D, L); with ``return_last_state`` also the state (B, K, D, N).
     """
     groups, channels = check_shapes(u, delta, A, B, C, D, z, delta_bias, 'K, D')
+    if groups < 1:
+        raise ValueError('u: expected at least one group, got none')
     batch, length, states = u.shape[0], u.shape[3], A.shape[2]
     for name, M in (('B', B), ('C', C)):
         _check_state_dtype(name, M, u, A)
@@ -159,7 +161,7 @@ def selective_scan_grouped_fn(
     if len(reverse) != groups:
         raise ValueError(f'reverse: expected {groups} flags, one per group, got {len(reverse)}')
     for flag in reverse:
-        _check_bool('reverse', flag)
+        check_bool('reverse', flag)
     out, last_state = _scan(
         u, delta, A, B, C, D, z, delta_bias,
         delta_softplus=delta_softplus,
@@ -190,8 +192,8 @@ def _scan(
     reverse: Sequence[bool],
 ) -> tuple[Tensor, Tensor]:
     """Both public forms, once their shapes are checked and are those of the grouped one."""
-    _check_bool('delta_softplus', delta_softplus)
-    _check_bool('return_last_state', return_last_state)
+    check_bool('delta_softplus', delta_softplus)
+    check_bool('return_last_state', return_last_state)
     number = method_id(method)
     if exporting_to_onnx():  # what the graph may hold is no choice of backend
         return chunked_scan(
@@ -299,7 +301,8 @@ def _check_states(A: Tensor) -> None:
         raise ValueError(f'A: expected 1 to {MAX_STATES} states N, got {A.shape[-1]}')
 
 
-def _check_bool(name: str, value: bool) -> None:
+def check_bool(name: str, value: bool) -> None:
+    """TypeError if the argument is no bool: a text is true, whatever it says."""
     if not isinstance(value, bool):
         raise TypeError(f'{name}: expected a bool, got {value!r}')
 

@@ -167,7 +167,10 @@ class Stream:
             for thread in threads[1:]:
                 thread.join()
             for sink in self.sinks:
-                sink.close()
+                try:
+                    sink.close()
+                except Exception as error:  # the others are closed all the same
+                    self.errors.append(error)
         threads[0].join(timeout=5.0)  # of a camera that gives no frame, say
         if not threads[0].is_alive():
             self.source.close()

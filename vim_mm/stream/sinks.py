@@ -48,9 +48,10 @@ class VideoFile:
             self._size = picture.shape[1::-1]
             code = cv2.VideoWriter_fourcc(*CODECS[self.path.suffix.lower()])
             file = str(self.path_while_open)
-            self._writer = cv2.VideoWriter(file, cv2.CAP_FFMPEG, code, self.rate, self._size)
-            if not self._writer.isOpened():
+            writer = cv2.VideoWriter(file, cv2.CAP_FFMPEG, code, self.rate, self._size)
+            if not writer.isOpened():
                 raise OSError(f'OpenCV cannot write {file}.')
+            self._writer = writer
         self._writer.write(fit(picture, self._size))
         self.frames += 1
         return True

@@ -1,6 +1,7 @@
 """What is computed of a frame on the device, in stages that can be timed and recorded."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -138,20 +139,20 @@ class AnyStages:
 
     def __init__(self, model: nn.Module, preprocess: Preprocessing):
         self.model, self.preprocess = model, preprocess
-        self.mark: Mark = lambda name: None
-        stages = {'backbone': 'backbone'}
         heads = [n for n in ('rpn_head', 'bbox_head', 'decode_head') if getattr(model, n, None)]
-        stages |= dict.fromkeys(heads[:1], 'head')
-        for name, stage in stages.items():
-            getattr(model, name).register_forward_hook(lambda *_, stage=stage: self.mark(stage))
+        self.stages = {'backbone': 'backbone'} | dict.fromkeys(heads[:1], 'head')
 
     def run(self, frame: Tensor, mark: Mark) -> Any:
         """The data sample of a frame (H, W, 3), with the predictions."""
         inputs = self.preprocess(frame)
         mark('preprocess')
         given = self.preprocess.sample
-        self.mark = mark
-        (sample,) = self.model.predict(inputs, [type(given)(metainfo=given.metainfo)])
-        self.mark = lambda name: None
+        with ExitStack() as hooks:  # there is an object of this class for each size of frames
+            for name, stage in self.stages.items():
+                hook = getattr(self.model, name).register_forward_hook(
+                    lambda *_, stage=stage: mark(stage)
+                )
+                hooks.callback(hook.remove)
+            (sample,) = self.model.predict(inputs, [type(given)(metainfo=given.metainfo)])
         mark('postprocess')
         return sample

@@ -52,6 +52,13 @@ def test_history_of_a_resumed_run(tmp_path):
     assert metrics == {'mIoU': [(20, 21.0), (40, 40.0)]}
 
 
+def test_a_line_that_a_kill_cut_off_is_left_out(tmp_path):
+    _log(tmp_path, 'run', [{'loss': 3.0, 'step': 10}])
+    with (tmp_path / 'run/vis_data/scalars.json').open('a') as log:
+        log.write('{"loss": 2.0, "st')
+    assert read_history(tmp_path)[0] == [(10, 3.0)]
+
+
 def test_detection_metrics_become_percent(tmp_path):
     validation = {'coco/bbox_mAP': 0.25, 'coco/segm_mAP': 0.5, 'step': 10}
     _log(tmp_path, 'run', [{'loss': 3.0, 'step': 10}, validation])

@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.engine.toy import make_runner
+from tests.engine.toy import ToyModel, make_runner
 
 OPTIONS = dict(custom_hooks=[dict(type='SideEMAHook', momentum=0.25)])
 
@@ -34,3 +34,17 @@ def test_the_average_is_resumed(tmp_path):
     whole, resumed = (load(tmp_path / name / 'iter_4.pth') for name in ('whole', 'on'))
     for name, value in whole['ema_state_dict'].items():
         assert torch.equal(resumed['ema_state_dict'][name], value), name
+
+
+def test_weights_of_a_head_of_other_classes_are_left_out(tmp_path):
+    """As ``load_from`` leaves them out of the model."""
+    make_runner(tmp_path / 'three').train()
+    file = tmp_path / 'three' / 'iter_2.pth'
+    runner = make_runner(tmp_path / 'five', ToyModel(classes=5), load_from=str(file), **OPTIONS)
+    runner.call_hook('before_run')
+    runner.load_or_resume()
+    average = next(hook for hook in runner.hooks if type(hook).__name__ == 'SideEMAHook')
+    loaded = load(file)['state_dict']
+    for name, value in average.ema_model.module.state_dict().items():
+        if name.startswith('backbone.'):
+            assert torch.equal(value.cpu(), loaded[name]), name

@@ -1,6 +1,5 @@
 """What a training run left in its working directory, read for pictures and tables."""
 
-import json
 from pathlib import Path
 
 import cv2
@@ -13,6 +12,7 @@ from mmengine.registry import DATASETS
 from vim_mm.analysis.pictures.plots import Region, Sample
 from vim_mm.engine.checkpoints.reading import last_checkpoint
 from vim_mm.engine.cli import load_model
+from vim_mm.json_lines import read_json_lines
 from vim_mm.progress import progress
 
 # Metrics by their name in the log: how to call them, and what makes them percent.
@@ -71,7 +71,7 @@ def read_history(
     """
     losses, metrics = {}, {}
     for log in sorted(Path(work_dir).glob('*/vis_data/scalars.json')):
-        for record in map(json.loads, log.read_text().splitlines()):
+        for record in read_json_lines(log):
             if 'loss' in record:
                 losses[record['step']] = record['loss']
             for key, (name, factor) in _METRICS.items():

@@ -1,10 +1,9 @@
 """How far a path's outputs and gradients are from what is expected."""
 
-import math
-
 import torch
 from torch import Tensor
 
+from vim_mm.accuracy import relative_error
 from vim_mm.analysis.scan.paths import Path
 
 
@@ -47,16 +46,6 @@ def outputs_and_gradients(
     return {name: x.detach().cpu() for name, x in named.items()}
 
 
-def relative_error(value: Tensor, exact: Tensor) -> float:
-    """The largest error relative to the largest entry (absolute if that is 0)."""
-    return (value - exact).abs().max().item() / (exact.abs().max().item() or 1.0)
-
-
 def errors_of(results: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
     """By name, the relative error."""
     return {name: relative_error(results[name], exact) for name, exact in expected.items()}
-
-
-def largest(errors: dict) -> tuple:
-    """The key and the size of the largest of several errors, where a NaN is the largest of all."""
-    return max(errors.items(), key=lambda item: math.inf if math.isnan(item[1]) else item[1])

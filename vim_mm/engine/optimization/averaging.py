@@ -3,6 +3,7 @@
 from mmengine.hooks import EMAHook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
+from mmengine.runner.checkpoint import load_state_dict
 
 
 @HOOKS.register_module()
@@ -29,6 +30,7 @@ class SideEMAHook(EMAHook):
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Take the average of a checkpoint that is resumed, else start from its weights."""
         if runner._resume and 'ema_state_dict' in checkpoint:
-            self.ema_model.load_state_dict(checkpoint['ema_state_dict'])
-        else:
-            self.ema_model.module.load_state_dict(checkpoint['state_dict'], strict=False)
+            self.ema_model.load_state_dict(checkpoint['ema_state_dict'], strict=self.strict_load)
+        else:  # MMEngine's function leaves out weights of another shape, as of a head
+            weights = checkpoint['state_dict']
+            load_state_dict(self.ema_model.module, weights, strict=self.strict_load)

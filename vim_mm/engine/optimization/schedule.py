@@ -123,5 +123,5 @@ class DeiTCosineLR(LRSchedulerMixin, _ParamScheduler):
         if epoch < self.warmup_epochs:
             grown = epoch / self.warmup_epochs
             return [self.warmup_lr + grown * (lr - self.warmup_lr) for lr in self.base_values]
-        share = (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+        share = (1 + math.cos(math.pi * min(epoch / self.epochs, 1))) / 2
         return [self.eta_min + share * (lr - self.eta_min) for lr in self.base_values]
