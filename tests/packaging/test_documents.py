@@ -54,11 +54,13 @@ def test_configs_and_tools_that_are_named_exist(document):
         assert (ROOT / name).exists(), name
 
 
-def rooms() -> dict[str, set[str]]:
-    """What each room of the package may import, by the table of docs/architecture.md."""
+def packages() -> dict[str, set[str]]:
+    """What each package inside of `vim_mm` may import, by the table of docs/architecture.md."""
     text = (ROOT / 'docs/architecture.md').read_text()
     rows = re.findall(r'^\| `vim_mm/([\w.]+)/?` \|.*\| (.*) \|$', text, re.M)
-    return {room: set(re.findall(r'\w+', cell)) for room, cell in rows if 'everything' not in cell}
+    return {
+        package: set(re.findall(r'\w+', cell)) for package, cell in rows if 'everything' not in cell
+    }
 
 
 def imported_modules(path: Path) -> set[str]:
@@ -73,10 +75,10 @@ def imported_modules(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize('room', rooms())
-def test_a_room_imports_what_the_architecture_allows(room):
-    place = ROOT / 'vim_mm' / room
-    allowed = rooms()[room] | {place.stem} | set(sys.stdlib_module_names)
+@pytest.mark.parametrize('package', packages())
+def test_a_package_imports_what_the_architecture_allows(package):
+    place = ROOT / 'vim_mm' / package
+    allowed = packages()[package] | {place.stem} | set(sys.stdlib_module_names)
     for path in place.rglob('*.py') if place.is_dir() else [place]:
         for module in imported_modules(path):
             top, _, rest = module.partition('.')
@@ -90,7 +92,7 @@ USERS_CHOICE = {'mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain', 'torchvision
 
 
 @pytest.mark.parametrize('extra', ['analysis', 'datasets', 'export', 'jax'])
-def test_an_extra_brings_what_its_room_imports(extra):
+def test_an_extra_brings_what_its_package_imports(extra):
     project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
     requirements = [*project['dependencies'], *project['optional-dependencies'][extra]]
     names = [Requirement(each).name for each in requirements]
@@ -104,15 +106,15 @@ def test_an_extra_brings_what_its_room_imports(extra):
         assert not lacking, f'{path}: {lacking}'
 
 
-def inner_rooms(room: str) -> dict[str, tuple[set[str], set[str]]]:
-    """Modules of each room inside, and what of the whole it may import, by the same document.
+def subpackages(package: str) -> dict[str, tuple[set[str], set[str]]]:
+    """Modules of each package inside, and what of the whole it may import, by the same document.
 
-    What is in no room is under '.'.
+    What is at the top is under '.'.
     """
     text = (ROOT / 'docs/architecture.md').read_text()
-    section = text.partition(f'### Inside `vim_mm/{room}/`')[2].partition('\n#')[0]
-    rows = re.findall(r'^\| (`\w+/`|in no room) \| .* \| (.*) \| (.*) \|$', section, re.M)
-    names = {'in no room': '.'}
+    section = text.partition(f'### Inside `vim_mm/{package}/`')[2].partition('\n#')[0]
+    rows = re.findall(r'^\| (`\w+/`|at the top) \| .* \| (.*) \| (.*) \|$', section, re.M)
+    names = {'at the top': '.'}
     return {
         names.get(inner, inner.strip('`/')): tuple(
             set(re.findall(r'`(\w+)`', cell)) if cell != 'everything' else {cell} for cell in cells
@@ -121,24 +123,24 @@ def inner_rooms(room: str) -> dict[str, tuple[set[str], set[str]]]:
     }
 
 
-each_room_with_rooms = pytest.mark.parametrize('room', ['engine', 'analysis'])
+each_with_subpackages = pytest.mark.parametrize('package', ['engine', 'analysis'])
 
 
-@each_room_with_rooms
-def test_the_architecture_names_every_module_inside(room):
-    place = ROOT / 'vim_mm' / room
+@each_with_subpackages
+def test_the_architecture_names_every_module_inside(package):
+    place = ROOT / 'vim_mm' / package
     there = defaultdict(set)
     for path in place.rglob('*.py'):
         if path.stem != '__init__':
             there[path.parent.relative_to(place).as_posix()].add(path.stem)
-    assert {inner: modules for inner, (modules, _) in inner_rooms(room).items()} == there
+    assert {inner: modules for inner, (modules, _) in subpackages(package).items()} == there
 
 
-@each_room_with_rooms
-def test_an_inner_room_imports_what_the_architecture_allows(room):
-    place = ROOT / 'vim_mm' / room
+@each_with_subpackages
+def test_an_inner_package_imports_what_the_architecture_allows(package):
+    place = ROOT / 'vim_mm' / package
     above = set()
-    for inner, (modules, allowed) in inner_rooms(room).items():
+    for inner, (modules, allowed) in subpackages(package).items():
         if allowed == {'everything'}:
             allowed = above
         assert allowed <= above, f'{inner} is not below {allowed - above}'
@@ -147,13 +149,13 @@ def test_an_inner_room_imports_what_the_architecture_allows(room):
             if path == place / '__init__.py':  # the public names
                 continue
             for module in imported_modules(path):
-                if f'{module}.'.startswith(f'vim_mm.{room}.'):
+                if f'{module}.'.startswith(f'vim_mm.{package}.'):
                     part = (*module.split('.'), '')[2]
                     assert part in allowed | own, f'{path}: {module}'
         above |= own
 
 
-def test_the_page_of_the_api_has_every_public_room():
+def test_the_page_of_the_api_has_every_public_package():
     modules = set(re.findall(r'automodule:: (\S+)', (ROOT / 'docs/api.md').read_text()))
     public = ('models', 'registered', 'ops', 'engine', 'timm_models', 'jax')
-    assert modules >= {'vim_mm', *(f'vim_mm.{room}' for room in public)}
+    assert modules >= {'vim_mm', *(f'vim_mm.{package}' for package in public)}
