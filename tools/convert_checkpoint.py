@@ -60,7 +60,7 @@ def main(args: Namespace) -> None:
     )
     from vim_mm.engine.checkpoints.reading import read_as_data
     from vim_mm.engine.cli import read_config
-    from vim_mm.engine.target import build_model, build_target
+    from vim_mm.engine.converted_model import build_model, build_target
 
     checkpoint = read_as_data(args.input, 'cpu')
     try:

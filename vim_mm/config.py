@@ -9,6 +9,8 @@ from pathlib import Path
 from mmengine.config import Config
 from mmengine.runner import Runner
 
+from vim_mm.mistakes import did_you_mean
+
 # A link to configs/ in a checkout, a directory in an installed package.
 _CONFIGS = Path(__file__).parent / '.mim' / 'configs'
 _SCHEME = 'vim_mm::'
@@ -76,8 +78,7 @@ def merge_options(cfg: Config, options: dict) -> None:
     for name in options:
         top_level = name.split('.')[0]
         if top_level not in known:
-            similar = difflib.get_close_matches(top_level, known, n=1)
-            hint = f'; did you mean {similar[0]!r}?' if similar else ''
+            hint = did_you_mean(top_level, known)
             raise ValueError(f'--cfg-options {name}: nothing reads {top_level!r}{hint}')
     if 'data_root' in options:
         if not uses_data_root(cfg):

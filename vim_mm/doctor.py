@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
@@ -313,10 +314,9 @@ def host() -> Iterator[Line]:
 def shared_memory() -> int | None:
     """Size of /dev/shm in bytes, None where there is none."""
     try:
-        facts = os.statvfs('/dev/shm')
+        return shutil.disk_usage('/dev/shm').total
     except OSError:
         return None
-    return facts.f_frsize * facts.f_blocks
 
 
 def screen(lines: list[Line], color: bool) -> str:

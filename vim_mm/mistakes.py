@@ -4,6 +4,7 @@ A check that somebody wrote raises on purpose: it found a user's mistake. What r
 ``raise``, such as ``None + 1``, nobody foresaw: that is a bug, and its traceback is kept.
 """
 
+import difflib
 import dis
 import errno
 import json
@@ -12,7 +13,7 @@ import sys
 import time
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -52,7 +53,7 @@ def finish(error: BaseException, debug: bool) -> NoReturn:
     line = f'{program}: error: {line}'
     sys.stdout.flush()
     if debug:
-        print_traceback(error)
+        traceback.print_exception(error)  # as Python would, with the sentence after it
     note_for_torchrun(line)
     sys.exit(line)
 
@@ -105,6 +106,12 @@ def sentence(error: BaseException) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 4] + ' ...'
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the one most like it, empty if none is."""
+    similar = difflib.get_close_matches(name, known, n=1)
+    return f'; did you mean {similar[0]!r}?' if similar else ''
+
+
 def note_for_torchrun(line: str) -> None:
     """Leave the sentence where torchrun looks for the reason of a process that failed."""
     path = os.environ.get('TORCHELASTIC_ERROR_FILE')
@@ -132,8 +139,3 @@ def _is_raise(frame: TracebackType) -> bool:
 def _runs(frame: TracebackType) -> bool:
     name = frame.tb_frame.f_code.co_name
     return any(_file(frame).endswith(file) and name == function for file, function in _RUNNING)
-
-
-def print_traceback(error: BaseException) -> None:
-    """As Python would at the end, so that the sentence can come after it."""
-    traceback.print_exception(error)

@@ -50,9 +50,7 @@ def exact_values() -> dict[str, dict[str, list[float]]]:
     return json.loads(VALUES.read_text())
 
 
-def worst_error(
-    method: str, device: str, dtype: torch.dtype, use_cuda_kernel: bool | None = None
-) -> float:
+def worst_error(method: str, device: str, dtype: torch.dtype) -> float:
     """The largest error of outputs and gradients, relative to the largest value of each.
 
     Raises:
@@ -67,12 +65,7 @@ def worst_error(
     }
     for x in leaves.values():
         x.requires_grad_()
-    out = selective_scan_fn(
-        **leaves,
-        delta_softplus=True,
-        discretization_method=method,
-        use_cuda_kernel=use_cuda_kernel,
-    )
+    out = selective_scan_fn(**leaves, delta_softplus=True, discretization_method=method)
     (out.double() * weights().to(device)).sum().backward()
     found = dict(out=out.detach(), grad_delta=leaves['delta'].grad, grad_A=leaves['A'].grad)
     worst = 0.0

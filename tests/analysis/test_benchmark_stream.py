@@ -13,6 +13,12 @@ TOOL = str(TOOLS / 'analysis/benchmark_stream.py')
 STAGES = ['decode', 'preprocess', 'backbone', 'head', 'postprocess', 'download', 'overlay']
 
 
+@pytest.fixture(autouse=True)
+def path(monkeypatch):
+    """What lies beside the tool is imported by it."""
+    monkeypatch.syspath_prepend(str(TOOLS / 'analysis'))
+
+
 @pytest.mark.slow
 def test_stages_add_up_to_the_wall_clock(configs, tmp_path, monkeypatch, capsys):  # noqa: F811
     out = tmp_path / 'figures.json'

@@ -17,7 +17,7 @@ from vim_mm.convert import ConversionError, convert_checkpoint, fit, needs_conve
 from vim_mm.engine import UnsafeCheckpointError
 from vim_mm.engine.checkpoints.conversion import describe
 from vim_mm.engine.checkpoints.reading import load_from_local, read_as_data
-from vim_mm.engine.target import build_target
+from vim_mm.engine.converted_model import build_target
 
 WIDTH, LAYERS, TOKENS = 16, 4, 17
 

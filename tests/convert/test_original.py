@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.convert import original, released
 from vim_mm.convert import convert_checkpoint, fit
-from vim_mm.engine.target import build_target
+from vim_mm.engine.converted_model import build_target
 from vim_mm.models import VisionMamba
 from vim_mm.models.tokens import rotary_table
 

@@ -9,7 +9,7 @@ from vim_mm.config import config_path
 from vim_mm.convert import convert_checkpoint, fit
 from vim_mm.engine import activate
 from vim_mm.engine.checkpoints.conversion import differences
-from vim_mm.engine.target import build_model
+from vim_mm.engine.converted_model import build_model
 
 PLUS = 'vim_{}_patch16_stride8_224_bimambav2_final_pool_mean_abs_pos_embed_with_midclstok_div2'
 

@@ -155,6 +155,39 @@ def test_probabilities_are_averaged(head):
     assert all(len(p.bboxes) and p.masks.shape[1:] == SIZE for p in predicted)
 
 
+def test_masks_are_computed_once(head, monkeypatch):
+    """They are those of CascadeRoIHead, which computes them for each stage."""
+    from mmdet.models.roi_heads import CascadeRoIHead
+
+    calls = []
+    forward = type(head)._mask_forward
+
+    def record(self, stage, x, rois):
+        calls.append(stage)
+        return forward(self, stage, x, rois)
+
+    monkeypatch.setattr(type(head), '_mask_forward', record)
+    x, found = features(), proposals()
+    half = dict(scale_factor=(2, 2), ori_shape=(32, 48))
+    metas = [sample.metainfo | half for sample in samples()]
+    empty = InstanceData(bboxes=torch.empty(0, 4), labels=torch.empty(0, dtype=torch.long))
+
+    def boxes(*numbers: int) -> list[InstanceData]:
+        labels = torch.arange(20) % 3
+        full = [InstanceData(bboxes=f.bboxes.clone(), labels=labels) for f in found]
+        return [f[:n] if n else empty for f, n in zip(full, numbers)]
+
+    for numbers, computed in (((20, 20), 1), ((20, 0), 1), ((0, 0), 0)):
+        calls.clear()
+        with torch.no_grad():
+            masks = head.predict_mask(x, metas, boxes(*numbers), rescale=True)
+            assert len(calls) == computed
+            expected = CascadeRoIHead.predict_mask(head, x, metas, boxes(*numbers), rescale=True)
+        for a, b in zip(masks, expected, strict=True):
+            assert torch.equal(a.masks, b.masks) and torch.equal(a.bboxes, b.bboxes)
+        assert any(each.masks.any() for each in masks) == bool(computed)
+
+
 def test_boxes_of_each_class_are_refused():
     from vim_mm.detection.roi_head import SharedMaskCascadeRoIHead
 

@@ -192,6 +192,15 @@ def test_a_wrong_argument_is_one_sentence(command, tmp_path):
     assert re.search('--no-such-argument|required|invalid choice', last)
 
 
+# Those that read no arguments of a config or of a run, which bring --debug.
+@pytest.mark.parametrize(
+    'tool', ['benchmark_latency_flops', 'compare_benchmarks', 'verify_performance_issues']
+)
+def test_tools_that_judge_speed_have_debug(tool, tmp_path):
+    done, _ = ask((str(TOOLS / f'analysis/{tool}.py'),), '--help', tmp_path)
+    assert '--debug' in done.stdout
+
+
 @pytest.mark.parametrize('tool', ['verify_discretization', 'benchmark_scan'])
 def test_a_missing_library_is_one_sentence(tool, tmp_path):
     done, _ = ask((str(TOOLS / f'analysis/{tool}.py'),), '--debug', tmp_path)
@@ -200,12 +209,16 @@ def test_a_missing_library_is_one_sentence(tool, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_value_that_a_module_knows_is_checked(tmp_path):
+@pytest.mark.parametrize(
+    'tool', ['verify_discretization', 'benchmark_latency_flops', 'verify_performance_issues']
+)
+def test_a_value_that_a_module_knows_is_checked(tool, tmp_path):
     """Names of methods are in vim_mm, which is imported where one is given."""
-    tool = 'analysis/verify_discretization.py'
-    log = run_tool(tool, '--methods', 'euler', cwd=tmp_path, fails=True)
+    config = ('seg/upernet_vim_t_{method}.py',) if tool == 'benchmark_latency_flops' else ()
+    arguments = (*config, '--methods', 'euler')
+    log = run_tool(f'analysis/{tool}.py', *arguments, cwd=tmp_path, fails=True)
     assert log.splitlines()[-1].startswith(
-        "verify_discretization.py: error: argument --methods: expected one of ['zoh', "
+        f"{tool}.py: error: argument --methods: expected one of ['zoh', "
     )
     assert log.splitlines()[-1].endswith("got 'euler'")
 

@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from arms import ARMS, METHODS, Size, StudyMamba, make_net
+from arms import ARMS, Size, StudyMamba, make_net
 
+from vim_mm.analysis.study import comparison
 from vim_mm.models.mamba import Mamba
-from vim_mm.ops import METHODS as PRODUCT
-from vim_mm.ops.discretization import get_method
+from vim_mm.ops import METHODS
 
 SIZE = Size(28, 2, 10, channels=16, layers=2)
 
@@ -17,10 +17,10 @@ def _net(arm):
     return make_net(ARMS[arm], SIZE, False, 3, (1e-3, 0.1), 0.1)
 
 
-def test_every_arm_is_a_method():
-    assert {*PRODUCT} <= {*METHODS} and len(METHODS) == 7
-    for arm in ARMS.values():
-        get_method(arm.method)
+def test_every_arm_is_a_method_and_in_the_tables():
+    assert {arm.method for arm in ARMS.values()} == {*METHODS}
+    assert (*ARMS,) == comparison.ARMS
+    assert comparison.CONTROL == 'zoh_exact' and len(comparison.FAMILY) == 6
 
 
 @pytest.mark.parametrize('arm', [*ARMS])

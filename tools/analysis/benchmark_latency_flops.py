@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import ConfigOptions, end
+from _command_line import METHODS, ConfigOptions, add_debug, end
 
 FORMS = ('eager', 'graph', 'compiled')  # those that take longest come last
 PASSES = ('infer', 'train')
@@ -62,7 +62,8 @@ def image_size(text: str) -> tuple[int, int]:
 def parse_args() -> Namespace:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument('configs', nargs='+', metavar='CONFIG')
-    parser.add_argument('--methods', nargs='+', help='what {method} stands for (default: the six)')
+    parser.add_argument('--methods', nargs='+', type=METHODS, metavar='METHOD',
+                        help='what {method} stands for (default: the six)')  # fmt: skip
     parser.add_argument('--paths', nargs='+', default=['config'],
                         choices=('config', 'kernel', 'python'))  # fmt: skip
     parser.add_argument('--heads', nargs='+', choices=('config', 'mmseg', 'fast'),
@@ -84,6 +85,7 @@ def parse_args() -> Namespace:
                         help='seconds after which no record is begun')  # fmt: skip
     parser.add_argument('--out', type=Path, help='write every figure as JSON to this file')
     parser.add_argument('--markdown', type=Path, help='write the tables to this file as well')
+    add_debug(parser)
     return parser.parse_args()
 
 

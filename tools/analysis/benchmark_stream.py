@@ -45,7 +45,9 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('configs', nargs='+', help='paths, or mmseg::... and mmdet::...')
+    parser.add_argument(
+        'configs', nargs='+', help='paths, configs that vim_mm ships, or mmseg::... and mmdet::...'
+    )
     sizes = [(512, 512), (1024, 1024), (1920, 1080)]
     parser.add_argument('--sizes', nargs='+', type=size, default=sizes, metavar='WIDTHxHEIGHT')
     parser.add_argument('--forms', nargs='+', choices=FORMS, default=[*FORMS])
@@ -74,7 +76,7 @@ from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, init_default_scope
-from mmengine.utils import get_installed_path
+from whole_models import find_config
 
 from vim_mm.analysis.tables import figures, markdown_table, write_text
 from vim_mm.analysis.timing import describe, environment
@@ -255,7 +257,7 @@ def run(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
         videos[f'{width}x{height}'] = folder / f'{width}x{height}.mp4'
         write_video(videos[f'{width}x{height}'], width, height)
     for name in progress(args.configs, 'models'):
-        options = argparse.Namespace(config=find_config(name), cfg_options=args.cfg_options)
+        options = argparse.Namespace(config=str(find_config(name)), cfg_options=args.cfg_options)
         cfg = read_config(options)
         for_stream(cfg, native=True)
         init_default_scope(cfg.default_scope)
@@ -284,12 +286,6 @@ def attempt(args: argparse.Namespace, cfg: Config, form: str, video: Path) -> di
             raise
         reason = (str(error) or type(error).__name__).splitlines()[0]
         return {'left_out': f'{type(error).__name__}: {reason[:200]}'}
-
-
-def find_config(name: str) -> str:
-    """The path of a config, or of ``mmseg::...`` and ``mmdet::...`` in the library."""
-    package, separator, path = name.partition('::')
-    return str(Path(get_installed_path(package)) / '.mim/configs' / path) if separator else name
 
 
 def ms(seconds: float) -> str:

@@ -72,7 +72,7 @@ from mmengine.registry import LOOPS
 from mmengine.runner import IterBasedTrainLoop, Runner
 
 from vim_mm.analysis.tables import figures, markdown_table, write_text
-from vim_mm.analysis.timing import environment
+from vim_mm.analysis.timing import describe, environment
 from vim_mm.config import merge_options
 from vim_mm.engine import build_runner
 from vim_mm.engine.cli import read_config
@@ -282,7 +282,7 @@ def report(result: dict[str, Any]) -> str:
         row |= {'peak MiB': str(result['peak_mib'])}
     rows = [{'transform': name, 'ms': figures(1e3 * t)} for name, t in transforms.items()]
     rows.append({'transform': 'all, one picture', 'ms': figures(1e3 * sum(transforms.values()))})
-    head = ', '.join(f'{k} {v}' for k, v in result['environment'].items() if v)
+    head = describe(result['environment'])
     head += f', processes {result["processes"]}, batch {result["batch_size"]} each'
     tables = [markdown_table([row]), *([markdown_table(rows)] if transforms else [])]
     return '\n\n'.join([head, *tables, *result['advice']])

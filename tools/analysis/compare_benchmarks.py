@@ -14,7 +14,7 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import end
+from _command_line import add_debug, end
 
 
 def parse_args() -> Namespace:
@@ -26,6 +26,7 @@ def parse_args() -> Namespace:
     )
     parser.add_argument('--picture', type=Path, help='draw bars into this file')
     parser.add_argument('--markdown', type=Path, help='write the tables to this file as well')
+    add_debug(parser)
     return parser.parse_args()
 
 

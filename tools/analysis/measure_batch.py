@@ -60,7 +60,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import PixelData
 
 from vim_mm.analysis.tables import figures, markdown_table, write_text
-from vim_mm.analysis.timing import environment
+from vim_mm.analysis.timing import describe, environment
 from vim_mm.engine.cli import read_config
 from vim_mm.progress import progress
 
@@ -224,13 +224,13 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def report(rows: list[dict[str, Any]], args: Namespace) -> None:
     """Print the table, and write the files."""
-    head = ', '.join(f'{k} {v}' for k, v in environment(args.device).items() if v)
-    text = f'{head}\n\n{table(rows)}'
+    facts = environment(args.device)
+    text = f'{describe(facts)}\n\n{table(rows)}'
     print(text)
     if args.markdown:
         write_text(args.markdown, text)
     if args.out:
-        result = {'environment': environment(args.device), 'rows': rows}
+        result = {'environment': facts, 'rows': rows}
         write_text(args.out, json.dumps(result, indent=2))
 
 

@@ -45,7 +45,7 @@ from mmengine.model import BaseModel
 from whole_models import adapt, build, make_batch
 
 from vim_mm.analysis.tables import figures, markdown_table, write_text
-from vim_mm.analysis.timing import environment, kernel_table, steady_times
+from vim_mm.analysis.timing import describe, environment, kernel_table, steady_times
 from vim_mm.engine import BFloat16OptimWrapper
 from vim_mm.engine.cli import read_config
 
@@ -64,7 +64,7 @@ class ModuleClock:
         self.calls: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {}
         self.handles = []
         for name, module in model.named_modules():
-            if 0 < len(name.split('.')) <= depth and name:
+            if name and len(name.split('.')) <= depth:
                 self._watch(name, module)
 
     def _watch(self, name: str, module: torch.nn.Module) -> None:
@@ -154,8 +154,8 @@ def main(args: Namespace) -> None:
     torch.backends.cudnn.benchmark = cfg.env_cfg.get('cudnn_benchmark', False)
     host = environment(device)
     result = profile(args, cfg, device)
-    head = ', '.join(f'{k} {v}' for k, v in host.items() if v)
-    text = f'{head}, {args.config}, {args.size}, batch {args.batch}\n\n{report(result, args)}'
+    head = f'{describe(host)}, {args.config}, {args.size}, batch {args.batch}'
+    text = f'{head}\n\n{report(result, args)}'
     print(text)
     if args.markdown:
         write_text(args.markdown, text)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import end
+from _command_line import add_debug, add_methods, end
 
 # Of the GPU as the first notes have it; what a CPU does in the same time.
 SIZES = {'cuda': (8, 512, 1024, 16), 'cpu': (1, 64, 128, 16)}
@@ -30,7 +30,7 @@ _FREE = ('model.backbone.discretization_method', 'randomness.seed', 'work_dir', 
 _FREE += ('load_from', 'started_from')
 
 
-def numbers(text: str) -> set[int]:
+def checks_of(text: str) -> set[int]:
     """'1,3' as numbers of checks."""
     try:
         found = {int(part) for part in text.split(',') if part.strip()}
@@ -43,15 +43,16 @@ def numbers(text: str) -> set[int]:
 
 def parse_args() -> Namespace:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument('--skip-checks', type=numbers, default=set(), metavar='1,3')
+    parser.add_argument('--skip-checks', type=checks_of, default=set(), metavar='1,3')
     parser.add_argument('--json', action='store_true', help='print JSON instead of text')
-    parser.add_argument('--methods', nargs='+', help='default: all')
+    add_methods(parser)
     parser.add_argument('--device', choices=['cpu', 'cuda'], help='default: cuda if there is one')
     for name, letter in (('batch', 'B'), ('dim', 'D'), ('seqlen', 'L'), ('dstate', 'N')):
         parser.add_argument(f'--{name}', type=int, help=letter)
     parser.add_argument(
         '--work-dirs', nargs='+', type=Path, default=[], help='folders of runs, or above them'
     )
+    add_debug(parser)
     return parser.parse_args()
 
 
@@ -269,15 +270,10 @@ def complete(args: Namespace) -> None:
     """Fill in the defaults that depend on the machine."""
     import torch
 
-    from vim_mm.ops import METHODS
-
     args.device = args.device or ('cuda' if torch.cuda.is_available() else 'cpu')
     for name, value in zip(('batch', 'dim', 'seqlen', 'dstate'), SIZES[args.device], strict=True):
         if getattr(args, name) is None:
             setattr(args, name, value)
-    if unknown := {*(args.methods or ())} - {*METHODS}:
-        raise SystemExit(f'unknown methods {sorted(unknown)}, there are {[*METHODS]}')
-    args.methods = args.methods or [*METHODS]
 
 
 def main(args: Namespace) -> None:

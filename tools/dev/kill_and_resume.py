@@ -131,8 +131,12 @@ def first_difference(a, b, path: str = '') -> str | None:
     return next(filter(None, (first_difference(x, y, f'{path}/{k}') for k, x, y in items)), None)
 
 
-def run(folder: Path, kills: int, iterations: int, workers: int, seed: int) -> str | None:
-    """Both trainings; returns where they differ."""
+def run(folder: Path, kills: int, iterations: int, workers: int, seed: int) -> None:
+    """Both trainings, which must end in the same bits.
+
+    Raises:
+        SystemExit: They differ, or one of them fails by itself.
+    """
     rng = random.Random(seed)
     cfg = make_config(folder, iterations, workers)
     start = time.monotonic()
@@ -160,11 +164,15 @@ def run(folder: Path, kills: int, iterations: int, workers: int, seed: int) -> s
         if after is not None and int(after.stem.rpartition('_')[2]) >= iterations - 3:
             # Start again, so that every kill hits a training that is under way.
             compare(cfg, folder)
-    return compare(cfg, folder)
+    compare(cfg, folder)
 
 
-def compare(cfg: Config, folder: Path) -> str | None:
-    """Finish the killed training, compare it with the other, and remove it."""
+def compare(cfg: Config, folder: Path) -> None:
+    """Finish the killed training, compare it with the other, and remove it.
+
+    Raises:
+        SystemExit: They differ, or the killed one fails by itself.
+    """
     if attempt(cfg, folder / 'killed'):
         raise SystemExit('The last attempt failed.')
     last = [last_checkpoint(folder / name) for name in ('whole', 'killed')]
@@ -176,7 +184,6 @@ def compare(cfg: Config, folder: Path) -> str | None:
     for path in (folder / 'killed').glob('*.pth*'):
         path.unlink()
     print(f'{last[1].name}: the same bits')
-    return where
 
 
 def main(args: Namespace) -> None:

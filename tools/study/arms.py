@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vim_mm.models.mamba import Mamba
 from vim_mm.models.vision_mamba import VisionMamba
-from vim_mm.ops import selective_scan_grouped_fn
+from vim_mm.ops import METHODS, selective_scan_grouped_fn
 
 
 @dataclass(frozen=True)
@@ -16,23 +16,20 @@ class Arm:
     """One of the things compared.
 
     Attributes:
-        title (str): Name in tables.
         method (str): The discretization.
         matched (bool): Scale B at initialization so that `foh` has the input gain of `zoh`.
         averaged (bool): Scan each direction in both orders and average, as `poly` does.
     """
 
-    title: str
     method: str
     matched: bool = False
     averaged: bool = False
 
 
-CONTROL = 'zoh_exact'
-METHODS = ('zoh', 'foh', 'bilinear', 'poly', 'highorder', 'rk4', CONTROL)
-ARMS = {name: Arm(name, name) for name in METHODS} | {
-    'foh_matched': Arm('foh, matched', 'foh', matched=True),
-    'zoh_exact_averaged': Arm('zoh_exact, averaged', CONTROL, averaged=True),
+# Their titles and comparisons are in vim_mm.analysis.study.comparison.
+ARMS = {name: Arm(name) for name in METHODS} | {
+    'foh_matched': Arm('foh', matched=True),
+    'zoh_exact_averaged': Arm('zoh_exact', averaged=True),
 }
 
 

@@ -8,11 +8,10 @@ from typing import cast
 
 import numpy as np
 import torch
-from signals import Held, Noisy, Smooth
+from signals import INPUTS, Held, Noisy, Smooth
 
 from vim_mm.ops import selective_scan_fn
 
-INPUTS = ('smooth', 'held', 'noisy')
 RATES = (-1.0, -4.0, -16.0)  # a: the ends of Mamba's range, and between
 STEPS = tuple(2.0**-k for k in range(9))  # dt, of which the largest is 1
 END = 32  # of the time that is simulated

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from convergence import EXACT, INPUTS, STEPS, order
+from convergence import EXACT, STEPS, order
 from matplotlib.figure import Figure
 from page_parts import Rows, bullets, quoted, tidy
+from signals import INPUTS
 
 from vim_mm.analysis.pictures.methods import STYLES
 from vim_mm.analysis.study.comparison import CONTROL

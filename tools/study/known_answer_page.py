@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from convergence import INPUTS, STEPS
+from convergence import STEPS
 from convergence_page import HEAD as CONVERGENCE_HEAD
 from convergence_page import (
     SHOWN_RATE,
@@ -17,6 +17,7 @@ from convergence_page import (
 from page_parts import bullets
 from recovery_page import HEAD as RECOVERY_HEAD
 from recovery_page import describe_recovery, in_ranges, mean_error, plot_recovery, task_of
+from signals import INPUTS
 
 from vim_mm.analysis.study.comparison import CONTROL, TaskResults
 from vim_mm.analysis.tables import write_text

@@ -13,12 +13,11 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from signals import FINE, Held, Noisy, Smooth
+from signals import FINE, INPUTS, Held, Noisy, Smooth
 from torch import Tensor, nn
 
 from vim_mm.ops import METHODS, selective_scan_fn
 
-INPUTS = ('smooth', 'held', 'noisy')
 RATES = (-1.0, -2.0, -4.0, -8.0, -16.0)  # a, Mamba's range
 SHORTEST = 2.0**-5  # dt is log-uniform from this to ten times this
 DECADE = 10

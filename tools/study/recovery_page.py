@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from convergence import INPUTS
 from matplotlib.figure import Figure
 from page_parts import Rows, bullets, quoted, tidy
 from recovery import ARMS, RANGES, RATES
+from signals import INPUTS
 
 from vim_mm.analysis.study.comparison import (
     CONTROL,

@@ -9,6 +9,7 @@ import math
 import numpy as np
 from scipy.signal import lfilter
 
+INPUTS = ('smooth', 'held', 'noisy')  # the names of Smooth, Held and Noisy
 SINES = 4  # of a smooth input
 FREQUENCIES = 0.5, 3.0  # radians per unit of time, log-uniform
 NOISE = 0.5  # standard deviation; the smooth input has a mean square of 1

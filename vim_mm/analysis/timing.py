@@ -238,10 +238,7 @@ def count_launches(function: Callable[[], object]) -> int:
     """Kernels, copies and fills that one call starts on the GPU."""
     function()
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
-        function()
-        torch.cuda.synchronize()
-    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in recorded.events())
+    return sum(count for _, count in kernel_table(function).values())
 
 
 def kernel_table(function: Callable[[], object], calls: int = 1) -> dict[str, tuple[float, int]]:
@@ -287,11 +284,16 @@ def peak_memory(function: Callable[[], object], device: str) -> int:
     return largest
 
 
-def _processor() -> str:
-    """The processor's name as the system gives it."""
+def _cpuinfo(key: str) -> list[str]:
+    """What Linux says of each core under a key such as 'cpu MHz'; empty where it does not."""
     cpuinfo = Path('/proc/cpuinfo')
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(':')[1].strip() for line in lines if line.startswith('model name')]
+    return [line.split(':')[1].strip() for line in lines if line.startswith(key)]
+
+
+def _processor() -> str:
+    """The processor's name as the system gives it."""
+    names = _cpuinfo('model name')
     return names[0] if names else platform.processor()
 
 
@@ -312,9 +314,7 @@ def clock_rates(device: str) -> dict[str, str]:
             return {}
         values = (value.strip() for value in done.stdout.split(','))
         return dict(zip(names, values, strict=True))
-    cpuinfo = Path('/proc/cpuinfo')
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    rates = [float(line.split(':')[1]) for line in lines if line.startswith('cpu MHz')]
+    rates = [float(rate) for rate in _cpuinfo('cpu MHz')]
     return {'cpu MHz': f'{min(rates):.0f} to {max(rates):.0f}'} if rates else {}
 
 

@@ -4,7 +4,6 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from inspect import signature
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from vim_mm.convert import names as naming
 from vim_mm.convert.container import Contents, ConversionError, require, unwrap
 from vim_mm.convert.switches import Switches, find_switches
+from vim_mm.mistakes import did_you_mean
 from vim_mm.models.arguments import parse_arch
 from vim_mm.models.checkpoint import FASTVIM, other_architecture, plain
 from vim_mm.models.vision_mamba import VisionMamba
@@ -105,9 +105,7 @@ def convert_checkpoint(checkpoint: Any, switches: Mapping[str, Any] | None = Non
 def _check_switch(name: str, value: Any, found: Switches) -> None:
     known = signature(VisionMamba).parameters
     if name not in known:
-        similar = get_close_matches(name, known, n=1)
-        hint = f'; did you mean {similar[0]!r}?' if similar else ''
-        raise ConversionError(f'the backbone has no argument {name!r}{hint}')
+        raise ConversionError(f'the backbone has no argument {name!r}{did_you_mean(name, known)}')
     if name in found.told and _contradict(name, found.told[name], value):
         told = f'the file tells {name} = {found.told[name]!r}'
         raise ConversionError(f'{told}, which contradicts {value!r}')

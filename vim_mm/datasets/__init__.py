@@ -1,1 +1,1 @@
-"""Data: makes the built-in shapes data set; mm's own dataset classes read it."""
+"""Makes data sets, of shapes and of Fashion-MNIST's garments; mm's own classes read them."""

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from vim_mm.datasets.garments import GARMENTS, SPLITS, fetch_garments, load_garments
-from vim_mm.datasets.layouts import COCO_SPLITS, encode, write_once, write_split
+from vim_mm.datasets.layouts import COCO_SPLITS, encode, insist_on_least, write_once, write_split
 from vim_mm.datasets.scenes import Garments, scene
 from vim_mm.mistakes import end
 from vim_mm.progress import progress
@@ -42,10 +42,7 @@ class FashionConfig:
     seed: int = 0
 
     def __post_init__(self):
-        for name, least in {'train': 1, 'val': 1, 'height': 32, 'width': 32, 'seed': 0}.items():
-            value = getattr(self, name)
-            if value < least:
-                raise ValueError(f'{name} must be at least {least}, got {value}')
+        insist_on_least(self, train=1, val=1, height=32, width=32, seed=0)
 
 
 def write_scenes(out: Path, idx: Path, config: FashionConfig) -> bool:

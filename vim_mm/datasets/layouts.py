@@ -42,6 +42,18 @@ class Scene:
         return seg_map
 
 
+def insist_on_least(config: Any, **least: int) -> None:
+    """Compare attributes of a config with the least values that they may have.
+
+    Raises:
+        ValueError: One is below; the message names it.
+    """
+    for name, value in least.items():
+        given = getattr(config, name)
+        if given < value:
+            raise ValueError(f'{name} must be at least {value}, got {given}')
+
+
 def write_once(
     out: Path, manifest: dict[str, Any], write: Callable[[Path], None], name: str
 ) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from vim_mm.datasets.layouts import COCO_SPLITS, Scene, write_once, write_split
+from vim_mm.datasets.layouts import COCO_SPLITS, Scene, insist_on_least, write_once, write_split
 from vim_mm.mistakes import end
 from vim_mm.progress import progress
 
@@ -53,10 +53,7 @@ class ShapesConfig:
     seed: int = 0
 
     def __post_init__(self):
-        for name, least in {'train': 1, 'val': 1, 'size': 32, 'seed': 0}.items():
-            value = getattr(self, name)
-            if value < least:
-                raise ValueError(f'{name} must be at least {least}, got {value}')
+        insist_on_least(self, train=1, val=1, size=32, seed=0)
 
 
 def draw_scene(rng: np.random.Generator, size: int) -> Scene:

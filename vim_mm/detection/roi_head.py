@@ -17,7 +17,7 @@ class scores, test    mean of the stages' probabilities     mean of their logits
 import torch
 from mmdet.models.roi_heads import CascadeRoIHead
 from mmdet.models.task_modules.samplers import PseudoSampler, SamplingResult
-from mmdet.models.utils import unpack_gt_instances
+from mmdet.models.utils import empty_instances, unpack_gt_instances
 from mmdet.structures import SampleList
 from mmdet.structures.bbox import bbox2roi
 from mmdet.utils import InstanceList
@@ -123,3 +123,38 @@ class SharedMaskCascadeRoIHead(CascadeRoIHead):
             probabilities.append(results['cls_score'].softmax(-1))
         scores = torch.stack(probabilities).mean(0).log()
         return rois.split(counts), scores.split(counts), results['bbox_pred'].split(counts)
+
+    def predict_mask(
+        self,
+        x: tuple[Tensor, ...],
+        batch_img_metas: list[dict],
+        results_list: InstanceList,
+        rescale: bool = False,
+    ) -> InstanceList:
+        """Masks of the boxes, computed once: CascadeRoIHead averages those of the stages.
+
+        Args:
+            x (tuple[Tensor, ...]): Feature maps of all levels, (B, C, H, W).
+            batch_img_metas (list[dict]): Of each image.
+            results_list (InstanceList): Boxes and labels of each image; get ``masks``, (n, H, W).
+            rescale (bool): Whether boxes and masks become those of the original image.
+        """
+        rois = bbox2roi([result.bboxes for result in results_list])
+        if not len(rois):
+            return empty_instances(
+                batch_img_metas,
+                rois.device,
+                task_type='mask',
+                instance_results=results_list,
+                mask_thr_binary=self.test_cfg.mask_thr_binary,
+            )
+        # As probabilities, which become float32 like the boxes; logits would stay in bfloat16.
+        masks = self._mask_forward(0, x, rois)['mask_preds'].sigmoid().detach()
+        return self.mask_head[0].predict_by_feat(
+            masks.split([len(result) for result in results_list]),
+            results_list,
+            batch_img_metas,
+            self.test_cfg,
+            rescale=rescale,
+            activate_map=True,
+        )

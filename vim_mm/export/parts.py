@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from vim_mm.export.onnx_file import OnnxModule
 from vim_mm.ops.exported import are_open, exporting_to_onnx
-from vim_mm.ops.resample import averaging_matrix
+from vim_mm.ops.resample import averaging_matrix, pooled_size
 
 PARTS = ('backbone', 'features', 'segmentor')
 _OF_SCOPE = {'mmseg': 'segmentor', 'mmdet': 'features', 'mmpretrain': 'backbone'}
@@ -57,8 +57,7 @@ class _MatrixAverages(TorchFunctionMode):
 
 
 def _average(input: Tensor, output_size) -> Tensor:
-    sizes = output_size if isinstance(output_size, list | tuple) else (output_size, output_size)
-    sizes = [n if n is not None else m for n, m in zip(sizes, input.shape[-2:], strict=True)]
+    sizes = pooled_size(input, output_size)
     rows, columns = (averaging_matrix(n, m, input) for n, m in zip(sizes, input.shape[-2:]))
     return rows @ (input @ columns.T)
 

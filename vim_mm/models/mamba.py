@@ -219,8 +219,8 @@ class Mamba(nn.Module):
     def why_not_fused(self, device_type: str, dtype: torch.dtype) -> str | None:
         """Why the fast block cannot be taken on a device in a dtype, None where it can.
 
-        On CUDA where the compiled scan is taken, for ``d_conv`` up to 8. This is the choice by
-        device and dtype; that by modules is :meth:`fused_arguments`'.
+        It can on CUDA where the scan is the compiled one or Triton's, for ``d_conv`` up to 8. This
+        is the choice by device and dtype; that by modules is :meth:`fused_arguments`'.
         """
         return self._choose(device_type, dtype)[1]
 

@@ -15,15 +15,11 @@ from torch.utils import _python_dispatch, flop_counter
 
 from vim_mm.ops.chunked import chunked_scan
 from vim_mm.ops.discretization import method_name
-from vim_mm.ops.library import keep_inputs
+from vim_mm.ops.library import SCAN_ARGUMENTS, keep_inputs
 from vim_mm.ops.reference import grouped_scan_ref
 
 # In torch 2.4 the counter is a mode, later it has one.
 _COUNTER = getattr(flop_counter, '_FlopCounterMode', flop_counter.FlopCounterMode)
-_TENSORS = (
-    'Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, '
-    'Tensor? delta_bias, bool delta_softplus, int method, int[] reverse'
-)
 _library = torch.library.Library('vim_mm', 'FRAGMENT')
 
 
@@ -91,10 +87,10 @@ def _define(backend: str, scan: Callable[..., tuple[Tensor, Tensor]]) -> None:
         found = iter(torch.autograd.grad(outputs, present, given, materialize_grads=True))
         return (*(None if x is None else next(found) for x in leaves), None, None, None)
 
-    _library.define(f'{forward_name}({_TENSORS}) -> (Tensor, Tensor, Tensor)')
+    _library.define(f'{forward_name}({SCAN_ARGUMENTS}) -> (Tensor, Tensor, Tensor)')
     _library.define(
-        f'{backward_name}(Tensor? grad_out, Tensor? grad_last_state, Tensor edges, {_TENSORS}) '
-        '-> ()'
+        f'{backward_name}(Tensor? grad_out, Tensor? grad_last_state, Tensor edges, '
+        f'{SCAN_ARGUMENTS}) -> ()'
     )
     _library.impl(forward_name, forward, 'CompositeExplicitAutograd')
     _library.impl(backward_name, lambda *_: None, 'CompositeExplicitAutograd')

@@ -174,7 +174,8 @@ class Method:
     Args:
         name: The word users write.
         id: The number the native operators take.
-        coefficients: (dt, a) of one shape in double precision -> (A_bar, beta).
+        coefficients: (dt, a) of one shape -> (A_bar, beta), in their dtype: double precision from
+            :func:`discretize`, down to float32 from scans in chunks and exported ones.
         causal: False if the output is the average of the scans in both directions.
         control: True if it is there for the others to be compared with, not to be compared itself.
             ``run_all_methods.sh`` leaves it out unless told otherwise.

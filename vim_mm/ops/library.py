@@ -169,6 +169,13 @@ def _backward_fake(
     return tuple(u.new_empty(0) if x is None else torch.empty_like(x) for x in inputs)
 
 
+# What the operators of a scan take, in the schemas of those that csrc/ops.cpp does not define.
+SCAN_ARGUMENTS = (
+    'Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, '
+    'Tensor? delta_bias, bool delta_softplus, int method, int[] reverse'
+)
+
+
 def register_scan_autograd(forward: str, backward: str, no_second_derivative: str) -> None:
     """Derivatives of a scan by an operator for its backward pass, which has none itself.
 

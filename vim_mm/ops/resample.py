@@ -6,7 +6,7 @@ for the columns, so that its gradient is ``R^T grad C``: two matrix products, fa
 order. The output is PyTorch's own, bit for bit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -144,6 +144,13 @@ def adaptive_average_pool(x: Tensor, size: tuple[int, int]) -> Tensor:
     return _Resample.apply(x, [*size], 'average')
 
 
+def pooled_size(input: Tensor, output_size: int | Sequence[int | None] | None) -> tuple[int, int]:
+    """Rows and columns that adaptive pooling makes of (..., H, W), whose own stand for None."""
+    sizes = output_size if isinstance(output_size, list | tuple) else (output_size, output_size)
+    (rows, columns), (height, width) = sizes, input.shape[-2:]
+    return height if rows is None else rows, width if columns is None else columns
+
+
 class matrix_gradients(TorchFunctionMode):
     """Context in which ``F.interpolate`` and ``F.adaptive_avg_pool2d`` are those of this module.
 
@@ -193,6 +200,4 @@ def _adaptive_avg_pool2d(input: Tensor, output_size) -> Tensor | None:
     """:func:`adaptive_average_pool` for a call of ``F.adaptive_avg_pool2d``, or None."""
     if not _differentiates(input):
         return None
-    sizes = output_size if isinstance(output_size, list | tuple) else (output_size, output_size)
-    given = zip(sizes, input.shape[-2:], strict=True)
-    return adaptive_average_pool(input, tuple(n if n is not None else m for n, m in given))
+    return adaptive_average_pool(input, pooled_size(input, output_size))

@@ -4,11 +4,11 @@ import copy
 from typing import Any
 
 from mmengine.model import BaseModule
-from mmengine.model.weight_init import PretrainedInit
 from mmengine.registry import MODELS
 
 from vim_mm import models
 from vim_mm.engine.checkpoints.pretrained import PretrainedBackbone
+from vim_mm.engine.checkpoints.provenance import is_pretrained
 
 
 @MODELS.register_module()
@@ -42,6 +42,6 @@ class VisionMamba(models.VisionMamba, BaseModule):
 def _with_own_reader(init_cfg: dict | list[dict] | None) -> list[dict]:
     """The config with this package's initializer in place of MMEngine's for checkpoints, last."""
     cfgs = init_cfg if isinstance(init_cfg, list) else [init_cfg] if init_cfg else []
-    pretrained = [cfg for cfg in cfgs if cfg.get('type') in ('Pretrained', PretrainedInit)]
+    pretrained = [cfg for cfg in cfgs if is_pretrained(cfg)]
     others = [cfg for cfg in cfgs if cfg not in pretrained]
     return [*others, *({**cfg, 'type': PretrainedBackbone} for cfg in pretrained)]

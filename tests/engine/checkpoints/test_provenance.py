@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.model import PretrainedInit
 from mmengine.runner.checkpoint import CheckpointLoader
 
 from tests.engine.toy import ToyModel, make_backbone, make_runner
@@ -93,10 +94,11 @@ def test_training_may_start_from_another_method_and_records_it(trained, tmp_path
     assert meta['started_from'] == started_from
 
 
-def test_pretrained_weights_are_recorded_too(trained, tmp_path):
+@pytest.mark.parametrize('kind', ['Pretrained', PretrainedInit])
+def test_pretrained_weights_are_recorded_too(kind, tmp_path):
     weights = tmp_path / 'backbone.pth'
     torch.save(make_backbone(discretization_method='poly').state_dict(), weights)
-    init_cfg = dict(type='Pretrained', checkpoint=str(weights))
+    init_cfg = dict(type=kind, checkpoint=str(weights))
     make_runner(tmp_path / 'run', ToyModel(init_cfg=init_cfg)).train()
     assert f'backbone starts from {weights}, which was trained with' in log_of(tmp_path / 'run')
     meta = torch.load(tmp_path / 'run' / 'iter_2.pth', weights_only=False)['meta']

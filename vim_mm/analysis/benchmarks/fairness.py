@@ -223,7 +223,7 @@ def check_paths(
     Args:
         calls: A scan, or a model, by method.
         scans: How many scans the calls of these names hold, for those that hold more than one.
-        expected: 'CUDA kernel', 'CPU kernel' or 'PyTorch operators'.
+        expected: 'CUDA kernel', 'CPU kernel', 'Triton kernel' or 'PyTorch operators'.
         recorded: Paths by the name of a run, from its record.
     """
     faults, evidence = [], []

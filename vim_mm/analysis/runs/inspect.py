@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from vim_mm.engine.checkpoints.provenance import backbones
 from vim_mm.models import VisionMamba
 from vim_mm.models.tokens import split_cls
 
@@ -16,9 +17,8 @@ def find_backbone(model: nn.Module) -> VisionMamba:
     Raises:
         ValueError: There is none.
     """
-    for module in model.modules():
-        if isinstance(module, VisionMamba):
-            return module
+    for _, backbone in backbones(model):
+        return backbone
     raise ValueError(f'{type(model).__name__} holds no VisionMamba')
 
 

@@ -19,9 +19,10 @@ from vim_mm.analysis.study.statistics import (
     holm,
     interquartile_mean,
 )
+from vim_mm.ops import METHODS
 
-CONTROL = 'zoh_exact'
-FAMILY = ('zoh', 'foh', 'bilinear', 'poly', 'highorder', 'rk4')  # against the control
+(CONTROL,) = (name for name, method in METHODS.items() if method.control)
+FAMILY = tuple(name for name in METHODS if name != CONTROL)  # against the control
 SECONDARY = (  # exploratory: A against B
     ('foh_matched', CONTROL),
     ('foh_matched', 'foh'),

@@ -10,7 +10,7 @@ from functools import cache
 
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
+from mmengine.model import PretrainedInit, is_model_wrapper
 from mmengine.registry import HOOKS
 from torch import nn
 
@@ -151,12 +151,17 @@ class ProvenanceHook(Hook):
                 runner.dump_config()
 
 
+def is_pretrained(init_cfg: Mapping) -> bool:
+    """Whether one of MMEngine's initialization configs names a checkpoint, by string or class."""
+    return init_cfg.get('type') in ('Pretrained', PretrainedInit)
+
+
 def _pretrained_file(model: nn.Module, module: VisionMamba) -> str | None:
     """The file of ``init_cfg=dict(type='Pretrained')``, of the backbone or of the whole model."""
     model = model.module if is_model_wrapper(model) else model
     for owner in (module, model):
         init_cfg = getattr(owner, 'init_cfg', None) or []
         for cfg in init_cfg if isinstance(init_cfg, list) else [init_cfg]:
-            if cfg.get('type') == 'Pretrained':
+            if is_pretrained(cfg):
                 return cfg['checkpoint']
     return None

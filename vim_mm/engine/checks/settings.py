@@ -1,11 +1,11 @@
 """Whether the numbers and names of a config that MMEngine takes as they are can be used."""
 
-import difflib
 from collections.abc import Mapping
 
 from mmengine.config import Config
 from mmengine.registry import OPTIMIZERS
 
+from vim_mm.mistakes import did_you_mean
 from vim_mm.models.arguments import check_bools, check_choice, check_int, check_number
 
 _MOST_SEED = 2**32 - 1  # NumPy's
@@ -62,8 +62,7 @@ def _check_optimizer(optimizer: Mapping, scope: str | None) -> None:
         return
     with OPTIMIZERS.switch_scope_and_registry(scope) as registry:
         if registry.get(kind) is None:
-            similar = difflib.get_close_matches(kind, OPTIMIZERS.module_dict, n=1)
-            hint = f'; did you mean {similar[0]!r}?' if similar else ''
+            hint = did_you_mean(kind, OPTIMIZERS.module_dict)
             raise ValueError(
                 f'optim_wrapper.optimizer.type must name a registered optimizer, got {kind!r}{hint}'
             )
@@ -81,8 +80,7 @@ def _check_randomness(randomness: Mapping) -> None:
     known = ('seed', 'deterministic', 'diff_rank_seed')
     for name, value in randomness.items():
         if name not in known:
-            similar = difflib.get_close_matches(name, known, n=1)
-            hint = f'; did you mean {similar[0]!r}?' if similar else ''
+            hint = did_you_mean(name, known)
             raise ValueError(f'randomness.{name} must be one of {[*known]}{hint}')
         if name != 'seed':
             check_bools(**{f'randomness.{name}': value})

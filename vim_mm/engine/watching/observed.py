@@ -66,8 +66,8 @@ class Observed:
             expected (int): Scans that were called, by operators of ``vim_mm`` or not.
 
         Returns:
-            str: 'CUDA kernel', 'CPU kernel', 'Triton kernel', ``PYTORCH`` for the Python reference,
-            which has no operator of its own, or 'mixed'.
+            str: 'CUDA kernel', 'CPU kernel', 'Triton kernel', 'mixed', or ``PYTORCH`` for the
+            backends 'torch' and 'reference', which have no operator of their own.
         """
         if self.scans == 0:
             return PYTORCH
@@ -117,9 +117,10 @@ class RecordHook(Hook):
     """Notes in a run's record what ran in its first iteration, and insists on it when resuming.
 
     ``ran`` in the record gets the path of the scans by the profiler's names, those names, the card,
-    the threads, ``VIM_USE_CUDA_KERNEL``, commit, versions and date. ``batches`` gets the number of
-    batches that CUDA graphs computed (``replayed``), and of those whose kernels were launched one
-    by one, when the first is replayed and when the training ends; it is missing without graphs.
+    the threads, ``VIM_USE_CUDA_KERNEL``, ``VIM_MM_BACKEND``, commit, versions and date.
+    ``batches`` gets the number of batches that CUDA graphs computed (``replayed``), and of those
+    whose kernels were launched one by one, when the first is replayed and when the training ends;
+    it is missing without graphs.
 
     Args:
         file (Path): The JSON record; made if it is missing.

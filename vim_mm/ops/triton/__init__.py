@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vim_mm.ops.library import register_scan_autograd
+from vim_mm.ops.library import SCAN_ARGUMENTS, register_scan_autograd
 
 OLDEST = (3, 3)  # the first with tl.gather and tuples of tensors
 # Directions of so many groups fit into an integer, which a launch takes.
@@ -58,16 +58,10 @@ def obstacle(device_type: str, dtype: torch.dtype, is_complex: bool = False) -> 
     return None
 
 
-_TENSORS = (
-    'Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, '
-    'Tensor? delta_bias, bool delta_softplus, int method, int[] reverse'
-)
-
-
 @torch.library.custom_op(
     'vim_mm::triton_scan_fwd',
     mutates_args=(),
-    schema=f'({_TENSORS}) -> (Tensor, Tensor, Tensor)',
+    schema=f'({SCAN_ARGUMENTS}) -> (Tensor, Tensor, Tensor)',
 )
 def triton_scan_fwd(
     u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse
@@ -82,7 +76,7 @@ def triton_scan_fwd(
 @torch.library.custom_op(
     'vim_mm::triton_scan_bwd',
     mutates_args=(),
-    schema=f'(Tensor? grad_out, Tensor? grad_last_state, Tensor edges, {_TENSORS}) '
+    schema=f'(Tensor? grad_out, Tensor? grad_last_state, Tensor edges, {SCAN_ARGUMENTS}) '
     '-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)',
 )
 def triton_scan_bwd(
