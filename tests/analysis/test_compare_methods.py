@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from tests.tools.conftest import run_tool
-from vim_mm.analysis.study.comparison import ARMS, family, read_results, secondary_rows, verdicts
+from vim_mm.analysis.study.comparison import (
+    ARMS,
+    TaskResults,
+    family,
+    read_results,
+    secondary_rows,
+    verdicts,
+)
 from vim_mm.analysis.study.plots import plot_task
 
 ROOT = Path(__file__).parents[2]
@@ -104,3 +111,15 @@ def test_no_results(tmp_path):
 def test_the_page_is_made_from_the_results(tmp_path):
     _run(RESULTS, '--page', tmp_path / PAGE.name)
     assert (tmp_path / PAGE.name).read_text() == PAGE.read_text()
+
+
+def test_other_tasks_are_exploratory_and_of_the_methods_alone():
+    """The protocol has variants for its primary tasks, and for every range of their settings."""
+    runs = {arm: {0: {'metric': 1.0}} for arm in ('zoh', 'zoh_exact')}
+    fashion, grid, recall = (
+        TaskResults(n, runs) for n in ('fashion', 'fashion_lr0.001', 'recall_dt0.01')
+    )
+    assert [task.primary for task in (fashion, grid, recall)] == [True, False, False]
+    assert fashion.missing == grid.missing == [*recall.missing, 'foh_matched', 'zoh_exact_averaged']
+    assert recall.missing == ['foh', 'bilinear', 'poly', 'highorder', 'rk4']
+    assert TaskResults('mIoU of runs', runs, planned=None).missing == []

@@ -1,9 +1,14 @@
-"""The pictures of the long-range task: nothing near a region tells its class."""
+"""The pictures of the task of recall: nothing near a region tells its class."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from cues import CLASSES, PATCH, PATTERNS, SIDE, UNLABELED, draw_cues
-from tasks import TASKS, load_splits
+from tasks import TASKS, Data, by_token, load_splits, loss_of
+from torch.nn.functional import one_hot
+from training import Settings, train
 
 
 @pytest.fixture(scope='module')
@@ -63,8 +68,28 @@ def test_the_region_itself_tells_nothing(drawn):
 
 
 def test_splits_differ_and_repeat():
-    task = TASKS['long_range']
+    task = TASKS['recall']
     one, again = (load_splits(task, None, None) for _ in range(2))
     assert [split.digest() for split in one] == [split.digest() for split in again]
     assert one[0].digest() != one[1].digest()
     assert not np.array_equal(one[0].images[: len(one[1].images)], one[1].images)
+
+
+def test_a_run_is_not_flipped_and_not_tested_at_other_sizes():
+    task = replace(TASKS['recall'], counts=(40, 20), steps=3, batch=4, test_batch=10)
+    data = Data(task, load_splits(task, None, None), torch.device('cpu'))
+    assert not data.plan(0, 3)[..., 1:].any()
+    result = train('zoh', 0, data, Settings(), 3)
+    assert 'resolutions' not in result and 0 <= result['metric'] <= 100
+
+
+def test_pixels_without_a_label_do_not_count():
+    task = TASKS['recall']
+    _, labels = draw_cues('test', 4)
+    labels = torch.from_numpy(labels)
+    tokens = by_token(labels, PATCH).long()
+    right = one_hot(tokens.clamp(max=CLASSES - 1), CLASSES).flatten(2) * 50.0
+    assert loss_of(task, right, labels.long()).item() < 1e-3
+    elsewhere = right.clone()
+    elsewhere[(tokens == UNLABELED).all(-1)] = 7.0  # whatever is said there
+    assert loss_of(task, elsewhere, labels.long()) == loss_of(task, right, labels.long())

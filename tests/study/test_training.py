@@ -4,15 +4,19 @@ import json
 import math
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import run
 import torch
 from arms import ARMS, make_net
 from pool import Plan, run_all
 from results import Job, append, finished, read_lines, spread
 from tasks import Split
 from training import Settings, Step, learning_rate, train
+
+from vim_mm.ops import METHODS
 
 
 def test_same_seed_same_result(make_data):
@@ -42,6 +46,19 @@ def test_divergence_counts(make_data):
 
 def test_a_run_past_the_deadline_is_given_up(make_data):
     assert train('zoh', 0, make_data('fashion'), Settings(), 5, time.monotonic() - 1) is None
+
+
+def test_variants_run_where_the_protocol_has_them(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(run, 'run_all', lambda jobs, plan, workers: asked.extend(jobs) or True)
+    args = SimpleNamespace(
+        tasks=['fashion', 'recall'], arms=[*ARMS], seeds=[0], label='', minutes=None, jobs=1,
+        out=tmp_path, results=tmp_path, data=tmp_path, cache=tmp_path, steps=None, device='cpu',
+        commit='abc',
+    )  # fmt: skip
+    assert run.train(args) == 0
+    arms = {task: [job.arm for job in asked if job.task == task] for task in args.tasks}
+    assert arms == {'fashion': [*ARMS], 'recall': [*METHODS]}
 
 
 def test_learning_rate():

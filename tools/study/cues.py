@@ -1,4 +1,4 @@
-"""Pictures for the long-range task: a cue far away along the scan says what class a region has."""
+"""Pictures for the task of recall: a cue far back along the scan says what class a region has."""
 
 import numpy as np
 from scipy.linalg import hadamard

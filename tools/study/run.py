@@ -41,7 +41,7 @@ def parse_args() -> argparse.Namespace:
     runs.add_argument('--device', default='cuda', choices=('cuda', 'cpu'))
     runs.add_argument('--minutes', type=float, help='stop before this time is over')
     runs.add_argument('--jobs', type=int, default=1, help='runs side by side')
-    runs.add_argument('--label', default='', help="point of the grid; '' primary")
+    runs.add_argument('--label', default='', help="of settings; '' is the primary one")
     runs.add_argument('--steps', type=int, help="instead of the task's, for trials")
     runs.add_argument('--results', type=Path, default=RESULTS, help='finished runs')
 
@@ -64,6 +64,7 @@ from tasks import TASKS, Data, load_splits
 from training import Settings, measure_step
 
 import vim_mm
+from vim_mm.ops import METHODS
 from vim_mm.progress import progress, say
 from vim_mm.version import commit
 
@@ -71,7 +72,7 @@ GRID = {
     f'lr{lr:g}_dt{dt_range[1]:g}': Settings(lr=lr, dt_range=dt_range)
     for lr, dt_range in product((1e-3, 2e-3, 4e-3), ((1e-3, 0.1), (1e-2, 1.0)))
 }
-SETTINGS = {'': Settings(), **GRID}
+SETTINGS = {'': Settings(), 'dt0.01': Settings(dt_range=(1e-4, 1e-2)), **GRID}
 
 
 def running_commit(given: str | None) -> str:
@@ -106,6 +107,7 @@ def train(args: argparse.Namespace) -> int:
     jobs = [
         Job(task, arm, seed, args.label)
         for seed, task, arm in product(args.seeds, args.tasks, args.arms)
+        if TASKS[task].variants or arm in METHODS
         if Job(task, arm, seed, args.label).file not in done
     ]
     print(f'{len(jobs)} runs to make, {len(done)} results are there', flush=True)

@@ -43,6 +43,7 @@ class Task:
         shift (int): Greatest shift of augmentation in pixels, along each axis.
         flip (bool): Whether augmentation flips half of the images.
         factors (tuple): Of enlargement, for the test at other resolutions.
+        variants (bool): Whether variants of methods run as well.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Task:
     shift: int = 0
     flip: bool = True
     factors: tuple[float, ...] = ()
+    variants: bool = True
 
 
 TASKS = {
@@ -66,10 +68,11 @@ TASKS = {
              steps=2340, batch=256, counts=(60_000, 10_000), test_batch=1000, shift=2),
         Task('scenes', 'mIoU', Size(128, 4, 16 * len(SCENE_CLASSES)), len(SCENE_CLASSES), True,
              steps=4000, batch=32, counts=(8_000, 2_000), test_batch=100, factors=(1.5, 2.0)),
-        Task('long_range', 'accuracy',
+        Task('recall', 'accuracy',
              Size(CUE_SIDE, CUE_PATCH, CUE_PATCH**2 * CUE_CLASSES, channels=64, layers=2),
              CUE_CLASSES, True,
-             steps=4000, batch=64, counts=(32_000, 2_000), test_batch=500, flip=False),
+             steps=4000, batch=64, counts=(32_000, 2_000), test_batch=500,
+             flip=False, variants=False),
     )
 }  # fmt: skip
 
@@ -97,7 +100,7 @@ def load_splits(task: Task, source: Path, cache: Path) -> list[Split]:
     """
     splits = []
     for split, count in zip(('train', 'test'), task.counts):
-        if task.name == 'long_range':
+        if task.name == 'recall':
             splits.append(Split(*draw_cues(split, count)))
             continue
         if not task.dense:

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from vim_mm.whole_file import whole_file
 
 
@@ -21,10 +19,9 @@ def markdown_table(rows: list[dict[str, str]]) -> str:
 
 
 def figures(value: float, digits: int = 3) -> str:
-    """A number of so many significant digits, without an exponent: 0.0123, 4.56, 2, 12300."""
-    return np.format_float_positional(
-        value, precision=digits, unique=False, fractional=False, trim='-'
-    )
+    """A number of so many significant digits at most: 0.0123, 4.56, 2, 12300; 1.2e-05 if small."""
+    rounded = float(f'{value:.{digits - 1}e}')
+    return f'{rounded:.{digits}g}' if abs(rounded) < 10**digits else f'{rounded:.0f}'
 
 
 def write_text(path: Path, text: str) -> None:

@@ -33,6 +33,7 @@ ARMS = (*FAMILY, CONTROL, 'foh_matched', 'zoh_exact_averaged')
 TITLES = {'foh_matched': 'foh, matched', 'zoh_exact_averaged': 'zoh_exact, averaged'}
 LEVEL = 0.05
 PLANNED_SEEDS = 12
+PRIMARY = ('fashion', 'scenes')  # tasks; the others are exploratory, and of the methods alone
 
 
 @dataclass
@@ -52,6 +53,18 @@ class TaskResults:
     costs: dict[str, dict[str, Any]] = field(default_factory=dict)
     control: str = CONTROL
     planned: int | None = PLANNED_SEEDS
+
+    @property
+    def primary(self) -> bool:
+        """Whether the comparison with the control is a hypothesis of the protocol."""
+        return self.planned is None or self.name in PRIMARY
+
+    @property
+    def missing(self) -> list[str]:
+        """The arms that the protocol plans and that have no run."""
+        is_primary = self.name.partition('_')[0] in PRIMARY
+        planned = ARMS if is_primary else (*FAMILY, CONTROL)
+        return [arm for arm in planned if self.planned and arm not in self.runs]
 
     @property
     def compared(self) -> list[str]:
