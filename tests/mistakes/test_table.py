@@ -23,6 +23,7 @@ from vim_mm.engine.checks.settings import check_settings
 from vim_mm.engine.cli import import_task_library, read_config
 from vim_mm.mistakes import explain, is_mistake
 from vim_mm.models import Mamba, SimpleFPN
+from vim_mm.stream.models import for_stream
 
 ROOT = Path(__file__).parents[2]
 
@@ -420,6 +421,11 @@ def test_data_that_are_downloaded_may_be_missing(tmp_path):
     check_data(cfg, 'train', 'val', 'test')
     cfg.train_dataloader.dataset.download = False
     assert_matches('/nothing/, the folder data_prefix', sentence_of(check_data, cfg, 'train'))
+
+
+def test_a_classifier_is_not_streamed():
+    line = sentence_of(for_stream, Config(dict(default_scope='mmpretrain')))
+    assert_matches("^default_scope must .*'mmpretrain': segmentors and detectors .*infer.py", line)
 
 
 @pytest.mark.parametrize('value', [1e5, 7])
