@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.stream.conftest import HEIGHT, WIDTH, damage, draw, number_of, write_video
-from vim_mm.stream.frames import Camera, Folder, Video, open_source
+from vim_mm.stream.frames import Camera, Folder, Video, find_pictures, open_source
 
 
 def read(source):
@@ -82,6 +82,13 @@ def test_a_folder_by_name_with_a_broken_picture(tmp_path):
     assert (source.length, source.rate) == (4, 25.0)
     assert read(source) == [0, 1, None, 3]
     assert read(open_source(str(tmp_path / 'b.png'))) == [1]
+
+
+def test_numbers_in_names_are_numbers(tmp_path):
+    names = ['2.png', '10.png', 'a.png', 'a01b2.png', 'a1b3.png', 'a1b20.png', 'a10.png', 'b.png']
+    for name in sorted(names):
+        (tmp_path / name).touch()
+    assert [path.name for path in find_pictures(tmp_path)] == names
 
 
 def test_what_cannot_be_a_source(tmp_path):
