@@ -8,7 +8,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
 from tests.registered.fresh import run_fresh
-from vim_mm.config import config_names, config_path, merge_options
+from vim_mm.config import check_names, config_names, config_path, merge_options
 from vim_mm.engine import activate
 from vim_mm.models import VisionMamba
 
@@ -154,7 +154,25 @@ def test_an_option_that_nothing_reads_is_an_error(option, hint):
     assert hint in str(error.value)
 
 
-@pytest.mark.parametrize('option', ['custom_hooks', 'experiment_name', 'work_dir'])
+@pytest.mark.parametrize('name', config_names())
+def test_shipped_configs_misspell_no_name(name):
+    check_names(Config.fromfile(config_path(name)))
+
+
+# The last are of mmseg, mmdet and mmpretrain: 2600 configs, none of which is refused.
+NOTES = (
+    *('backbone_norm_cfg', 'base_lr', 'crop_size', 'custom_keys', 'data_root2', 'dataset_type'),
+    *('img_scale', 'max_epochs', 'norm_cfg', 'num_classes', 'optim_wrapper_1', 'test_pipeline'),
+    *('train_dataloader2', 'train_pipeline', 'val_pipeline', 'conv_cfg', 'gallery_dataloader'),
+    *('load_pipeline', 'models', 'val_evaluator_abs', 'weak_pipeline'),
+)
+
+
+def test_names_of_notes_are_left_alone():
+    check_names(Config(dict.fromkeys(NOTES)))
+
+
+@pytest.mark.parametrize('option', ['custom_hooks', 'experiment_name', 'runner_type', 'work_dir'])
 def test_options_of_the_runner_need_not_stand_in_the_config(option):
     cfg = Config.fromfile(config_path(SEG))
     assert option not in cfg

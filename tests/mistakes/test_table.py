@@ -454,6 +454,9 @@ def arguments(config: Path, **options) -> Namespace:
             "default_scope = 'mmpose'\nmodel = dict(type='X')",
             r"default_scope must be one of .* got 'mmpose'",
         ),
+        ('param_schedular = []', r"config\.py: nothing .*; did you mean 'param_scheduler'\?$"),
+        ('optim_wraper = dict()', "'optim_wraper'; did you mean 'optim_wrapper'"),
+        ('train_dataloaders = dict()', "'train_dataloaders'; did you mean 'train_dataloader'"),
         (
             "default_scope = 'mmseg'\nmodel = dict(backbone=dict(type='VisionMamba', arch='x'))",
             "arch must be one of .*'x'",
