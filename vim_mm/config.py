@@ -107,7 +107,7 @@ def merge_options(cfg: Config, options: dict) -> None:
         if top_level not in known:
             similar = difflib.get_close_matches(top_level, known, n=1)
             hint = f'; did you mean {similar[0]!r}?' if similar else ''
-            raise ValueError(f'--cfg-options {name}: nothing reads {top_level!r}{hint}')
+            raise ValueError(f'nothing reads {top_level!r}{hint}')
     if 'data_root' in options:
         moved = _moved(cfg.to_dict(), cfg.data_root.rstrip('/'), options['data_root'].rstrip('/'))
         cfg.merge_from_dict(moved)

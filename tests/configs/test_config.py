@@ -149,7 +149,7 @@ def test_weights_of_vim_by_options(tmp_path):
 )
 def test_an_option_that_nothing_reads_is_an_error(option, hint):
     cfg = Config.fromfile(config_path(SEG))
-    with pytest.raises(ValueError, match=f'--cfg-options {option}: .*') as error:
+    with pytest.raises(ValueError, match='^nothing reads ') as error:
         merge_options(cfg, {option: 1})
     assert hint in str(error.value)
 

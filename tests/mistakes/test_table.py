@@ -309,7 +309,7 @@ def test_values_of_options(text, value, command_line):
 def test_options_that_nothing_reads(option, expected):
     line = sentence_of(read_config, arguments(config_path(SEG), **{option: 1}))
     assert_matches(expected, line)
-    assert line.startswith(f'--cfg-options {option}: ')
+    assert line.startswith(f'--cfg-options {option}: ') and line.count('--cfg-options') == 1
 
 
 @pytest.mark.parametrize(
