@@ -95,8 +95,12 @@ def test_what_cannot_be_a_source(tmp_path):
     (tmp_path / 'notes.txt').write_text('no video')
     with pytest.raises(FileNotFoundError, match=r'There is no .*absent\.avi'):
         open_source(str(tmp_path / 'absent.avi'))
-    with pytest.raises(FileNotFoundError, match='holds no picture'):
+    (tmp_path / 'class').mkdir()
+    cv2.imwrite(str(tmp_path / 'class' / '0.png'), draw(0))
+    with pytest.raises(FileNotFoundError, match=r'no picture .*; subfolders are not searched'):
         Folder(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r'notes.txt holds no picture \(.*\)\.$'):
+        find_pictures(tmp_path / 'notes.txt')
     with pytest.raises(ValueError, match=r'cannot open .*notes\.txt as a video'):
         open_source(str(tmp_path / 'notes.txt'))
     with pytest.raises(ValueError, match='cannot open camera 77'):

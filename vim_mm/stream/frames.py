@@ -69,7 +69,8 @@ def find_pictures(path: Path) -> list[Path]:
     candidates = sorted(path.iterdir(), key=_natural) if path.is_dir() else [path]
     pictures = [p for p in candidates if p.suffix.lower() in PICTURES]
     if not pictures:
-        raise FileNotFoundError(f'{path} holds no picture ({", ".join(sorted(PICTURES))}).')
+        hint = '; subfolders are not searched' if path.is_dir() else ''
+        raise FileNotFoundError(f'{path} holds no picture ({", ".join(sorted(PICTURES))}){hint}.')
     return pictures
 
 
