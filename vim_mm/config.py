@@ -4,6 +4,7 @@ import difflib
 import functools
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from mmengine.config import Config
@@ -107,11 +108,22 @@ def merge_options(cfg: Config, options: dict) -> None:
         if top_level not in known:
             similar = difflib.get_close_matches(top_level, known, n=1)
             hint = f'; did you mean {similar[0]!r}?' if similar else ''
+            if places := [*_places(cfg.to_dict(), name)]:
+                hint = f' at the top; the config has {", ".join(places)}'
             raise ValueError(f'nothing reads {top_level!r}{hint}')
     if 'data_root' in options:
         moved = _moved(cfg.to_dict(), cfg.data_root.rstrip('/'), options['data_root'].rstrip('/'))
         cfg.merge_from_dict(moved)
     cfg.merge_from_dict(options)
+
+
+def _places(value, name: str, path: str = '') -> Iterator[str]:
+    """Dotted names under which entries called ``name`` lie in nested lists and dicts."""
+    items = value.items() if isinstance(value, dict) else ()
+    for key, item in enumerate(value) if isinstance(value, list | tuple) else items:
+        if key == name:
+            yield f'{path}{key}'
+        yield from _places(item, name, f'{path}{key}.')
 
 
 def _moved(value, old: str, new: str):

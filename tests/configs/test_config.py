@@ -1,5 +1,6 @@
 """Finding shipped configs by name, and merging command-line options into them."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -149,9 +150,20 @@ def test_weights_of_vim_by_options(tmp_path):
 )
 def test_an_option_that_nothing_reads_is_an_error(option, hint):
     cfg = Config.fromfile(config_path(SEG))
-    with pytest.raises(ValueError, match='^nothing reads ') as error:
+    with pytest.raises(ValueError, match=r'^nothing reads ') as error:
         merge_options(cfg, {option: 1})
     assert hint in str(error.value)
+
+
+def test_an_option_that_lies_deeper_is_found_there():
+    dataset = dict(data_root='a', pipeline=[dict(type='Resize', scale=(1, 2))])
+    cfg = Config(dict(train_dataloader=dict(dataset=dict(datasets=[dataset, dataset]))))
+    inner = 'train_dataloader.dataset.datasets'
+    for option, place in (('data_root', 'data_root'), ('scale', 'pipeline.0.scale')):
+        places = f'{inner}.0.{place}, {inner}.1.{place}'
+        message = f'nothing reads {option!r} at the top; the config has {places}'
+        with pytest.raises(ValueError, match=f'^{re.escape(message)}$'):
+            merge_options(cfg, {option: 'b'})
 
 
 @pytest.mark.parametrize('name', config_names())
