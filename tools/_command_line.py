@@ -132,6 +132,14 @@ def numbers(text: str) -> list[int]:
     return found
 
 
+def same_file(first: str | Path, second: str | Path) -> bool:
+    """Whether two paths lead to one file, through links as well."""
+    try:
+        return Path(first).samefile(second)
+    except OSError:  # there is none at one of them
+        return False
+
+
 def add_debug(parser: ArgumentParser) -> None:
     """Add ``--debug``, which :func:`end` looks at."""
     parser.add_argument(

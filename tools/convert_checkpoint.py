@@ -3,7 +3,7 @@
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from _command_line import ConfigOptions, add_debug, end
+from _command_line import ConfigOptions, add_debug, end, same_file
 
 
 def parse_args() -> Namespace:
@@ -45,6 +45,8 @@ def parse_args() -> Namespace:
     args = parser.parse_args()
     if args.output.suffix == '.safetensors':
         parser.error('OUT: a checkpoint of MMEngine is written, call it .pth')
+    if same_file(args.input, args.output):
+        parser.error(f'OUT must be another file than IN, got {args.output}')
     args.cfg_options = {}
     return args
 

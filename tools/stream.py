@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from _command_line import add_arguments, end
+from _command_line import add_arguments, end, same_file
 
 if TYPE_CHECKING:  # --help takes no PyTorch
     from mmengine.config import Config
@@ -42,6 +42,8 @@ def parse_args() -> Namespace:
     args = parser.parse_args()
     if args.max_frames is not None and args.max_frames < 1:
         parser.error('--max-frames must be at least 1')
+    if args.out is not None and same_file(args.source, args.out):
+        parser.error(f'--out must be another file than the source, got {args.out}')
     return args
 
 

@@ -134,9 +134,10 @@ def test_the_backbone_starts_from_converted_and_from_unconverted_files(tool, cla
     assert torch.equal(model.cls_token, weights['cls_token'])
 
 
-def test_a_bare_backbone_is_one_for_plain_pytorch(tool, classifier, tmp_path):
+def test_a_bare_backbone_is_one_for_plain_pytorch(tool, classifier, tmp_path, capsys):
     file, weights = classifier
     tool(file, tmp_path / 'bare.pth', '--part', 'backbone')
+    assert '\ndropped, not of the backbone: 2\n' in capsys.readouterr().out
     state_dict = torch.load(tmp_path / 'bare.pth', weights_only=True)['state_dict']
     options = dict(cls_token='middle', out_feature='norm', out_type='cls_token')
     model = VisionMamba(ARCH, img_size=64, **options)

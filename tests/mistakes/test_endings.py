@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -238,6 +239,25 @@ def test_a_size_of_no_image_is_refused(tool, tmp_path):
     assert done.stderr.splitlines()[-1].endswith(
         "error: argument --size: expected a whole number from 1, got '0'"
     )
+
+
+@pytest.mark.parametrize('link', [Path.symlink_to, Path.hardlink_to, None])
+@pytest.mark.parametrize(
+    ('tool', 'before', 'expected'),
+    [
+        ('stream.py', ('a.py', 'weights.pth'), '--out must be another file than the source'),
+        ('convert_checkpoint.py', (), 'OUT must be another file than IN'),
+    ],
+)
+def test_a_file_that_is_read_is_not_written(tool, before, expected, link, tmp_path):
+    file = other = tmp_path / 'the_only_copy'
+    file.touch()
+    if link is not None:
+        other = tmp_path / 'link'
+        link(other, file)
+    out = ('--out',) if tool == 'stream.py' else ()
+    done, _ = ask((str(TOOLS / tool), *before, str(file), *out), str(other), tmp_path)
+    assert done.stderr.splitlines()[-1] == f'{tool}: error: {expected}, got {other}'
 
 
 def test_a_wrong_option_is_one_line(tmp_path):

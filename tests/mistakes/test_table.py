@@ -23,6 +23,7 @@ from vim_mm.engine.checks.settings import check_settings
 from vim_mm.engine.cli import import_task_library, read_config
 from vim_mm.mistakes import explain, is_mistake
 from vim_mm.models import Mamba, SimpleFPN
+from vim_mm.stream.models import for_stream
 
 ROOT = Path(__file__).parents[2]
 
@@ -308,7 +309,7 @@ def test_values_of_options(text, value, command_line):
 def test_options_that_nothing_reads(option, expected):
     line = sentence_of(read_config, arguments(config_path(SEG), **{option: 1}))
     assert_matches(expected, line)
-    assert line.startswith(f'--cfg-options {option}: ')
+    assert line.startswith(f'--cfg-options {option}: ') and line.count('--cfg-options') == 1
 
 
 @pytest.mark.parametrize(
@@ -466,6 +467,11 @@ def test_data_that_are_downloaded_may_be_missing(tmp_path):
     assert_matches('/nothing/, the folder data_prefix', sentence_of(check_data, cfg, 'train'))
 
 
+def test_a_classifier_is_not_streamed():
+    line = sentence_of(for_stream, Config(dict(default_scope='mmpretrain')))
+    assert_matches("^default_scope must .*'mmpretrain': segmentors and detectors .*infer.py", line)
+
+
 @pytest.mark.parametrize('value', [1e5, 7])
 def test_lengths_that_mmengine_takes(value):
     check_settings(Config(dict(train_cfg=dict(max_iters=value, val_interval=float('inf')))))
@@ -492,6 +498,9 @@ def arguments(config: Path, **options) -> Namespace:
             "default_scope = 'mmpose'\nmodel = dict(type='X')",
             r"default_scope must be one of .* got 'mmpose'",
         ),
+        ('param_schedular = []', r"config\.py: nothing .*; did you mean 'param_scheduler'\?$"),
+        ('optim_wraper = dict()', "'optim_wraper'; did you mean 'optim_wrapper'"),
+        ('train_dataloaders = dict()', "'train_dataloaders'; did you mean 'train_dataloader'"),
         (
             "default_scope = 'mmseg'\nmodel = dict(backbone=dict(type='VisionMamba', arch='x'))",
             "arch must be one of .*'x'",

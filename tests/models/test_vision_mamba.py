@@ -133,6 +133,23 @@ def test_any_size(size, grid, cls_token, if_rope):
     assert out.isfinite().all()
 
 
+@pytest.mark.parametrize('called', [False, True])
+@pytest.mark.parametrize(
+    'options', [{}, dict(if_rope=True, cls_token='middle'), dict(bimamba_type='v1', with_cp=True)]
+)
+def test_an_empty_batch_has_empty_outputs_and_no_gradients(options, called):
+    model = small_backbone(**options)
+    if called:  # hooks keep the mixer from reading the weights of its modules
+        for module in model.modules():
+            module.register_forward_hook(lambda *_: None)
+    x = images(32, 48, batch=0).requires_grad_()
+    (out,) = model(x)
+    assert out.shape == (0, 16, 4, 6)
+    out.sum().backward()
+    assert x.grad.shape == x.shape
+    assert not any(param.grad.any() for param in model.parameters())
+
+
 def test_padding_is_zeros_at_the_right_and_bottom():
     model = small_backbone()
     x = images(27, 37)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.stream.conftest import HEIGHT, WIDTH, damage, draw, number_of, write_video
-from vim_mm.stream.frames import Camera, Folder, Video, open_source
+from vim_mm.stream.frames import Camera, Folder, Video, find_pictures, open_source
 
 
 def read(source):
@@ -84,12 +84,23 @@ def test_a_folder_by_name_with_a_broken_picture(tmp_path):
     assert read(open_source(str(tmp_path / 'b.png'))) == [1]
 
 
+def test_numbers_in_names_are_numbers(tmp_path):
+    names = ['2.png', '10.png', 'a.png', 'a01b2.png', 'a1b3.png', 'a1b20.png', 'a10.png', 'b.png']
+    for name in sorted(names):
+        (tmp_path / name).touch()
+    assert [path.name for path in find_pictures(tmp_path)] == names
+
+
 def test_what_cannot_be_a_source(tmp_path):
     (tmp_path / 'notes.txt').write_text('no video')
     with pytest.raises(FileNotFoundError, match=r'There is no .*absent\.avi'):
         open_source(str(tmp_path / 'absent.avi'))
-    with pytest.raises(FileNotFoundError, match='holds no picture'):
+    (tmp_path / 'class').mkdir()
+    cv2.imwrite(str(tmp_path / 'class' / '0.png'), draw(0))
+    with pytest.raises(FileNotFoundError, match=r'no picture .*; subfolders are not searched'):
         Folder(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r'notes.txt holds no picture \(.*\)\.$'):
+        find_pictures(tmp_path / 'notes.txt')
     with pytest.raises(ValueError, match=r'cannot open .*notes\.txt as a video'):
         open_source(str(tmp_path / 'notes.txt'))
     with pytest.raises(ValueError, match='cannot open camera 77'):

@@ -125,7 +125,7 @@ _OPTIONAL = {
 
 def _leave_out(report: Report, old: str, new: str, own: Mapping, part: str) -> None:
     """Note a weight that the target does not take: with a reason, or as one without a place."""
-    why = None if new.startswith(part) else f'not of the part {part}'
+    why = None if new.startswith(part) else f'not of the {part.rstrip(".")}'
     for beginning, reason in _OPTIONAL.items():
         if why is None and new.startswith(beginning) and _has_no(beginning, new, own):
             why = reason

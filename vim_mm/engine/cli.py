@@ -17,7 +17,7 @@ from mmengine.runner import load_checkpoint
 from torch import nn
 
 from vim_mm.compat import DISTRIBUTIONS
-from vim_mm.config import merge_options
+from vim_mm.config import check_names, merge_options
 from vim_mm.engine.activation import activate
 from vim_mm.engine.checkpoints.provenance import check_switches
 from vim_mm.engine.checks.channels import check_channels
@@ -43,7 +43,8 @@ def read_config(args: Namespace, import_library: bool = True) -> Config:
     Raises:
         SystemExit: The config is of no such task, or the task's library is missing.
         ConfigError: The config fails when it is read, or with an option.
-        ValueError: Parts of the model do not fit each other, or a setting cannot be used.
+        ValueError: Parts of the model do not fit each other, a setting cannot be used, or a
+            top-level name is misspelled.
         TypeError: A setting is of a wrong type.
     """
     if not Path(args.config).is_file():
@@ -59,6 +60,7 @@ def read_config(args: Namespace, import_library: bool = True) -> Config:
     except Exception as error:  # a config is a program, and the user's
         kind = '' if isinstance(error, OSError) else f'{type(error).__name__}: '
         raise ConfigError(f'{args.config}: {kind}{sentence(error)}') from error
+    check_names(cfg)
     options = dict(args.cfg_options)
     if getattr(args, 'discretization_method', None) is not None:
         options['model.backbone.discretization_method'] = args.discretization_method

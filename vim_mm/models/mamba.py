@@ -337,7 +337,7 @@ class Mamba(nn.Module):
 
         def per_direction(t: Tensor) -> Tensor:
             """View (1 or K, rows, B L) as (B, K, rows, L), shared by the directions if it is 1."""
-            t = rearrange(t, 'k rows (b l) -> b k rows l', b=batch)
+            t = rearrange(t, 'k rows (b l) -> b k rows l', b=batch, l=length)
             return t.expand(-1, directions, -1, -1)
 
         x, z = self._project_in(hidden_states)  # (B, D, L)
@@ -374,8 +374,9 @@ class Mamba(nn.Module):
         xz = F.linear(self.in_proj.weight, rearrange(hidden_states, 'b l c -> (b l) c'))
         if self.in_proj.bias is not None:
             xz = xz + self.in_proj.bias.to(xz.dtype)[:, None]
-        batch = len(hidden_states)
-        return rearrange(xz, '(two d) (b l) -> two b d l', two=2, b=batch).unbind(0)
+        batch, length, _ = hidden_states.shape  # both: einops divides by the one, and it may be 0
+        xz = rearrange(xz, '(two d) (b l) -> two b d l', two=2, b=batch, l=length)
+        return xz.unbind(0)
 
     def _convolve(self, x: Tensor) -> list[Tensor]:
         """silu(conv1d(x)), (B, D, L), of each set of parameters."""

@@ -1,5 +1,6 @@
 """Where frames come from: a video file, a folder of pictures, or a camera."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -58,22 +59,29 @@ def open_source(source: str) -> Source:
 
 
 def find_pictures(path: Path) -> list[Path]:
-    """The picture, or those in the folder, sorted by name.
+    """The picture, or those in the folder, in the natural order of their names.
 
     Raises:
         FileNotFoundError: There is none.
     """
     if not path.exists():
         raise FileNotFoundError(f'There is no {path}.')
-    candidates = sorted(path.iterdir()) if path.is_dir() else [path]
+    candidates = sorted(path.iterdir(), key=_natural) if path.is_dir() else [path]
     pictures = [p for p in candidates if p.suffix.lower() in PICTURES]
     if not pictures:
-        raise FileNotFoundError(f'{path} holds no picture ({", ".join(sorted(PICTURES))}).')
+        hint = '; subfolders are not searched' if path.is_dir() else ''
+        raise FileNotFoundError(f'{path} holds no picture ({", ".join(sorted(PICTURES))}){hint}.')
     return pictures
 
 
+def _natural(path: Path) -> tuple[list[str | int], str]:
+    """Key of an order in which numbers count as numbers: 2.png comes before 10.png."""
+    text_and_numbers = re.split(r'(\d+)', path.stem)
+    return [int(s) if s.isdecimal() else s for s in text_and_numbers], path.name
+
+
 class Folder(Source):
-    """The pictures of a folder, sorted by name."""
+    """The pictures of a folder, in the natural order of their names."""
 
     def __init__(self, path: Path):
         self.paths = find_pictures(path)

@@ -20,7 +20,15 @@ def for_stream(cfg: Config, native: bool = False) -> None:
         native (bool): The model sees frames at their own size and as a whole: no Resize in the test
             pipeline, no windows, for a detector padding to multiples of 32 only. This changes what
             is predicted.
+
+    Raises:
+        ValueError: The config is a classifier's.
     """
+    if cfg.default_scope == 'mmpretrain':
+        raise ValueError(
+            "default_scope must be 'mmseg' or 'mmdet', got 'mmpretrain': segmentors and detectors "
+            'are streamed; tools/infer.py draws what a classifier predicts'
+        )
     if cfg.default_scope == 'mmseg' and cfg.model.type == 'EncoderDecoder':
         cfg.model.type = 'FastEncoderDecoder'
     if native:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.engine.toy import ToyModel, make_runner
-from vim_mm.engine.checks.classes import check_classes, check_names
+from vim_mm.engine.checks.classes import check_class_names, check_classes
 from vim_mm.mistakes import explain
 
 
@@ -107,7 +107,7 @@ class Folders:
 
 @pytest.mark.parametrize('classes', [('disk', 'square'), ('round ones', 'others'), ('disk',)])
 def test_classes_may_have_names_of_their_own(classes):
-    check_names(Folders(*classes), 'data')
+    check_class_names(Folders(*classes), 'data')
 
 
 @pytest.mark.parametrize('classes', [('square', 'disk'), ('square', 'disc')])
@@ -117,7 +117,7 @@ def test_a_class_with_the_name_of_another_folder(classes):
         r'in the order of the folders \(disk, square\)'
     )
     with pytest.raises(ValueError, match=message):
-        check_names(Folders(*classes), 'data')
+        check_class_names(Folders(*classes), 'data')
 
 
 def coco(tmp_path, *classes):
@@ -139,8 +139,8 @@ def coco(tmp_path, *classes):
 
 
 def test_categories_are_classes(tmp_path):
-    check_names(coco(tmp_path, 'ball', 'box'), 'data')
-    check_names(coco(tmp_path, 'box'), 'data')  # the others are left out on purpose
+    check_class_names(coco(tmp_path, 'ball', 'box'), 'data')
+    check_class_names(coco(tmp_path, 'box'), 'data')  # the others are left out on purpose
 
 
 @pytest.mark.parametrize(
@@ -154,4 +154,4 @@ def test_categories_are_classes(tmp_path):
 def test_classes_that_are_not_the_categories(classes, message, tmp_path):
     data = SimpleNamespace(datasets=[SimpleNamespace(dataset=coco(tmp_path, *classes))])
     with pytest.raises(ValueError, match=f'train.datasets.0.dataset: .*{message}'):
-        check_names(data, 'train')
+        check_class_names(data, 'train')

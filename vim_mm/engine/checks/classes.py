@@ -41,7 +41,7 @@ def check_classes(model: nn.Module, dataset, name: str) -> None:
             )
 
 
-def check_names(dataset, name: str) -> None:
+def check_class_names(dataset, name: str) -> None:
     """Compare the names of classes with those that the files of a data set give their labels.
 
     MMDetection numbers the classes of COCO's format in the order of the annotation file, and leaves
@@ -127,7 +127,7 @@ def _shown(classes) -> str:
 
 @HOOKS.register_module()
 class ClassesHook(Hook):
-    """Calls :func:`check_classes` and :func:`check_names` before a training or a test begins."""
+    """Calls :func:`check_classes` and :func:`check_class_names` before anything is computed."""
 
     priority = 'VERY_HIGH'
 
@@ -149,4 +149,4 @@ class ClassesHook(Hook):
         dataset = getattr(runner, f'{phase}_loop').dataloader.dataset
         name = f'{phase}_dataloader.dataset'
         check_classes(runner.model, dataset, name)
-        check_names(dataset, name)
+        check_class_names(dataset, name)
