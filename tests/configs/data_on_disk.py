@@ -1,9 +1,10 @@
-"""A few pictures in the layouts of ADE20K and COCO on disk, as the tests of the configs need them.
+"""A few pictures in the layouts of the tasks on disk, as the tests of the configs need them.
 
-Both hold a square image, a wide one, a tall one, and one without any object.
+All hold a square image, a wide one, a tall one, and one without any object.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,16 +46,37 @@ def write_ade20k(root: Path) -> None:
             Image.fromarray(labels).save(root / 'annotations' / split / f'{name}.png')
 
 
-def write_coco(root: Path) -> None:
-    """JPEG images and an instances file with polygons, of two of the 80 categories."""
-    from mmdet.datasets import CocoDataset
+def write_folders(root: Path, splits: Sequence[str], classes: Sequence[str]) -> None:
+    """JPEG images of each class in a folder of its name."""
+    for split in splits:
+        for class_name in classes:
+            (root / split / class_name).mkdir(parents=True)
+            for name in SIZES:
+                _picture(name).save(root / split / class_name / f'{name}.jpg')
 
+
+def write_coco(
+    root: Path,
+    splits: Sequence[str] = tuple(SPLITS.values()),
+    classes: Sequence[str] | None = None,
+    file_name: str = 'instances_{}.json',
+) -> None:
+    """JPEG images and a file of annotations with polygons, of the first two categories.
+
+    Args:
+        root (Path): Gets the folders.
+        splits (Sequence[str]): Names of the folders of images.
+        classes (Sequence[str], optional): The categories, COCO's 80 if None.
+        file_name (str): Of the annotations, with a place for the split.
+    """
+    if classes is None:
+        from mmdet.datasets import CocoDataset
+
+        classes = CocoDataset.METAINFO['classes']
     # COCO numbers its categories with gaps; the data set is told them by name.
-    categories = [
-        dict(id=i + 1, name=name) for i, name in enumerate(CocoDataset.METAINFO['classes'])
-    ]
+    categories = [dict(id=i + 1, name=name) for i, name in enumerate(classes)]
     (root / 'annotations').mkdir(parents=True)
-    for split in SPLITS.values():
+    for split in splits:
         (root / split).mkdir()
         images, annotations = [], []
         for image_id, (name, (height, width)) in enumerate(SIZES.items()):
@@ -74,4 +96,4 @@ def write_coco(root: Path) -> None:
                     )
                 )
         content = dict(images=images, annotations=annotations, categories=categories)
-        (root / 'annotations' / f'instances_{split}.json').write_text(json.dumps(content))
+        (root / 'annotations' / file_name.format(split)).write_text(json.dumps(content))

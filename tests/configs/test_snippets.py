@@ -1,4 +1,7 @@
-"""The drop-ins of docs/snippets for somebody's own config build, and train as they should."""
+"""What somebody copies into a config of his own builds, and trains as it should.
+
+These are the drop-ins of docs/snippets and the configs of docs/own_data.md.
+"""
 
 import re
 from pathlib import Path
@@ -7,10 +10,20 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import MODELS, PARAM_SCHEDULERS, init_default_scope
+from mmengine.registry import (
+    DATASETS,
+    METRICS,
+    MODELS,
+    PARAM_SCHEDULERS,
+    init_default_scope,
+)
 
+from tests.configs.data_on_disk import SIZES, write_ade20k, write_coco, write_folders
 from vim_mm import registered
+from vim_mm.config import merge_options
 from vim_mm.engine import activate
+from vim_mm.engine.checks.classes import check_classes
+from vim_mm.engine.cli import import_task_library
 
 ROOT = Path(__file__).parents[2]
 SNIPPETS = ROOT / 'docs' / 'snippets'
@@ -93,3 +106,149 @@ def test_the_learning_rate_ends_far_below_its_peak(snippet):
 def test_readme_shows_the_snippets():
     shown = re.findall(r'```python\n(_base_ = .*?)```', (ROOT / 'README.md').read_text(), re.S)
     assert sorted(shown) == sorted(path.read_text() for path in SNIPPETS.glob('*.py'))
+
+
+OWN_DATA = (ROOT / 'docs/own_data.md').read_text()
+SEG, PIPELINES, DET, CLS, CASCADE_HEADS, INIT, _ = re.findall(
+    r'```python\n(.*?)```', OWN_DATA, re.S
+)
+MASK_RCNN_HEADS = re.search(r'^model = .*$', DET, re.M)[0]
+# The task of each text, how its data are drawn, and the classes that it has.
+OWN = {
+    'mmseg': (SEG, write_ade20k, ['road', 'tree', 'car']),
+    'mmdet': (
+        DET,
+        lambda root: write_coco(root, ('train', 'val'), ('dog', 'cat'), '{}.json'),
+        ['dog', 'cat'],
+    ),
+    'mmpretrain': (
+        CLS,
+        # Written in another order than that of their names.
+        lambda root: write_folders(root, ('train', 'val'), ('pear', 'quince', 'apple')),
+        ['apple', 'pear', 'quince'],
+    ),
+}
+
+
+def own_config(text: str, folder: Path) -> Config:
+    """The config of the page, as it reads when its data lie in ``folder / 'data'``."""
+    activate()
+    (folder / 'own.py').write_text(text)
+    cfg = Config.fromfile(folder / 'own.py')
+    merge_options(cfg, dict(data_root=str(folder / 'data')))
+    import_task_library(cfg)
+    init_default_scope(cfg.default_scope)
+    return cfg
+
+
+def labels_of(sample) -> set[int]:
+    """Numbers of the classes in a sample of any task."""
+    if 'gt_sem_seg' in sample:
+        return set(sample.gt_sem_seg.data.unique().tolist())
+    return set(
+        (sample.gt_instances.labels if 'gt_instances' in sample else sample.gt_label).tolist()
+    )
+
+
+@pytest.mark.parametrize('library', OWN)
+def test_configs_of_own_data_fit_their_data(library, tmp_path):
+    if library == 'mmdet':
+        pytest.importorskip('mmcv.ops', reason='needs mmcv with compiled operators')
+    pytest.importorskip(library)
+    text, write, classes = OWN[library]
+    write(tmp_path / 'data')
+    cfg = own_config(text, tmp_path)
+    assert cfg.default_scope == library
+    model = MODELS.build(cfg.model)
+    for split in ('train', 'val', 'test'):
+        dataset = DATASETS.build(cfg[f'{split}_dataloader'].dataset)
+        assert [*dataset.metainfo['classes']] == classes
+        if library != 'mmpretrain':
+            assert len(dataset.metainfo['palette']) == len(classes)
+        check_classes(model, dataset, split)
+        samples = [dataset[i]['data_samples'] for i in range(len(dataset))]
+        # Annotations 1 and 2 of a segmentation, all categories and all folders otherwise.
+        found = set().union(*map(labels_of, samples)) - {255}
+        assert found <= set(range(len(classes))) and len(found) >= 2
+        if library == 'mmpretrain':
+            for sample in samples:
+                assert Path(sample.img_path).parent.name == classes[int(sample.gt_label)]
+        if split != 'train':
+            METRICS.build(cfg[f'{split}_evaluator'])  # that of COCO reads its annotations
+
+
+def test_own_segmentation_whose_labels_begin_at_zero(tmp_path):
+    pytest.importorskip('mmseg')
+    write_ade20k(tmp_path / 'data')
+    text = SEG.replace('reduce_zero_label=True', 'reduce_zero_label=False')
+    loaders = 'train_dataloader = dict(dataset=own_data)\nval_dataloader = dict(dataset=own_data)\n'
+    assert loaders in text
+    cfg = own_config(text.replace(loaders, PIPELINES), tmp_path)
+    for split in ('train', 'val', 'test'):
+        dataset = DATASETS.build(cfg[f'{split}_dataloader'].dataset)
+        samples = [dataset[i]['data_samples'] for i in range(len(SIZES))]
+        assert set().union(*map(labels_of, samples)) <= {0, 1, 2, 255}
+        assert all(0 in labels_of(sample) for sample in samples)
+
+    inherited = own_config(text, tmp_path)  # the page says why this is not enough
+    with pytest.raises(AssertionError, match='reduce_zero_label'):
+        DATASETS.build(inherited.val_dataloader.dataset)[0]
+
+
+def leaves(value, name: str = ''):
+    """Names and values in nested dicts and lists."""
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(item, f'{name}.{key}'.lstrip('.'))
+    else:
+        yield name, value
+
+
+@pytest.mark.parametrize(
+    ('row', 'base'),
+    [
+        ('UPerNet', 'seg/upernet_vim_t_zoh.py'),
+        ('linear', 'seg/linear_vim_t_zoh.py'),
+        ('Mask2Former', 'seg/mask2former_vim_t_zoh.py'),
+        ('Mask R-CNN', 'det/mask_rcnn_vim_t_zoh.py'),
+        ('Cascade Mask R-CNN', 'det/cascade_mask_rcnn_vim_t_zoh.py'),
+        ('RetinaNet, DINO', 'det/retinanet_vim_t_zoh.py'),
+        ('RetinaNet, DINO', 'det/dino_vim_t_zoh.py'),
+        ('classifier', 'cls/vim_t_zoh.py'),
+    ],
+)
+def test_the_page_names_every_number_of_classes(row, base, tmp_path):
+    pytest.importorskip({'seg': 'mmseg', 'det': 'mmdet', 'cls': 'mmpretrain'}[base[:3]])
+    activate()
+    heads = dict(re.findall(r'^\| ([\w ,-]+) \| (.*num_classes.*|the same;.*) \|$', OWN_DATA, re.M))
+    keys = re.findall(r'`([\w.]+\.num_classes)`', heads[row])
+    text = f"_base_ = 'vim_mm::{base}'\n"
+    if row == 'Cascade Mask R-CNN':
+        text += CASCADE_HEADS.replace('num_classes=2', 'num_classes=7')
+    (tmp_path / 'own.py').write_text(text)
+    cfg = Config.fromfile(tmp_path / 'own.py')
+    cfg.merge_from_dict({f'model.{key}': 7 for key in keys})
+    if row == 'Mask2Former':
+        cfg.model.decode_head.loss_cls.class_weight = [1.0] * 7 + [0.1]
+    named = [*leaves(cfg.model.to_dict())]
+    assert {value for name, value in named if name.endswith('.num_classes')} == {7}
+    assert not [name for name, _ in named if re.search(r'class_weight\.(8|80|150)$', name)]
+
+
+def test_own_configs_take_their_backbone_from_a_classifier(tmp_path):
+    pytest.importorskip('mmseg')
+    checkpoint = tmp_path / 'classifier.pth'
+    small = dict(arch=dict(embed_dims=8, num_layers=4), img_size=32)
+    trained = registered.VisionMamba(**small, cls_token='middle', out_type='cls_token')
+    weights = {f'backbone.{name}': value for name, value in trained.state_dict().items()}
+    torch.save(dict(state_dict={**weights, 'head.fc.bias': torch.zeros(3)}), checkpoint)
+    (tmp_path / 'own.py').write_text(INIT)
+    init_cfg = Config.fromfile(tmp_path / 'own.py').model.backbone.init_cfg
+    init_cfg.checkpoint = str(checkpoint)
+    activate()
+    backbone = registered.VisionMamba(**small, init_cfg=init_cfg)
+    backbone.init_weights()
+    same = torch.equal(
+        backbone.layers[0].mixer.in_proj.weight, trained.layers[0].mixer.in_proj.weight
+    )
+    assert same
