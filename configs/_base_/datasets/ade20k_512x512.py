@@ -11,7 +11,7 @@ train_dataloader = dict(
         data_prefix=dict(img_path='images/training', seg_map_path='annotations/training'),
         pipeline=[
             dict(type='LoadImageFromFile'),
-            dict(type='LoadAnnotations', reduce_zero_label=True),
+            dict(type='LoadAnnotations'),
             dict(type='RandomResize', scale=(2048, 512), ratio_range=(0.5, 2.0), keep_ratio=True),
             dict(type='RandomCrop', crop_size=(512, 512), cat_max_ratio=0.75),
             dict(type='RandomFlip', prob=0.5),
@@ -32,7 +32,7 @@ val_dataloader = dict(
             dict(type='LoadImageFromFile'),
             dict(type='Resize', scale=(2048, 512), keep_ratio=True),
             # After Resize: predictions are compared at the size of the original image.
-            dict(type='LoadAnnotations', reduce_zero_label=True),
+            dict(type='LoadAnnotations'),
             dict(type='PackSegInputs'),
         ],
     ),
