@@ -363,7 +363,7 @@ def main(args: Namespace, extra: list[str]) -> None:
     done = ('finished', 'diverged')
     for run in runs:
         if run.status() in done:
-            print(f'{run.folder} {describe(run, run.status())}', flush=True)
+            print(f'{run.folder} {describe(run, run.status(), len(slots))}', flush=True)
     train_all([run for run in runs if run.status() not in done], slots, args)
     ended = [run for run in runs if run.status() in done]
     report(ended, seeds=args.seeds is not None)
