@@ -102,6 +102,34 @@ def test_page_latex_and_pictures(results, tmp_path):
     assert r'zoh\_exact' in latex
 
 
+def test_other_models_stand_in_a_table_of_their_own(results, tmp_path):
+    """Not among the methods; and the longer run is in that table alone."""
+    (tmp_path / 'fashion').mkdir()
+    (tmp_path / 'long').mkdir()
+    for arm, metric in (('zoh', 91.0), ('zoh_exact', 91.5), ('deit', 90.0), ('resnet18', 93.0)):
+        for seed in range(2):
+            run = json.loads((results / 'scenes/zoh_0.json').read_text())
+            run |= {'task': 'fashion', 'arm': arm, 'seed': seed, 'parameters': 1000}
+            run |= {'metric': metric + seed, 'resolutions': {}}
+            (tmp_path / f'fashion/{arm}_{seed}.json').write_text(json.dumps(run))
+    (tmp_path / 'fashion/deit_cost.json').write_text(
+        json.dumps({'arm': 'deit', 'milliseconds': 7.5, 'mebibytes': 300.0})
+    )
+    run |= {'task': 'long', 'arm': 'zoh', 'seed': 0, 'metric': 95.25}
+    (tmp_path / 'long/zoh_0.json').write_text(json.dumps(run))
+    _run(tmp_path, '--page', tmp_path / 'page.md')
+    methods, others = (tmp_path / 'page.md').read_text().split('beside other models')
+    assert 'DeiT' not in methods and '## long' not in methods
+    rows = {
+        row.split('|')[1].strip(): row.split('|')[2:] for row in others.splitlines() if '|' in row
+    }
+    cells = {name: [cell.strip() for cell in row] for name, row in rows.items()}
+    assert cells['zoh'][:3] == ['1,000', '2', '91.50']
+    assert cells['DeiT'][2] == '90.50' and cells['DeiT'][4:6] == ['7.50', '300']
+    assert cells['zoh, 7 layers, 100 epochs, random erasing'][1:3] == ['1', '95.25']
+    assert cells['WRN-40-4, 8.9 million parameters, crops and flips'][2] == '96.7'
+
+
 def test_no_results(tmp_path):
     with pytest.raises(FileNotFoundError, match='holds no results of runs'):
         read_results(tmp_path)

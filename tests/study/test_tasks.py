@@ -1,5 +1,7 @@
 """Data, augmentation and metrics of the study's tasks."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -33,6 +35,25 @@ def test_take_flips_and_shifts(make_data, name):
         torch.testing.assert_close(image[None], normalize(torch.from_numpy(truth.copy())[None]))
         np.testing.assert_array_equal(label.numpy(), truth_label)
     assert step[:, 1].unique().tolist() == [0, 1] and (step[:, 2:] <= 2 * shift).all()
+
+
+def test_half_of_the_images_lose_a_rectangle(tiny_tasks, make_data):
+    data = make_data('fashion')
+    plain = data.take(data.plan(1, 10)[0])[0]
+    plan = data.plan(1, 10)
+    data.task = replace(data.task, erase=(4, 14))
+    erasing = data.plan(1, 10)
+    assert torch.equal(erasing[..., :4], plan), 'the other numbers of a seed stay'
+    images = data.take(erasing[0])[0]
+    for image, before, row in zip(images, plain, erasing[0, :, 4:].tolist()):
+        top, bottom, left, end = row
+        assert 0 <= top <= bottom <= 28 and 0 <= left <= end <= 28
+        before = before.clone()
+        before[:, top:bottom, left:end] = 0
+        assert torch.equal(image, before)
+    sides = (erasing[..., 5] - erasing[..., 4]).flatten()
+    assert {*sides.tolist()} <= {0, *range(4, 15)}
+    assert 0.2 < (sides > 0).float().mean() < 0.8
 
 
 def test_tokens_have_their_pixels(tiny_tasks):

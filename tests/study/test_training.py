@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import run
 import torch
-from arms import ARMS, make_net
+from arms import ARMS, Size, make_net
+from peers import PEERS
 from pool import Plan, run_all
 from results import Job, append, finished, read_lines, spread
 from tasks import Split
-from training import Settings, Step, learning_rate, train
+from training import Settings, Step, build, learning_rate, train
 
 from vim_mm.ops import METHODS
 
@@ -48,17 +49,38 @@ def test_a_run_past_the_deadline_is_given_up(make_data):
     assert train('zoh', 0, make_data('fashion'), Settings(), 5, time.monotonic() - 1) is None
 
 
-def test_variants_run_where_the_protocol_has_them(monkeypatch, tmp_path):
+def test_arms_run_where_the_protocol_has_them(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(run, 'run_all', lambda jobs, plan, workers: asked.extend(jobs) or True)
     args = SimpleNamespace(
-        tasks=['fashion', 'recall'], arms=[*ARMS], seeds=[0], label='', minutes=None, jobs=1,
+        tasks=['fashion', 'recall', 'long'], arms=[*ARMS, *PEERS], seeds=[0],
+        label='', minutes=None, jobs=1,
         out=tmp_path, results=tmp_path, data=tmp_path, cache=tmp_path, steps=None, device='cpu',
         commit='abc',
     )  # fmt: skip
     assert run.train(args) == 0
     arms = {task: [job.arm for job in asked if job.task == task] for task in args.tasks}
-    assert arms == {'fashion': [*ARMS], 'recall': [*METHODS]}
+    assert arms == {'fashion': [*ARMS, *PEERS], 'recall': [*METHODS], 'long': ['zoh']}
+
+
+@pytest.mark.parametrize('peer', PEERS)
+def test_a_peer_follows_from_the_seed(make_data, peer):
+    data = make_data('fashion')
+    first, again = (train(peer, 1, data, Settings(), 5) for _ in range(2))
+    assert first['curve'] == again['curve'] and not first['diverged']
+
+
+def test_peers_are_what_their_names_say(tiny_tasks):
+    task = replace(tiny_tasks['fashion'], size=Size(28, 2, 10))
+    sizes = {peer: sum(p.numel() for p in build(peer, task, 0, Settings()).parameters())
+             for peer in PEERS}  # fmt: skip
+    # ResNet-18 for CIFAR has 11,173,962 parameters: less two of three input channels of the stem.
+    assert sizes['resnet18'] == 11_173_962 - 2 * 64 * 9
+    block = 12 * 128**2 + 13 * 128
+    patches, positions, head, norm = 4 * 128 + 128, 196 * 128, 1290, 256
+    assert sizes['deit'] == 6 * block + patches + positions + head + norm
+    net = build('deit', task, 0, Settings())
+    assert net.pos_embed._no_weight_decay
 
 
 def test_learning_rate():
@@ -119,7 +141,7 @@ def test_processes_restart_and_spread(make_data, tiny_tasks, tmp_path, monkeypat
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
-@pytest.mark.parametrize('arm', ['zoh_exact', 'poly', 'zoh_exact_averaged'])
+@pytest.mark.parametrize('arm', ['zoh_exact', 'poly', 'zoh_exact_averaged', *PEERS])
 def test_graph_is_eager(make_data, arm):
     """The same curve and weights' bits, drop path included."""
     data = make_data('fashion', 'cuda')

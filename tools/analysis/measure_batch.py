@@ -75,7 +75,9 @@ def resolution(cfg: Config) -> tuple[int, int]:
     if cfg.default_scope == 'mmseg':
         height, width = cfg.model.data_preprocessor.size
         return height, width
-    side = cfg.model.data_preprocessor.get('pad_size_divisor') or cfg.model.backbone.img_size
+    # Padded to it, or of about as many pixels, as DINO's 800 x 1333 are.
+    divisor = cfg.model.data_preprocessor.get('pad_size_divisor', 1)
+    side = max(divisor, cfg.model.backbone.img_size)
     return side, side
 
 

@@ -26,7 +26,7 @@ from results import RESULTS, Job, append, finished, spread
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest='command', required=True)
-    tasks, arms = Names('tasks', 'TASKS'), Names('arms', 'ARMS')
+    tasks, arms = Names('tasks', 'TASKS'), Names('tasks', 'ARMS_AND_PEERS')
     shared = argparse.ArgumentParser(add_help=False)
     add_debug(shared)
     shared.add_argument('--data', type=Path, required=True, help="Fashion-MNIST's IDX files")
@@ -64,7 +64,6 @@ from tasks import TASKS, Data, load_splits
 from training import Settings, measure_step
 
 import vim_mm
-from vim_mm.ops import METHODS
 from vim_mm.progress import progress, say
 from vim_mm.version import commit
 
@@ -107,7 +106,7 @@ def train(args: argparse.Namespace) -> int:
     jobs = [
         Job(task, arm, seed, args.label)
         for seed, task, arm in product(args.seeds, args.tasks, args.arms)
-        if TASKS[task].variants or arm in METHODS
+        if arm in TASKS[task].arms
         if Job(task, arm, seed, args.label).file not in done
     ]
     print(f'{len(jobs)} runs to make, {len(done)} results are there', flush=True)
@@ -133,7 +132,7 @@ def cost(args: argparse.Namespace) -> int:
         task = TASKS[name]
         splits = load_splits(task, args.data, args.cache)
         data = Data(task, splits, torch.device('cuda'))
-        for arm in progress(args.arms, name):
+        for arm in progress([arm for arm in args.arms if arm in task.arms], name):
             figures = measure_step(arm, data, Settings())
             append(args.out, {**figures, **noted})
             say(str(figures))

@@ -10,20 +10,23 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from arms import Net, Size
+from arms import ARMS, Net, Size
 from cues import CLASSES as CUE_CLASSES
 from cues import PATCH as CUE_PATCH
 from cues import SIDE as CUE_SIDE
 from cues import UNLABELED, draw_cues
+from peers import PEERS
 from torch import Tensor
 
 from vim_mm.datasets.garments import GARMENTS, load_garments
 from vim_mm.datasets.scenes import SCENE_CLASSES, Garments, scene
+from vim_mm.ops import METHODS
 from vim_mm.progress import progress
 from vim_mm.whole_file import whole_file
 
 MEAN, STD = 0.3, 0.35  # of grey levels in 0 to 1, roughly those of Fashion-MNIST
 RESOLUTION_SCENES = 500
+ARMS_AND_PEERS = (*ARMS, *PEERS)
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,9 @@ class Task:
         shift (int): Greatest shift of augmentation in pixels, along each axis.
         flip (bool): Whether augmentation flips half of the images.
         factors (tuple): Of enlargement, for the test at other resolutions.
-        variants (bool): Whether variants of methods run as well.
+        erase (tuple): Least and greatest side in pixels of the rectangle that augmentation greys in
+            half of the images; empty for none.
+        arms (tuple): Names in ``ARMS`` and ``PEERS`` of what runs.
     """
 
     name: str
@@ -58,21 +63,26 @@ class Task:
     shift: int = 0
     flip: bool = True
     factors: tuple[float, ...] = ()
-    variants: bool = True
+    erase: tuple[int, ...] = ()
+    arms: tuple[str, ...] = (*ARMS,)
 
 
 TASKS = {
     task.name: task
     for task in (
         Task('fashion', 'accuracy', Size(28, 2, len(GARMENTS)), len(GARMENTS), False,
-             steps=2340, batch=256, counts=(60_000, 10_000), test_batch=1000, shift=2),
+             steps=2340, batch=256, counts=(60_000, 10_000), test_batch=1000, shift=2,
+             arms=(*ARMS, *PEERS)),
+        Task('long', 'accuracy', Size(28, 2, len(GARMENTS), layers=7), len(GARMENTS), False,
+             steps=23_400, batch=256, counts=(60_000, 10_000), test_batch=1000, shift=2,
+             erase=(4, 14), arms=('zoh',)),
         Task('scenes', 'mIoU', Size(128, 4, 16 * len(SCENE_CLASSES)), len(SCENE_CLASSES), True,
              steps=4000, batch=32, counts=(8_000, 2_000), test_batch=100, factors=(1.5, 2.0)),
         Task('recall', 'accuracy',
              Size(CUE_SIDE, CUE_PATCH, CUE_PATCH**2 * CUE_CLASSES, channels=64, layers=2),
              CUE_CLASSES, True,
              steps=4000, batch=64, counts=(32_000, 2_000), test_batch=500,
-             flip=False, variants=False),
+             flip=False, arms=(*METHODS,)),
     )
 }  # fmt: skip
 
@@ -151,6 +161,9 @@ class Data:
     def plan(self, seed: int, steps: int) -> Tensor:
         """What every step takes: (steps, batch, 4) of index, flip, and shift along both axes.
 
+        Of a task that erases, (steps, batch, 8): also the first row of a rectangle and that behind
+        its last, and its columns likewise.
+
         Follows from the seed alone, drawn on the CPU so that every card has the same.
         """
         generator = torch.Generator().manual_seed(seed)
@@ -166,18 +179,32 @@ class Data:
         order = order[: steps * task.batch]
         flips = torch.randint(2, order.shape, generator=generator) * task.flip
         shifts = torch.randint(2 * task.shift + 1, (*order.shape, 2), generator=generator)
-        plan = torch.cat([torch.stack([order, flips], 1), shifts], dim=1)
-        return plan.view(steps, task.batch, 4).to(self.pixels.device)
+        columns = [torch.stack([order, flips], 1), shifts]
+        if task.erase:
+            low, high = task.erase
+            sides = torch.randint(low, high + 1, (*order.shape, 2), generator=generator)
+            sides *= torch.randint(2, (*order.shape, 1), generator=generator)
+            room = task.size.image - sides + 1
+            first = (torch.rand(room.shape, generator=generator) * room).long()
+            columns += [torch.stack([first, first + sides], 2).flatten(1)]
+        plan = torch.cat(columns, dim=1)
+        return plan.view(steps, task.batch, -1).to(self.pixels.device)
 
     def take(self, step: Tensor) -> tuple[Tensor, Tensor]:
-        """Images (B, 1, H, W) float32 and labels of one row (B, 4) of the plan."""
-        index, flip, down, right = step.unbind(1)
+        """Images (B, 1, H, W) float32 and labels of one row (B, 4 or 8) of the plan."""
+        index, flip, down, right = step[:, :4].unbind(1)
         last = self.task.size.image - 1
         columns = torch.where(flip[:, None] > 0, last - self.pixels, self.pixels)
         rows = self.pixels.expand(len(step), -1)
         index = index[:, None, None]
         at = (rows + down[:, None])[:, :, None], (columns + right[:, None])[:, None, :]
         images = normalize(self.images[(index, *at)])
+        if self.task.erase:
+            top, bottom, left, end = step[:, 4:, None].unbind(1)
+            in_rows = (self.pixels >= top) & (self.pixels < bottom)
+            in_columns = (self.pixels >= left) & (self.pixels < end)
+            erased = in_rows[:, None, :, None] & in_columns[:, None, None, :]
+            images = images.masked_fill(erased, 0.0)
         if not self.task.dense:
             return images, self.labels[index[:, 0, 0]].long()
         return images, self.labels[index, rows[:, :, None], columns[:, None, :]].long()

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from arms import ARMS, Net, make_net
-from tasks import Data, loss_of, test, test_resolutions
+from arms import ARMS, make_net
+from peers import PEERS
+from tasks import Data, Task, loss_of, test, test_resolutions
 from torch import Tensor, nn
 
 _TESTS = 5  # points of a learning curve
@@ -44,6 +45,14 @@ def learning_rate(step: int, steps: int, settings: Settings) -> float:
     return settings.lr * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (steps - warm_up)))
 
 
+def build(arm: str, task: Task, seed: int, settings: Settings) -> nn.Module:
+    """The network of an arm or a peer, with the weights of a seed, on the CPU."""
+    if arm in PEERS:
+        torch.manual_seed(seed)
+        return PEERS[arm](task.size, settings.drop_path)
+    return make_net(ARMS[arm], task.size, task.dense, seed, settings.dt_range, settings.drop_path)
+
+
 def make_optimizer(net: nn.Module, lr: Tensor, settings: Settings) -> torch.optim.AdamW:
     """AdamW that reads its learning rate from a tensor; no decay of vectors and of what says so."""
     groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
@@ -65,15 +74,15 @@ class Step:
     """A training step, forward to optimizer, on static tensors: captured on a GPU, eager without.
 
     Attributes:
-        plan (Tensor): (B, 4), what the step takes, to be copied into.
+        plan (Tensor): (B, columns), what the step takes, to be copied into.
         lr (Tensor): The learning rate, to be filled.
         loss_sum (Tensor): Sum of the losses since it was last set to 0.
     """
 
-    def __init__(self, net: Net, data: Data, settings: Settings, graph: bool):
+    def __init__(self, net: nn.Module, data: Data, settings: Settings, graph: bool):
         device = data.pixels.device
         self.net, self.data, self.settings = net, data, settings
-        self.plan = torch.zeros(data.task.batch, 4, dtype=torch.long, device=device)
+        self.plan = torch.zeros_like(data.plan(0, 1)[0])
         self.lr = torch.zeros((), device=device)
         self.loss_sum = torch.zeros((), device=device)
         self.optimizer = make_optimizer(net, self.lr, settings)
@@ -92,8 +101,10 @@ class Step:
         self.loss_sum += loss.detach()
 
     def _capture(self) -> Callable[[], Any]:
-        """The step as a graph. Nothing is learned: at a learning rate of 0 weights keep their bits,
-        and what the optimizer has gathered is set to 0 again."""
+        """The step as a graph. Nothing is learned: at a learning rate of 0 weights keep their bits;
+        what the optimizer has gathered is set to 0 again, and statistics of batch norm are
+        those of before."""
+        buffers = [(buffer, buffer.clone()) for buffer in self.net.buffers()]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -107,11 +118,13 @@ class Step:
         for state in self.optimizer.state.values():
             for value in state.values():
                 value.zero_()
+        for buffer, before in buffers:
+            buffer.copy_(before)
         self.loss_sum.zero_()
         return graph.replay
 
     def __call__(self, plan: Tensor, lr: float) -> None:
-        """Take a step with what ``plan`` (B, 4) says."""
+        """Take a step with what ``plan`` (B, columns) says."""
         self.plan.copy_(plan)
         self.lr.fill_(lr)
         self.call()
@@ -129,7 +142,7 @@ def train(
     """Train an arm on a seed and test it.
 
     Args:
-        arm (str): A name in ``ARMS``.
+        arm (str): A name in ``ARMS`` or ``PEERS``.
         seed (int): From it follow initialization, data, augmentation and drop path.
         data (Data): The task's.
         settings (Settings): What all arms have in common.
@@ -142,9 +155,7 @@ def train(
     """
     device, task = data.pixels.device, data.task
     began = time.monotonic()
-    net = make_net(
-        ARMS[arm], task.size, task.dense, seed, settings.dt_range, settings.drop_path
-    ).to(device)
+    net = build(arm, task, seed, settings).to(device)
     step = Step(net, data, settings, device.type == 'cuda' if graph is None else graph)
     plan = data.plan(seed, steps)
     torch.manual_seed(seed)  # drop path's draws, of the device too, after the calls of warm-up
@@ -184,7 +195,7 @@ def measure_step(arm: str, data: Data, settings: Settings) -> dict[str, Any]:
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    net = make_net(ARMS[arm], task.size, task.dense, 0, settings.dt_range, settings.drop_path)
+    net = build(arm, task, 0, settings)
     step = Step(net.to(device), data, settings, graph=True)
     plan = data.plan(0, 60)
     times = []

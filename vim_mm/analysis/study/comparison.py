@@ -30,7 +30,13 @@ SECONDARY = (  # exploratory: A against B
     ('poly', 'zoh_exact_averaged'),
 )
 ARMS = (*FAMILY, CONTROL, 'foh_matched', 'zoh_exact_averaged')
-TITLES = {'foh_matched': 'foh, matched', 'zoh_exact_averaged': 'zoh_exact, averaged'}
+PEERS = ('deit', 'resnet18')  # other people's models, of the same recipe
+TITLES = {
+    'foh_matched': 'foh, matched',
+    'zoh_exact_averaged': 'zoh_exact, averaged',
+    'deit': 'DeiT',
+    'resnet18': 'ResNet-18',
+}
 LEVEL = 0.05
 PLANNED_SEEDS = 12
 PRIMARY = ('fashion', 'scenes')  # tasks; the others are exploratory, and of the methods alone
@@ -43,13 +49,15 @@ class TaskResults:
     Attributes:
         name (str): Of the task, and of its setting where that is not the primary one.
         runs (dict): By arm and seed, what the run left.
-        costs (dict): By arm, what a step costs alone on the card.
+        peers (dict): As ``runs``, of other people's models.
+        costs (dict): By arm or peer, what a step costs alone on the card.
         control (str): The arm that the others are compared with.
         planned (int, optional): Seeds of the protocol; fewer are marked as interim.
     """
 
     name: str
     runs: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    peers: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
     costs: dict[str, dict[str, Any]] = field(default_factory=dict)
     control: str = CONTROL
     planned: int | None = PLANNED_SEEDS
@@ -101,7 +109,8 @@ def read_results(folder: Path) -> list[TaskResults]:
         record = json.loads(file.read_text())
         task = tasks.setdefault(file.parent.name, TaskResults(file.parent.name))
         if 'seed' in record:
-            task.runs.setdefault(record['arm'], {})[record['seed']] = record
+            runs = task.peers if record['arm'] in PEERS else task.runs
+            runs.setdefault(record['arm'], {})[record['seed']] = record
         else:
             task.costs[record['arm']] = record
     tasks = {name: task for name, task in tasks.items() if task.runs}
