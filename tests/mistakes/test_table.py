@@ -426,6 +426,22 @@ def test_an_evaluator_of_other_data(tmp_path):
         f'has the annotations {tmp_path}/annotations/instances_val2017.json',
         line,
     )
+    # As of CocoPanopticMetric and CocoMetric, of which each has a file of its own.
+    other, same = dict(cfg.val_evaluator), dict(cfg.test_evaluator)
+    cfg.val_evaluator = [other, same]
+    check_data(cfg, 'train', 'val')
+    cfg.val_evaluator = [dict(type='DumpResults'), other, other]
+    line = sentence_of(check_data, cfg, 'train', 'val')
+    assert_matches('val_evaluator.1.ann_file is /elsewhere/instances_val2017.json', line)
+
+
+def test_an_evaluator_that_compares_nothing(tmp_path):
+    """It writes what a server evaluates, and names the file of pictures without annotations."""
+    cfg = data_config(DET)
+    write_coco(tmp_path)
+    merge_options(cfg, dict(data_root=str(tmp_path)))
+    cfg.test_evaluator.update(format_only=True, ann_file='/elsewhere/image_info_test-dev2017.json')
+    check_data(cfg, 'test')
 
 
 def test_a_data_root_that_moves_nothing(tmp_path):
