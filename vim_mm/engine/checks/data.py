@@ -53,12 +53,17 @@ def check_data_root(cfg: Config, file: Path) -> None:
         file (Path): Only Python is looked at.
 
     Raises:
-        ValueError: The file sets ``data_root``, and no dataset lies in it.
+        ValueError: The file sets ``data_root``, and no path of a dataset begins with it.
     """
     if file.suffix != '.py':
         return
-    assignments = [n for n in ast.parse(file.read_text()).body if isinstance(n, ast.Assign)]
-    own = {target.id for n in assignments for target in n.targets if isinstance(target, ast.Name)}
+    own = {
+        node.id
+        for statement in ast.parse(file.read_text()).body
+        if isinstance(statement, ast.Assign | ast.AnnAssign)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
     if {'_base_', 'data_root'} <= own and not uses_data_root(cfg):
         raise ValueError(f'{file}: {unused_data_root(cfg)}')
 
