@@ -1,11 +1,13 @@
 """From the command line to MMEngine's Runner: finds shipped configs, merges options into them."""
 
+import ast
 import difflib
 import functools
 import inspect
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -75,7 +77,8 @@ def _read_by_mmengine() -> set[str]:
 def check_names(cfg: Config) -> None:
     """Find a misspelled top-level name, which MMEngine would ignore.
 
-    Other names that nothing reads are notes of the config: ``crop_size``, ``val_dataloader_2``.
+    Other names that MMEngine does not read are notes of the config (``crop_size``,
+    ``val_dataloader_2``) or its own variables: ``custom_hook`` in ``[custom_hook]``.
 
     Args:
         cfg (Config): As it was read from a file.
@@ -86,10 +89,26 @@ def check_names(cfg: Config) -> None:
     read = _read_by_mmengine()
     for name in sorted({*cfg} - read):
         for similar in difflib.get_close_matches(name, read, n=1, cutoff=_MISSPELLED):
-            if not re.search(rf'(^|_){similar}(_|\d|$)', name):
-                raise ValueError(
-                    f'{cfg.filename}: nothing reads {name!r}; did you mean {similar!r}?'
-                )
+            if re.search(rf'(^|_){similar}(_|\d|$)', name) or name in _variables_read(cfg.text):
+                continue
+            raise ValueError(f'{cfg.filename}: nothing reads {name!r}; did you mean {similar!r}?')
+
+
+def _variables_read(text: str) -> set[str]:
+    """Variables of the files of a config, in Python, that these files read themselves.
+
+    Args:
+        text (str): Of MMEngine's Config: the files one after the other, the path above each.
+    """
+    names = set()
+    for file in re.split(r'^/.*$', text, flags=re.MULTILINE):
+        with suppress(SyntaxError):  # a base in YAML
+            for node in ast.walk(ast.parse(file)):
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                    names.add(node.id)
+                elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == '_base_':
+                    names.add(node.attr)
+    return names
 
 
 def merge_options(cfg: Config, options: dict) -> None:

@@ -217,6 +217,24 @@ def test_names_of_notes_are_left_alone():
     check_names(Config(dict.fromkeys(NOTES)))
 
 
+@pytest.mark.parametrize(
+    'text',
+    [
+        "custom_hook = dict(type='EMAHook')\ncustom_hooks = [custom_hook]",
+        "work_dirs = '/data'\nwork_dir = f'{work_dirs}/a'",
+        "_base_ = 'base.py'\nval_evaluator = {{_base_.val_evaluators}}",
+        "_base_ = 'base.py'\nval_evaluator = _base_.val_evaluators",
+        "_base_ = 'reads.py'",
+    ],
+)
+def test_variables_of_a_config_are_left_alone(text, tmp_path):
+    base = "val_evaluators = dict(type='IoUMetric')\n"
+    (tmp_path / 'base.py').write_text(base)
+    (tmp_path / 'reads.py').write_text(f'{base}val_evaluator = [val_evaluators]\n')
+    (tmp_path / 'config.py').write_text(text)
+    check_names(Config.fromfile(tmp_path / 'config.py'))
+
+
 @pytest.mark.parametrize('option', ['custom_hooks', 'experiment_name', 'runner_type', 'work_dir'])
 def test_options_of_the_runner_need_not_stand_in_the_config(option):
     cfg = Config.fromfile(config_path(SEG))

@@ -562,6 +562,7 @@ def arguments(config: Path, **options) -> Namespace:
             r"default_scope must be one of .* got 'mmpose'",
         ),
         ('param_schedular = []', r"config\.py: nothing .*; did you mean 'param_scheduler'\?$"),
+        ("work_dirs = '/mine'  # work_dirs\nnote = dict(work_dirs='work_dirs')", "mean 'work_dir'"),
         ('optim_wraper = dict()', "'optim_wraper'; did you mean 'optim_wrapper'"),
         ('train_dataloaders = dict()', "'train_dataloaders'; did you mean 'train_dataloader'"),
         (
