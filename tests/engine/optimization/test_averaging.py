@@ -39,11 +39,12 @@ def test_the_average_is_resumed(tmp_path):
 
 def test_an_average_that_is_not_whole_is_not_resumed(tmp_path):
     """The rest would be averages of random weights."""
-    make_runner(tmp_path, **OPTIONS).train()
-    cut = load(tmp_path / 'iter_2.pth')
+    make_runner(tmp_path / 'whole', **OPTIONS).train()
+    cut = load(tmp_path / 'whole' / 'iter_2.pth')
     del cut['ema_state_dict']['module.head.weight']
     torch.save(cut, tmp_path / 'cut.pth')
-    runner = make_runner(tmp_path, load_from=str(tmp_path / 'cut.pth'), resume=True, **OPTIONS)
+    cut = str(tmp_path / 'cut.pth')
+    runner = make_runner(tmp_path / 'on', load_from=cut, resume=True, **OPTIONS)
     runner.call_hook('before_run')
     with pytest.raises(RuntimeError, match=r'Missing key.* "module\.head\.weight"'):
         runner.load_or_resume()
