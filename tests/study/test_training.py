@@ -61,6 +61,22 @@ def test_variants_run_where_the_protocol_has_them(monkeypatch, tmp_path):
     assert arms == {'fashion': [*ARMS], 'recall': [*METHODS]}
 
 
+def test_costs_are_of_the_arms_that_run(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(run, 'load_splits', lambda *_: None)
+    monkeypatch.setattr(run, 'Data', lambda task, *_: task.name)
+    monkeypatch.setattr(run, 'facts', lambda args: {})
+    monkeypatch.setattr(run, 'append', lambda *_: None)
+    monkeypatch.setattr(
+        run, 'measure_step', lambda arm, task, settings: asked.append((task, arm)) or {}
+    )
+    args = SimpleNamespace(
+        tasks=['fashion', 'recall'], arms=[*ARMS], data=tmp_path, cache=tmp_path, out=tmp_path
+    )
+    assert run.cost(args) == 0
+    assert asked == [*(('fashion', arm) for arm in ARMS), *(('recall', arm) for arm in METHODS)]
+
+
 def test_learning_rate():
     settings = Settings(lr=1.0, warm_up=0.1)
     rates = [learning_rate(i, 100, settings) for i in range(100)]

@@ -67,7 +67,7 @@ Do not edit. Hypotheses, tasks, statistics and what may be concluded stand in
 runs:
 
 ```bash
-python tools/study/run.py train --data DIR --out OUT --results EMPTY
+{train}
 python tools/study/run.py import OUT --results NEW
 python tools/analysis/compare_methods.py NEW
 ```
@@ -195,15 +195,32 @@ def read(paths: list[Path], allow_unlike: bool) -> list[TaskResults]:
     return [task for path in paths for task in read_results(path)]
 
 
-def write_page(tasks: list[TaskResults], page: Path, head: str) -> None:
-    """The tables in Markdown, and the pictures in ``images`` beside it."""
+def train_commands(tasks: list[TaskResults]) -> str:
+    """What makes the runs of these tasks of the study, a line for each label."""
+    labels: dict[str, list[str]] = {}
+    for task in tasks:
+        name, _, label = task.name.partition('_')
+        labels.setdefault(f' --label {label}' if label else '', []).append(name)
+    return '\n'.join(
+        f'python tools/study/run.py train --tasks {" ".join(names)}{label} --data DIR --out OUT '
+        '--results EMPTY'
+        for label, names in labels.items()
+    )
+
+
+def write_page(tasks: list[TaskResults], page: Path, study: bool) -> None:
+    """The tables in Markdown, and the pictures in ``images`` beside it.
+
+    Of the study also how to repeat the runs, and which tasks have none yet.
+    """
+    head = _HEAD.format(train=train_commands(tasks)) if study else '# Methods compared\n'
     texts = [head.strip()]
     for task in tasks:
         picture = page.parent / 'images' / f'study_{task.name.replace(" ", "_")}.png'
         plot_task(task, picture)
         relative = os.path.relpath(picture, page.parent)
         texts.append(describe(task, markdown_table, relative))
-    if head == _HEAD:
+    if study:
         names = {task.name for task in tasks}
         texts += [f'## {name}\n\nNo run yet.' for name in _MEASURED if name not in names]
     write_text(page, '\n\n'.join(texts))
@@ -223,8 +240,7 @@ def main(args: argparse.Namespace) -> None:
         tables = [latex_table(rows) for task in tasks for _, rows in sections(task)]
         write_text(args.latex, '\n\n'.join(tables))
     if args.page:
-        study = not find_runs(args.results)
-        write_page(tasks, args.page, _HEAD if study else '# Methods compared\n')
+        write_page(tasks, args.page, study=not find_runs(args.results))
 
 
 if __name__ == '__main__':

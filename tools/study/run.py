@@ -64,7 +64,6 @@ from tasks import TASKS, Data, load_splits
 from training import Settings, measure_step
 
 import vim_mm
-from vim_mm.ops import METHODS
 from vim_mm.progress import progress, say
 from vim_mm.version import commit
 
@@ -107,7 +106,7 @@ def train(args: argparse.Namespace) -> int:
     jobs = [
         Job(task, arm, seed, args.label)
         for seed, task, arm in product(args.seeds, args.tasks, args.arms)
-        if TASKS[task].variants or arm in METHODS
+        if TASKS[task].takes(arm)
         if Job(task, arm, seed, args.label).file not in done
     ]
     print(f'{len(jobs)} runs to make, {len(done)} results are there', flush=True)
@@ -133,7 +132,7 @@ def cost(args: argparse.Namespace) -> int:
         task = TASKS[name]
         splits = load_splits(task, args.data, args.cache)
         data = Data(task, splits, torch.device('cuda'))
-        for arm in progress(args.arms, name):
+        for arm in progress([*filter(task.takes, args.arms)], name):
             figures = measure_step(arm, data, Settings())
             append(args.out, {**figures, **noted})
             say(str(figures))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vim_mm.datasets.garments import GARMENTS, load_garments
 from vim_mm.datasets.scenes import SCENE_CLASSES, Garments, scene
+from vim_mm.ops import METHODS
 from vim_mm.progress import progress
 from vim_mm.whole_file import whole_file
 
@@ -59,6 +60,10 @@ class Task:
     flip: bool = True
     factors: tuple[float, ...] = ()
     variants: bool = True
+
+    def takes(self, arm: str) -> bool:
+        """Whether the protocol has runs of an arm: a method, or a variant where those run."""
+        return self.variants or arm in METHODS
 
 
 TASKS = {
