@@ -1,5 +1,7 @@
 """Files that appear whole or not at all."""
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -44,3 +46,51 @@ def test_a_name_that_is_a_folder(tmp_path):
     ):
         part.touch()
     assert not part.exists()
+
+
+def test_a_link_stays_and_leads_to_the_new_file(file, tmp_path):
+    (tmp_path / 'elsewhere').mkdir()
+    link = tmp_path / 'elsewhere' / 'link.json'
+    link.symlink_to('../run.json')
+    with whole_file(link) as part:
+        part.write_text('after')
+        assert file.read_text() == 'before'
+    assert link.is_symlink() and file.read_text() == 'after'
+    assert [*link.parent.iterdir()] == [link]
+
+
+def test_a_link_to_no_file_yet(tmp_path):
+    link = tmp_path / 'link.json'
+    link.symlink_to('run.json')
+    with whole_file(link) as part:
+        part.write_text('after')
+    assert link.is_symlink() and (tmp_path / 'run.json').read_text() == 'after'
+
+
+@pytest.mark.parametrize('linked', [False, True])
+def test_a_pipe_is_written_into(linked, tmp_path):
+    pipe = path = tmp_path / 'pipe'
+    os.mkfifo(pipe)
+    if linked:
+        path = tmp_path / 'link'
+        path.symlink_to(pipe)
+    got = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_text()), daemon=True)
+    reader.start()
+    with whole_file(path) as part:
+        part.write_text('after')
+    reader.join(5)
+    assert got == ['after'] and pipe.is_fifo()
+
+
+def test_an_error_leaves_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / 'pipe')
+    with pytest.raises(OSError, match='pipe cannot be written'), whole_file(tmp_path / 'pipe'):
+        raise BrokenPipeError(32, 'Broken pipe')
+    assert (tmp_path / 'pipe').is_fifo()
+
+
+def test_links_in_dev_are_written_into():
+    """Such as /dev/stdout, which leads to a file where the output is redirected."""
+    with whole_file(Path('/dev/vim_mm_is_not_there')) as part:
+        assert part == Path('/dev/vim_mm_is_not_there')

@@ -88,7 +88,13 @@ def main(args: Namespace) -> None:
 
     from vim_mm.engine.cli import read_config
     from vim_mm.stream.models import for_stream
+    from vim_mm.stream.sinks import path_while_open
 
+    if args.out is not None and same_file(args.source, path_while_open(args.out)):
+        raise SystemExit(
+            f'--out must be another file than the source: {args.out} is {args.source} until it is '
+            'closed.'
+        )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     cfg = read_config(args)
     for_stream(cfg, native=args.native)

@@ -1,10 +1,14 @@
 """From the command line to MMEngine's Runner: finds shipped configs, merges options into them."""
 
+import ast
 import difflib
 import functools
 import inspect
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from mmengine.config import Config
@@ -73,7 +77,8 @@ def _read_by_mmengine() -> set[str]:
 def check_names(cfg: Config) -> None:
     """Find a misspelled top-level name, which MMEngine would ignore.
 
-    Other names that nothing reads are notes of the config: ``crop_size``, ``val_dataloader_2``.
+    Other names that MMEngine does not read are notes of the config (``crop_size``,
+    ``val_dataloader_2``) or its own variables: ``custom_hook`` in ``[custom_hook]``.
 
     Args:
         cfg (Config): As it was read from a file.
@@ -84,19 +89,35 @@ def check_names(cfg: Config) -> None:
     read = _read_by_mmengine()
     for name in sorted({*cfg} - read):
         for similar in difflib.get_close_matches(name, read, n=1, cutoff=_MISSPELLED):
-            if not re.search(rf'(^|_){similar}(_|\d|$)', name):
-                raise ValueError(
-                    f'{cfg.filename}: nothing reads {name!r}; did you mean {similar!r}?'
-                )
+            if re.search(rf'(^|_){similar}(_|\d|$)', name) or name in _variables_read(cfg.text):
+                continue
+            raise ValueError(f'{cfg.filename}: nothing reads {name!r}; did you mean {similar!r}?')
+
+
+def _variables_read(text: str) -> set[str]:
+    """Variables of the files of a config, in Python, that these files read themselves.
+
+    Args:
+        text (str): Of MMEngine's Config: the files one after the other, the path above each.
+    """
+    names = set()
+    for file in re.split(r'^/.*$', text, flags=re.MULTILINE):
+        with suppress(SyntaxError):  # a base in YAML
+            for node in ast.walk(ast.parse(file)):
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                    names.add(node.id)
+                elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == '_base_':
+                    names.add(node.attr)
+    return names
 
 
 def merge_options(cfg: Config, options: dict) -> None:
     """Merge ``--cfg-options`` into a config so that none of them is without effect.
 
     As ``cfg.merge_from_dict``, with two differences. ``data_root`` moves every path that lies in
-    the config's ``data_root``: datasets and evaluators hold copies of it. If no dataset lies in
-    it, that is an error. And a top-level name that neither the config nor MMEngine knows is an
-    error, where MMEngine would ignore it.
+    the config's ``data_root``: datasets and evaluators hold copies of it. If there are none, that
+    is an error. And a top-level name that neither the config nor MMEngine knows is an error, where
+    MMEngine would ignore it.
 
     Args:
         cfg (Config): Changed in place.
@@ -104,6 +125,7 @@ def merge_options(cfg: Config, options: dict) -> None:
 
     Raises:
         ValueError: An option that nothing would read.
+        TypeError: ``data_root`` is no path.
     """
     known = {*cfg, *_read_by_mmengine()}
     for name in options:
@@ -114,10 +136,13 @@ def merge_options(cfg: Config, options: dict) -> None:
                 hint = f' at the top; the config has {", ".join(places)}'
             raise ValueError(f'nothing reads {top_level!r}{hint}')
     if 'data_root' in options:
-        if not uses_data_root(cfg):
+        new = options['data_root']
+        if not isinstance(new, str) or not new:
+            raise TypeError(f'data_root must be a path, got {new!r}')
+        rest = _rest_of_paths(cfg)
+        if rest is None:
             raise ValueError(unused_data_root(cfg))
-        moved = _moved(cfg.to_dict(), cfg.data_root.rstrip('/'), options['data_root'].rstrip('/'))
-        cfg.merge_from_dict(moved)
+        cfg.merge_from_dict(_moved(cfg.to_dict(), rest, new))
     cfg.merge_from_dict(options)
 
 
@@ -151,18 +176,20 @@ def _data_roots(cfg: Config) -> dict[str, str]:
 
 
 def uses_data_root(cfg: Config) -> bool:
-    """Whether a dataset lies in the config's ``data_root``, or none has a place at all."""
-    roots = _data_roots(cfg).values()
-    return not roots or any(_lies_in(root, cfg.data_root.rstrip('/')) for root in roots)
+    """Whether a path in the config begins with its ``data_root``, or no dataset has a place at all.
+
+    A ``data_root`` that is no text, such as None or a list, is for the config's own use.
+    """
+    own_use = not isinstance(cfg.get('data_root'), str) or not cfg.data_root
+    return own_use or not _data_roots(cfg) or _rest_of_paths(cfg) is not None
 
 
 def unused_data_root(cfg: Config) -> str:
-    """What to tell a user whose ``data_root`` no dataset uses."""
-    name, root = next(iter(_data_roots(cfg).items()))
-    return (
-        f'no dataset lies in the data_root of the config, {cfg.data_root}: {name} is {root}, '
-        'and it is set there'
-    )
+    """What to tell a user whose ``data_root`` no path in the config begins with."""
+    line = f'no dataset lies in the data_root of the config, {cfg.data_root}'
+    for name, root in _data_roots(cfg).items():
+        return f'{line}: {name} is {root}, and it is set there'
+    return line
 
 
 def _places(value, name: str, path: str = '') -> Iterator[str]:
@@ -174,17 +201,52 @@ def _places(value, name: str, path: str = '') -> Iterator[str]:
         yield from _places(item, name, f'{path}{key}.')
 
 
-def _moved(value, old: str, new: str):
-    """Copy of nested lists and dicts in which paths at or below ``old`` are at or below ``new``."""
+def _rest_of_paths(cfg: Config) -> Callable[[str], str | None] | None:
+    """A function of a text: what it has after ``data_root``, None if it does not begin with it.
+
+    Paths at or below ``data_root`` do. Only where the config has none of them, whatever goes on
+    after it does, as 'data/streets_train' after 'data/streets_'. None if there is nothing at all.
+    """
+    root = cfg.get('data_root')
+    if not isinstance(root, str) or not root:
+        return None
+    others = {key: value for key, value in cfg.to_dict().items() if key != 'data_root'}
+    for rest in partial(_below, root), partial(_after, root):
+        if any(rest(text) is not None for text in _texts(others)):
+            return rest
+    return None
+
+
+def _below(root: str, path: str) -> str | None:
+    for start, whole in (root.rstrip('/'), path), map(os.path.normpath, (root, path)):
+        if path and (whole == start or whole.startswith(f'{start}/')):
+            return whole[len(start) :]
+    return None
+
+
+def _after(start: str, text: str) -> str | None:
+    return text[len(start) :] if text.startswith(start) else None
+
+
+def _texts(value) -> Iterator[str]:
+    """The texts in nested lists and dicts."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
+
+
+def _moved(value, rest: Callable[[str], str | None], new: str):
+    """Copy of nested lists and dicts in which what had a ``rest`` has it after ``new``."""
     if isinstance(value, dict):
-        return {key: _moved(item, old, new) for key, item in value.items()}
+        return {key: _moved(item, rest, new) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_moved(item, old, new) for item in value)
-    return new + value[len(old) :] if _lies_in(value, old) else value
-
-
-def _lies_in(value, root: str) -> bool:
-    return isinstance(value, str) and (value == root or value.startswith(f'{root}/'))
+        return type(value)(_moved(item, rest, new) for item in value)
+    after = rest(value) if isinstance(value, str) else None
+    if after is None:
+        return value
+    return (new.rstrip('/') if after[:1] in ('', '/') else new) + after
 
 
 def resolve_shipped_bases() -> None:

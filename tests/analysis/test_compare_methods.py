@@ -89,12 +89,29 @@ def test_the_picture_of_a_task(results, tmp_path):
     assert picture is not None and picture.std() > 10
 
 
+def test_the_page_names_the_tasks_that_have_runs(results, tmp_path):
+    """Not those that wait, whose protocol may change; a label takes a command of its own."""
+    for task in ('fashion', 'scenes', 'scenes_dt0.01'):
+        (tmp_path / task).mkdir()
+        for file in results.glob('scenes/*_[01].json'):
+            run = json.loads(file.read_text()) | dict(task=task)
+            (tmp_path / task / file.name).write_text(json.dumps(run))
+    _run(tmp_path, '--page', tmp_path / 'page.md')
+    page = (tmp_path / 'page.md').read_text()
+    commands = [line for line in page.splitlines() if 'run.py train' in line]
+    assert [line.partition(' --data')[0] for line in commands] == [
+        'python tools/study/run.py train --tasks fashion scenes',
+        'python tools/study/run.py train --tasks scenes --label dt0.01',
+    ]
+
+
 @pytest.mark.slow
 def test_page_latex_and_pictures(results, tmp_path):
     printed = _run(results, '--page', tmp_path / 'page.md', '--latex', tmp_path / 'tables.tex')
     page = (tmp_path / 'page.md').read_text()
     assert 'zoh_exact, averaged' in page and 'rk4, seed 3' in page and '-3.' in page
     assert printed.strip().splitlines()[-1] in page
+    assert 'run.py train --tasks scenes --data DIR --out OUT --results EMPTY\n' in page
     picture = cv2.imread(str(tmp_path / 'images/study_scenes.png'))
     assert picture is not None and picture.std() > 10
     latex = (tmp_path / 'tables.tex').read_text()

@@ -119,6 +119,38 @@ def test_an_explicit_path_wins_over_data_root():
     assert roots == ['/a', '/b', '/a']
 
 
+@pytest.mark.parametrize(
+    ('root', 'new', 'places'),
+    [
+        ('data/a', '/x', {'data/a': '/x', 'data/a/b/': '/x/b/', 'data/ab': 'data/ab', '': ''}),
+        ('data/a/', '/x/', {'data/a': '/x', 'data/a/': '/x/', 'data/a/b': '/x/b'}),
+        ('data/a', '/x', {'./data/a/b': '/x/b', 'data//a': '/x', 'data/a/../b': '/x/../b'}),
+        ('./data/a', '/x', {'data/a/b': '/x/b', './data/a/b': '/x/b'}),
+        ('.', '/x', {'./a': '/x/a', '': '', 'a': 'a'}),
+        ('data/a_', '/x/', {'data/a_train': '/x/train', 'data/b': 'data/b'}),
+        ('data/a_', '/x_', {'data/a_train': '/x_train'}),
+    ],
+)
+def test_what_data_root_moves(root, new, places):
+    cfg = Config(dict(data_root=root, model=dict(places=[*places])))
+    merge_options(cfg, {'data_root': new})
+    assert cfg.data_root == new and cfg.model.places == [*places.values()]
+
+
+@pytest.mark.parametrize('root', ['data/a', '', None, ['data/a']])
+def test_a_data_root_that_would_move_nothing(root):
+    cfg = Config(dict(data_root=root, model=dict(places=['data/b', ''])))
+    with pytest.raises(ValueError, match='no dataset lies in the data_root of the config, '):
+        merge_options(cfg, {'data_root': '/x'})
+
+
+@pytest.mark.parametrize('new', [None, 5, ''])
+def test_a_new_data_root_is_a_path(new):
+    cfg = Config.fromfile(config_path(SEG))
+    with pytest.raises(TypeError, match=f'data_root must be a path, got {new!r}'):
+        merge_options(cfg, {'data_root': new})
+
+
 def test_options_reach_into_lists():
     cfg = Config.fromfile(config_path(SEG))
     merge_options(cfg, {'param_scheduler.0.end': 5, 'train_cfg.max_iters': 10})
@@ -183,6 +215,24 @@ NOTES = (
 
 def test_names_of_notes_are_left_alone():
     check_names(Config(dict.fromkeys(NOTES)))
+
+
+@pytest.mark.parametrize(
+    'text',
+    [
+        "custom_hook = dict(type='EMAHook')\ncustom_hooks = [custom_hook]",
+        "work_dirs = '/data'\nwork_dir = f'{work_dirs}/a'",
+        "_base_ = 'base.py'\nval_evaluator = {{_base_.val_evaluators}}",
+        "_base_ = 'base.py'\nval_evaluator = _base_.val_evaluators",
+        "_base_ = 'reads.py'",
+    ],
+)
+def test_variables_of_a_config_are_left_alone(text, tmp_path):
+    base = "val_evaluators = dict(type='IoUMetric')\n"
+    (tmp_path / 'base.py').write_text(base)
+    (tmp_path / 'reads.py').write_text(f'{base}val_evaluator = [val_evaluators]\n')
+    (tmp_path / 'config.py').write_text(text)
+    check_names(Config.fromfile(tmp_path / 'config.py'))
 
 
 @pytest.mark.parametrize('option', ['custom_hooks', 'experiment_name', 'runner_type', 'work_dir'])

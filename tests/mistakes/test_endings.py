@@ -260,6 +260,18 @@ def test_a_file_that_is_read_is_not_written(tool, before, expected, link, tmp_pa
     assert done.stderr.splitlines()[-1] == f'{tool}: error: {expected}, got {other}'
 
 
+def test_a_video_that_is_read_is_not_written_under_the_name_of_a_part(tmp_path):
+    source = tmp_path / 'clip.partial.mp4'
+    source.touch()
+    (tmp_path / 'a.py').touch()
+    arguments = ('a.py', 'weights.pth', source.name, '--out', 'clip.mp4')
+    log = run_tool('stream.py', *arguments, cwd=tmp_path, fails=True)
+    assert log.splitlines()[-1] == (
+        'stream.py: error: --out must be another file than the source: clip.mp4 is '
+        'clip.partial.mp4 until it is closed.'
+    )
+
+
 def test_a_wrong_option_is_one_line(tmp_path):
     log = run_tool('train.py', 'a.py', '--cfg-options', 'model', cwd=tmp_path, fails=True)
     assert log.splitlines()[-1] == (

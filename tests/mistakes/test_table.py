@@ -426,6 +426,22 @@ def test_an_evaluator_of_other_data(tmp_path):
         f'has the annotations {tmp_path}/annotations/instances_val2017.json',
         line,
     )
+    # As of CocoPanopticMetric and CocoMetric, of which each has a file of its own.
+    other, same = dict(cfg.val_evaluator), dict(cfg.test_evaluator)
+    cfg.val_evaluator = [other, same]
+    check_data(cfg, 'train', 'val')
+    cfg.val_evaluator = [dict(type='DumpResults'), other, other]
+    line = sentence_of(check_data, cfg, 'train', 'val')
+    assert_matches('val_evaluator.1.ann_file is /elsewhere/instances_val2017.json', line)
+
+
+def test_an_evaluator_that_compares_nothing(tmp_path):
+    """It writes what a server evaluates, and names the file of pictures without annotations."""
+    cfg = data_config(DET)
+    write_coco(tmp_path)
+    merge_options(cfg, dict(data_root=str(tmp_path)))
+    cfg.test_evaluator.update(format_only=True, ann_file='/elsewhere/image_info_test-dev2017.json')
+    check_data(cfg, 'test')
 
 
 def test_a_data_root_that_moves_nothing(tmp_path):
@@ -438,8 +454,8 @@ def test_a_data_root_that_moves_nothing(tmp_path):
         'train_dataloader.dataset.data_root is data/ade/ADEChallengeData2016'
     )
     assert_matches(f'{file}: {at}', sentence_of(read_config, arguments(file)))
-    line = sentence_of(read_config, arguments(file, data_root='/yours'))
-    assert_matches(f'--cfg-options data_root.*: {at}', line)
+    file.write_text(f"_base_ = 'vim_mm::{SEG}'\ndata_root: str = '/mine'\n")
+    assert_matches(f'{file}: {at}', sentence_of(read_config, arguments(file)))
     file.write_text(
         f"_base_ = 'vim_mm::{SEG}'\ndata_root = '/mine'\n"
         'train_dataloader = dict(dataset=dict(data_root=data_root))\n'
@@ -456,6 +472,53 @@ def test_a_data_root_that_moves_nothing(tmp_path):
         'test_dataloader = val_dataloader\n'
     )
     read_config(arguments(file))
+    line = sentence_of(read_config, arguments(file, data_root='/yours'))
+    assert_matches('--cfg-options data_root: no dataset lies in the data_root of the config', line)
+    assert_matches('train_dataloader.dataset.data_root is /mine', line)
+
+
+@pytest.mark.parametrize(
+    ('root', 'place'),
+    [
+        ("'data/streets_'", "data_root=data_root + 'train'"),
+        ("'./data/streets'", "data_root='data/streets'"),
+        ("'data/streets'", "data_root='./data/streets/'"),
+        ("'data'", "data_root=f'{data_root}/streets'"),
+        ("'/data/streets/'", "data_prefix=dict(img_path=data_root + 'a', seg_map_path='b')"),
+        ("['data/a', 'data/b']", 'data_root=data_root[0]'),
+        ('None', "data_root='data/streets'"),
+        ("''", "data_root='data/streets'"),
+    ],
+)
+def test_a_data_root_that_datasets_use_in_their_way(root, place, tmp_path):
+    data_config(SEG)
+    file = tmp_path / 'config.py'
+    file.write_text(
+        f"_base_ = 'vim_mm::{SEG}'\ndata_root = {root}\n"
+        f'train_dataloader = dict(dataset=dict({place}))\n'
+    )
+    read_config(arguments(file))
+
+
+def test_a_data_root_of_weights(tmp_path):
+    data_config(SEG)
+    file = tmp_path / 'config.py'
+    file.write_text(
+        f"_base_ = 'vim_mm::{SEG}'\ndata_root = '/mine'\nload_from = data_root + '/vim.pth'\n"
+    )
+    assert read_config(arguments(file, data_root='/yours')).load_from == '/yours/vim.pth'
+
+
+def test_options_move_datasets_out_of_the_data_root(tmp_path):
+    data_config(SEG)
+    file = tmp_path / 'config.py'
+    file.write_text(
+        f"_base_ = 'vim_mm::{SEG}'\ndata_root = 'data/streets'\n"
+        'train_dataloader = dict(dataset=dict(data_root=data_root))\n'
+        'val_dataloader = train_dataloader\ntest_dataloader = train_dataloader\n'
+    )
+    options = {f'{name}_dataloader.dataset.data_root': '/x' for name in ('train', 'val', 'test')}
+    assert read_config(arguments(file, **options)).test_dataloader.dataset.data_root == '/x'
 
 
 def test_data_that_are_downloaded_may_be_missing(tmp_path):
@@ -499,6 +562,7 @@ def arguments(config: Path, **options) -> Namespace:
             r"default_scope must be one of .* got 'mmpose'",
         ),
         ('param_schedular = []', r"config\.py: nothing .*; did you mean 'param_scheduler'\?$"),
+        ("work_dirs = '/mine'  # work_dirs\nnote = dict(work_dirs='work_dirs')", "mean 'work_dir'"),
         ('optim_wraper = dict()', "'optim_wraper'; did you mean 'optim_wrapper'"),
         ('train_dataloaders = dict()', "'train_dataloaders'; did you mean 'train_dataloader'"),
         (

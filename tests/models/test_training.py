@@ -5,7 +5,9 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
 
 from tests.models.small import DEPTH, compute_gradients, images, small_backbone, total
 from vim_mm import registered
@@ -93,12 +95,40 @@ def test_with_cp_changes_nothing_but_memory(if_rope):
     torch.testing.assert_close(compute_gradients(saving, x), gradients)
 
 
-def test_with_cp_draws_an_adapters_dropout_once():
+class Dropped(nn.Module):
+    def forward(self, weight):
+        return F.dropout(weight, 0.5)
+
+
+def add_adapter(layer):
+    layer.mixer.out_proj = nn.Sequential(layer.mixer.out_proj, nn.Dropout(0.5))
+
+
+def parametrize_projection(layer):
+    register_parametrization(layer.mixer.in_proj, 'weight', Dropped())
+
+
+def parametrize_mixer(layer):
+    register_parametrization(layer.mixer, 'D', Dropped())
+
+
+def parametrize_norm(layer):
+    register_parametrization(layer.norm, 'weight', Dropped())
+
+
+def add_hook(layer):
+    layer.register_forward_pre_hook(lambda _, args: (F.dropout(args[0], 0.5), *args[1:]))
+
+
+@pytest.mark.parametrize(
+    'change',
+    [add_adapter, parametrize_projection, parametrize_mixer, parametrize_norm, add_hook],
+)
+def test_with_cp_draws_the_random_numbers_of_others_once(change):
     """What a user put into a layer may draw random numbers; the recomputation has the same."""
     plain = small_backbone(out_indices=(0, 1))
     for layer in plain.layers:
-        mixer = layer.mixer
-        mixer.out_proj = nn.Sequential(mixer.out_proj, nn.Dropout(0.5))
+        change(layer)
     saving = copy.deepcopy(plain)
     saving.with_cp = True
     x = images(40, 24)

@@ -60,7 +60,11 @@ def test_arms_run_where_the_protocol_has_them(monkeypatch, tmp_path):
     )  # fmt: skip
     assert run.train(args) == 0
     arms = {task: [job.arm for job in asked if job.task == task] for task in args.tasks}
-    assert arms == {'fashion': [*ARMS, *PEERS], 'recall': [*METHODS], 'long': ['zoh']}
+    assert arms == {
+        'fashion': [*ARMS, *PEERS],
+        'recall': [*METHODS, 'foh_matched'],
+        'long': ['zoh'],
+    }
 
 
 @pytest.mark.parametrize('peer', PEERS)
@@ -81,6 +85,25 @@ def test_peers_are_what_their_names_say(tiny_tasks):
     assert sizes['deit'] == 6 * block + patches + positions + head + norm
     net = build('deit', task, 0, Settings())
     assert net.pos_embed._no_weight_decay
+
+
+def test_costs_are_of_the_arms_that_run(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(run, 'load_splits', lambda *_: None)
+    monkeypatch.setattr(run, 'Data', lambda task, *_: task.name)
+    monkeypatch.setattr(run, 'facts', lambda args: {})
+    monkeypatch.setattr(run, 'append', lambda *_: None)
+    monkeypatch.setattr(
+        run, 'measure_step', lambda arm, task, settings: asked.append((task, arm)) or {}
+    )
+    args = SimpleNamespace(
+        tasks=['fashion', 'recall'], arms=[*ARMS], data=tmp_path, cache=tmp_path, out=tmp_path
+    )
+    assert run.cost(args) == 0
+    assert asked == [
+        *(('fashion', arm) for arm in ARMS),
+        *(('recall', arm) for arm in (*METHODS, 'foh_matched')),
+    ]
 
 
 def test_learning_rate():

@@ -68,7 +68,7 @@ Do not edit. Hypotheses, tasks, statistics and what may be concluded stand in
 runs:
 
 ```bash
-python tools/study/run.py train --data DIR --out OUT --results EMPTY
+{train}
 python tools/study/run.py import OUT --results NEW
 python tools/analysis/compare_methods.py NEW
 ```
@@ -83,7 +83,7 @@ _MEASURED = {
     'scenes': 'the mIoU in percent over 11 classes on 2,000 test scenes of garments. Training used '
     '8,000 other scenes',
     'recall': 'the accuracy in percent on the marked regions of 2,000 test images; a cue at least '
-    '129 steps before tells their class, and 25 is chance. Training used 32,000 other images',
+    '129 steps before tells their class, and 6.7 is chance. Training used 32,000 other images',
 }
 _INTERVAL = '95 % interval'
 _LONG = 'long'  # the task of one longer run, which compares nothing
@@ -202,10 +202,31 @@ def read(paths: list[Path], allow_unlike: bool) -> list[TaskResults]:
     return [task for path in paths for task in read_results(path)]
 
 
+def train_commands(tasks: list[TaskResults]) -> str:
+    """What makes the runs of these tasks of the study, a line for each label."""
+    labels: dict[str, list[str]] = {}
+    for task in tasks:
+        name, _, label = task.name.partition('_')
+        labels.setdefault(f' --label {label}' if label else '', []).append(name)
+    return '\n'.join(
+        f'python tools/study/run.py train --tasks {" ".join(names)}{label} --data DIR --out OUT '
+        '--results EMPTY'
+        for label, names in labels.items()
+    )
+
+
 def write_page(
-    tasks: list[TaskResults], page: Path, head: str, long: TaskResults | None = None
+    tasks: list[TaskResults], page: Path, study: bool, long: TaskResults | None = None
 ) -> None:
-    """The tables in Markdown, and the pictures in ``images`` beside it."""
+    """The tables in Markdown, and the pictures in ``images`` beside it.
+
+    Of the study also how to repeat the runs, and which tasks have none yet.
+    """
+    head = (
+        _HEAD.format(train=train_commands([*tasks, *([long] if long else [])]))
+        if study
+        else '# Methods compared\n'
+    )
     texts = [head.strip()]
     for task in tasks:
         picture = page.parent / 'images' / f'study_{task.name.replace(" ", "_")}.png'
@@ -215,7 +236,7 @@ def write_page(
     by_name = {task.name: task for task in tasks}
     if 'fashion' in by_name and (rows := other_rows(by_name['fashion'], long)):
         texts += [_BESIDE, markdown_table(rows)]
-    if head == _HEAD:
+    if study:
         names = {task.name for task in tasks}
         texts += [f'## {name}\n\nNo run yet.' for name in _MEASURED if name not in names]
     write_text(page, '\n\n'.join(texts))
@@ -238,8 +259,7 @@ def main(args: argparse.Namespace) -> None:
         tables = [latex_table(rows) for task in tasks for _, rows in sections(task)]
         write_text(args.latex, '\n\n'.join(tables))
     if args.page:
-        study = not find_runs(args.results)
-        write_page(tasks, args.page, _HEAD if study else '# Methods compared\n', long)
+        write_page(tasks, args.page, study=not find_runs(args.results), long=long)
 
 
 if __name__ == '__main__':

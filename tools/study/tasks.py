@@ -82,7 +82,7 @@ TASKS = {
              Size(CUE_SIDE, CUE_PATCH, CUE_PATCH**2 * CUE_CLASSES, channels=64, layers=2),
              CUE_CLASSES, True,
              steps=4000, batch=64, counts=(32_000, 2_000), test_batch=500,
-             flip=False, arms=(*METHODS,)),
+             flip=False, arms=(*METHODS, 'foh_matched')),
     )
 }  # fmt: skip
 

@@ -61,6 +61,7 @@ def read_config(args: Namespace, import_library: bool = True) -> Config:
         kind = '' if isinstance(error, OSError) else f'{type(error).__name__}: '
         raise ConfigError(f'{args.config}: {kind}{sentence(error)}') from error
     check_names(cfg)
+    check_data_root(cfg, Path(args.config))  # options may give each dataset a place of its own
     options = dict(args.cfg_options)
     if getattr(args, 'discretization_method', None) is not None:
         options['model.backbone.discretization_method'] = args.discretization_method
@@ -70,7 +71,6 @@ def read_config(args: Namespace, import_library: bool = True) -> Config:
         raise ConfigError(f'--cfg-options {" ".join(options)}: {sentence(error)}') from error
     if not isinstance(cfg.get('model'), dict):
         raise ValueError(f'{args.config}: model must be a dict, got {cfg.get("model")!r}')
-    check_data_root(cfg, Path(args.config))
     check_channels(cfg.model)
     cfg.allow_mismatch = getattr(args, 'allow_mismatch', False)
     if 'launcher' in args:

@@ -106,10 +106,19 @@ class Block(nn.Module):
         return fused_block(stream, update, read(norm, 'weight'), norm.eps, dtype, arguments)
 
     def calls_modules(self) -> bool:
-        """Whether modules that are not this package's run, which may draw random numbers."""
+        """Whether code that is not this package's runs, which may draw random numbers.
+
+        That is hooks, modules in the place of others, and parametrizations, whose parameters are
+        computed as they are read.
+        """
         mixer, norm = self.mixer, self.norm
-        return not (
-            why_call(mixer, Mamba) is None and why_call_norm(norm) is None and mixer.reads_all()
+        return (
+            why_call(self, Block) is not None
+            or why_call(mixer, Mamba) is not None
+            # Before the others, which read parameters: that alone would draw.
+            or any('parametrizations' in m._modules for m in (norm, mixer, *mixer.children()))
+            or why_call_norm(norm) is not None
+            or not mixer.reads_all()
         )
 
     def plain_reasons(self, device_type: str, dtype: torch.dtype | None) -> dict[str, str | None]:

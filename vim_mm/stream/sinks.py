@@ -11,6 +11,12 @@ _WINDOW = 'vim_mm'
 _KEYS_TO_STOP = (ord('q'), 27)
 
 
+def path_while_open(path: Path) -> Path:
+    """Where a video is until it is closed; what lies there is overwritten."""
+    whole = path.suffix.lower() == '.mp4'
+    return path.with_suffix(f'.partial{path.suffix}') if whole else path
+
+
 class VideoFile:
     """A video file of one size, that of its first frame; other frames are fitted into it.
 
@@ -32,8 +38,7 @@ class VideoFile:
         if path.suffix.lower() not in CODECS:
             raise ValueError(f'--out must end in one of {", ".join(CODECS)}, got {path}.')
         self.path, self.rate, self.frames = path, rate, 0
-        whole = path.suffix.lower() == '.mp4'
-        self.path_while_open = path.with_suffix(f'.partial{path.suffix}') if whole else path
+        self.path_while_open = path_while_open(path)
         self._writer: cv2.VideoWriter | None = None
         self._size = (0, 0)
         path.parent.mkdir(parents=True, exist_ok=True)

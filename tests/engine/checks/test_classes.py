@@ -1,6 +1,7 @@
 """Heads with other classes than the data set are named before the first iteration."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.engine.toy import ToyModel, make_runner
-from vim_mm.engine.checks.classes import check_class_names, check_classes
+from vim_mm.engine.checks.classes import ClassesHook, check_class_names, check_classes
 from vim_mm.mistakes import explain
 
 
@@ -120,14 +121,15 @@ def test_a_class_with_the_name_of_another_folder(classes):
         check_class_names(Folders(*classes), 'data')
 
 
-def coco(tmp_path, *classes):
-    """The data set of an annotation file with the categories ball (7) and box (3)."""
+def coco(tmp_path, *classes, **more):
+    """The data set of an annotation file with the categories ball (7) and box (3), and more."""
     CocoDataset = pytest.importorskip('mmdet.datasets').CocoDataset
     box = dict(bbox=[1, 1, 4, 4], area=16, iscrowd=0, image_id=0, segmentation=[])
     content = dict(
         images=[dict(id=0, file_name='0.jpg', height=8, width=8)],
         annotations=[dict(id=1, category_id=7, **box), dict(id=2, category_id=3, **box)],
         categories=[dict(id=7, name='ball'), dict(id=3, name='box')],
+        **more,
     )
     (tmp_path / 'boxes.json').write_text(json.dumps(content, indent=1))
     return CocoDataset(
@@ -141,6 +143,47 @@ def coco(tmp_path, *classes):
 def test_categories_are_classes(tmp_path):
     check_class_names(coco(tmp_path, 'ball', 'box'), 'data')
     check_class_names(coco(tmp_path, 'box'), 'data')  # the others are left out on purpose
+
+
+@pytest.mark.parametrize(
+    'others', [[1, 2], ['x'], [], [dict(id=1, name='box'), dict(id=2, name='ball')]]
+)
+def test_other_lists_of_the_name_categories(others, tmp_path):
+    """Files of other programs have them, of a picture or an object."""
+    more = dict(categories=others)
+    check_class_names(coco(tmp_path, 'ball', 'box', more=more), 'data')
+    with pytest.raises(ValueError, match='has them in the order ball, box, in which'):
+        check_class_names(coco(tmp_path, 'box', 'ball', more=more), 'data')
+
+
+def test_no_categories_but_those_of_pictures(tmp_path):
+    data = coco(tmp_path, 'ball', 'box')
+    (tmp_path / 'boxes.json').write_text(json.dumps(dict(images=[dict(categories=[1, 2])])))
+    check_class_names(data, 'data')
+    (tmp_path / 'boxes.json').write_text(json.dumps(dict(images=[], categories=[])))
+    with pytest.raises(ValueError, match="the class 'ball' is no category"):
+        check_class_names(data, 'data')
+
+
+def test_an_annotation_file_is_read_once(tmp_path, monkeypatch):
+    data = coco(tmp_path, 'ball', 'box')
+    files = []
+
+    def get_text(file, backend_args):
+        files.append(file)
+        return Path(file).read_text()
+
+    monkeypatch.setattr('vim_mm.engine.checks.classes.get_text', get_text)
+    loop = SimpleNamespace(dataloader=SimpleNamespace(dataset=data))
+    runner = SimpleNamespace(model=nn.Identity(), val_loop=loop, train_loop=loop, test_loop=loop)
+    hook = ClassesHook()
+    hook.before_train(runner)
+    hook.before_val(runner)
+    hook.before_val(runner)
+    assert files == [data.ann_file]
+    loop.dataloader.dataset = coco(tmp_path, 'box')  # another is another
+    hook.before_test(runner)
+    assert len(files) == 2
 
 
 @pytest.mark.parametrize(

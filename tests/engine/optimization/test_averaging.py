@@ -1,5 +1,6 @@
 """The average that stands beside the weights."""
 
+import pytest
 import torch
 
 from tests.engine.toy import ToyModel, make_runner
@@ -34,6 +35,19 @@ def test_the_average_is_resumed(tmp_path):
     whole, resumed = (load(tmp_path / name / 'iter_4.pth') for name in ('whole', 'on'))
     for name, value in whole['ema_state_dict'].items():
         assert torch.equal(resumed['ema_state_dict'][name], value), name
+
+
+def test_an_average_that_is_not_whole_is_not_resumed(tmp_path):
+    """The rest would be averages of random weights."""
+    make_runner(tmp_path / 'whole', **OPTIONS).train()
+    cut = load(tmp_path / 'whole' / 'iter_2.pth')
+    del cut['ema_state_dict']['module.head.weight']
+    torch.save(cut, tmp_path / 'cut.pth')
+    cut = str(tmp_path / 'cut.pth')
+    runner = make_runner(tmp_path / 'on', load_from=cut, resume=True, **OPTIONS)
+    runner.call_hook('before_run')
+    with pytest.raises(RuntimeError, match=r'Missing key.* "module\.head\.weight"'):
+        runner.load_or_resume()
 
 
 def test_weights_of_a_head_of_other_classes_are_left_out(tmp_path):

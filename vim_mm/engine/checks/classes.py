@@ -78,13 +78,26 @@ def _inner(dataset, name: str) -> Iterator[tuple]:
         yield dataset, name
 
 
-def _check_categories(classes: list[str], dataset, name: str) -> None:
+def _category_names(dataset) -> list[str] | None:
+    """Of an annotation file in COCO's format, in its order; None of a file without categories."""
     text = get_text(dataset.ann_file, backend_args=getattr(dataset, 'backend_args', None))
     # Not all of the file: COCO's has 450 MB, most of them polygons.
-    start = max((m.end() for m in re.finditer(r'"categories"\s*:\s*(?=\[)', text)), default=None)
-    if start is None:
+    starts = [match.end() for match in re.finditer(r'"categories"\s*:\s*(?=\[)', text)]
+    lists = [json.JSONDecoder().raw_decode(text, start)[0] for start in starts]
+    named = [
+        each for each in lists if each and all(isinstance(c, dict) and 'name' in c for c in each)
+    ]
+    if len(named) == 1:
+        categories = named[0]
+    else:  # pictures and objects may have lists of that name too
+        categories = json.loads(text).get('categories') if lists else None
+    return None if categories is None else [category['name'] for category in categories]
+
+
+def _check_categories(classes: list[str], dataset, name: str) -> None:
+    there = _category_names(dataset)
+    if there is None:
         return
-    there = [category['name'] for category in json.JSONDecoder().raw_decode(text, start)[0]]
     for missing in [each for each in classes if each not in there]:
         raise ValueError(
             f'{name}: the class {missing!r} is no category of {dataset.ann_file}, which has '
@@ -131,6 +144,9 @@ class ClassesHook(Hook):
 
     priority = 'VERY_HIGH'
 
+    def __init__(self):
+        self._checked: list = []  # data sets whose names have been compared
+
     def before_train(self, runner) -> None:
         """Compare with the data of training and of validation, which comes hours later."""
         self._check(runner, 'train')
@@ -149,4 +165,7 @@ class ClassesHook(Hook):
         dataset = getattr(runner, f'{phase}_loop').dataloader.dataset
         name = f'{phase}_dataloader.dataset'
         check_classes(runner.model, dataset, name)
-        check_class_names(dataset, name)
+        # Once: it reads annotation files, and validation comes again and again.
+        if not any(dataset is each for each in self._checked):
+            check_class_names(dataset, name)
+            self._checked.append(dataset)

@@ -33,7 +33,7 @@ def check_data(cfg: Config, *splits: str) -> None:
     Raises:
         FileNotFoundError: One is missing; the message says which, what sets its place, and the page
             that describes the layout.
-        ValueError: An evaluator has the annotation file of another dataset.
+        ValueError: No evaluator has the annotation file of the dataset, and some have another.
     """
     for split in splits:
         datasets = [
@@ -53,30 +53,49 @@ def check_data_root(cfg: Config, file: Path) -> None:
         file (Path): Only Python is looked at.
 
     Raises:
-        ValueError: The file sets ``data_root``, and no dataset lies in it.
+        ValueError: The file sets ``data_root``, and no path of a dataset begins with it.
     """
     if file.suffix != '.py':
         return
-    assignments = [n for n in ast.parse(file.read_text()).body if isinstance(n, ast.Assign)]
-    own = {target.id for n in assignments for target in n.targets if isinstance(target, ast.Name)}
+    own = {
+        node.id
+        for statement in ast.parse(file.read_text()).body
+        if isinstance(statement, ast.Assign | ast.AnnAssign)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
     if {'_base_', 'data_root'} <= own and not uses_data_root(cfg):
         raise ValueError(f'{file}: {unused_data_root(cfg)}')
 
 
 def _check_evaluators(cfg: Config, split: str, dataset: BaseDataset) -> None:
-    """ValueError if an evaluator reads the annotations of other pictures."""
+    """ValueError if every evaluator reads the annotations of other pictures.
+
+    One of several may read its own file: of panoptic data, boxes have another than segments.
+    """
+    if not dataset.ann_file:
+        return
+    files = _evaluated_files(cfg, split)
+    its_own = os.path.realpath(dataset.ann_file)
+    if files and its_own not in map(os.path.realpath, files.values()):
+        name, file = next(iter(files.items()))
+        raise ValueError(
+            f'{name} is {file}, but {split}_dataloader.dataset has the annotations '
+            f'{dataset.ann_file}: predictions would be compared with those of other pictures'
+        )
+
+
+def _evaluated_files(cfg: Config, split: str) -> dict[str, str]:
+    """The annotation files that predictions are compared with, by their names in the config."""
     evaluators = cfg.get(f'{split}_evaluator')
     several = isinstance(evaluators, list | tuple)
+    files = {}
     for i, evaluator in enumerate(evaluators if several else [evaluators]):
-        file = evaluator.get('ann_file') if isinstance(evaluator, Mapping) else None
-        if not file or not dataset.ann_file:
-            continue
-        if os.path.realpath(file) != os.path.realpath(dataset.ann_file):
+        # With format_only predictions are written, and compared with nothing.
+        if isinstance(evaluator, Mapping) and not evaluator.get('format_only'):
             name = f'{split}_evaluator' + (f'.{i}' if several else '')
-            raise ValueError(
-                f'{name}.ann_file is {file}, but {split}_dataloader.dataset has the annotations '
-                f'{dataset.ann_file}: predictions would be compared with those of other pictures'
-            )
+            files[f'{name}.ann_file'] = evaluator.get('ann_file')
+    return {name: file for name, file in files.items() if file}
 
 
 def _check_dataset(cfg: Config, name: str, options: Mapping) -> BaseDataset | None:

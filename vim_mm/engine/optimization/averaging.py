@@ -28,9 +28,13 @@ class SideEMAHook(EMAHook):
         checkpoint['ema_state_dict'] = self.ema_model.state_dict()
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Take the average of a checkpoint that is resumed, else start from its weights."""
+        """Take the average of a checkpoint that is resumed, else start from its weights.
+
+        Raises:
+            RuntimeError: The average that is to be resumed is of another model, or not whole.
+        """
         if runner._resume and 'ema_state_dict' in checkpoint:
-            self.ema_model.load_state_dict(checkpoint['ema_state_dict'], strict=self.strict_load)
+            self.ema_model.load_state_dict(checkpoint['ema_state_dict'])
         else:  # MMEngine's function leaves out weights of another shape, as of a head
             weights = checkpoint['state_dict']
             load_state_dict(self.ema_model.module, weights, strict=self.strict_load)
