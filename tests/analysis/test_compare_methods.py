@@ -141,9 +141,9 @@ def test_other_models_stand_in_a_table_of_their_own(results, tmp_path):
         row.split('|')[1].strip(): row.split('|')[2:] for row in others.splitlines() if '|' in row
     }
     cells = {name: [cell.strip() for cell in row] for name, row in rows.items()}
-    assert cells['zoh'][:3] == ['1,000', '2', '91.50']
+    assert cells['Vim, zoh'][:3] == ['1,000', '2', '91.50']
     assert cells['DeiT'][2] == '90.50' and cells['DeiT'][4:6] == ['7.50', '300']
-    assert cells['zoh, 7 layers, 100 epochs, random erasing'][1:3] == ['1', '95.25']
+    assert cells['Vim, zoh, 7 layers, 100 epochs, random erasing'][1:3] == ['1', '95.25']
     assert cells['WRN-40-4, 8.9 million parameters, crops and flips'][2] == '96.7'
 
 

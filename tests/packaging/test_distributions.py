@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 NOT_SOURCES = (
-    *('.*cache', '.git', '.venv', '__pycache__', '*.egg-info', '*.so'),
+    *('.*cache', '.git', '.venv', '.nox', '__pycache__', '*.egg-info', '*.so'),
     *('build', 'dist', 'data', 'work_dirs'),
 )
 CONFIGS = {

@@ -7,6 +7,7 @@ import sys
 
 import cv2
 import pytest
+import torch
 from mmengine.config import ConfigDict
 
 from tests.tools.conftest import TOOLS, environment
@@ -17,6 +18,7 @@ from vim_mm.analysis.benchmarks.latency import (
     insist_on_one_machine,
     merge,
 )
+from vim_mm.config import config_path
 from vim_mm.ops.library import has_kernel
 
 pytest.importorskip('mmseg')
@@ -232,3 +234,20 @@ def test_any_head_of_a_segmentor_has_its_fast_form(monkeypatch):
         head = ConfigDict(ours)
         change(head, 'mmseg')
         assert head == dict(type='UPerHead')
+
+
+@pytest.mark.parametrize(
+    ('config', 'constant'),
+    [('seg/upernet_vim_shapes.py', True), ('det/mask_rcnn_vim_shapes.py', False)],
+)
+def test_cudnn_compares_algorithms_where_sizes_stay(monkeypatch, config, constant):
+    """Not for detectors, whose number of regions changes from step to step."""
+    from mmengine.config import Config
+
+    if config.startswith('det'):
+        pytest.importorskip('mmdet')
+    monkeypatch.setattr(torch.backends.cudnn, 'benchmark', not constant)
+    monkeypatch.syspath_prepend(str(ANALYSIS))
+    build = runpy.run_path(str(ANALYSIS / 'whole_models.py'))['build']
+    build(Config.fromfile(config_path(config)), 'cpu')
+    assert torch.backends.cudnn.benchmark is constant

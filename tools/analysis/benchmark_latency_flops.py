@@ -116,13 +116,11 @@ def cases(args: Namespace) -> list[Case]:
     ]  # fmt: skip
 
 
-def prepare(threads: int | None) -> None:
-    """Settings of a process that measures."""
+def set_threads(threads: int | None) -> None:
     import torch
 
     if threads:
         torch.set_num_threads(threads)
-    torch.backends.cudnn.benchmark = True  # sizes do not change
 
 
 def measure(case: Case, args: Namespace) -> dict[str, Any]:
@@ -131,7 +129,7 @@ def measure(case: Case, args: Namespace) -> dict[str, Any]:
 
     import torch
 
-    prepare(args.threads)
+    set_threads(args.threads)
     gc.collect()
     if args.device == 'cuda':
         torch.cuda.empty_cache()
@@ -305,7 +303,7 @@ def main(args: Namespace) -> None:
     from vim_mm.analysis.tables import write_text
 
     complete(args)
-    prepare(args.threads)
+    set_threads(args.threads)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit keeps the tables
     result: dict[str, Any] = {'environment': facts(args), 'units': 'seconds, bytes', 'records': []}
     try:

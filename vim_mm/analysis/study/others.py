@@ -27,11 +27,11 @@ def other_rows(task: TaskResults, long: TaskResults | None) -> list[dict[str, st
     """
     if not task.peers:
         return []
-    rows = [_row(title(arm), task, task.runs[arm], task.seeds) for arm in task.arms]
+    rows = [_row(f'Vim, {title(arm)}', task, task.runs[arm], task.seeds) for arm in task.arms]
     for peer, runs in task.peers.items():
         rows.append(_row(title(peer), task, runs, sorted(runs)))
     for arm, runs in long.runs.items() if long else ():
-        name = f'{title(arm)}, 7 layers, 100 epochs, random erasing'
+        name = f'Vim, {title(arm)}, 7 layers, 100 epochs, random erasing'
         rows.append(_row(name, long, runs, sorted(runs)))
     blank = dict.fromkeys(rows[0], '')
     rows += [blank | {'model': name, 'accuracy': value} for name, value in _PUBLISHED.items()]
