@@ -158,6 +158,16 @@ def test_the_page_is_made_from_the_results(tmp_path):
     assert (tmp_path / PAGE.name).read_text() == PAGE.read_text()
 
 
+@pytest.mark.parametrize('readme', ['seg/README.md', 'det/README.md'])
+def test_readmes_quote_the_page(readme):
+    section = (ROOT / readme).read_text().split('## Which method is better?')[1].split('\n## ')[0]
+    table = [line for line in section.splitlines() if line.startswith('|')]
+    primary = PAGE.read_text().split('### Primary: six methods')[1].split('###')[0]
+    assert table == [line for line in primary.splitlines() if line.startswith('|')]
+    (task,) = (task for task in read_results(RESULTS) if task.name == 'fashion')
+    assert f'has finished {len(task.seeds)} of 12 seeds' in section
+
+
 def test_other_tasks_are_exploratory_and_of_the_methods_alone():
     """The protocol has variants for its primary tasks, and for every range of their settings."""
     runs = {arm: {0: {'metric': 1.0}} for arm in ('zoh', 'zoh_exact')}
