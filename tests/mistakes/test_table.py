@@ -387,6 +387,22 @@ def test_data_that_are_missing(name, split, missing, layout, monkeypatch, tmp_pa
     assert_matches(layout, line)
 
 
+def test_data_sets_that_look_for_their_files_themselves(monkeypatch, tmp_path):
+    """By an assert without a message."""
+    monkeypatch.chdir(tmp_path)
+    cfg = data_config(SEG)
+    cfg.train_dataloader.dataset = dict(
+        type='PascalVOCDataset',
+        data_root='data/voc',
+        data_prefix=dict(img_path='JPEGImages', seg_map_path='SegmentationClass'),
+        ann_file='train.txt',
+    )
+    assert sentence_of(check_data, cfg, 'train') == (
+        'PascalVOCDataset does not find its files for train_dataloader.dataset in data/voc: '
+        '--cfg-options train_dataloader.dataset.data_root=... sets the place'
+    )
+
+
 def data_config(name: str) -> Config:
     """A config whose task library is imported."""
     library = {SEG: 'mmseg.models', DET: 'mmdet.models', CLS: 'mmpretrain.models'}[name]

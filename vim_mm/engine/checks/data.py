@@ -106,7 +106,13 @@ def _check_dataset(cfg: Config, name: str, options: Mapping) -> BaseDataset | No
         if not (isinstance(kind, type) and issubclass(kind, BaseDataset)):
             return None
         # The class knows best which paths its arguments make.
-        dataset = registry.build({**options, 'pipeline': [], 'lazy_init': True})
+        try:
+            dataset = registry.build({**options, 'pipeline': [], 'lazy_init': True})
+        except AssertionError as error:  # so some of MMSegmentation's look for their files
+            raise FileNotFoundError(
+                f'{kind.__name__} does not find its files for {name} in {options.get("data_root")}: '
+                f'--cfg-options {name}.data_root=... sets the place'
+            ) from error
     if getattr(dataset, 'download', False):
         return None
     paths = dict(ann_file=dataset.ann_file)
