@@ -110,8 +110,8 @@ def _check_dataset(cfg: Config, name: str, options: Mapping) -> BaseDataset | No
             dataset = registry.build({**options, 'pipeline': [], 'lazy_init': True})
         except AssertionError as error:  # so some of MMSegmentation's look for their files
             raise FileNotFoundError(
-                f'{kind.__name__} does not find its files for {name} in {options.get("data_root")}: '
-                f'--cfg-options {name}.data_root=... sets the place'
+                f'{kind.__name__} does not find its files for {name} in '
+                f'{options.get("data_root")}: --cfg-options {name}.data_root=... sets the place'
             ) from error
     if getattr(dataset, 'download', False):
         return None
