@@ -1,11 +1,15 @@
 """What timm's own tests of its models assert, of ours. TorchScript and FX are left out."""
 
 import math
+import pickle
+from argparse import Namespace
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 from timm.models import group_parameters
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
@@ -325,6 +329,42 @@ def test_weights_of_another_method_are_refused(form, prefix, tmp_path):
     loaded = load(form(weights), discretization_method='foh')
     assert torch.equal(loaded.layers[3].mixer.D, weights[f'{prefix}.layers.3.mixer.D'.lstrip('.')])
     load(form(dict(weights)))
+
+
+@pytest.mark.parametrize('name', ['vim.pth', 'vim.safetensors'])
+def test_files_load_as_data(name, tmp_path):
+    """As Vim publishes them: with arguments of the training, and an average, which is not taken."""
+    model, x = create(), images()
+    weights = model.state_dict()
+    if name == 'vim.pth':
+        average = {k: v + 1 for k, v in weights.items()}
+        whole = dict(model=weights, model_ema=average, args=Namespace(lr=1e-3), epoch=300)
+        torch.save(whole, tmp_path / name)
+    else:
+        save_file(weights, tmp_path / name)
+    overlay = dict(file=str(tmp_path / name), num_classes=CLASSES)
+    loaded = timm.create_model(
+        'vim_tiny_patch16_224', pretrained=True, pretrained_cfg_overlay=overlay, **SMALL
+    ).eval()
+    torch.testing.assert_close(loaded(x), model(x))
+
+
+class Touch:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_code_in_a_file_does_not_run(tmp_path):
+    torch.save(dict(model=create().state_dict(), x=Touch(tmp_path / 'ran')), tmp_path / 'vim.pth')
+    overlay = dict(file=str(tmp_path / 'vim.pth'))
+    with pytest.raises(pickle.UnpicklingError, match='Weights only load failed'):
+        timm.create_model(
+            'vim_tiny_patch16_224', pretrained=True, pretrained_cfg_overlay=overlay, **SMALL
+        )
+    assert not (tmp_path / 'ran').exists()
 
 
 def test_checkpoints_of_another_size_are_resized():

@@ -59,6 +59,18 @@ def test_an_example_that_is_no_multiple():
         export_graph(nn.Identity(), torch.randn(2, 3, 80, 100), multiple=16)
 
 
+@pytest.mark.parametrize('backend', ['torch', 'reference'])
+@pytest.mark.parametrize('multiple', [None, 16])
+def test_a_scan_of_pytorch_is_refused(backend, multiple, monkeypatch):
+    """Its graph has the steps of the example, and the package would not tell other sizes."""
+    module = backbone(ssm_cfg=dict(backend=backend))
+    with pytest.raises(RuntimeError, match=f"on cpu it is '{backend}' here: .*asks for it"):
+        export_graph(module, torch.randn(2, 3, 32, 48), multiple)
+    monkeypatch.setenv('VIM_MM_BACKEND', backend)
+    with pytest.raises(RuntimeError, match=f'VIM_MM_BACKEND={backend} asks for it'):
+        export_graph(backbone(), torch.randn(2, 3, 32, 48), multiple)
+
+
 CASES = [
     ('zoh', 'none', dict(if_rope=True, if_rope_residual=True, out_feature='residual')),
     ('foh', 'head', dict(out_type='cls_token', out_feature='norm')),

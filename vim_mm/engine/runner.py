@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from vim_mm.engine.activation import activate
-from vim_mm.engine.batches.batch import AccumulationHook, Batch, plan_batch
+from vim_mm.engine.batches.batch import AccumulationHook, Batch, check_pooled_norms, plan_batch
 from vim_mm.engine.batches.randomness import NumberedSampler, SeedIterationHook
 from vim_mm.engine.batches.samples import build_dataloader, ignored_labels
 from vim_mm.engine.checkpoints.provenance import ProvenanceHook
@@ -308,6 +308,8 @@ class VimRunner(Runner):
         size = loader.batch_size if given else loader.get('batch_size', 1)
         self.batch = plan_batch(size, self.world_size, self.auto_scale_lr)
         self.logger.info(self.batch)
+        inner = self.model.module if is_model_wrapper(self.model) else self.model
+        check_pooled_norms(inner, self.batch)
         if given:
             if (self.batch.size, self.batch.counts) != (size, 1):
                 raise ValueError(
@@ -315,7 +317,6 @@ class VimRunner(Runner):
                     'the batch of the recipe'
                 )
             return
-        inner = self.model.module if is_model_wrapper(self.model) else self.model
         # A copy: the config that a checkpoint keeps does not depend on the number of processes.
         self._train_dataloader = {
             **loader,

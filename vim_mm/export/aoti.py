@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from torch._dynamo.exc import UserError
 from torch.export import Dim, ExportedProgram
 
+from vim_mm.models.mamba import Mamba
+from vim_mm.ops.backends import OPERATORS, path_of
+
 MULTIPLE = 'vim_mm_multiple'  # in the package's metadata, see examples/cpp/run_package.cpp
 
 
@@ -26,7 +29,9 @@ def export_graph(module: nn.Module, images: Tensor, multiple: int | None = None)
 
     Raises:
         ValueError: H or W of the example is no multiple.
+        RuntimeError: A scan would not be one operator, which takes any length.
     """
+    _check_scans(module)
     shapes = None
     if multiple is not None:
         _check_multiple(images, multiple)
@@ -43,6 +48,22 @@ def export_graph(module: nn.Module, images: Tensor, multiple: int | None = None)
 
             shapes = refine_dynamic_shapes_from_suggested_fixes(str(error), shapes)
             return torch.export.export(module, (images,), dynamic_shapes=shapes)
+
+
+def _check_scans(module: nn.Module) -> None:
+    """RuntimeError if a mixer's scan is PyTorch's: its graph has the steps of the example.
+
+    A package would take images of other sizes, and compute something else without a word.
+    """
+    for mixer in module.modules():
+        if isinstance(mixer, Mamba):
+            device, dtype = mixer.A_log.device, mixer.parameters_dtype()
+            path = path_of(device, dtype, mixer.use_cuda_kernel, backend=mixer.backend)
+            if path.name not in OPERATORS:
+                raise RuntimeError(
+                    'a graph holds the scan as one operator, of the backend native or triton, but '
+                    f'on {device} it is {path.name!r} here: {path.reason}'
+                )
 
 
 def _multiples(name: str, multiple: int) -> Dim:

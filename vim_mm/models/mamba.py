@@ -25,7 +25,7 @@ from vim_mm.models.paths import (
     why_not_read,
 )
 from vim_mm.ops import causal_conv1d, selective_scan_grouped_fn
-from vim_mm.ops.backends import BACKENDS, chosen_backend, wish_of_arguments
+from vim_mm.ops.backends import BACKENDS, OPERATORS, chosen_backend, wish_of_arguments
 from vim_mm.ops.block import MAX_TAPS, FusedMixer, fused_mixer
 from vim_mm.ops.discretization import get_method
 from vim_mm.ops.selective_scan import MAX_STATES
@@ -233,7 +233,7 @@ class Mamba(nn.Module):
         if self.d_conv > MAX_TAPS:
             return '', f'd_conv is {self.d_conv}, more than {MAX_TAPS}'
         backend = chosen_backend(self.backend, self.use_cuda_kernel, device_type, dtype)
-        if backend not in ('native', 'triton'):
+        if backend not in OPERATORS:
             return backend, f'the compiled scan is not taken for {dtype}'
         return backend, None
 

@@ -12,6 +12,7 @@ from vim_mm.ops import library, triton
 # From the best to the slowest. native: the compiled kernels; triton; torch: PyTorch operators,
 # chunk by chunk; reference: the sequential loop that all others are held to.
 BACKENDS = ('native', 'triton', 'torch', 'reference')
+OPERATORS = ('native', 'triton')  # those whose scan is one operator, which torch does not look into
 _logger = logging.getLogger(__name__)
 
 

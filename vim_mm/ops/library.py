@@ -20,7 +20,7 @@ _CHUNK = 64  # kChunk of csrc/cuda/kernels.h
 # Why `vim_mm._C` is missing, for the messages of those who need it; None when it is loaded.
 MISSING: str | None = None
 if importlib.util.find_spec('vim_mm._C') is None:
-    MISSING = 'vim_mm._C is not built (build it with `pip install -e . --no-build-isolation`)'
+    MISSING = 'vim_mm._C is not built (see docs/install.md)'
 else:
     try:
         importlib.import_module('vim_mm._C')

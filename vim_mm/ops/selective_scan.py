@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vim_mm.ops import triton
-from vim_mm.ops.backends import chosen_backend
+from vim_mm.ops.backends import OPERATORS, chosen_backend
 from vim_mm.ops.chunked import chunked_scan
 from vim_mm.ops.counted import counted_scan, counting
 from vim_mm.ops.discretization import method_id
@@ -202,7 +202,7 @@ def _scan(
     name = chosen_backend(backend, use_cuda_kernel, u.device.type, u.dtype, A.is_complex())
     tensors = (u, delta, A, B, C, D, z, delta_bias)
     options = (delta_softplus, number, [*map(int, reverse)])
-    if name in ('native', 'triton'):
+    if name in OPERATORS:
         refuse_forward_mode(*tensors)
     if name == 'native':
         out, last_state, _ = call(torch.ops.vim_mm.selective_scan_fwd, *tensors, *options)

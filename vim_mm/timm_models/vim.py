@@ -1,8 +1,12 @@
 """Vim's sizes as timm lists them: importing this registers ``vim_*`` for ``timm.create_model``."""
 
+from argparse import Namespace
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import resample_patch_embed
 from timm.models import (
@@ -46,6 +50,14 @@ def _weights(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
     for key in ('state_dict', 'model'):
         checkpoint = checkpoint.get(key, checkpoint)
     return checkpoint
+
+
+def _read(file: str) -> Mapping[str, Any]:
+    """A checkpoint as data: timm would run what a pickle asks for, and take the average."""
+    if Path(file).suffix == '.safetensors':
+        return load_file(file)
+    with torch.serialization.safe_globals([Namespace]):  # of the arguments in Vim's own
+        return torch.load(file, map_location='cpu', weights_only=True)
 
 
 def _check_notes(checkpoint: Mapping[str, Any], model: VisionMambaClassifier) -> None:
@@ -98,7 +110,11 @@ def _create(
     variant: str, pretrained: bool, kwargs: dict[str, Any], **of_variant: Any
 ) -> VisionMambaClassifier:
     out_indices = kwargs.pop('out_indices', 3)
-    given = (kwargs.get('pretrained_cfg_overlay') or {}).get('state_dict')
+    overlay = dict(kwargs.get('pretrained_cfg_overlay') or {})
+    if pretrained and overlay.get('file'):
+        overlay['state_dict'] = _read(overlay.pop('file'))
+        kwargs['pretrained_cfg_overlay'] = overlay
+    given = overlay.get('state_dict')
     model = build_model_with_cfg(
         VisionMambaClassifier,
         variant,

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from tests.engine.processes import needs_forks, run_processes
 from tests.engine.toy import ToyModel, make_runner
 from vim_mm.engine.batches import randomness
-from vim_mm.engine.batches.batch import Batch, plan_batch
+from vim_mm.engine.batches.batch import Batch, check_pooled_norms, plan_batch
 from vim_mm.engine.batches.randomness import NumberedSampler
 from vim_mm.engine.watching.nonfinite import NonFiniteLossError
 
@@ -25,6 +25,29 @@ SAMPLES, TOTAL, STEPS = 20, 8, 5
 
 def recipe(images: int, enable: bool = False) -> dict:
     return dict(base_batch_size=images, enable=enable)
+
+
+class Pooled(torch.nn.Sequential):
+    pool_scales = (1, 2)
+
+
+@pytest.mark.parametrize(
+    ('norm', 'size', 'processes', 'fits'),
+    [
+        (torch.nn.BatchNorm2d, 1, 1, False),
+        (torch.nn.BatchNorm2d, 1, 4, False),
+        (torch.nn.BatchNorm2d, 2, 1, True),
+        (torch.nn.SyncBatchNorm, 1, 1, False),
+        (torch.nn.SyncBatchNorm, 1, 4, True),
+        (lambda n: torch.nn.GroupNorm(1, n), 1, 1, True),
+    ],
+)
+def test_one_image_cannot_be_normalized_after_pooling(norm, size, processes, fits):
+    batch = Batch(16, processes, size, 16)
+    model = torch.nn.Sequential(Pooled(torch.nn.Conv2d(3, 4, 1), norm(4)))
+    with nullcontext() if fits else pytest.raises(ValueError, match='--batch-per-gpu 2'):
+        check_pooled_norms(model, batch)
+    check_pooled_norms(torch.nn.Sequential(norm(4)), batch)  # of larger maps
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ import torch
 from mmengine.config import Config
 from mmengine.dist import get_rank, get_world_size
 from mmengine.hooks import Hook
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader
 
 from vim_mm.engine.batches.randomness import seed_iteration
@@ -52,6 +54,24 @@ class Batch:
         if self.scaled:
             return f'{step}; the learning rate is multiplied by {self.total} / {self.recipe}.'
         return f'{step}; the batch and the learning rate are those of the recipe.'
+
+
+def check_pooled_norms(model: nn.Module, batch: Batch) -> None:
+    """Look whether batch norm of maps of one pixel gets more than one value.
+
+    UPerNet and PSPNet pool maps to such a size (MMSegmentation's ``pool_scales``).
+
+    Raises:
+        ValueError: It gets one value, of the only image that is computed at once.
+    """
+    pooled = (m for m in model.modules() if 1 in (getattr(m, 'pool_scales', None) or ()))
+    for norm in (norm for module in pooled for norm in module.modules()):
+        shared = batch.processes if isinstance(norm, nn.SyncBatchNorm) else 1
+        if isinstance(norm, _BatchNorm) and batch.size * shared == 1:
+            raise ValueError(
+                'batch norm after pooling to one pixel needs 2 images or more at once: '
+                '--batch-per-gpu 2; --amp or --cfg-options model.backbone.with_cp=True saves memory'
+            )
 
 
 def plan_batch(size: int, processes: int, auto_scale_lr: Mapping | None) -> Batch:
