@@ -171,11 +171,38 @@ def test_notes_of_our_own_files_are_kept():
     assert note['if_divide_out'] is False and not conversion.switches.assumed
 
 
+@pytest.mark.parametrize('bias', [False, True])
+def test_layer_scales_become_part_of_the_projection(bias, tmp_path):
+    """As a Vim that multiplies each mixer's output by its scale computes."""
+    model = small_backbone(ssm_cfg=dict(bias=bias)).eval()
+    weights = {k: torch.randn_like(v) * 0.1 + v for k, v in model.state_dict().items()}
+    model.load_state_dict(weights)
+    scales = [torch.randn(WIDTH) for _ in model.layers]
+    for layer, scale in zip(model.layers, scales):
+        layer.mixer.register_forward_hook(lambda _, __, out, scale=scale: out * scale)
+    x = torch.randn(1, 3, 64, 64)
+    expected = model(x)
+    scaled = weights | {f'layers.{i}.mixer.gamma': scale for i, scale in enumerate(scales)}
+    conversion = convert_checkpoint(dict(model=scaled))
+    assert 'layers.1.mixer.gamma' in conversion.dropped and not conversion.unknown
+    loaded = small_backbone(ssm_cfg=dict(bias=bias)).eval()
+    converted = {k.removeprefix('backbone.'): v for k, v in conversion.state_dict.items()}
+    loaded.load_state_dict(converted)
+    for got, want in zip(loaded(x), expected):
+        torch.testing.assert_close(got, want)
+    torch.save(scaled, tmp_path / 'bare.pth')
+    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'bare.pth'))
+    started = small_backbone(registered.VisionMamba, ssm_cfg=dict(bias=bias), init_cfg=init_cfg)
+    started.init_weights()
+    torch.testing.assert_close(
+        started.layers[0].mixer.out_proj.weight, loaded.layers[0].mixer.out_proj.weight
+    )
+
+
 OTHERS = {
     'FastVim, which pools': {'layers.0.mixer.layernorm.weight': (2 * WIDTH,)},
     'VMamba, which scans': {'layers.0.blocks.0.op.x_proj_weight': (4, 3, 8)},
     'a Vim with LayerNorm': {'layers.0.norm.bias': (WIDTH,)},
-    'a Vim with scaled layers': {'layers.0.mixer.gamma': (WIDTH,)},
     'Mamba-2': {'layers.0.mixer.dt_bias': (4,)},
     'a language model': {'embedding.weight': (9, WIDTH)},
     'a transformer': {'blocks.0.attn.qkv.weight': (8, 8)},

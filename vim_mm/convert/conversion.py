@@ -44,6 +44,7 @@ class Conversion:
     meta: dict = field(default_factory=dict)
 
 
+_LAYER_SCALE = re.compile(r'\.mixer\.gamma$')
 _ORIGINS = {
     naming.CLASSIFICATION: 'the form of classification (hustvl/Vim, timm)',
     naming.MM: 'the form of MMSegmentation, MMDetection or this package',
@@ -62,7 +63,7 @@ def convert_checkpoint(checkpoint: Any, switches: Mapping[str, Any] | None = Non
         ConversionError: It holds no weights of a Vim; the message says what it is instead. Or the
             backbone has no such argument, or the file tells another value.
     """
-    contents = unwrap(checkpoint)
+    contents, folded = _fold_layer_scales(unwrap(checkpoint))
     root = _find_root(contents)
     state_dict: OrderedDict[str, Tensor] = OrderedDict()
     conversion = Conversion(
@@ -82,6 +83,7 @@ def convert_checkpoint(checkpoint: Any, switches: Mapping[str, Any] | None = Non
             state_dict.update(dict.fromkeys(new, weight))
         else:
             conversion.unknown.append(name)
+    conversion.dropped |= dict.fromkeys(folded, 'multiplied into out_proj, which computes the same')
     conversion.dropped |= dict.fromkeys(contents.left, 'no weight')
     conversion.kind = _kind(state_dict)
     conversion.meta = _dataset_meta(contents.meta)
@@ -100,6 +102,26 @@ def convert_checkpoint(checkpoint: Any, switches: Mapping[str, Any] | None = Non
     others = contents.note if root == naming.MM else {}
     _add_note(state_dict, others, note, found.all)
     return conversion
+
+
+def _fold_layer_scales(contents: Contents) -> tuple[Contents, list[str]]:
+    """Multiply each layer's scale into the projection before it, whose output it scales.
+
+    A Vim with ``init_layer_scale`` has one, as the Base models of the code with six methods.
+
+    Returns:
+        tuple: The contents without scales, and the names of these.
+    """
+    weights = dict(contents.weights)
+    scales = [name for name in weights if _LAYER_SCALE.search(name)]
+    for name in scales:
+        scale = weights.pop(name)
+        projection = _LAYER_SCALE.sub('.mixer.out_proj.', name)
+        require(weights, {f'{projection}weight': 2})
+        weights[f'{projection}weight'] = weights[f'{projection}weight'] * scale[:, None]
+        if f'{projection}bias' in weights:
+            weights[f'{projection}bias'] = weights[f'{projection}bias'] * scale
+    return contents._replace(weights=weights), scales
 
 
 def _check_switch(name: str, value: Any, found: Switches) -> None:
@@ -129,10 +151,17 @@ def needs_conversion(checkpoint: Any) -> bool:
     if not isinstance(weights, Mapping):
         return False
     weights = [name for name in weights if isinstance(name, str)]
-    if not any('layers.0.mixer.A_log' in name for name in weights) or other_architecture(weights):
+    if not any('layers.0.mixer.A_log' in name for name in weights):
+        return False
+    scaled = any(map(_LAYER_SCALE.search, weights))
+    if other_architecture(name for name in weights if not _LAYER_SCALE.search(name)):
         return False
     foreign = ('backbone.fpn', 'backbone.rope.', 'backbone.net.')
-    return wrapped or any(name.removeprefix('module.').startswith(foreign) for name in weights)
+    return (
+        wrapped
+        or scaled
+        or any(name.removeprefix('module.').startswith(foreign) for name in weights)
+    )
 
 
 def _find_root(contents: Contents) -> str:

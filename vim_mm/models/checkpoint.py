@@ -14,7 +14,10 @@ _OTHERS = (
     (r'\.mixer\.layernorm\.', FASTVIM),
     (r'\.(x_proj_weight|dt_projs_weight|A_logs)$', 'VMamba, which scans in four directions'),
     (r'layers\.\d+\.norm\.bias$', 'a Vim with LayerNorm, where this one has RMSNorm'),
-    (r'\.mixer\.gamma$', 'a Vim with scaled layers (init_layer_scale), which this one has not'),
+    (
+        r'\.mixer\.gamma$',
+        'a Vim with scaled layers (init_layer_scale): convert_checkpoint.py folds them',
+    ),
     (r'\.mixer\.(dt_bias|norm\.weight)$', 'Mamba-2'),
     (r'\b(word_)?embeddings?\.weight$', 'a language model'),
     (r'levels\.\d+\.blocks\.', 'MambaVision, or another backbone of several levels'),
