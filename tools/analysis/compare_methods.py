@@ -64,8 +64,8 @@ _HEAD = """# The methods compared
 Made from the results of the runs, one JSON each, by
 `python tools/analysis/compare_methods.py docs/study/results --page docs/methods_compared.md`.
 Do not edit. Hypotheses, tasks, statistics and what may be concluded stand in
-[the protocol](study_protocol.md), which was committed before the runs. These commands repeat the
-runs:
+[the protocol](study_protocol.md), whose first version was committed before the runs. These commands
+repeat the runs; DIR holds Fashion-MNIST's IDX files (`python -m vim_mm.datasets.fashion`):
 
 ```bash
 {train}
@@ -165,7 +165,8 @@ def describe(task: TaskResults, table: Callable[[Rows], str], picture: str | Non
     parts = [
         f'## {task.name}',
         *filter(None, [model_and_metric(task)]),
-        f'{count} seeds that all methods with runs finished{interim}. {machines(task)}.',
+        f'The tables use the {count} seeds that every method with runs has finished: '
+        f'{", ".join(map(str, task.seeds))}{interim}. {machines(task)}.',
         *filter(None, [mixed_commits(task)]),
     ]
     if task.missing:

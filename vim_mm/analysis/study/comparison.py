@@ -210,12 +210,14 @@ def resolution_rows(task: TaskResults) -> list[dict[str, str]]:
     ]
 
 
-def can_differ(pairs: int, comparisons: int) -> bool:
-    """Whether so many pairs can give a p below ``LEVEL`` at all, after Holm's correction.
+def least_p(pairs: int) -> float:
+    """The least p that the sign-flip test of so many pairs can have, whatever the differences."""
+    return 2 / 2**pairs
 
-    The least p of the sign-flip test is 2 / 2^pairs, whatever the differences are.
-    """
-    return comparisons * 2 / 2**pairs < LEVEL
+
+def can_differ(pairs: int, comparisons: int) -> bool:
+    """Whether so many pairs can give a p below ``LEVEL`` at all, after Holm's correction."""
+    return comparisons * least_p(pairs) < LEVEL
 
 
 def verdicts(task: TaskResults) -> list[str]:
@@ -224,7 +226,10 @@ def verdicts(task: TaskResults) -> list[str]:
     all_found = family(task)
     for arm, (found, p) in all_found.items():
         if not can_differ(found.count, len(all_found)):
-            lines.append(f'`{arm}`: nothing yet, as {found.count} pairs are too few.')
+            least = min(1.0, len(all_found) * least_p(found.count))
+            lines.append(
+                f'`{arm}`: nothing yet. With {found.count} pairs p after Holm is at least {least:.2f}.'
+            )
             continue
         furthest = max(abs(found.low), abs(found.high))
         effect = found.deviation * detectable_effect(found.count, LEVEL / len(all_found))
