@@ -228,7 +228,8 @@ def verdicts(task: TaskResults) -> list[str]:
         if not can_differ(found.count, len(all_found)):
             least = min(1.0, len(all_found) * least_p(found.count))
             lines.append(
-                f'`{arm}`: nothing yet. With {found.count} pairs p after Holm is at least {least:.2f}.'
+                f'`{arm}`: nothing yet. With {found.count} pairs p after Holm is at least '
+                f'{least:.2f}.'
             )
             continue
         furthest = max(abs(found.low), abs(found.high))
