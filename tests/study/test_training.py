@@ -11,7 +11,7 @@ import pytest
 import run
 import torch
 from arms import ARMS, Size, make_net
-from peers import PEERS
+from other_models import PEERS
 from pool import Plan, run_all
 from results import Job, append, finished, read_lines, spread
 from tasks import Split

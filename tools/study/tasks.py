@@ -15,7 +15,7 @@ from cues import CLASSES as CUE_CLASSES
 from cues import PATCH as CUE_PATCH
 from cues import SIDE as CUE_SIDE
 from cues import UNLABELED, draw_cues
-from peers import PEERS
+from other_models import PEERS
 from torch import Tensor
 
 from vim_mm.datasets.garments import GARMENTS, load_garments

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from arms import ARMS, make_net
-from peers import PEERS
+from other_models import PEERS
 from tasks import Data, Task, loss_of, test, test_resolutions
 from torch import Tensor, nn
 
