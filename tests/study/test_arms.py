@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from arms import ARMS, Size, StudyMamba, make_net
+from other_models import PEERS
 
 from vim_mm.analysis.study import comparison
 from vim_mm.models.mamba import Mamba
@@ -19,7 +20,7 @@ def _net(arm):
 
 def test_every_arm_is_a_method_and_in_the_tables():
     assert {arm.method for arm in ARMS.values()} == {*METHODS}
-    assert (*ARMS,) == comparison.ARMS
+    assert (*ARMS,) == comparison.ARMS and (*PEERS,) == comparison.PEERS
     assert comparison.CONTROL == 'zoh_exact' and len(comparison.FAMILY) == 6
 
 

@@ -19,8 +19,7 @@ def draw_cues(split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Noise with a square of one pattern, the cue, and a bright region, whose class it tells.
 
     The cue has 2 x 2 tokens at a random place of the first four rows of tokens, and the region is
-    the last four rows. So the row-major
-    scan takes at least 129 steps from the one to the other.
+    the last four rows. So the row-major scan takes at least 129 steps from the one to the other.
 
     Args:
         split (str): 'train' or 'test'. They are drawn from different streams of random numbers.

@@ -14,7 +14,7 @@ from vim_mm.convert.container import Contents, ConversionError, require, unwrap
 from vim_mm.convert.switches import Switches, find_switches
 from vim_mm.mistakes import did_you_mean
 from vim_mm.models.arguments import parse_arch
-from vim_mm.models.checkpoint import FASTVIM, other_architecture, plain
+from vim_mm.models.checkpoint import FASTVIM, LAYER_SCALE, other_architecture, plain
 from vim_mm.models.vision_mamba import VisionMamba
 
 
@@ -44,7 +44,6 @@ class Conversion:
     meta: dict = field(default_factory=dict)
 
 
-_LAYER_SCALE = re.compile(r'\.mixer\.gamma$')
 _ORIGINS = {
     naming.CLASSIFICATION: 'the form of classification (hustvl/Vim, timm)',
     naming.MM: 'the form of MMSegmentation, MMDetection or this package',
@@ -113,11 +112,11 @@ def _fold_layer_scales(contents: Contents) -> tuple[Contents, list[str]]:
         tuple: The contents without scales, and the names of these.
     """
     weights = dict(contents.weights)
-    scales = [name for name in weights if _LAYER_SCALE.search(name)]
+    scales = [name for name in weights if re.search(LAYER_SCALE, name)]
     for name in scales:
+        projection = re.sub(LAYER_SCALE, '.mixer.out_proj.', name)
+        require(weights, {name: 1, f'{projection}weight': 2})
         scale = weights.pop(name)
-        projection = _LAYER_SCALE.sub('.mixer.out_proj.', name)
-        require(weights, {f'{projection}weight': 2})
         weights[f'{projection}weight'] = weights[f'{projection}weight'] * scale[:, None]
         if f'{projection}bias' in weights:
             weights[f'{projection}bias'] = weights[f'{projection}bias'] * scale
@@ -153,13 +152,13 @@ def needs_conversion(checkpoint: Any) -> bool:
     weights = [name for name in weights if isinstance(name, str)]
     if not any('layers.0.mixer.A_log' in name for name in weights):
         return False
-    scaled = any(map(_LAYER_SCALE.search, weights))
-    if other_architecture(name for name in weights if not _LAYER_SCALE.search(name)):
+    unscaled = [name for name in weights if not re.search(LAYER_SCALE, name)]
+    if other_architecture(unscaled):
         return False
     foreign = ('backbone.fpn', 'backbone.rope.', 'backbone.net.')
     return (
         wrapped
-        or scaled
+        or len(unscaled) < len(weights)
         or any(name.removeprefix('module.').startswith(foreign) for name in weights)
     )
 

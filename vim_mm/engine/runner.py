@@ -308,8 +308,7 @@ class VimRunner(Runner):
         size = loader.batch_size if given else loader.get('batch_size', 1)
         self.batch = plan_batch(size, self.world_size, self.auto_scale_lr)
         self.logger.info(self.batch)
-        inner = self.model.module if is_model_wrapper(self.model) else self.model
-        check_pooled_norms(inner, self.batch)
+        check_pooled_norms(self.model, self.batch)
         if given:
             if (self.batch.size, self.batch.counts) != (size, 1):
                 raise ValueError(
@@ -317,6 +316,7 @@ class VimRunner(Runner):
                     'the batch of the recipe'
                 )
             return
+        inner = self.model.module if is_model_wrapper(self.model) else self.model
         # A copy: the config that a checkpoint keeps does not depend on the number of processes.
         self._train_dataloader = {
             **loader,

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from vim_mm.models.tokens import CLS_TOKENS, insert_cls, resize_pos_embed, split_cls
 
+LAYER_SCALE = r'\.mixer\.gamma$'
 FASTVIM = 'FastVim, which pools tokens inside of its layers'
 # Weights that other architectures have and Vim has not, and what a file with them is.
 _OTHERS = (
@@ -15,7 +16,7 @@ _OTHERS = (
     (r'\.(x_proj_weight|dt_projs_weight|A_logs)$', 'VMamba, which scans in four directions'),
     (r'layers\.\d+\.norm\.bias$', 'a Vim with LayerNorm, where this one has RMSNorm'),
     (
-        r'\.mixer\.gamma$',
+        LAYER_SCALE,
         'a Vim with scaled layers (init_layer_scale): convert_checkpoint.py folds them',
     ),
     (r'\.mixer\.(dt_bias|norm\.weight)$', 'Mamba-2'),

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import resample_patch_embed
 from timm.models import (
@@ -16,6 +14,8 @@ from timm.models import (
     register_model_deprecations,
 )
 
+from vim_mm.checkpoint_files import CLASSES, NUMPY_FUNCTIONS, read_file
+from vim_mm.compat import safe_globals
 from vim_mm.models.checkpoint import describe_differences
 from vim_mm.timm_models.classifier import VisionMambaClassifier
 
@@ -54,10 +54,8 @@ def _weights(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _read(file: str) -> Mapping[str, Any]:
     """A checkpoint as data: timm would run what a pickle asks for, and take the average."""
-    if Path(file).suffix == '.safetensors':
-        return load_file(file)
-    with torch.serialization.safe_globals([Namespace]):  # of the arguments in Vim's own
-        return torch.load(file, map_location='cpu', weights_only=True)
+    with safe_globals(NUMPY_FUNCTIONS, [Namespace, *CLASSES]):  # Vim's own hold arguments
+        return read_file(Path(file), 'cpu')
 
 
 def _check_notes(checkpoint: Mapping[str, Any], model: VisionMambaClassifier) -> None:

@@ -143,16 +143,26 @@ def summary_rows(task: TaskResults) -> list[dict[str, str]]:
             'seeds': str(len(values)),
             'mean': f'{np.mean(values):.2f}',
             'interquartile mean': f'{interquartile_mean(values):.2f}',
-            'standard deviation': f'{np.std(values, ddof=1):.2f}' if len(values) > 1 else '',
+            'standard deviation': deviation(values),
             'least': f'{min(values):.2f}',
             'greatest': f'{max(values):.2f}',
         }
-        if task.costs:
-            cost = task.costs.get(arm, {})
-            row['ms a step'] = f'{cost["milliseconds"]:.2f}' if cost else ''
-            row['MiB'] = f'{cost["mebibytes"]:.0f}' if cost else ''
-        rows.append(row)
+        rows.append(row | (cost_cells(task, arm) if task.costs else {}))
     return rows
+
+
+def deviation(values: Sequence[float]) -> str:
+    """The cell of a standard deviation over seeds, empty for one seed."""
+    return f'{np.std(values, ddof=1):.2f}' if len(values) > 1 else ''
+
+
+def cost_cells(task: TaskResults, arm: str) -> dict[str, str]:
+    """The cells of what a step costs, empty where that was not measured."""
+    cost = task.costs.get(arm)
+    return {
+        'ms a step': f'{cost["milliseconds"]:.2f}' if cost else '',
+        'MiB': f'{cost["mebibytes"]:.0f}' if cost else '',
+    }
 
 
 def _comparison_row(a: str, b: str, found: Comparison) -> dict[str, str]:

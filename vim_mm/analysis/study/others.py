@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vim_mm.analysis.study.comparison import TaskResults, title
+from vim_mm.analysis.study.comparison import TaskResults, cost_cells, deviation, title
 
 SOURCE = 'https://github.com/zalandoresearch/fashion-mnist#benchmark'
 # As its README lists them at commit 02cf067: submitted by their authors, not tested by it.
@@ -23,31 +23,29 @@ def other_rows(task: TaskResults, long: TaskResults | None) -> list[dict[str, st
         long (TaskResults, optional): Of the longer run.
 
     Returns:
-        list[dict[str, str]]: None if no other model has run.
+        list[dict[str, str]]: Empty if no other model has run.
     """
     if not task.peers:
         return []
-    rows = [_row(f'Vim, {title(arm)}', task, task.runs[arm], task.seeds) for arm in task.arms]
+    rows = [_row(f'Vim, {title(arm)}', task, arm, task.runs[arm], task.seeds) for arm in task.arms]
     for peer, runs in task.peers.items():
-        rows.append(_row(title(peer), task, runs, sorted(runs)))
+        rows.append(_row(title(peer), task, peer, runs, sorted(runs)))
     for arm, runs in long.runs.items() if long else ():
         name = f'Vim, {title(arm)}, 7 layers, 100 epochs, random erasing'
-        rows.append(_row(name, long, runs, sorted(runs)))
+        rows.append(_row(name, long, arm, runs, sorted(runs)))
     blank = dict.fromkeys(rows[0], '')
     rows += [blank | {'model': name, 'accuracy': value} for name, value in _PUBLISHED.items()]
     return rows
 
 
-def _row(name, task, runs, seeds):
+def _row(name, task, arm, runs, seeds):
     values = [runs[seed]['metric'] for seed in seeds]
     (parameters,) = {runs[seed]['parameters'] for seed in seeds}
-    cost = task.costs.get(runs[seeds[0]]['arm'], {})
     return {
         'model': name,
         'parameters': f'{parameters:,}',
         'seeds': str(len(values)),
         'accuracy': f'{np.mean(values):.2f}',
-        'standard deviation': f'{np.std(values, ddof=1):.2f}' if len(values) > 1 else '',
-        'ms a step': f'{cost["milliseconds"]:.2f}' if cost else '',
-        'MiB': f'{cost["mebibytes"]:.0f}' if cost else '',
+        'standard deviation': deviation(values),
+        **cost_cells(task, arm),
     }

@@ -24,11 +24,10 @@ from mmengine.runner.checkpoint import (
     get_torchvision_models,
 )
 
+from vim_mm.checkpoint_files import CLASSES, NUMPY_FUNCTIONS, read_file
 from vim_mm.compat import safe_globals
 from vim_mm.convert import ConversionError, convert_checkpoint, needs_conversion
-from vim_mm.engine.checkpoints.array_pickle import CLASSES, NUMPY_FUNCTIONS
 from vim_mm.engine.checkpoints.conversion import as_checkpoint, describe
-from vim_mm.engine.checkpoints.file import read_file
 
 HISTORY_STATISTICS = ('min', 'max', 'current', 'mean')
 
