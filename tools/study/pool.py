@@ -1,4 +1,4 @@
-"""Runs side by side on one card, in processes that take the next job while there is time."""
+"""Runs side by side on every visible GPU; a process takes the next job while time is left."""
 
 import math
 import multiprocessing
@@ -48,6 +48,11 @@ class Plan:
 def run_all(jobs: list[Job], plan: Plan, workers: int) -> bool:
     """Make the runs in order until all are made or the time is over.
 
+    Args:
+        jobs (list): What to run.
+        plan (Plan): How.
+        workers (int): Runs side by side, on each visible GPU or on the CPU.
+
     Returns:
         bool: Whether no worker failed.
     """
@@ -57,9 +62,10 @@ def run_all(jobs: list[Job], plan: Plan, workers: int) -> bool:
     waiting, done = context.Queue(), context.Queue()
     for job in jobs:
         waiting.put(job)
+    cards = torch.cuda.device_count() if plan.device == 'cuda' else 1
     processes = [
-        context.Process(target=_work, args=(waiting, done, plan))
-        for _ in range(min(workers, len(jobs)))
+        context.Process(target=_work, args=(waiting, done, plan, i % cards))
+        for i in range(min(workers * cards, len(jobs)))
     ]
     for process in processes:
         process.start()
@@ -84,8 +90,12 @@ def _one_more(done: multiprocessing.Queue, processes: list[multiprocessing.Proce
                 return False
 
 
-def _work(waiting: multiprocessing.Queue, done: multiprocessing.Queue, plan: Plan) -> None:
+def _work(
+    waiting: multiprocessing.Queue, done: multiprocessing.Queue, plan: Plan, card: int
+) -> None:
     torch.set_num_threads(1)
+    if plan.device == 'cuda':
+        torch.cuda.set_device(card)
     data: dict[str, Data] = {}
     longest: dict[str, float] = {}
     while True:

@@ -5,7 +5,8 @@
     python tools/study/run.py import work_dirs/study
     python tools/analysis/compare_methods.py docs/study/results
 
-``train`` makes the runs that are neither in docs/study/results nor in OUT, by seed, then method.
+``train`` makes the runs that are neither in docs/study/results nor in OUT, by task, then seed, then
+method.
 """
 
 import argparse
@@ -40,7 +41,7 @@ def parse_args() -> argparse.Namespace:
     runs.add_argument('--seeds', type=numbers, default=[*range(12)], help="'0..11' or '0,3'")
     runs.add_argument('--device', default='cuda', choices=('cuda', 'cpu'))
     runs.add_argument('--minutes', type=float, help='stop before this time is over')
-    runs.add_argument('--jobs', type=int, default=1, help='runs side by side')
+    runs.add_argument('--jobs', type=int, default=1, help='runs side by side on each GPU')
     runs.add_argument('--label', default='', help="of settings; '' is the primary one")
     runs.add_argument('--steps', type=int, help="instead of the task's, for trials")
     runs.add_argument('--results', type=Path, default=RESULTS, help='finished runs')
@@ -105,7 +106,7 @@ def train(args: argparse.Namespace) -> int:
     done = finished(args.out, args.results)
     jobs = [
         Job(task, arm, seed, args.label)
-        for seed, task, arm in product(args.seeds, args.tasks, args.arms)
+        for task, seed, arm in product(args.tasks, args.seeds, args.arms)
         if arm in TASKS[task].arms
         if Job(task, arm, seed, args.label).file not in done
     ]
