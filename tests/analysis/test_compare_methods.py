@@ -12,11 +12,15 @@ from vim_mm.analysis.study.comparison import (
     ARMS,
     TaskResults,
     family,
+    family_rows,
     read_results,
+    resolution_rows,
     secondary_rows,
+    summary_rows,
     verdicts,
 )
-from vim_mm.analysis.study.plots import plot_task
+from vim_mm.analysis.study.plots import draw_task, plot_task
+from vim_mm.analysis.study.statistics import compare, detectable_effect
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / 'docs/study/results'
@@ -70,16 +74,113 @@ def test_only_seeds_that_all_have_enter(results, tmp_path):
     assert 'interim' in _run(tmp_path)
 
 
+def first_seeds(results, folder, count):
+    (folder / 'scenes').mkdir()
+    for file in results.glob('scenes/*'):
+        if file.stem.rpartition('_')[2] in map(str, range(count)):
+            (folder / 'scenes' / file.name).write_text(file.read_text())
+    (task,) = read_results(folder)
+    return task
+
+
 @pytest.mark.parametrize(('pairs', 'can'), [(7, False), (8, True)])
 def test_few_pairs_show_nothing(results, tmp_path, pairs, can):
     """Seven have 128 signs: even all of one sign is p = 2/128, and 0.09 after Holm."""
-    (tmp_path / 'scenes').mkdir()
-    for file in results.glob('scenes/*'):
-        if file.stem.rpartition('_')[2] in map(str, range(pairs)):
-            (tmp_path / 'scenes' / file.name).write_text(file.read_text())
-    (task,) = read_results(tmp_path)
+    task = first_seeds(results, tmp_path, pairs)
+    task.planned = None  # no study, so no test waits for more seeds
     for line in verdicts(task):
         assert ('nothing yet' in line) != can and ('excludes' in line or 'differs' in line) == can
+
+
+def test_an_interim_table_concludes_nothing(results, tmp_path):
+    """Though nine pairs would do for the planted difference of `foh`: the test is made once."""
+    task = first_seeds(results, tmp_path, 9)
+    (line,) = verdicts(task)
+    assert line.startswith('Nothing is concluded from an interim table')
+    effects = [
+        found.deviation * detectable_effect(12, 0.05 / 6) for found, _ in family(task).values()
+    ]
+    assert f'{min(effects):.2f} points' in line and f'{max(effects):.2f} points' in line
+
+
+def test_what_is_excluded_and_what_would_be_found(results):
+    """The end of the interval that is further from 0, and the power after Holm's correction."""
+    (task,) = read_results(results)
+    found, p = family(task)['bilinear']
+    assert p > 0.05 and abs(found.low) != abs(found.high)
+    line = next(line for line in verdicts(task) if line.startswith('`bilinear`'))
+    furthest = max(abs(found.low), abs(found.high))
+    effect = found.deviation * detectable_effect(12, 0.05 / 6)
+    assert f'excludes differences above {furthest:.2f} points' in line
+    assert f'With 12 pairs a difference of {effect:.2f} points' in line
+
+
+def test_tables_at_another_resolution_are_of_that_resolution(results, tmp_path):
+    (tmp_path / 'scenes').mkdir()
+    for file in results.glob('scenes/*'):
+        run = json.loads(file.read_text())
+        if run['arm'] == 'foh' and 'resolutions' in run:
+            run['resolutions']['2'] -= 20
+        (tmp_path / 'scenes' / file.name).write_text(json.dumps(run))
+    (task,) = read_results(tmp_path)
+    row = next(row for row in resolution_rows(task) if row['method'] == 'foh')
+    assert float(row['1']) - float(row['2']) == pytest.approx(29, abs=0.02)
+    assert float(row['1']) - float(row['2/dt']) == pytest.approx(4, abs=0.02)
+    (foh,) = (row for row in family_rows(task, '2') if row['A'] == 'foh')
+    (plain,) = (row for row in family_rows(task) if row['A'] == 'foh')
+    assert float(foh['A - B']) == pytest.approx(float(plain['A - B']) - 20, abs=0.002)
+
+
+def recall_task():
+    """Of 12 seeds `zoh` learns three and the control two, one of them the same."""
+    metrics = {'zoh': [100.0, 20, 13] + 9 * [6.7], 'zoh_exact': [90.0, 6.7, 6.7, 30] + 8 * [6.7]}
+    runs = {
+        arm: {
+            seed: {'metric': value, 'curve': [[1, 6.7, 1.0], [2, value, 0.5]]}
+            for seed, value in enumerate(values)
+        }
+        for arm, values in metrics.items()
+    }
+    return TaskResults('recall_dt0.01', runs)
+
+
+def test_a_task_that_few_runs_learn(results):
+    """Counts, no verdict: both medians are at chance, and an interval about 0 would mislead."""
+    task = recall_task()
+    assert [row['above 10 %'] for row in summary_rows(task)] == ['3 of 12', '2 of 12']
+    (line,) = verdicts(task)
+    assert line == (
+        '`zoh`: 3 of 12 runs went above 10 %; of `zoh_exact` 2; of both, with the same seed, 1.'
+    )
+    curves, _ = draw_task(task).axes
+    assert len(curves.lines) == 24
+    (scenes,) = read_results(results)
+    assert not any('above' in name for row in summary_rows(scenes) for name in row)
+
+
+def test_what_the_picture_draws(results):
+    """A - B to the right where A is better, intervals about means, seconds of all steps."""
+    (task,) = read_results(results)
+    figure = draw_task(task)
+    curves, differences, times = figure.axes
+    names = [label.get_text() for label in differences.get_yticklabels()]
+    for row, arm in enumerate(names):
+        values = np.subtract(task.metrics(arm), task.metrics('zoh_exact'))
+        points, mean = (
+            line.get_xdata()
+            for line in differences.lines
+            if len(line.get_xdata()) in (1, 12) and line.get_ydata()[0] == row
+            and line.get_marker() in '.o'
+        )  # fmt: skip
+        np.testing.assert_allclose(points, values)
+        assert mean[0] == pytest.approx(values.mean())
+        found = compare(task.metrics(arm), task.metrics('zoh_exact'))
+        (bar,) = (b for b in differences.collections if b.get_segments()[0][0][1] == row)
+        np.testing.assert_allclose(bar.get_segments()[0][:, 0], [found.low, found.high])
+    middle = [line for line in times.lines if line.get_marker() == 'o']
+    assert {line.get_xdata()[0] for line in middle} == {0.2}  # 100 steps of 2 ms
+    assert figure.get_suptitle() == 'scenes, 12 seeds'
+    assert 'control' not in curves.get_title()
 
 
 def test_the_picture_of_a_task(results, tmp_path):
@@ -98,11 +199,26 @@ def test_the_page_names_the_tasks_that_have_runs(results, tmp_path):
             (tmp_path / task / file.name).write_text(json.dumps(run))
     _run(tmp_path, '--page', tmp_path / 'page.md')
     page = (tmp_path / 'page.md').read_text()
-    commands = [line for line in page.splitlines() if 'run.py train' in line]
+    commands = [line for line in page.splitlines() if ' --data' in line]
     assert [line.partition(' --data')[0] for line in commands] == [
         'python tools/study/run.py train --tasks fashion scenes',
         'python tools/study/run.py train --tasks scenes --label dt0.01',
     ]
+
+
+def test_the_page_names_mixed_cards_and_the_card_of_costs(results, tmp_path):
+    (tmp_path / 'scenes').mkdir()
+    for file in results.glob('scenes/*'):
+        run = json.loads(file.read_text())
+        if file.name == 'rk4_4.json':
+            run |= dict(card='another card', commit='def')
+        if 'seed' not in run:
+            run |= dict(card='a third', commit='123', date='2026-02-02')
+        (tmp_path / 'scenes' / file.name).write_text(json.dumps(run))
+    printed = _run(tmp_path)
+    assert 'different commits: seed 4 of abc, def.' in printed
+    assert 'different cards: seed 4 of a card, another card.' in printed
+    assert 'The cost of a step: card: a third; commit: 123; date: 2026-02-02.' in printed
 
 
 @pytest.mark.slow
@@ -166,6 +282,20 @@ def test_readmes_quote_the_page(readme):
     assert table == [line for line in primary.splitlines() if line.startswith('|')]
     (task,) = (task for task in read_results(RESULTS) if task.name == 'fashion')
     assert f'has finished {len(task.seeds)} of 12 seeds' in section
+
+
+def test_the_readme_quotes_the_models_on_scenes():
+    record = json.loads((ROOT / 'docs/study/models_on_scenes.json').read_text())
+    readme = (ROOT / 'seg/README.md').read_text()
+    assert record['commit'] in readme and record['date'] in readme
+    for run in record['runs']:
+        config = Path(run['config'])
+        (row,) = (
+            line for line in readme.splitlines() if line.startswith('|') and config.name in line
+        )
+        cells = [cell.strip() for cell in row.split('|')[3:6]]
+        figures = [f'{run["parameters"] / 1e6:.1f}M', f'{run["mIoU"][-1][1]:.2f}', str(run['MiB'])]
+        assert cells == figures and (ROOT / config).exists()
 
 
 def test_other_tasks_are_exploratory_and_of_the_methods_alone():

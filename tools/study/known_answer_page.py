@@ -16,10 +16,18 @@ from convergence_page import (
 )
 from page_parts import bullets
 from recovery_page import HEAD as RECOVERY_HEAD
-from recovery_page import describe_recovery, in_ranges, mean_error, plot_recovery, task_of
+from recovery_page import (
+    describe_recovery,
+    errors_by_rate,
+    in_ranges,
+    mean_error,
+    plot_recovery,
+    records_of,
+    task_of,
+)
 from signals import INPUTS
 
-from vim_mm.analysis.study.comparison import CONTROL, TaskResults
+from vim_mm.analysis.study.comparison import CONTROL, FAMILY, TaskResults
 from vim_mm.analysis.tables import write_text
 
 _HEAD = """# A regression with a known answer
@@ -53,12 +61,19 @@ def summary(results: dict[str, Any], tasks: list[TaskResults]) -> list[str]:
     smooth, _, noisy = tasks
     records = convergence_of(results, 'smooth', SHOWN_RATE)
     without = {m: shown(r['error'][STEPS.index(1 / 64)]) for m, r in records.items()}
-    biased = [r['a'] for r in results['recovery'] if (r['input'], r['arm']) == ('smooth', CONTROL)]
+    biased = [run['a'] for run in records_of(results, 'smooth', CONTROL)]
     first, *_, last = np.median(biased, axis=0)
+    by_rate = {arm: errors_by_rate(results, 'smooth', arm) for arm in FAMILY}
+    apart = {
+        arm: errors - errors_by_rate(results, 'smooth', CONTROL) for arm, errors in by_rate.items()
+    }
+    ratios = {arm: slow / stiff for arm, (slow, *_, stiff) in apart.items()}
+    stiff = [arm for arm, ratio in ratios.items() if ratio < 1 / 3]
+    others = [f'{ratio:.1f} times for `{arm}`' for arm, ratio in ratios.items() if arm not in stiff]
     arms = (CONTROL, 'bilinear', 'rk4', 'highorder', 'zoh', 'foh', 'poly')
     trained = '; '.join(f'`{arm}` {in_ranges(smooth, arm)}' for arm in arms)
     control = mean_error(noisy, CONTROL)
-    near = max(abs(mean_error(noisy, arm) - control) for arm in ('bilinear', 'rk4'))
+    near = [f'`{arm}` {mean_error(noisy, arm) - control:+.2f}' for arm in ('bilinear', 'rk4')]
     return [
         'On smooth inputs no method is better than first order, because each reads one sample a '
         f'step. With a = -4 and dt = 1/64 the error of `zoh_exact` is {without[CONTROL]}, of '
@@ -69,12 +84,13 @@ def summary(results: dict[str, Any], tasks: list[TaskResults]) -> list[str]:
         'Mamba.',
         'Where the step varies, training does not make them equal. Errors in percent on smooth '
         f'inputs as trained, with half, with twice the steps: {trained}.',
-        'The differences come from stiff systems. The tables by rate show them shrink from a = -16 '
-        'to a = -1, least for `highorder`, whose further terms depend on the step and hardly on a, '
-        'and not for `foh` (its gain goes with the square of the step) and `poly` (it reads the '
-        'future).',
+        f'The differences of {", ".join(f"`{arm}`" for arm in stiff)} from `zoh_exact` come from '
+        'stiff systems: on smooth inputs they are at a = -1 at most '
+        f'{max(ratios[arm] for arm in stiff):.2f} times what they are at a = -16. Not so the '
+        f'others: {", ".join(others)}. The gain of `foh` goes with the square of the step, and '
+        '`poly` reads the future.',
         'With noise most of the error comes from the samples themselves: that of `zoh_exact` is '
-        f'{control:.1f} %, and `bilinear` and `rk4` are within {near:.2f} points of it.',
+        f'{control:.1f} %. The difference from it is small for some: {", ".join(near)} points.',
         'A good fit does not find the true a. On smooth inputs `zoh_exact` learns '
         f'{first:.2f} times a at a = -1 and {last:.2f} times a at a = -16. The sample at the end '
         'of a step stands for all of it, so the input comes half a step early, and a slower state '

@@ -86,18 +86,39 @@ def factor_rows(tasks: list[TaskResults]) -> Rows:
     ]
 
 
+def records_of(results: dict[str, Any], name: str, arm: str) -> list[dict[str, Any]]:
+    """What the runs of an arm on an input left, one a seed."""
+    return [r for r in results['recovery'] if (r['input'], r['arm']) == (name, arm)]
+
+
+def errors_by_rate(results: dict[str, Any], name: str, arm: str) -> np.ndarray:
+    """The error as trained in percent, over seeds, one for each of RATES."""
+    runs = records_of(results, name, arm)
+    return 100 * np.mean([run['errors']['as trained'] for run in runs], axis=0)
+
+
 def rate_rows(results: dict[str, Any], name: str) -> Rows:
     """By rate, the error as trained and what was learned for a: a row for each arm."""
     rows = []
     for arm in ARMS:
-        records = [r for r in results['recovery'] if (r['input'], r['arm']) == (name, arm)]
-        errors = 100 * np.mean([r['errors']['as trained'] for r in records], axis=0)
+        records = records_of(results, name, arm)
+        errors = errors_by_rate(results, name, arm)
         learned = np.median([np.multiply(r['a'], r['factor']) for r in records], axis=0)
         row = {'method': arm}
         for title, values in (('%', errors), ('a', learned)):
             row |= {f'{title} at {a:g}': f'{value:.2f}' for a, value in zip(RATES, values)}
         rows.append(row)
     return rows
+
+
+def far_off(results: dict[str, Any], name: str) -> str:
+    """The arms that learn more than ten times the true a, empty if none does."""
+    learned = {
+        arm: np.median([r['a'] for r in records_of(results, name, arm)], axis=0).max()
+        for arm in ARMS
+        if arm not in WITH_FACTOR
+    }
+    return ', '.join(f'`{arm}`' for arm, most in learned.items() if most > 10)
 
 
 def verdict(task: TaskResults, title: str) -> str:
@@ -130,7 +151,7 @@ def recovery_findings(results: dict[str, Any], tasks: list[TaskResults]) -> list
     """The hypotheses B1 to B4 of the protocol, and what came out."""
     held = tasks[INPUTS.index('held')]
     exact = max(max(held.metrics(CONTROL, title)) for title in RANGES)
-    learned = [r['a'] for r in results['recovery'] if (r['input'], r['arm']) == ('held', CONTROL)]
+    learned = [run['a'] for run in records_of(results, 'held', CONTROL)]
     off = 100 * np.abs(np.subtract(learned, 1)).max()
     errors = '; '.join(f'`{arm}` {in_ranges(held, arm)}' for arm in FAMILY)
     smaller = []
@@ -249,6 +270,10 @@ def describe_recovery(results: dict[str, Any], tasks: list[TaskResults]) -> str:
             'the truth (times the factor; median over seeds).',
             markdown_table(rate_rows(results, task.name)),
         ]
+        if far := far_off(results, task.name):
+            parts.append(
+                f'Where a is tens of times the truth ({far}), the error hardly depends on it.'
+            )
     parts += ['### With a factor on the step', factor_finding(results)]
     if rows := factor_rows(tasks):
         parts.append(markdown_table(rows))

@@ -40,6 +40,8 @@ TITLES = {
 LEVEL = 0.05
 PLANNED_SEEDS = 12
 PRIMARY = ('fashion', 'scenes')  # tasks; the others are exploratory, and of the methods alone
+# Of a task that many runs do not learn: the percentage above which a run has left chance.
+LEARNED = {'recall': 10.0}
 
 
 @dataclass
@@ -63,14 +65,29 @@ class TaskResults:
     planned: int | None = PLANNED_SEEDS
 
     @property
+    def kind(self) -> str:
+        """The name without the setting."""
+        return self.name.partition('_')[0]
+
+    @property
     def primary(self) -> bool:
         """Whether the comparison with the control is a hypothesis of the protocol."""
         return self.planned is None or self.name in PRIMARY
 
     @property
+    def interim(self) -> bool:
+        """Whether the test of the protocol is still to be made."""
+        return self.planned is not None and len(self.seeds) < self.planned
+
+    @property
+    def learned(self) -> float | None:
+        """The percentage above which a run has left chance, None where all runs do."""
+        return LEARNED.get(self.kind) if self.planned else None
+
+    @property
     def missing(self) -> list[str]:
         """The arms that the protocol plans and that have no run."""
-        is_primary = self.name.partition('_')[0] in PRIMARY
+        is_primary = self.kind in PRIMARY
         planned = ARMS if is_primary else (*FAMILY, CONTROL)
         return [arm for arm in planned if self.planned and arm not in self.runs]
 
@@ -147,8 +164,15 @@ def summary_rows(task: TaskResults) -> list[dict[str, str]]:
             'least': f'{min(values):.2f}',
             'greatest': f'{max(values):.2f}',
         }
+        if task.learned is not None:
+            row[f'above {task.learned:g} %'] = f'{sum(left_chance(task, arm))} of {len(values)}'
         rows.append(row | (cost_cells(task, arm) if task.costs else {}))
     return rows
+
+
+def left_chance(task: TaskResults, arm: str) -> list[bool]:
+    """By seed, whether the run learned anything, of a task with such a percentage."""
+    return [value > task.learned for value in task.metrics(arm)]
 
 
 def deviation(values: Sequence[float]) -> str:
@@ -165,14 +189,28 @@ def cost_cells(task: TaskResults, arm: str) -> dict[str, str]:
     }
 
 
+def cost_facts(task: TaskResults) -> dict[str, list[str]]:
+    """Cards, commits and dates of the measured steps."""
+    return _facts(task.costs.values())
+
+
+def run_facts(task: TaskResults) -> dict[str, list[str]]:
+    """Cards, commits and dates of the runs in the tables."""
+    return _facts(task.runs[arm][seed] for arm in task.arms for seed in task.seeds)
+
+
+def _facts(records: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
+    records = [*records]
+    keys = ('card', 'commit', 'date')
+    return {key: sorted({record[key] for record in records if key in record}) for key in keys}
+
+
 def _comparison_row(a: str, b: str, found: Comparison) -> dict[str, str]:
-    # Of fewer pairs a bootstrap gives the range.
-    is_interval = can_differ(found.count, comparisons=1)
     return {
         'A': title(a),
         'B': title(b),
         'A - B': f'{found.mean:+.3f}',
-        '95 % interval': f'{found.low:+.3f} to {found.high:+.3f}' if is_interval else '',
+        '95 % interval': f'{found.low:+.3f} to {found.high:+.3f}' if has_interval(found) else '',
         'P(A > B)': f'{found.improvement:.2f}',
         'p': f'{found.p:.4f}',
     }
@@ -230,10 +268,41 @@ def can_differ(pairs: int, comparisons: int) -> bool:
     return comparisons * least_p(pairs) < LEVEL
 
 
+def has_interval(found: Comparison) -> bool:
+    """Whether there are pairs enough for an interval: of fewer a bootstrap gives the range."""
+    return can_differ(found.count, comparisons=1)
+
+
+def detectable(found: Comparison, comparisons: int, pairs: int) -> float:
+    """The difference in points that so many pairs find with a probability of 0.8."""
+    return found.deviation * detectable_effect(pairs, LEVEL / comparisons)
+
+
 def verdicts(task: TaskResults) -> list[str]:
-    """What may be concluded of each method that is compared, with the power there was."""
-    lines = []
+    """What may be concluded of each method that is compared, with the power there was.
+
+    Of an interim table only the power that all seeds will have.
+    """
     all_found = family(task)
+    if task.planned is not None and task.interim:
+        effects = [
+            detectable(found, len(all_found), task.planned) for found, _ in all_found.values()
+        ]
+        return [
+            'Nothing is concluded from an interim table: the hypotheses are tested once, with '
+            f'{task.planned} seeds. With the standard deviations so far, {task.planned} pairs find '
+            f'a difference of {min(effects):.2f} points (the method that varies least) to '
+            f'{max(effects):.2f} points (most) with a probability of 0.8.'
+        ]
+    if task.learned is not None:
+        control = left_chance(task, task.control)
+        return [
+            f'`{arm}`: {sum(learned)} of {len(learned)} runs went above {task.learned:g} %; of '
+            f'`{task.control}` {sum(control)}; of both, with the same seed, '
+            f'{sum(map(all, zip(learned, control)))}.'
+            for arm, learned in ((arm, left_chance(task, arm)) for arm in all_found)
+        ]
+    lines = []
     for arm, (found, p) in all_found.items():
         if not can_differ(found.count, len(all_found)):
             least = min(1.0, len(all_found) * least_p(found.count))
@@ -243,7 +312,7 @@ def verdicts(task: TaskResults) -> list[str]:
             )
             continue
         furthest = max(abs(found.low), abs(found.high))
-        effect = found.deviation * detectable_effect(found.count, LEVEL / len(all_found))
+        effect = detectable(found, len(all_found), found.count)
         if p < LEVEL:
             text = (
                 f'differs from `{task.control}` by {found.mean:+.2f} points (p after Holm {p:.4f})'

@@ -6,38 +6,47 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vim_mm.analysis.study.comparison import TaskResults, family, title
+from vim_mm.analysis.study.comparison import TaskResults, family, has_interval, title
 
 
 def plot_task(task: TaskResults, path: Path) -> None:
+    """Write :func:`draw_task` as PNG."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw_task(task).savefig(path)
+
+
+def draw_task(task: TaskResults) -> Figure:
     """Three panels of a task that has finished seeds.
 
-    Learning curves are means over seeds with a band of one standard deviation. Differences from the
-    control have their 95 % interval, and a point for each seed. Time is the cost of a step alone on
-    the card times the steps; where it was not measured the panel says so.
+    Learning curves are means over seeds with a band of one standard deviation; of a task that many
+    runs do not learn, one curve for each run. Differences from the control have their 95 %
+    interval, and a point for each seed. Time is the cost of a step alone on the card times the
+    steps; without costs there is no such panel.
     """
-    figure = Figure(figsize=(15, 4.2), dpi=120, layout='constrained')
-    curves, differences, times = figure.subplots(1, 3)
+    panels = [_draw_curves, _draw_differences, *([_draw_times] if task.costs else [])]
+    figure = Figure(figsize=(5 * len(panels), 4.2), dpi=120, layout='constrained')
     colours = {arm: f'C{i}' for i, arm in enumerate(task.arms)}
-    _draw_curves(curves, task, colours)
-    _draw_differences(differences, task, colours)
-    _draw_times(times, task, colours)
-    for axes in (curves, differences, times):
+    for axes, draw in zip(figure.subplots(1, len(panels)), panels):
+        draw(axes, task, colours)
         axes.grid(alpha=0.3)
         axes.spines[['top', 'right']].set_visible(False)
-    figure.suptitle(f'{task.name}, {len(task.seeds)} seeds')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    count = f'{len(task.seeds)} of {task.planned}' if task.interim else f'{len(task.seeds)}'
+    figure.suptitle(f'{task.name}, {count} seeds{", interim" if task.interim else ""}')
+    return figure
 
 
 def _draw_curves(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
     for arm in task.arms:
         curve = np.array([[p[:2] for p in task.runs[arm][s]['curve']] for s in task.seeds])
         steps, values = curve[0, :, 0], curve[..., 1]
-        mean, spread = values.mean(axis=0), values.std(axis=0)
+        if task.learned is not None:
+            lines = axes.plot(steps, values.T, color=colours[arm], linewidth=0.8, alpha=0.8)
+            lines[0].set_label(title(arm))
+            continue
+        mean, spread = values.mean(axis=0), values.std(axis=0, ddof=min(1, len(values) - 1))
         axes.plot(steps, mean, color=colours[arm], label=title(arm), linewidth=1.2)
         axes.fill_between(steps, mean - spread, mean + spread, color=colours[arm], alpha=0.12)
-    axes.set(xlabel='step', ylabel='percent', title='Held-out images while training')
+    axes.set(xlabel='step', ylabel='percent', title='Test images while training')
     axes.legend(fontsize=7, frameon=False)
 
 
@@ -48,11 +57,17 @@ def _draw_differences(axes: Axes, task: TaskResults, colours: dict[str, str]) ->
         points = np.subtract(task.metrics(arm), control)
         axes.plot(points, np.full(len(points), row), '.', color=colours[arm], alpha=0.4)
         error = [[comparison.mean - comparison.low], [comparison.high - comparison.mean]]
+        error = error if has_interval(comparison) else None
         axes.errorbar(comparison.mean, row, xerr=error, fmt='o', color=colours[arm], capsize=3)
     axes.axvline(0, color='black', linewidth=0.8)
     axes.set_yticks(range(len(found)), [title(arm) for arm in found])
     axes.invert_yaxis()
-    axes.set(xlabel='points', title=f'Difference from {task.control}, paired by seed')
+    axes.set(
+        xlabel='points: mean, 95 % interval, each seed',
+        title=f'Difference from {task.control}, paired by seed',
+    )
+    if not found:
+        axes.text(0.5, 0.5, 'two seeds are the least', ha='center', transform=axes.transAxes)
 
 
 def _draw_times(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
@@ -62,10 +77,14 @@ def _draw_times(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
         runs = [task.runs[arm][seed] for seed in task.seeds]
         seconds = task.costs[arm]['milliseconds'] * runs[0]['settings']['steps'] / 1000
         values = task.metrics(arm)
-        axes.errorbar(seconds, np.mean(values), yerr=np.std(values), fmt='o', color=colours[arm],
-                      capsize=3, label=title(arm))  # fmt: skip
-    if task.costs:
-        axes.legend(fontsize=7, frameon=False)
-    else:
-        axes.text(0.5, 0.5, 'not measured', ha='center', transform=axes.transAxes)
-    axes.set(xlabel='seconds of training, alone on the card', title='Accuracy and time')
+        mean, deviation = np.mean(values), np.std(values, ddof=min(1, len(values) - 1))
+        axes.errorbar(seconds, mean, yerr=deviation, fmt='o', color=colours[arm], capsize=3)
+        axes.annotate(
+            title(arm), (seconds, float(mean)), (4, 3), textcoords='offset points', fontsize=7
+        )
+    axes.margins(x=0.12)
+    axes.set(
+        xlabel='seconds of training, alone on the card',
+        ylabel='percent: mean, standard deviation',
+        title='Metric and time of training',
+    )
