@@ -50,8 +50,8 @@ def results(tmp_path_factory):
     return folder
 
 
-def _run(*arguments):
-    return run_tool('analysis/compare_methods.py', *arguments, cwd=ROOT)
+def _run(*arguments, **options):
+    return run_tool('analysis/compare_methods.py', *arguments, cwd=ROOT, **options)
 
 
 def test_planted_differences_are_found(results):
@@ -298,13 +298,20 @@ def test_the_readme_quotes_the_models_on_scenes():
         assert (ROOT / config).exists()
 
 
-def test_other_tasks_are_exploratory_and_of_the_methods_alone():
-    """The protocol has variants for its primary tasks, and for every range of their settings."""
+def test_another_control_is_named_and_exploratory(results):
+    printed = _run(results, '--control', 'zoh')
+    assert '### Exploratory: six methods against `zoh`' in printed and 'Primary' not in printed
+    refused = _run(results, '--control', 'zho', fails=True)
+    assert "--control: expected one of ['bilinear', " in refused and "got 'zho'." in refused
+
+
+def test_other_tasks_are_exploratory_and_lack_a_variant():
+    """The protocol has both for its primary tasks, and for every range of their settings."""
     runs = {arm: {0: {'metric': 1.0}} for arm in ('zoh', 'zoh_exact')}
     fashion, grid, recall = (
         TaskResults(n, runs) for n in ('fashion', 'fashion_lr0.001', 'recall_dt0.01')
     )
     assert [task.primary for task in (fashion, grid, recall)] == [True, False, False]
-    assert fashion.missing == grid.missing == [*recall.missing, 'foh_matched', 'zoh_exact_averaged']
-    assert recall.missing == ['foh', 'bilinear', 'poly', 'highorder', 'rk4']
+    assert fashion.missing == grid.missing == [*recall.missing, 'zoh_exact_averaged']
+    assert recall.missing == ['foh', 'bilinear', 'poly', 'highorder', 'rk4', 'foh_matched']
     assert TaskResults('mIoU of runs', runs, planned=None).missing == []

@@ -119,19 +119,20 @@ def latex_table(rows: Rows) -> str:
 
 def sections(task: TaskResults) -> list[tuple[str, Rows]]:
     """Titles and tables of a task, those that are not empty."""
-    kind = 'Primary' if task.primary else 'Exploratory'
+    kind = 'Primary' if task.primary and task.control == CONTROL else 'Exploratory'
+    control = 'the control' if task.control == CONTROL else f'`{title(task.control)}`'
     methods = 'six methods' if len(task.compared) == 6 else 'each method'
     found = [
         ('Each method', summary_rows(task)),
-        (f'{kind}: {methods} against the control', family_rows(task)),
+        (f'{kind}: {methods} against {control}', family_rows(task)),
         ('Exploratory, p without correction', secondary_rows(task)),
         ('Other resolutions: dt as trained, and divided by the factor', resolution_rows(task)),
     ]
     found += [
-        (f'Exploratory: against the control at {name}', family_rows(task, name))
+        (f'Exploratory: against {control} at {name}', family_rows(task, name))
         for name in resolutions(task)
     ]
-    return [(title, with_interval(rows)) for title, rows in found if rows]
+    return [(heading, with_interval(rows)) for heading, rows in found if rows]
 
 
 def with_interval(rows: Rows) -> Rows:
@@ -271,6 +272,9 @@ def main(args: argparse.Namespace) -> None:
             tasks.append(task)
         else:
             print(f'{task.name}: no seed that all methods finished')
+    known = sorted({arm for task in tasks for arm in task.runs})
+    if args.control and args.control not in known:
+        raise SystemExit(f'--control: expected one of {known}, got {args.control!r}.')
     order = [*_MEASURED]
     tasks.sort(key=lambda task: order.index(kind) if (kind := task.kind) in order else -1)
     print('\n\n'.join(describe(task, markdown_table, None) for task in tasks))

@@ -30,6 +30,7 @@ SECONDARY = (  # exploratory: A against B
     ('poly', 'zoh_exact_averaged'),
 )
 ARMS = (*FAMILY, CONTROL, 'foh_matched', 'zoh_exact_averaged')
+SMALL_TASK_ARMS = (*FAMILY, CONTROL, 'foh_matched')  # of tasks that are not primary
 PEERS = ('deit', 'resnet18')  # other people's models, of the same recipe
 TITLES = {
     'foh_matched': 'foh, matched',
@@ -39,7 +40,7 @@ TITLES = {
 }
 LEVEL = 0.05
 PLANNED_SEEDS = 12
-PRIMARY = ('fashion', 'scenes')  # tasks; the others are exploratory, and of the methods alone
+PRIMARY = ('fashion', 'scenes')  # tasks; the others are exploratory
 # Of a task that many runs do not learn: the percentage above which a run has left chance.
 LEARNED = {'recall': 10.0}
 
@@ -87,8 +88,7 @@ class TaskResults:
     @property
     def missing(self) -> list[str]:
         """The arms that the protocol plans and that have no run."""
-        is_primary = self.kind in PRIMARY
-        planned = ARMS if is_primary else (*FAMILY, CONTROL)
+        planned = ARMS if self.kind in PRIMARY else SMALL_TASK_ARMS
         return [arm for arm in planned if self.planned and arm not in self.runs]
 
     @property
