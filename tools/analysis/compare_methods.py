@@ -119,7 +119,8 @@ def latex_table(rows: Rows) -> str:
 
 def sections(task: TaskResults) -> list[tuple[str, Rows]]:
     """Titles and tables of a task, those that are not empty."""
-    kind = 'Primary' if task.primary and task.control == CONTROL else 'Exploratory'
+    as_planned = not task.planned or task.control == CONTROL
+    kind = 'Primary' if task.primary and as_planned else 'Exploratory'
     control = 'the control' if task.control == CONTROL else f'`{title(task.control)}`'
     methods = 'six methods' if len(task.compared) == 6 else 'each method'
     found = [

@@ -124,4 +124,4 @@ def test_without_the_control_nothing_is_compared(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert 'no run of the control zoh_exact' in printed and 'Primary' not in printed
     run(monkeypatch, tmp_path, '--control', 'zoh')
-    assert 'Primary: each method against the control' in capsys.readouterr().out
+    assert 'Primary: each method against `zoh`' in capsys.readouterr().out
