@@ -16,17 +16,19 @@ def plot_task(task: TaskResults, path: Path) -> None:
 
 
 def draw_task(task: TaskResults) -> Figure:
-    """Three panels of a task that has finished seeds.
+    """Up to three panels of a task that has finished seeds.
 
     Learning curves are means over seeds with a band of one standard deviation; of a task that many
     runs do not learn, one curve for each run. Differences from the control have their 95 %
     interval, and a point for each seed. Time is the cost of a step alone on the card times the
-    steps; without costs there is no such panel.
+    steps. Without differences, or without costs, there is no such panel.
     """
-    panels = [_draw_curves, _draw_differences, *([_draw_times] if task.costs else [])]
+    panels = [_draw_curves]
+    panels += [_draw_differences] if family(task) else []
+    panels += [_draw_times] if task.costs else []
     figure = Figure(figsize=(5 * len(panels), 4.2), dpi=120, layout='constrained')
     colours = {arm: f'C{i}' for i, arm in enumerate(task.arms)}
-    for axes, draw in zip(figure.subplots(1, len(panels)), panels):
+    for axes, draw in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
         draw(axes, task, colours)
         axes.grid(alpha=0.3)
         axes.spines[['top', 'right']].set_visible(False)
@@ -52,7 +54,7 @@ def _draw_curves(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None
 
 def _draw_differences(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
     found = family(task)
-    control = task.metrics(task.control) if found else []
+    control = task.metrics(task.control)
     for row, (arm, (comparison, _)) in enumerate(found.items()):
         points = np.subtract(task.metrics(arm), control)
         axes.plot(points, np.full(len(points), row), '.', color=colours[arm], alpha=0.4)
@@ -66,8 +68,6 @@ def _draw_differences(axes: Axes, task: TaskResults, colours: dict[str, str]) ->
         xlabel='points: mean, 95 % interval, each seed',
         title=f'Difference from {task.control}, paired by seed',
     )
-    if not found:
-        axes.text(0.5, 0.5, 'two seeds are the least', ha='center', transform=axes.transAxes)
 
 
 def _draw_times(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
