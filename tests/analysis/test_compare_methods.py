@@ -147,13 +147,19 @@ def recall_task():
 def test_a_task_that_few_runs_learn(results):
     """Counts, no verdict: both medians are at chance, and an interval about 0 would mislead."""
     task = recall_task()
-    assert [row['above 10 %'] for row in summary_rows(task)] == ['3 of 12', '2 of 12']
+    rows = summary_rows(task)
+    assert [row['above 10 %'] for row in rows] == ['3 of 12', '2 of 12']
+    assert [row['above 50 %'] for row in rows] == ['1 of 12', '1 of 12']
     (line,) = verdicts(task)
     assert line == (
-        '`zoh`: 3 of 12 runs went above 10 %; of `zoh_exact` 2; of both, with the same seed, 1.'
+        '`zoh`: 3 of 12 runs end above 10 %; `zoh_exact`: 2; both, with the same seed: 1.'
     )
-    curves, _ = draw_task(task).axes
-    assert len(curves.lines) == 24
+    curves, ends = draw_task(task).axes
+    assert len(curves.lines) == 25  # and chance
+    for row, arm in enumerate(task.arms):
+        points = ends.lines[row]
+        np.testing.assert_allclose(points.get_xdata(), sorted(task.metrics(arm)))
+        assert abs(points.get_ydata() - row).max() < 0.5
     (scenes,) = read_results(results)
     assert not any('above' in name for row in summary_rows(scenes) for name in row)
 
@@ -180,7 +186,7 @@ def test_what_the_picture_draws(results):
     middle = [line for line in times.lines if line.get_marker() == 'o']
     assert {line.get_xdata()[0] for line in middle} == {0.2}  # 100 steps of 2 ms
     assert figure.get_suptitle() == 'scenes, 12 seeds'
-    assert 'control' not in curves.get_title()
+    assert curves.get_ylabel() == 'mIoU, percent'
 
 
 def test_the_picture_of_a_task(results, tmp_path):

@@ -77,8 +77,7 @@ def summary(results: dict[str, Any], tasks: list[TaskResults]) -> list[str]:
     return [
         'On smooth inputs no method is better than first order, because each reads one sample a '
         f'step. With a = -4 and dt = 1/64 the error of `zoh_exact` is {without[CONTROL]}, of '
-        f'`bilinear` {without["bilinear"]}, of `zoh` {without["zoh"]}: exact integration improves '
-        'the constant.',
+        f'`bilinear` {without["bilinear"]}, of `zoh` {without["zoh"]}.',
         'At one fixed step length a trained gain makes `zoh`, `foh`, `highorder`, `rk4` and '
         '`zoh_exact` the same method. They can differ only where the step varies, as it does in '
         'Mamba.',

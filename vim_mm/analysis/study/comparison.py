@@ -41,8 +41,9 @@ TITLES = {
 LEVEL = 0.05
 PLANNED_SEEDS = 12
 PRIMARY = ('fashion', 'scenes')  # tasks; the others are exploratory
-# Of a task that many runs do not learn: the percentage above which a run has left chance.
-LEARNED = {'recall': 10.0}
+# Of a task on which many runs stay at chance: chance, and percentages above which runs are counted.
+CHANCE = {'recall': 100 / 15}
+ABOVE = (10.0, 50.0)
 
 
 @dataclass
@@ -81,9 +82,16 @@ class TaskResults:
         return self.planned is not None and len(self.seeds) < self.planned
 
     @property
-    def learned(self) -> float | None:
-        """The percentage above which a run has left chance, None where all runs do."""
-        return LEARNED.get(self.kind) if self.planned else None
+    def chance(self) -> float | None:
+        """Of a task on which many runs stay at chance, that percentage; else None."""
+        return CHANCE.get(self.kind) if self.planned else None
+
+    @property
+    def unit(self) -> str:
+        """What the metric is, for an axis."""
+        if not self.planned:
+            return self.name
+        return 'mIoU, percent' if self.kind == 'scenes' else 'accuracy, percent'
 
     @property
     def missing(self) -> list[str]:
@@ -164,15 +172,16 @@ def summary_rows(task: TaskResults) -> list[dict[str, str]]:
             'least': f'{min(values):.2f}',
             'greatest': f'{max(values):.2f}',
         }
-        if task.learned is not None:
-            row[f'above {task.learned:g} %'] = f'{sum(left_chance(task, arm))} of {len(values)}'
+        if task.chance is not None:
+            for level in ABOVE:
+                row[f'above {level:g} %'] = f'{sum(runs_above(task, arm, level))} of {len(values)}'
         rows.append(row | (cost_cells(task, arm) if task.costs else {}))
     return rows
 
 
-def left_chance(task: TaskResults, arm: str) -> list[bool]:
-    """By seed, whether the run learned anything, of a task with such a percentage."""
-    return [value > task.learned for value in task.metrics(arm)]
+def runs_above(task: TaskResults, arm: str, level: float) -> list[bool]:
+    """By seed, whether the run ends above a percentage."""
+    return [value > level for value in task.metrics(arm)]
 
 
 def deviation(values: Sequence[float]) -> str:
@@ -185,21 +194,12 @@ def cost_cells(task: TaskResults, arm: str) -> dict[str, str]:
     cost = task.costs.get(arm)
     return {
         'ms a step': f'{cost["milliseconds"]:.2f}' if cost else '',
-        'MiB': f'{cost["mebibytes"]:.0f}' if cost else '',
+        'MiB': f'{cost["mebibytes"]:.0f}' if cost and 'mebibytes' in cost else '',
     }
 
 
-def cost_facts(task: TaskResults) -> dict[str, list[str]]:
-    """Cards, commits and dates of the measured steps."""
-    return _facts(task.costs.values())
-
-
-def run_facts(task: TaskResults) -> dict[str, list[str]]:
-    """Cards, commits and dates of the runs in the tables."""
-    return _facts(task.runs[arm][seed] for arm in task.arms for seed in task.seeds)
-
-
-def _facts(records: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
+def facts(records: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
+    """Cards, commits and dates of runs or costs."""
     records = [*records]
     keys = ('card', 'commit', 'date')
     return {key: sorted({record[key] for record in records if key in record}) for key in keys}
@@ -278,6 +278,16 @@ def detectable(found: Comparison, comparisons: int, pairs: int) -> float:
     return found.deviation * detectable_effect(pairs, LEVEL / comparisons)
 
 
+def _counts(task: TaskResults, a: str, b: str, level: float) -> str:
+    """How many runs of two arms end above a percentage, in a sentence."""
+    first, second = runs_above(task, a, level), runs_above(task, b, level)
+    both = sum(map(all, zip(first, second)))
+    return (
+        f'`{title(a)}`: {sum(first)} of {len(first)} runs end above {level:g} %; `{title(b)}`: '
+        f'{sum(second)}; both, with the same seed: {both}.'
+    )
+
+
 def verdicts(task: TaskResults) -> list[str]:
     """What may be concluded of each method that is compared, with the power there was.
 
@@ -294,14 +304,10 @@ def verdicts(task: TaskResults) -> list[str]:
             f'a difference of {min(effects):.2f} points (the method that varies least) to '
             f'{max(effects):.2f} points (most) with a probability of 0.8.'
         ]
-    if task.learned is not None:
-        control = left_chance(task, task.control)
-        return [
-            f'`{arm}`: {sum(learned)} of {len(learned)} runs went above {task.learned:g} %; of '
-            f'`{task.control}` {sum(control)}; of both, with the same seed, '
-            f'{sum(map(all, zip(learned, control)))}.'
-            for arm, learned in ((arm, left_chance(task, arm)) for arm in all_found)
-        ]
+    if task.chance is not None:
+        pairs = [(arm, task.control) for arm in all_found]
+        pairs += [pair for pair in SECONDARY if {*pair} <= {*task.runs}]
+        return [_counts(task, *pair, ABOVE[0]) for pair in pairs]
     lines = []
     for arm, (found, p) in all_found.items():
         if not can_differ(found.count, len(all_found)):

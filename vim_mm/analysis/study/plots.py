@@ -18,13 +18,16 @@ def plot_task(task: TaskResults, path: Path) -> None:
 def draw_task(task: TaskResults) -> Figure:
     """Up to three panels of a task that has finished seeds.
 
-    Learning curves are means over seeds with a band of one standard deviation; of a task that many
-    runs do not learn, one curve for each run. Differences from the control have their 95 %
-    interval, and a point for each seed. Time is the cost of a step alone on the card times the
-    steps. Without differences, or without costs, there is no such panel.
+    Learning curves are means over seeds with a band of one standard deviation. Differences from the
+    control have their 95 % interval, and a point for each seed. Time is the cost of a step alone on
+    the card times the steps. Without differences, or without costs, there is no such panel. Of a
+    task on which many runs stay at chance the panels show each run: its curve, and where it ends.
     """
     panels = [_draw_curves]
-    panels += [_draw_differences] if family(task) else []
+    if task.chance is not None:
+        panels += [_draw_ends]
+    elif family(task):
+        panels += [_draw_differences]
     panels += [_draw_times] if task.costs else []
     figure = Figure(figsize=(5 * len(panels), 4.2), dpi=120, layout='constrained')
     colours = {arm: f'C{i}' for i, arm in enumerate(task.arms)}
@@ -33,7 +36,8 @@ def draw_task(task: TaskResults) -> Figure:
         axes.grid(alpha=0.3)
         axes.spines[['top', 'right']].set_visible(False)
     count = f'{len(task.seeds)} of {task.planned}' if task.interim else f'{len(task.seeds)}'
-    figure.suptitle(f'{task.name}, {count} seeds{", interim" if task.interim else ""}')
+    text = f'{task.name}, {count} seeds{", interim" if task.interim else ""}'
+    figure.suptitle(text, x=0.01, ha='left', fontweight='bold')
     return figure
 
 
@@ -41,15 +45,32 @@ def _draw_curves(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None
     for arm in task.arms:
         curve = np.array([[p[:2] for p in task.runs[arm][s]['curve']] for s in task.seeds])
         steps, values = curve[0, :, 0], curve[..., 1]
-        if task.learned is not None:
+        if task.chance is not None:
             lines = axes.plot(steps, values.T, color=colours[arm], linewidth=0.8, alpha=0.8)
             lines[0].set_label(title(arm))
             continue
         mean, spread = values.mean(axis=0), values.std(axis=0, ddof=min(1, len(values) - 1))
         axes.plot(steps, mean, color=colours[arm], label=title(arm), linewidth=1.2)
         axes.fill_between(steps, mean - spread, mean + spread, color=colours[arm], alpha=0.12)
-    axes.set(xlabel='step', ylabel='percent', title='Test images while training')
+    axes.set(xlabel='step', ylabel=task.unit, title='Test images while training')
+    if task.chance is not None:
+        axes.set_title('Each run while training')
+        axes.axhline(task.chance, color='black', linewidth=0.8, linestyle='--', label='chance')
+    elif len(task.seeds) > 1:
+        axes.set_title('While training: mean and standard deviation')
     axes.legend(fontsize=7, frameon=False)
+
+
+def _draw_ends(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
+    """Where each run ends, a row of points for each arm, spread so that equal ones are seen."""
+    for row, arm in enumerate(task.arms):
+        values = sorted(task.metrics(arm))
+        heights = row + np.linspace(0.3, -0.3, len(values))
+        axes.plot(values, heights, 'o', color=colours[arm], markersize=4, alpha=0.8)
+    axes.axvline(task.chance, color='black', linewidth=0.8, linestyle='--')
+    axes.set_yticks(range(len(task.arms)), [title(arm) for arm in task.arms])
+    axes.invert_yaxis()
+    axes.set(xlabel=f'{task.unit}, after training', title='Where each run ends')
 
 
 def _draw_differences(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
@@ -83,8 +104,9 @@ def _draw_times(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
             title(arm), (seconds, float(mean)), (4, 3), textcoords='offset points', fontsize=7
         )
     axes.margins(x=0.12)
+    cards = sorted({cost['card'] for cost in task.costs.values() if 'card' in cost})
     axes.set(
-        xlabel='seconds of training, alone on the card',
-        ylabel='percent: mean, standard deviation',
-        title='Metric and time of training',
+        xlabel=f'seconds of training, alone on {" or ".join(cards) or "the card"}',
+        ylabel=task.unit,
+        title='Mean and standard deviation over time',
     )
