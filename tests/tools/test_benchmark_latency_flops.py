@@ -203,11 +203,45 @@ def test_after_training(run, configs, tmp_path):
         '--out', tmp_path / 'a.json')  # fmt: skip
     (found,) = json.loads((tmp_path / 'a.json').read_text())['records']
     assert found['checkpoint'] == str(folder / 'iter_4.pth') and found['latency'] > 0
+    assert found['name'] == 'run'
     other = ('--cfg-options', 'model.backbone.discretization_method=rk4')
     run('benchmark_latency_flops.py', folder, *SIZES, '--passes', 'infer', *other,
         '--out', tmp_path / 'b.json')  # fmt: skip
     (found,) = json.loads((tmp_path / 'b.json').read_text())['records']
     assert found['left_out'].startswith('CheckpointMismatchError') and "'rk4'" in found['left_out']
+
+
+@pytest.fixture(scope='module')
+def tool():
+    """The functions of benchmark_latency_flops.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ANALYSIS))
+        yield runpy.run_path(str(ANALYSIS / 'benchmark_latency_flops.py'))
+
+
+def names_of(tool, monkeypatch, *sources):
+    """What records call the models of these files and folders."""
+    monkeypatch.setattr(sys, 'argv', ['benchmark', *map(str, sources), '--passes', 'infer'])
+    args = tool['parse_args']()
+    tool['complete'](args)
+    return [case.name for case in tool['cases'](args)]
+
+
+def test_runs_of_one_config_are_several_models(tool, monkeypatch, tmp_path):
+    folders = [tmp_path / 'a' / 'zoh_seed0', tmp_path / 'a' / 'foh_seed0']
+    folders.append(tmp_path / 'b' / 'zoh_seed0')
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / 'small.py').touch()
+        (folder / 'iter_4.pth').touch()
+        (folder / 'last_checkpoint').write_text(str(folder / 'iter_4.pth'))
+    config = config_path('seg/upernet_vim_shapes.py')
+    names = names_of(tool, monkeypatch, config, *folders[:2])
+    assert names == ['upernet_vim_shapes', 'zoh_seed0', 'foh_seed0']
+    best = best_table([record('eager', 1.0, name) for name in names])
+    assert len(best.splitlines()) == 2 + len(names)
+    # Of one name in two folders: the paths.
+    assert names_of(tool, monkeypatch, *folders) == [*map(str, folders)]
 
 
 def test_each_run_gets_its_figures(tmp_path):

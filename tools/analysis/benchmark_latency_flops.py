@@ -7,8 +7,8 @@
     python tools/analysis/benchmark_latency_flops.py work_dirs/upernet_vim_t_zoh_seed0
 
 A CONFIG is a file, a config that vim_mm ships, 'mmseg::', 'mmdet::' or 'mmpretrain::' and a config
-of that library, or the folder of a run, which is measured with its last weights. {method} stands
-for each of --methods. Weights are random, and nothing is downloaded.
+of that library, or the folder of a run, which is measured with its last weights and bears its own
+name. {method} stands for each of --methods. Weights are random, and nothing is downloaded.
 
 Latency is the median of what a caller waits for one call; throughput is that of calls that follow
 one another. A call takes normalized pictures that lie on the device: inference gives labels, boxes
@@ -39,6 +39,7 @@ COMPILE_SECONDS = 60
 class Case:
     """What one record measures."""
 
+    name: str  # of the file or of the run's folder: runs of one config are several models
     config: str
     checkpoint: str | None
     path: str
@@ -89,28 +90,34 @@ def parse_args() -> Namespace:
     return parser.parse_args()
 
 
-def resolve(name: str, methods: list[str]) -> list[tuple[str, str | None]]:
-    """The files of a CONFIG, each with the checkpoint to load."""
+def resolve(name: str, methods: list[str]) -> list[tuple[str, str, str | None]]:
+    """What a CONFIG stands for: the file or folder, its config, and the checkpoint to load."""
     from whole_models import find_config
 
     from vim_mm.analysis.runs.work_dir import find_checkpoint
     from vim_mm.analysis.runs.work_dir import find_config as dumped_config
 
     if Path(name).is_dir():
-        return [(str(dumped_config(name)), str(find_checkpoint(name)))]
+        return [(name, str(dumped_config(name)), str(find_checkpoint(name)))]
     names = [name.replace('{method}', m) for m in methods] if '{method}' in name else [name]
-    return [(str(find_config(each)), None) for each in names]
+    return [(str(file), str(file), None) for file in map(find_config, names)]
 
 
 def cases(args: Namespace) -> list[Case]:
     """What to measure, in order; a path or heads that a config does not have are left out."""
     from itertools import product
 
-    files = [pair for name in args.configs for pair in resolve(name, args.methods)]
+    from vim_mm.analysis.benchmarks.latency import distinct_names, own_name
+
+    sources = [found for name in args.configs for found in resolve(name, args.methods)]
+    names = distinct_names(
+        (source for source, *_ in sources),
+        lambda path: own_name(path) if path.is_dir() else path.stem,
+    )
     return [
-        Case(file, checkpoint, path, heads, size, batch, dtype, form, mode)
-        for form, (file, checkpoint), size, batch, dtype, mode, heads, path in product(
-            sorted(args.forms, key=FORMS.index), files, args.sizes, args.batch, args.dtypes,
+        Case(names[source], file, checkpoint, path, heads, size, batch, dtype, form, mode)
+        for form, (source, file, checkpoint), size, batch, dtype, mode, heads, path in product(
+            sorted(args.forms, key=FORMS.index), sources, args.sizes, args.batch, args.dtypes,
             args.passes, args.heads, args.paths,
         )
     ]  # fmt: skip
@@ -258,7 +265,7 @@ def run(args: Namespace) -> Iterator[dict[str, Any]]:
     start, worker = perf_counter(), Worker()
     try:
         for case in progress([*cases(args)], 'cases'):
-            record = asdict(case) | {'name': Path(case.config).stem}
+            record = asdict(case)
             left = args.budget - (perf_counter() - start)
             if left < (COMPILE_SECONDS if case.form == 'compiled' else 0):
                 yield record | {'left_out': 'the budget is spent'}
