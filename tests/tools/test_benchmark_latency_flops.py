@@ -4,6 +4,7 @@ import json
 import runpy
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import cv2
 import pytest
@@ -242,6 +243,55 @@ def test_runs_of_one_config_are_several_models(tool, monkeypatch, tmp_path):
     assert len(best.splitlines()) == 2 + len(names)
     # Of one name in two folders: the paths.
     assert names_of(tool, monkeypatch, *folders) == [*map(str, folders)]
+
+
+class Memory:
+    """The peak of a GPU's allocator, in bytes."""
+
+    def __init__(self, monkeypatch):
+        self.peak = 0
+        monkeypatch.setattr(torch.cuda, 'is_initialized', lambda: True)
+        monkeypatch.setattr(torch.cuda, 'empty_cache', lambda: None)
+        monkeypatch.setattr(torch.cuda, 'synchronize', lambda: None)
+        monkeypatch.setattr(torch.cuda, 'max_memory_allocated', lambda: self.peak)
+        monkeypatch.setattr(torch.cuda, 'reset_peak_memory_stats', self.reset)
+
+    def reset(self):
+        self.peak = 0
+
+    def use(self, size):
+        self.peak = max(self.peak, size)
+
+
+@pytest.mark.parametrize(('form', 'peak'), [('graph', 20), ('eager', 10)])
+def test_a_peak_is_that_of_its_form(tool, monkeypatch, form, peak):
+    """Counting takes 100 bytes, with the mixer unfused; capturing 20, a pass 10."""
+    import whole_models
+
+    memory = Memory(monkeypatch)
+
+    class Passes:
+        def __init__(self, *args):
+            pass
+
+        def form(self, name):
+            memory.use(20)
+            return lambda: memory.use(0 if name == 'graph' else 10)
+
+    def count_operations(passes):
+        memory.use(100)
+        return 1
+
+    monkeypatch.setattr(whole_models, 'Passes', Passes)
+    monkeypatch.setattr(whole_models, 'count_operations', count_operations)
+    monkeypatch.setattr(whole_models, 'build', lambda cfg, device: torch.nn.Linear(1, 1))
+    monkeypatch.setattr(whole_models, 'make_batch', lambda *args: {})
+    figures_of = tool['figures_of']
+    monkeypatch.setitem(figures_of.__globals__, 'read', lambda case, options: None)
+    monkeypatch.setitem(figures_of.__globals__, 'times', lambda run, case, args: {})
+    case = tool['Case']('a', 'a.py', None, 'config', 'config', (32, 32), 1, 'fp32', form, 'infer')
+    found = figures_of(case, SimpleNamespace(device='cuda', cfg_options={}))
+    assert found['peak_bytes'] == peak
 
 
 def test_each_run_gets_its_figures(tmp_path):
