@@ -206,8 +206,9 @@ def test_after_training(run, configs, tmp_path):
     assert found['checkpoint'] == str(folder / 'iter_4.pth') and found['latency'] > 0
     assert found['name'] == 'run'
     other = ('--cfg-options', 'model.backbone.discretization_method=rk4')
-    run('benchmark_latency_flops.py', folder, *SIZES, '--passes', 'infer', *other,
-        '--out', tmp_path / 'b.json')  # fmt: skip
+    with pytest.raises(SystemExit, match='nothing was measured: every case was left out'):
+        run('benchmark_latency_flops.py', folder, *SIZES, '--passes', 'infer', *other,
+            '--out', tmp_path / 'b.json')  # fmt: skip
     (found,) = json.loads((tmp_path / 'b.json').read_text())['records']
     assert found['left_out'].startswith('CheckpointMismatchError') and "'rk4'" in found['left_out']
 
@@ -292,6 +293,13 @@ def test_a_peak_is_that_of_its_form(tool, monkeypatch, form, peak):
     case = tool['Case']('a', 'a.py', None, 'config', 'config', (32, 32), 1, 'fp32', form, 'infer')
     found = figures_of(case, SimpleNamespace(device='cuda', cfg_options={}))
     assert found['peak_bytes'] == peak
+
+
+def test_nothing_measured_is_no_success(run, configs, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run('benchmark_latency_flops.py', configs['seg'], *SIZES, '--forms', 'graph')
+    assert 'error: nothing was measured: every case was left out' in str(ended.value)
+    assert 'CUDA graphs need CUDA' in capsys.readouterr().out
 
 
 def test_each_run_gets_its_figures(tmp_path):

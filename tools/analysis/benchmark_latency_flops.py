@@ -27,7 +27,15 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import METHODS, ConfigOptions, add_debug, end
+from _command_line import (
+    METHODS,
+    ConfigOptions,
+    add_debug,
+    add_device,
+    choose_device,
+    end,
+    positive,
+)
 
 FORMS = ('eager', 'graph', 'compiled')  # those that take longest come last
 PASSES = ('infer', 'train')
@@ -54,10 +62,10 @@ class Case:
 def image_size(text: str) -> tuple[int, int]:
     """'512' or '800x1333', height first."""
     try:
-        height, _, width = text.partition('x')
-        return int(height), int(width or height)
-    except ValueError:
-        raise ArgumentTypeError(f'expected SIDE or HEIGHTxWIDTH, got {text!r}') from None
+        height, x, width = text.partition('x')
+        return positive(height), positive(width if x else height)
+    except ArgumentTypeError as error:
+        raise ArgumentTypeError(f'expected SIDE or HEIGHTxWIDTH, got {text!r}: {error}') from None
 
 
 def parse_args() -> Namespace:
@@ -71,16 +79,16 @@ def parse_args() -> Namespace:
                         default=['config'], help='of segmentors')  # fmt: skip
     parser.add_argument('--sizes', nargs='+', type=image_size, default=[(512, 512)],
                         metavar='HxW')  # fmt: skip
-    parser.add_argument('--batch', nargs='+', type=int, default=[8])
+    parser.add_argument('--batch', nargs='+', type=positive, default=[8])
     parser.add_argument('--dtypes', nargs='+', choices=('fp32', 'bf16', 'fp16'),
                         help='of autocast (default: bf16 on CUDA, else fp32)')  # fmt: skip
     parser.add_argument('--forms', nargs='+', choices=FORMS, default=['eager'])
     parser.add_argument('--passes', nargs='+', choices=PASSES, default=[*PASSES])
     parser.add_argument('--cfg-options', nargs='+', action=ConfigOptions, default={},
                         metavar='KEY=VALUE', help='override entries of every config')  # fmt: skip
-    parser.add_argument('--device', choices=['cpu', 'cuda'], help='default: cuda if there is one')
-    parser.add_argument('--threads', type=int, help='of the CPU')
-    parser.add_argument('--n_trials', type=int, default=10, help='calls that are timed')
+    add_device(parser)
+    parser.add_argument('--threads', type=positive, help='of the CPU')
+    parser.add_argument('--n_trials', type=positive, default=10, help='calls that are timed')
     parser.add_argument('--seconds', type=float, default=20.0, help='for the calls of one figure')
     parser.add_argument('--budget', type=float, default=1e9,
                         help='seconds after which no record is begun')  # fmt: skip
@@ -300,11 +308,9 @@ def facts(args: Namespace) -> dict[str, Any]:
 
 def complete(args: Namespace) -> None:
     """Fill in the defaults that depend on the machine."""
-    import torch
-
     from vim_mm.ops import METHODS
 
-    args.device = args.device or ('cuda' if torch.cuda.is_available() else 'cpu')
+    args.device = choose_device(args.device)
     args.dtypes = args.dtypes or ['bf16' if args.device == 'cuda' else 'fp32']
     args.methods = args.methods or [m for m in METHODS if not METHODS[m].control]
 
@@ -313,7 +319,7 @@ def main(args: Namespace) -> None:
     import json
     import signal
 
-    from vim_mm.analysis.benchmarks.latency import report
+    from vim_mm.analysis.benchmarks.latency import measured, report
     from vim_mm.analysis.tables import write_text
 
     complete(args)
@@ -333,6 +339,8 @@ def main(args: Namespace) -> None:
             print(text)
             if args.markdown:
                 write_text(args.markdown, text)
+    if not measured(result['records']):
+        raise SystemExit('nothing was measured: every case was left out')
 
 
 if __name__ == '__main__':
