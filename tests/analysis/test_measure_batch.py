@@ -39,7 +39,8 @@ def test_a_rate_is_that_of_warm_steps():
     model = SimpleNamespace(train_step=lambda data, optimizer: time.sleep(next(pauses)))
     measure = runpy.run_path(str(TOOLS / 'analysis/measure_batch.py'))['measure']
     rate = measure(model, None, {'data_samples': [None] * 2}, 4, 'cpu')['images/s']
-    assert 2 / 0.02 < rate <= 2 / 0.01
+    # A busy machine sleeps longer, but not as long as a cold call.
+    assert 2 / 0.1 < rate <= 2 / 0.01
     assert not [*pauses]
 
 
