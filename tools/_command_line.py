@@ -132,6 +132,13 @@ def numbers(text: str) -> list[int]:
     return found
 
 
+def positive(text: str) -> int:
+    """A number of calls, images or channels: of none of them there is nothing to measure."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f'expected a whole number from 1, got {text!r}')
+    return int(text)
+
+
 def same_file(first: str | Path, second: str | Path) -> bool:
     """Whether two paths lead to one file, through links as well."""
     try:
@@ -145,6 +152,24 @@ def add_debug(parser: ArgumentParser) -> None:
     parser.add_argument(
         '--debug', action='store_true', help='show the traceback of a mistake as well'
     )
+
+
+def add_device(parser: ArgumentParser) -> None:
+    """Add ``--device``, which :func:`choose_device` looks at."""
+    parser.add_argument('--device', choices=['cpu', 'cuda'], help='default: cuda if there is one')
+
+
+def choose_device(asked: str | None) -> str:
+    """The device of ``--device``; of None, cuda if there is one.
+
+    Raises:
+        SystemExit: cuda is asked for where PyTorch finds no GPU.
+    """
+    import torch
+
+    if asked == 'cuda' and not torch.cuda.is_available():
+        raise SystemExit('--device cuda needs a GPU, and PyTorch finds none')
+    return asked or ('cuda' if torch.cuda.is_available() else 'cpu')
 
 
 def add_methods(parser: ArgumentParser) -> None:
@@ -162,8 +187,8 @@ def add_methods(parser: ArgumentParser) -> None:
 def add_run_arguments(parser: ArgumentParser) -> None:
     """Where a benchmark runs, how often it times, and which files it writes."""
     parser.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')
-    parser.add_argument('--threads', type=int, help="of the CPU (default: PyTorch's)")
-    parser.add_argument('--n_trials', type=int, default=20)
+    parser.add_argument('--threads', type=positive, help="of the CPU (default: PyTorch's)")
+    parser.add_argument('--n_trials', type=positive, default=20)
     parser.add_argument('--out', type=Path, help='write every figure as JSON to this file')
     parser.add_argument('--markdown', type=Path, help='write the tables to this file as well')
     add_debug(parser)

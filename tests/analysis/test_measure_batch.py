@@ -2,6 +2,8 @@
 
 import json
 import runpy
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,6 +31,17 @@ def test_the_largest_batch_that_fits(fits, start, most, batch):
     expected = None if batch is None else {'batch': batch, 'images/s': 10.0 * batch}
     assert tool['largest'](try_batch, start, most) == expected
     assert tried == sorted(tried) and max(tried) <= most
+
+
+def test_a_rate_is_that_of_warm_steps():
+    """Five calls do not count, as with every clock of vim_mm/analysis/timing.py."""
+    pauses = iter([0.2] * 5 + [0.01] * 4)
+    model = SimpleNamespace(train_step=lambda data, optimizer: time.sleep(next(pauses)))
+    measure = runpy.run_path(str(TOOLS / 'analysis/measure_batch.py'))['measure']
+    rate = measure(model, None, {'data_samples': [None] * 2}, 4, 'cpu')['images/s']
+    # A busy machine sleeps longer, but not as long as a cold call.
+    assert 2 / 0.1 < rate <= 2 / 0.01
+    assert not [*pauses]
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def test_a_figure_needs_a_call(tool, trials, monkeypatch, capsys):
     monkeypatch.setattr('sys.argv', ['profile', '--n_trials', trials])
     with pytest.raises(SystemExit):
         tool['parse_args']()
-    message = f'argument --n_trials: expected a whole number of at least 1, got {trials}'
+    message = f'argument --n_trials: expected a whole number from 1, got {trials!r}'
     assert capsys.readouterr().err.strip().endswith(message)
 
 

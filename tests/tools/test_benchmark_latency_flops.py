@@ -4,6 +4,7 @@ import json
 import runpy
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import cv2
 import pytest
@@ -203,11 +204,102 @@ def test_after_training(run, configs, tmp_path):
         '--out', tmp_path / 'a.json')  # fmt: skip
     (found,) = json.loads((tmp_path / 'a.json').read_text())['records']
     assert found['checkpoint'] == str(folder / 'iter_4.pth') and found['latency'] > 0
+    assert found['name'] == 'run'
     other = ('--cfg-options', 'model.backbone.discretization_method=rk4')
-    run('benchmark_latency_flops.py', folder, *SIZES, '--passes', 'infer', *other,
-        '--out', tmp_path / 'b.json')  # fmt: skip
+    with pytest.raises(SystemExit, match='nothing was measured: every case was left out'):
+        run('benchmark_latency_flops.py', folder, *SIZES, '--passes', 'infer', *other,
+            '--out', tmp_path / 'b.json')  # fmt: skip
     (found,) = json.loads((tmp_path / 'b.json').read_text())['records']
     assert found['left_out'].startswith('CheckpointMismatchError') and "'rk4'" in found['left_out']
+
+
+@pytest.fixture(scope='module')
+def tool():
+    """The functions of benchmark_latency_flops.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ANALYSIS))
+        yield runpy.run_path(str(ANALYSIS / 'benchmark_latency_flops.py'))
+
+
+def names_of(tool, monkeypatch, *sources):
+    """What records call the models of these files and folders."""
+    monkeypatch.setattr(sys, 'argv', ['benchmark', *map(str, sources), '--passes', 'infer'])
+    args = tool['parse_args']()
+    tool['complete'](args)
+    return [case.name for case in tool['cases'](args)]
+
+
+def test_runs_of_one_config_are_several_models(tool, monkeypatch, tmp_path):
+    folders = [tmp_path / 'a' / 'zoh_seed0', tmp_path / 'a' / 'foh_seed0']
+    folders.append(tmp_path / 'b' / 'zoh_seed0')
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / 'small.py').touch()
+        (folder / 'iter_4.pth').touch()
+        (folder / 'last_checkpoint').write_text(str(folder / 'iter_4.pth'))
+    config = config_path('seg/upernet_vim_shapes.py')
+    names = names_of(tool, monkeypatch, config, *folders[:2])
+    assert names == ['upernet_vim_shapes', 'zoh_seed0', 'foh_seed0']
+    best = best_table([record('eager', 1.0, name) for name in names])
+    assert len(best.splitlines()) == 2 + len(names)
+    # Of one name in two folders: the paths.
+    assert names_of(tool, monkeypatch, *folders) == [*map(str, folders)]
+
+
+class Memory:
+    """The peak of a GPU's allocator, in bytes."""
+
+    def __init__(self, monkeypatch):
+        self.peak = 0
+        monkeypatch.setattr(torch.cuda, 'is_initialized', lambda: True)
+        monkeypatch.setattr(torch.cuda, 'empty_cache', lambda: None)
+        monkeypatch.setattr(torch.cuda, 'synchronize', lambda: None)
+        monkeypatch.setattr(torch.cuda, 'max_memory_allocated', lambda: self.peak)
+        monkeypatch.setattr(torch.cuda, 'reset_peak_memory_stats', self.reset)
+
+    def reset(self):
+        self.peak = 0
+
+    def use(self, size):
+        self.peak = max(self.peak, size)
+
+
+@pytest.mark.parametrize(('form', 'peak'), [('graph', 20), ('eager', 10)])
+def test_a_peak_is_that_of_its_form(tool, monkeypatch, form, peak):
+    """Counting takes 100 bytes, with the mixer unfused; capturing 20, a pass 10."""
+    import whole_models
+
+    memory = Memory(monkeypatch)
+
+    class Passes:
+        def __init__(self, *args):
+            pass
+
+        def form(self, name):
+            memory.use(20)
+            return lambda: memory.use(0 if name == 'graph' else 10)
+
+    def count_operations(passes):
+        memory.use(100)
+        return 1
+
+    monkeypatch.setattr(whole_models, 'Passes', Passes)
+    monkeypatch.setattr(whole_models, 'count_operations', count_operations)
+    monkeypatch.setattr(whole_models, 'build', lambda cfg, device: torch.nn.Linear(1, 1))
+    monkeypatch.setattr(whole_models, 'make_batch', lambda *args: {})
+    figures_of = tool['figures_of']
+    monkeypatch.setitem(figures_of.__globals__, 'read', lambda case, options: None)
+    monkeypatch.setitem(figures_of.__globals__, 'times', lambda run, case, args: {})
+    case = tool['Case']('a', 'a.py', None, 'config', 'config', (32, 32), 1, 'fp32', form, 'infer')
+    found = figures_of(case, SimpleNamespace(device='cuda', cfg_options={}))
+    assert found['peak_bytes'] == peak
+
+
+def test_nothing_measured_is_no_success(run, configs, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run('benchmark_latency_flops.py', configs['seg'], *SIZES, '--forms', 'graph')
+    assert 'error: nothing was measured: every case was left out' in str(ended.value)
+    assert 'CUDA graphs need CUDA' in capsys.readouterr().out
 
 
 def test_each_run_gets_its_figures(tmp_path):

@@ -7,8 +7,8 @@
     python tools/analysis/benchmark_latency_flops.py work_dirs/upernet_vim_t_zoh_seed0
 
 A CONFIG is a file, a config that vim_mm ships, 'mmseg::', 'mmdet::' or 'mmpretrain::' and a config
-of that library, or the folder of a run, which is measured with its last weights. {method} stands
-for each of --methods. Weights are random, and nothing is downloaded.
+of that library, or the folder of a run, which is measured with its last weights and bears its own
+name. {method} stands for each of --methods. Weights are random, and nothing is downloaded.
 
 Latency is the median of what a caller waits for one call; throughput is that of calls that follow
 one another. A call takes normalized pictures that lie on the device: inference gives labels, boxes
@@ -27,7 +27,15 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import METHODS, ConfigOptions, add_debug, end
+from _command_line import (
+    METHODS,
+    ConfigOptions,
+    add_debug,
+    add_device,
+    choose_device,
+    end,
+    positive,
+)
 
 FORMS = ('eager', 'graph', 'compiled')  # those that take longest come last
 PASSES = ('infer', 'train')
@@ -39,6 +47,7 @@ COMPILE_SECONDS = 60
 class Case:
     """What one record measures."""
 
+    name: str  # of the file or of the run's folder: runs of one config are several models
     config: str
     checkpoint: str | None
     path: str
@@ -53,10 +62,10 @@ class Case:
 def image_size(text: str) -> tuple[int, int]:
     """'512' or '800x1333', height first."""
     try:
-        height, _, width = text.partition('x')
-        return int(height), int(width or height)
-    except ValueError:
-        raise ArgumentTypeError(f'expected SIDE or HEIGHTxWIDTH, got {text!r}') from None
+        height, x, width = text.partition('x')
+        return positive(height), positive(width if x else height)
+    except ArgumentTypeError as error:
+        raise ArgumentTypeError(f'expected SIDE or HEIGHTxWIDTH, got {text!r}: {error}') from None
 
 
 def parse_args() -> Namespace:
@@ -70,16 +79,16 @@ def parse_args() -> Namespace:
                         default=['config'], help='of segmentors')  # fmt: skip
     parser.add_argument('--sizes', nargs='+', type=image_size, default=[(512, 512)],
                         metavar='HxW')  # fmt: skip
-    parser.add_argument('--batch', nargs='+', type=int, default=[8])
+    parser.add_argument('--batch', nargs='+', type=positive, default=[8])
     parser.add_argument('--dtypes', nargs='+', choices=('fp32', 'bf16', 'fp16'),
                         help='of autocast (default: bf16 on CUDA, else fp32)')  # fmt: skip
     parser.add_argument('--forms', nargs='+', choices=FORMS, default=['eager'])
     parser.add_argument('--passes', nargs='+', choices=PASSES, default=[*PASSES])
     parser.add_argument('--cfg-options', nargs='+', action=ConfigOptions, default={},
                         metavar='KEY=VALUE', help='override entries of every config')  # fmt: skip
-    parser.add_argument('--device', choices=['cpu', 'cuda'], help='default: cuda if there is one')
-    parser.add_argument('--threads', type=int, help='of the CPU')
-    parser.add_argument('--n_trials', type=int, default=10, help='calls that are timed')
+    add_device(parser)
+    parser.add_argument('--threads', type=positive, help='of the CPU')
+    parser.add_argument('--n_trials', type=positive, default=10, help='calls that are timed')
     parser.add_argument('--seconds', type=float, default=20.0, help='for the calls of one figure')
     parser.add_argument('--budget', type=float, default=1e9,
                         help='seconds after which no record is begun')  # fmt: skip
@@ -89,28 +98,34 @@ def parse_args() -> Namespace:
     return parser.parse_args()
 
 
-def resolve(name: str, methods: list[str]) -> list[tuple[str, str | None]]:
-    """The files of a CONFIG, each with the checkpoint to load."""
+def resolve(name: str, methods: list[str]) -> list[tuple[str, str, str | None]]:
+    """What a CONFIG stands for: the file or folder, its config, and the checkpoint to load."""
     from whole_models import find_config
 
     from vim_mm.analysis.runs.work_dir import find_checkpoint
     from vim_mm.analysis.runs.work_dir import find_config as dumped_config
 
     if Path(name).is_dir():
-        return [(str(dumped_config(name)), str(find_checkpoint(name)))]
+        return [(name, str(dumped_config(name)), str(find_checkpoint(name)))]
     names = [name.replace('{method}', m) for m in methods] if '{method}' in name else [name]
-    return [(str(find_config(each)), None) for each in names]
+    return [(str(file), str(file), None) for file in map(find_config, names)]
 
 
 def cases(args: Namespace) -> list[Case]:
     """What to measure, in order; a path or heads that a config does not have are left out."""
     from itertools import product
 
-    files = [pair for name in args.configs for pair in resolve(name, args.methods)]
+    from vim_mm.analysis.benchmarks.latency import distinct_names, own_name
+
+    sources = [found for name in args.configs for found in resolve(name, args.methods)]
+    names = distinct_names(
+        (source for source, *_ in sources),
+        lambda path: own_name(path) if path.is_dir() else path.stem,
+    )
     return [
-        Case(file, checkpoint, path, heads, size, batch, dtype, form, mode)
-        for form, (file, checkpoint), size, batch, dtype, mode, heads, path in product(
-            sorted(args.forms, key=FORMS.index), files, args.sizes, args.batch, args.dtypes,
+        Case(names[source], file, checkpoint, path, heads, size, batch, dtype, form, mode)
+        for form, (source, file, checkpoint), size, batch, dtype, mode, heads, path in product(
+            sorted(args.forms, key=FORMS.index), sources, args.sizes, args.batch, args.dtypes,
             args.passes, args.heads, args.paths,
         )
     ]  # fmt: skip
@@ -125,21 +140,26 @@ def set_threads(threads: int | None) -> None:
 
 def measure(case: Case, args: Namespace) -> dict[str, Any]:
     """The figures of a case, or why it was left out."""
-    import gc
-
-    import torch
-
     set_threads(args.threads)
-    gc.collect()
-    if args.device == 'cuda':
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    begin_peak()  # the model of the case before is gone when this one's is built
     try:
         return figures_of(case, args)
     # Whatever a form meets: one that waits for the device cannot be captured, say.
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         return {'left_out': f'{type(error).__name__}: {reason[:160]}'}
+
+
+def begin_peak() -> None:
+    """Free what nobody holds, and let the peak of the GPU's memory begin from here."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def figures_of(case: Case, args: Namespace) -> dict[str, Any]:
@@ -170,6 +190,8 @@ def figures_of(case: Case, args: Namespace) -> dict[str, Any]:
             passes.eager()
         record['ran'] = seen.path(mixers)
         record['kernels'] = seen.our_kernels
+    # Operations are counted with the mixer unfused, which takes more memory than what is measured.
+    begin_peak()
     run = passes.form(case.form)
     first = run()
     if case.mode == 'train':
@@ -177,7 +199,7 @@ def figures_of(case: Case, args: Namespace) -> dict[str, Any]:
     del first
     record |= times(run, case, args)
     if cuda and case.form == 'graph':
-        # Replays allocate nothing: the peak since the start, with the capture, is theirs.
+        # Replays allocate nothing: the peak since the form was begun, of the capture, is theirs.
         record['peak_bytes'] = torch.cuda.max_memory_allocated()
     elif cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -258,7 +280,7 @@ def run(args: Namespace) -> Iterator[dict[str, Any]]:
     start, worker = perf_counter(), Worker()
     try:
         for case in progress([*cases(args)], 'cases'):
-            record = asdict(case) | {'name': Path(case.config).stem}
+            record = asdict(case)
             left = args.budget - (perf_counter() - start)
             if left < (COMPILE_SECONDS if case.form == 'compiled' else 0):
                 yield record | {'left_out': 'the budget is spent'}
@@ -286,11 +308,9 @@ def facts(args: Namespace) -> dict[str, Any]:
 
 def complete(args: Namespace) -> None:
     """Fill in the defaults that depend on the machine."""
-    import torch
-
     from vim_mm.ops import METHODS
 
-    args.device = args.device or ('cuda' if torch.cuda.is_available() else 'cpu')
+    args.device = choose_device(args.device)
     args.dtypes = args.dtypes or ['bf16' if args.device == 'cuda' else 'fp32']
     args.methods = args.methods or [m for m in METHODS if not METHODS[m].control]
 
@@ -299,7 +319,7 @@ def main(args: Namespace) -> None:
     import json
     import signal
 
-    from vim_mm.analysis.benchmarks.latency import report
+    from vim_mm.analysis.benchmarks.latency import measured, report
     from vim_mm.analysis.tables import write_text
 
     complete(args)
@@ -319,6 +339,8 @@ def main(args: Namespace) -> None:
             print(text)
             if args.markdown:
                 write_text(args.markdown, text)
+    if not measured(result['records']):
+        raise SystemExit('nothing was measured: every case was left out')
 
 
 if __name__ == '__main__':

@@ -4,9 +4,10 @@
     python tools/analysis/compare_benchmarks.py seg.json seg_compiled.json --merge
 
 The table has a row for each case that the first file and another one hold, with the images per
-second of each over those of the first. --merge takes the files for parts of one run instead, and
-prints each model at its best form. Results of unlike machines, threads or versions of torch are
-refused.
+second of each over those of the first. Files of one model each, such as benchmark.json of two
+runs, are compared whatever the models are called. --merge takes the files for parts of one run
+instead, and prints each model at its best form. Results of unlike machines, threads or versions of
+torch are refused.
 """
 
 import sys
@@ -40,6 +41,7 @@ def main(args: Namespace) -> None:
     if args.merge:
         text = latency.report(latency.merge(results))
     else:
+        results = latency.under_one_name(results)
         rows = latency.comparison_rows(results)
         lines = [f'{name}: {latency.head(result)}' for name, result in results.items()]
         if not rows:

@@ -22,7 +22,7 @@ from time import perf_counter
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import add_debug, end, parse_first
+from _command_line import add_debug, add_device, choose_device, end, parse_first, positive
 
 LEAST = 2  # images: batch norm of UPerNet's pooled maps needs as many
 DTYPES = {'float32': 'OptimWrapper', 'bfloat16': 'BFloat16OptimWrapper'}
@@ -34,9 +34,9 @@ def parse_args() -> Namespace:
     parser.add_argument('--memory', nargs='+', type=float, default=[24, 80], help='of cards, in GB')
     parser.add_argument('--dtypes', nargs='+', choices=DTYPES, default=[*DTYPES])
     parser.add_argument('--with_cp', nargs='+', type=int, choices=(0, 1), default=[0, 1])
-    parser.add_argument('--most', type=int, help='largest batch to try (default: the recipe)')
-    parser.add_argument('--steps', type=int, default=4, help='steps that are timed')
-    parser.add_argument('--device', help='(default: cuda if there is one)')
+    parser.add_argument('--most', type=positive, help='largest batch to try (default: the recipe)')
+    parser.add_argument('--steps', type=positive, default=4, help='steps that are timed')
+    add_device(parser)
     parser.add_argument('--budget', type=float, default=600, help='begin nothing after S seconds')
     parser.add_argument('--out', type=Path, help='write the rows as JSON to this file')
     parser.add_argument('--markdown', type=Path, help='write the table to this file')
@@ -52,7 +52,6 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import torch
 from mmengine.config import Config
-from mmengine.device import get_device
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModel, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper, build_optim_wrapper
@@ -60,14 +59,13 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import PixelData
 
 from vim_mm.analysis.tables import figures, markdown_table, write_text
-from vim_mm.analysis.timing import describe, environment
+from vim_mm.analysis.timing import describe, environment, steady_times
 from vim_mm.engine.cli import read_config
 from vim_mm.progress import progress
 
 GIB = 2**30
 # What CUDA's context and libraries take of a card besides the allocator's memory.
 RESERVED = 1.5
-WARMUP = 2
 
 
 def resolution(cfg: Config) -> tuple[int, int]:
@@ -136,21 +134,12 @@ def measure(
     """
     on_gpu = device != 'cpu'
 
-    def train(times: int) -> float:
-        start = perf_counter()
-        for _ in range(times):
-            model.train_step(data, optimizer)
-        if on_gpu:
-            torch.cuda.synchronize()
-        return perf_counter() - start
-
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    train(WARMUP)
-    seconds = train(steps)
+    (seconds,) = steady_times(lambda: model.train_step(data, optimizer), steps, rounds=1)
     peak = torch.cuda.max_memory_reserved() / GIB if on_gpu else None
-    return {'memory': peak, 'images/s': len(data['data_samples']) * steps / seconds}
+    return {'memory': peak, 'images/s': len(data['data_samples']) / seconds}
 
 
 def largest(
@@ -238,7 +227,7 @@ def report(rows: list[dict[str, Any]], args: Namespace) -> None:
 
 def main(args: Namespace) -> None:
     MMLogger.get_instance('mmengine', log_level='ERROR')  # it lists every parameter
-    args.device = args.device or get_device()
+    args.device = choose_device(args.device)
     begin, rows = perf_counter(), []
     try:
         cases = [*product(args.configs, args.dtypes, map(bool, args.with_cp))]

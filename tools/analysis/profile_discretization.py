@@ -36,24 +36,25 @@ from statistics import geometric_mean, median
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import add_debug, add_methods, end, parse_first
-
-
-def positive(text: str) -> int:
-    """A number of calls: a figure needs at least one."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f'expected a whole number of at least 1, got {text}')
-    return int(text)
+from _command_line import (
+    add_debug,
+    add_device,
+    add_methods,
+    choose_device,
+    end,
+    parse_first,
+    positive,
+)
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('--batch', type=int, default=8, help='B')
-    parser.add_argument('--dim', type=int, default=512, help='D')
-    parser.add_argument('--seqlen', type=int, default=1024, help='L')
-    parser.add_argument('--dstate', type=int, default=16, help='N')
+    parser.add_argument('--batch', type=positive, default=8, help='B')
+    parser.add_argument('--dim', type=positive, default=512, help='D')
+    parser.add_argument('--seqlen', type=positive, default=1024, help='L')
+    parser.add_argument('--dstate', type=positive, default=16, help='N')
     parser.add_argument(
         '--n_trials', type=positive, default=100, help='calls that are timed, at most'
     )
@@ -64,7 +65,7 @@ def parse_args() -> argparse.Namespace:
         '--parallel_scans', action='store_true', help='the forms of the parallel scan as well'
     )
     add_methods(parser)
-    parser.add_argument('--device', choices=['cpu', 'cuda'], help='(default: cuda if there is)')
+    add_device(parser)
     parser.add_argument('--out', type=pathlib.Path, help='write every figure as JSON to this file')
     add_debug(parser)
     return parser.parse_args()
@@ -370,7 +371,7 @@ def verdict(records: list[Record], device: str) -> str:
 
 
 def main(args: argparse.Namespace) -> None:
-    args.device = args.device or ('cuda' if torch.cuda.is_available() else 'cpu')
+    args.device = choose_device(args.device)
     shape = ScanShape(args.batch, args.dim, args.seqlen, args.dstate)
     facts = environment(args.device)
     print(describe(facts))

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import add_debug, add_methods, end, parse_first
+from _command_line import add_debug, add_methods, end, parse_first, positive
 
 
 def parse_args() -> argparse.Namespace:
@@ -37,16 +37,19 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_methods(parser)
-    parser.add_argument('--batch', type=int, default=2, help='B of part 3')
-    parser.add_argument('--dim', type=int, default=16, help='D of part 3')
-    parser.add_argument('--seqlen', type=int, default=1025, help='L of part 3')
-    parser.add_argument('--dstate', type=int, default=16, help='N of part 3')
+    parser.add_argument('--batch', type=positive, default=2, help='B of part 3')
+    parser.add_argument('--dim', type=positive, default=16, help='D of part 3')
+    parser.add_argument('--seqlen', type=positive, default=1025, help='L of part 3')
+    parser.add_argument('--dstate', type=positive, default=16, help='N of part 3')
     parser.add_argument(
         '--pictures', type=pathlib.Path, metavar='DIR', help='draw the methods into this folder'
     )
     parser.add_argument('--no_checks', action='store_true', help='the pictures only')
     add_debug(parser)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.no_checks and not args.pictures:
+        parser.error('--no_checks leaves nothing to do without --pictures DIR')
+    return args
 
 
 # Above PyTorch, so that --help and a wrong option are answered at once.

@@ -13,17 +13,20 @@ a check fails. With --work-dirs, checks 1, 3 and 4 look at the runs of run_all_m
 
 import json
 import sys
+import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import add_debug, add_methods, end
+from _command_line import add_debug, add_device, add_methods, choose_device, end, positive
 
 # Of the GPU as the first notes have it; what a CPU does in the same time.
 SIZES = {'cuda': (8, 512, 1024, 16), 'cpu': (1, 64, 128, 16)}
 TRIALS = 7
+CYCLES = 3e9  # of a GPU in a second, more than any has
+CHECKS = frozenset(range(1, 8))  # of fairness.TITLES, which imports PyTorch
 SHIPPED = 'seg/upernet_vim_t_{method}.py'
 # Entries of a dumped config in which runs of one comparison may differ.
 _FREE = ('model.backbone.discretization_method', 'randomness.seed', 'work_dir', 'resume')
@@ -36,7 +39,7 @@ def checks_of(text: str) -> set[int]:
         found = {int(part) for part in text.split(',') if part.strip()}
     except ValueError:
         found = {0}
-    if not found <= set(range(1, 8)):
+    if not found <= CHECKS:
         raise ArgumentTypeError(f'expected numbers of checks from 1 to 7 such as 1,3, got {text!r}')
     return found
 
@@ -46,14 +49,17 @@ def parse_args() -> Namespace:
     parser.add_argument('--skip-checks', type=checks_of, default=set(), metavar='1,3')
     parser.add_argument('--json', action='store_true', help='print JSON instead of text')
     add_methods(parser)
-    parser.add_argument('--device', choices=['cpu', 'cuda'], help='default: cuda if there is one')
+    add_device(parser)
     for name, letter in (('batch', 'B'), ('dim', 'D'), ('seqlen', 'L'), ('dstate', 'N')):
-        parser.add_argument(f'--{name}', type=int, help=letter)
+        parser.add_argument(f'--{name}', type=positive, help=letter)
     parser.add_argument(
         '--work-dirs', nargs='+', type=Path, default=[], help='folders of runs, or above them'
     )
     add_debug(parser)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.skip_checks >= CHECKS:
+        parser.error('--skip-checks skips every check: nothing would be checked')
+    return args
 
 
 def flatten(value: Any, name: str = '') -> dict[str, str]:
@@ -86,14 +92,16 @@ class Subjects:
     """
 
     def __init__(self, args: Namespace):
+        from vim_mm.analysis.benchmarks.latency import distinct_names, own_name, read_record
         from vim_mm.analysis.study.run_folders import find_runs
         from vim_mm.analysis.timing import ScanShape
 
         self.device, self.methods = args.device, args.methods
         self.shape = ScanShape(args.batch, args.dim, args.seqlen, args.dstate)
+        names = distinct_names(find_runs(args.work_dirs), own_name)
         self.runs = {
-            folder.name: json.loads((folder / 'run.json').read_text()) | {'folder': folder}
-            for folder in find_runs(args.work_dirs)
+            name: read_record(folder / 'run.json') | {'folder': folder}
+            for folder, name in names.items()
         }
         if args.work_dirs and not self.runs:
             raise SystemExit(f'no run with a run.json in {", ".join(map(str, args.work_dirs))}')
@@ -197,6 +205,13 @@ def clocks(device: str) -> dict[str, Callable]:
     return found
 
 
+def busy_gpu(seconds: float) -> None:
+    """Let the GPU work at least so long, also inside a CUDA graph, for check 5."""
+    import torch
+
+    torch.cuda._sleep(int(CYCLES * seconds))
+
+
 class Gpu:
     """Work of some milliseconds on the GPU, for check 2."""
 
@@ -243,8 +258,8 @@ def perform(number: int, on: Subjects) -> Any:
         calls = on.scans | models
         return fairness.check_paths(calls, on.expected_path(), counts, on.recorded('path'))
     if number == 5:
-        hosts = {name: c for name, c in ours.items() if name != 'device_times'}
-        return fairness.check_warm_up(hosts, on.scans)
+        work = busy_gpu if on.device == 'cuda' else time.sleep
+        return fairness.check_warm_up(ours, on.scans, work)
     if number == 6:
         if not on.expected_path().endswith('kernel'):
             name, reason = path_of(on.device)
@@ -268,16 +283,14 @@ def show(result: Any) -> None:
 
 def complete(args: Namespace) -> None:
     """Fill in the defaults that depend on the machine."""
-    import torch
-
-    args.device = args.device or ('cuda' if torch.cuda.is_available() else 'cpu')
+    args.device = choose_device(args.device)
     for name, value in zip(('batch', 'dim', 'seqlen', 'dstate'), SIZES[args.device], strict=True):
         if getattr(args, name) is None:
             setattr(args, name, value)
 
 
 def main(args: Namespace) -> None:
-    from vim_mm.analysis.benchmarks.fairness import FAILED, TITLES
+    from vim_mm.analysis.benchmarks.fairness import FAILED
     from vim_mm.analysis.timing import describe, environment
 
     complete(args)
@@ -286,7 +299,7 @@ def main(args: Namespace) -> None:
     results = []
     if not args.json:
         print(describe(facts))
-    for number in sorted({*TITLES} - args.skip_checks):
+    for number in sorted(CHECKS - args.skip_checks):
         results.append(perform(number, on))
         if not args.json:
             show(results[-1])

@@ -6,12 +6,15 @@ import runpy
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.tools.conftest import TOOLS
+from vim_mm.analysis.benchmarks import fairness
 from vim_mm.analysis.benchmarks.fairness import (
+    TITLES,
     check_comparison,
     check_inputs,
     check_operations,
@@ -229,6 +232,46 @@ def test_our_clocks_warm_up():
     assert check_warm_up({'wall': wall, 'steady': steady}, {}).status == 'passed'
 
 
+def graph_clock(monkeypatch, warm_up_calls):
+    """A clock that calls while it captures a CUDA graph, and times nothing but the replays."""
+    monkeypatch.setattr(torch.cuda, 'is_initialized', lambda: True)
+
+    def clock(call):
+        for capturing, calls in ((False, warm_up_calls), (True, 3)):
+            monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda c=capturing: c)
+            for _ in range(calls):
+                call()
+        return [1e-3] * 7
+
+    return clock
+
+
+def test_a_clock_of_graphs_warms_up_before_it_captures(monkeypatch):
+    """Its figures are more than the calls that it makes."""
+    warm, cold = (check_warm_up({'graph': graph_clock(monkeypatch, n)}, {}) for n in (5, 1))
+    assert warm.status == 'passed'
+    assert warm.evidence == ['graph: 5 calls before the first that counts']
+    assert 'graph makes 1 calls before it counts, fewer than 5' in faults(cold)
+
+
+@pytest.mark.parametrize(('device', 'clocks'), [('cpu', 2), ('cuda', 3)])
+def test_every_clock_of_ours_is_asked_for_its_warm_up(monkeypatch, device, clocks):
+    asked = []
+    monkeypatch.setattr(fairness, 'check_warm_up', lambda *args: asked.extend(args))
+    perform = runpy.run_path(str(TOOL))['perform']
+    perform(5, SimpleNamespace(device=device, scans={}))
+    assert [*asked[0]] == ['wall_times', 'steady_times', 'device_times'][:clocks]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+def test_our_clocks_warm_up_on_a_gpu():
+    ours = {'wall': wall, 'steady': steady, 'graph': lambda c: device_times(lambda: c, 5)}
+    found = check_warm_up(ours, {}, runpy.run_path(str(TOOL))['busy_gpu'])
+    assert found.status == 'passed', found
+    assert found.evidence == [f'{name}: 5 calls before the first that counts' for name in ours]
+
+
 def test_a_cold_first_call_is_seen():
     def hasty(call):
         times = []
@@ -298,14 +341,18 @@ def test_the_tool_prints_json(run):
     assert result['environment']['torch'] == torch.__version__
 
 
+def write_run(folder, name, threads, path):
+    """A run as far as the checks look at it."""
+    folder.mkdir(parents=True)
+    (folder / 'small.py').write_text(f"lr = 1\nname = '{name}'\n")
+    ran = {'threads': threads, 'path': path}
+    (folder / 'run.json').write_text(json.dumps({'task': 'small', 'ran': ran}))
+
+
 def test_the_tool_sees_runs_that_do_not_compare(run, tmp_path):
     """A run with another entry, other threads and another path than its pair."""
     for name, threads, path in (('zoh', 1, 'CPU kernel'), ('rk4', 2, 'PyTorch operators')):
-        folder = tmp_path / f'small_{name}_seed0'
-        folder.mkdir()
-        (folder / 'small.py').write_text(f"lr = 1\nname = '{name}'\n")
-        ran = {'threads': threads, 'path': path}
-        (folder / 'run.json').write_text(json.dumps({'task': 'small', 'ran': ran}))
+        write_run(tmp_path / f'small_{name}_seed0', name, threads, path)
     code, printed = run(
         '--skip-checks', '2,5,6,7', '--methods', 'zoh', '--work-dirs', str(tmp_path), *CPU
     )
@@ -313,3 +360,27 @@ def test_the_tool_sees_runs_that_do_not_compare(run, tmp_path):
     assert "runs: name is 'rk4' for small_rk4_seed0; 'zoh' for small_zoh_seed0" in printed
     assert 'runs: threads is 2 for small_rk4_seed0; 1 for small_zoh_seed0' in printed
     assert printed.rstrip().endswith('3 of 3 checks failed: 1, 3, 4')
+
+
+def test_runs_of_one_name_in_two_folders_are_both_seen(run, tmp_path):
+    first, second = (tmp_path / parent / 'small_zoh_seed0' for parent in 'ab')
+    write_run(first, 'zoh', 1, 'CPU kernel')
+    write_run(second, 'zoh', 2, 'CPU kernel')
+    folders = ('--work-dirs', str(first.parent), str(second.parent))
+    code, printed = run('--skip-checks', '1,2,4,5,6,7', '--methods', 'zoh', *folders, *CPU)
+    assert code == 1
+    assert f'runs: threads is 1 for {first}; 2 for {second}' in printed
+    assert '2 runs compared' in printed
+
+
+def test_a_record_that_was_cut_off_is_named(run, tmp_path):
+    write_run(tmp_path / 'run', 'zoh', 1, 'CPU kernel')
+    record = tmp_path / 'run' / 'run.json'
+    record.write_text(record.read_text()[:9])
+    code, _ = run('--skip-checks', '1,2,4,5,6,7', '--work-dirs', str(tmp_path), *CPU)
+    assert f'error: {record} is no JSON file' in code
+
+
+def test_the_tool_knows_every_check():
+    """Its arguments are read before PyTorch, and so without the titles."""
+    assert runpy.run_path(str(TOOL))['CHECKS'] == {*TITLES}

@@ -1,7 +1,7 @@
-"""Tables and pictures of what ``tools/analysis/benchmark_latency_flops.py`` measured."""
+"""Results of ``tools/analysis/benchmark_latency_flops.py``: read, named, in tables and pictures."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,49 @@ class UnlikeMachinesError(ValueError):
     """Results come from machines whose figures do not compare."""
 
 
+def read_record(file: Path) -> dict[str, Any]:
+    """The dict that a JSON file holds.
+
+    Raises:
+        ValueError: It holds none. The message names the file, which json's own does not.
+    """
+    try:
+        record = json.loads(file.read_text())
+    except ValueError as error:  # no JSON, or no text
+        raise ValueError(f'{file} is no JSON file, or it was cut off: {error}') from None
+    if not isinstance(record, dict):
+        raise ValueError(f'{file} holds no JSON object')
+    return record
+
+
+def own_name(path: Path) -> str:
+    """The name of a file or folder, also of '.' and of '..'."""
+    return path.resolve().name
+
+
+def folder_name(file: Path) -> str:
+    """The name of the folder that a file lies in."""
+    return own_name(file.parent)
+
+
+def distinct_names(
+    paths: Iterable[str | Path], *rules: Callable[[Path], str]
+) -> dict[str | Path, str]:
+    """A name for each path, no two of which are equal.
+
+    Args:
+        paths: Of files or folders.
+        rules: From a path to a name. The first that tells all the paths apart names them; where
+            none does, the whole paths are the names.
+    """
+    paths = [*dict.fromkeys(paths)]
+    for rule in rules:
+        names = [rule(Path(path)) for path in paths]
+        if len({*names}) == len(paths):
+            return dict(zip(paths, names, strict=True))
+    return {path: str(path) for path in paths}
+
+
 def read_results(files: Iterable[Path]) -> dict[str, Result]:
     """Results by the name of their file.
 
@@ -29,11 +72,19 @@ def read_results(files: Iterable[Path]) -> dict[str, Result]:
     """
     found = {}
     for file in files:
-        result = json.loads(file.read_text())
+        result = read_record(file)
         if not {'environment', 'records'} <= result.keys():
             raise ValueError(f'{file} is no result of benchmark_latency_flops.py')
         found[str(file)] = result
     return found
+
+
+def labels(results: Iterable[str]) -> dict[str, str]:
+    """What columns and legends call results, by file: short, and no two alike.
+
+    ``run_benchmark_after_training.sh`` calls each file benchmark.json; the folder tells the run.
+    """
+    return distinct_names(results, lambda file: file.stem, folder_name)
 
 
 def insist_on_one_machine(results: dict[str, Result]) -> None:
@@ -143,6 +194,22 @@ def report(result: Result) -> str:
     return '\n\n'.join(parts)
 
 
+def under_one_name(results: dict[str, Result]) -> dict[str, Result]:
+    """Results of one model each, such as those of two runs, as of one model that bears all names.
+
+    Then each case of one finds that of the other. Where a result holds several models, only their
+    names tell which belong together, and nothing is changed.
+    """
+    models = [{r['name'] for r in result['records']} for result in results.values()]
+    if any(len(names) != 1 for names in models):
+        return results
+    name = ' / '.join(dict.fromkeys(name for names in models for name in names))
+    return {
+        file: result | {'records': [r | {'name': name} for r in result['records']]}
+        for file, result in results.items()
+    }
+
+
 def comparison_rows(results: dict[str, Result]) -> list[dict[str, str]]:
     """A row for each case that several results have: images per second, memory and ratios."""
     by_case: dict[tuple, dict[str, Record]] = {}
@@ -150,6 +217,7 @@ def comparison_rows(results: dict[str, Result]) -> list[dict[str, str]]:
         for record in measured(result['records']):
             by_case.setdefault(case_of(record), {})[name] = record
     first, *others = results
+    label = labels(results)
     shared = [found for found in by_case.values() if first in found and len(found) > 1]
     columns = varying([r for found in shared for r in found.values()])
     rows = []
@@ -158,23 +226,32 @@ def comparison_rows(results: dict[str, Result]) -> list[dict[str, str]]:
         row = described(base, columns) | {'pass': MODES[base['mode']]}
         for name in results:
             r = found.get(name)
-            label = Path(name).stem
-            row[f'{label}, images/s'] = figures(r['images_per_second']) if r else ''
-            row[f'{label}, MiB'] = f'{r["peak_bytes"] / MIB:.0f}' if r else ''
+            row[f'{label[name]}, images/s'] = figures(r['images_per_second']) if r else ''
+            row[f'{label[name]}, MiB'] = f'{r["peak_bytes"] / MIB:.0f}' if r else ''
         for name in others:
             r = found.get(name)
             ratio = r['images_per_second'] / base['images_per_second'] if r else 0
-            row[f'{Path(name).stem} over {Path(first).stem}'] = f'{ratio:.2f}' if r else ''
+            row[f'{label[name]} over {label[first]}'] = f'{ratio:.2f}' if r else ''
         rows.append(row)
     return rows
 
 
 def merge(results: dict[str, Result]) -> Result:
-    """The records of all results as if of one run; of a case that several have, the last."""
+    """The records of all results as if of one run; of a case that several have, the last.
+
+    Raises:
+        ValueError: Two runs of one name are no parts of one run, and one would hide the other.
+    """
     records: dict[tuple, Record] = {}
     for result in results.values():
         for record in result['records']:
             known = records.get(case_of(record))
+            weights = [r.get('checkpoint') for r in (known, record) if r]
+            if len({*weights}) > 1:
+                raise ValueError(
+                    f'{record["name"]} is a run of {weights[0]} and of {weights[1]}: these are '
+                    'no parts of one run'
+                )
             if known is None or 'left_out' in known or 'left_out' not in record:
                 records[case_of(record)] = record
     environment = dict(next(iter(results.values()))['environment'])
@@ -193,15 +270,17 @@ def draw(results: dict[str, Result], picture: Path) -> None:
     for r in everything:
         words = [*described(r, columns).values(), MODES[r['mode']]]
         cases.setdefault(case_of(r), ', '.join(words))
-    figure = Figure(figsize=(13, 1.5 + 0.3 * len(cases) * len(results)), dpi=120,
+    # The legend has a line for each result, above the bars: on them it would hide some.
+    figure = Figure(figsize=(13, 1.5 + (0.3 * len(cases) + 0.2) * len(results)), dpi=120,
                     layout='constrained')  # fmt: skip
+    names = labels(results)
     speed, memory = figure.subplots(1, 2, sharey=True)
     height = 0.8 / len(results)
     for i, (name, result) in enumerate(results.items()):
         found = {case_of(r): r for r in measured(result['records'])}
         rows = [j + i * height for j, case in enumerate(cases) if case in found]
         known = [found[case] for case in cases if case in found]
-        label = f'{Path(name).stem}, {result["environment"].get("commit")}'
+        label = f'{names[name]}, {result["environment"].get("commit")}'
         speed.barh(rows, [r['images_per_second'] for r in known], height, label=label)
         memory.barh(rows, [r['peak_bytes'] / MIB for r in known], height)
     middle = (len(results) - 1) * height / 2
@@ -209,6 +288,6 @@ def draw(results: dict[str, Result], picture: Path) -> None:
     speed.invert_yaxis()
     speed.set(xlabel='images per second')
     memory.set(xlabel='peak MiB')
-    speed.legend(fontsize=7, frameon=False)
+    figure.legend(loc='outside upper left', fontsize=7, frameon=False)
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture)

@@ -1,0 +1,55 @@
+"""Tools that measure refuse in one sentence what leaves nothing to do, and a missing GPU."""
+
+import pytest
+
+from tests.mistakes.test_endings import ask
+from tests.tools.conftest import TOOLS, run_tool
+
+A_NUMBER = 'expected a whole number from 1, got '
+A_SIZE = 'argument --sizes: expected SIDE or HEIGHTxWIDTH, got '
+
+
+@pytest.mark.parametrize(
+    ('tool', 'arguments', 'sentence'),
+    [
+        ('benchmark_latency_flops', 'a.py --n_trials=0', f"argument --n_trials: {A_NUMBER}'0'"),
+        ('benchmark_latency_flops', 'a.py --batch=0', f"argument --batch: {A_NUMBER}'0'"),
+        ('benchmark_latency_flops', 'a.py --threads=-1', f"argument --threads: {A_NUMBER}'-1'"),
+        ('benchmark_latency_flops', 'a.py --sizes=64x', f"{A_SIZE}'64x': {A_NUMBER}''"),
+        ('benchmark_latency_flops', 'a.py --sizes=0x64', f"{A_SIZE}'0x64': {A_NUMBER}'0'"),
+        ('measure_batch', 'a.py --steps=0', f"argument --steps: {A_NUMBER}'0'"),
+        ('benchmark_scan', '--n_trials=0', f"argument --n_trials: {A_NUMBER}'0'"),
+        ('profile_discretization', '--seqlen=0', f"argument --seqlen: {A_NUMBER}'0'"),
+        ('profile_discretization', '--dim=0', f"argument --dim: {A_NUMBER}'0'"),
+        ('verify_discretization', '--dstate=0', f"argument --dstate: {A_NUMBER}'0'"),
+        ('verify_discretization', '--no_checks',
+         '--no_checks leaves nothing to do without --pictures DIR'),
+        ('verify_performance_issues', '--dim=-3', f"argument --dim: {A_NUMBER}'-3'"),
+        ('verify_performance_issues', '--skip-checks=1,2,3,4,5,6,7',
+         '--skip-checks skips every check: nothing would be checked'),
+    ],
+)  # fmt: skip
+def test_a_value_that_measures_nothing_is_refused(tool, arguments, sentence, tmp_path):
+    """Before PyTorch is there."""
+    *before, last = arguments.split()
+    done, _ = ask((str(TOOLS / f'analysis/{tool}.py'), *before), last, tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == f'{tool}.py: error: {sentence}'
+
+
+@pytest.mark.parametrize(
+    ('tool', 'arguments'),
+    [
+        ('benchmark_latency_flops', ['seg/upernet_vim_shapes.py']),
+        ('measure_batch', ['a.py']),
+        ('profile_discretization', []),
+        ('verify_performance_issues', []),
+    ],
+)
+def test_a_gpu_that_is_missing_is_one_sentence(tool, arguments, tmp_path):
+    arguments = [*arguments, '--device', 'cuda']
+    log = run_tool(f'analysis/{tool}.py', *arguments, cwd=tmp_path, fails=True)
+    assert log.splitlines()[-1] == (
+        f'{tool}.py: error: --device cuda needs a GPU, and PyTorch finds none'
+    )
+    assert 'Traceback' not in log
