@@ -154,22 +154,32 @@ def add_debug(parser: ArgumentParser) -> None:
     )
 
 
-def add_device(parser: ArgumentParser) -> None:
-    """Add ``--device``, which :func:`choose_device` looks at."""
-    parser.add_argument('--device', choices=['cpu', 'cuda'], help='default: cuda if there is one')
+def device(text: str) -> str:
+    """'cpu' or 'cuda'; the latter is refused where there is no GPU."""
+    if text not in ('cpu', 'cuda'):
+        raise argparse.ArgumentTypeError(f"expected 'cpu' or 'cuda', got {text!r}")
+    if text == 'cuda' and not _has_gpu():
+        raise argparse.ArgumentTypeError('cuda needs a GPU, and PyTorch finds none')
+    return text
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def add_device(parser: ArgumentParser, default: str | None = None) -> None:
+    """Add ``--device``; a default of None is what :func:`choose_device` takes."""
+    says = default or 'cuda if there is one'
+    parser.add_argument(
+        '--device', type=device, default=default, metavar='{cpu,cuda}', help=f'default: {says}'
+    )
 
 
 def choose_device(asked: str | None) -> str:
-    """The device of ``--device``; of None, cuda if there is one.
-
-    Raises:
-        SystemExit: cuda is asked for where PyTorch finds no GPU.
-    """
-    import torch
-
-    if asked == 'cuda' and not torch.cuda.is_available():
-        raise SystemExit('--device cuda needs a GPU, and PyTorch finds none')
-    return asked or ('cuda' if torch.cuda.is_available() else 'cpu')
+    """The device of ``--device``; of None, cuda if there is one."""
+    return asked or ('cuda' if _has_gpu() else 'cpu')
 
 
 def add_methods(parser: ArgumentParser) -> None:
@@ -186,7 +196,7 @@ def add_methods(parser: ArgumentParser) -> None:
 
 def add_run_arguments(parser: ArgumentParser) -> None:
     """Where a benchmark runs, how often it times, and which files it writes."""
-    parser.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')
+    add_device(parser, default='cpu')
     parser.add_argument('--threads', type=positive, help="of the CPU (default: PyTorch's)")
     parser.add_argument('--n_trials', type=positive, default=20)
     parser.add_argument('--out', type=Path, help='write every figure as JSON to this file')

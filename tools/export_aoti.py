@@ -4,7 +4,7 @@ import math
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from _command_line import end
+from _command_line import add_device, end
 from _export import BOUND, add_export_arguments, load_source, report_differences
 
 
@@ -19,7 +19,7 @@ def parse_args() -> Namespace:
         dynamic='leave the batch open, and height and width, which are then multiples of the '
         'distance of patches; with neck or head, of 32 pixels as well',
     )
-    parser.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')
+    add_device(parser, default='cpu')
     parser.add_argument(
         '--repeats',
         type=int,
@@ -39,8 +39,6 @@ def main(args: Namespace) -> int:
 
     from vim_mm.export import differences, export_graph, load_package, write_package
 
-    if args.device == 'cuda' and not torch.cuda.is_available():
-        raise SystemExit('--device cuda: there is no CUDA device.')
     source = load_source(args, args.device)
     module, embed = source.module, source.model.backbone.patch_embed
     height, width = source.size

@@ -38,18 +38,28 @@ def test_a_value_that_measures_nothing_is_refused(tool, arguments, sentence, tmp
 
 
 @pytest.mark.parametrize(
-    ('tool', 'arguments'),
+    'call',
     [
-        ('benchmark_latency_flops', ['seg/upernet_vim_shapes.py']),
-        ('measure_batch', ['a.py']),
-        ('profile_discretization', []),
-        ('verify_performance_issues', []),
+        'analysis/benchmark_backbone.py',
+        'analysis/benchmark_backends.py',
+        'analysis/benchmark_jax.py',
+        'analysis/benchmark_latency_flops.py seg/upernet_vim_shapes.py',
+        'analysis/benchmark_scan.py',
+        'analysis/benchmark_stream.py seg/upernet_vim_shapes.py',
+        'analysis/measure_batch.py a.py',
+        'analysis/profile_discretization.py',
+        'analysis/verify_performance_issues.py',
+        'export_aoti.py a.py none a.pt2',
+        'study/run.py train --data . --out .',
     ],
 )
-def test_a_gpu_that_is_missing_is_one_sentence(tool, arguments, tmp_path):
-    arguments = [*arguments, '--device', 'cuda']
-    log = run_tool(f'analysis/{tool}.py', *arguments, cwd=tmp_path, fails=True)
-    assert log.splitlines()[-1] == (
-        f'{tool}.py: error: --device cuda needs a GPU, and PyTorch finds none'
+def test_a_gpu_that_is_missing_is_one_sentence(call, tmp_path):
+    """Also on a machine with GPUs, of which this process sees none."""
+    tool, *arguments = call.split()
+    log = run_tool(
+        tool, *arguments, '--device', 'cuda', cwd=tmp_path, fails=True, CUDA_VISIBLE_DEVICES=''
+    )
+    assert log.splitlines()[-1].endswith(
+        'error: argument --device: cuda needs a GPU, and PyTorch finds none'
     )
     assert 'Traceback' not in log

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import add_debug, end, parse_first
+from _command_line import add_debug, add_device, end, parse_first, positive
 
 SHAPES = [(1, 192, 196), (32, 60, 512), (2, 384, 1024), (1, 192, 4096)]
 
@@ -40,10 +40,10 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('--shapes', nargs='+', type=shape, default=SHAPES, metavar='BxDxL')
-    parser.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')
+    add_device(parser, default='cpu')
     parser.add_argument('--clock', choices=['processor', 'wall'], default='processor')
-    parser.add_argument('--threads', type=int, help="of PyTorch (default: PyTorch's)")
-    parser.add_argument('--n_trials', type=int, default=10)
+    parser.add_argument('--threads', type=positive, help="of PyTorch (default: PyTorch's)")
+    parser.add_argument('--n_trials', type=positive, default=10)
     parser.add_argument('--out', type=Path, help='write every figure as JSON to this file')
     parser.add_argument('--markdown', type=Path, help='write the tables to this file as well')
     add_debug(parser)

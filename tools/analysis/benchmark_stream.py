@@ -31,7 +31,15 @@ from time import perf_counter
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for those below
-from _command_line import ConfigOptions, add_debug, end, parse_first
+from _command_line import (
+    ConfigOptions,
+    add_debug,
+    add_device,
+    choose_device,
+    end,
+    parse_first,
+    positive,
+)
 
 FORMS = ('eager', 'graph', 'compile')
 
@@ -52,11 +60,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--sizes', nargs='+', type=size, default=sizes, metavar='WIDTHxHEIGHT')
     parser.add_argument('--forms', nargs='+', choices=FORMS, default=[*FORMS])
     parser.add_argument('--amp', action='store_true', help='in bfloat16')
-    parser.add_argument('--frames', type=int, default=300, help='that are measured, each way')
+    parser.add_argument('--frames', type=positive, default=300, help='that are measured, each way')
     parser.add_argument('--video', type=Path, help='in place of those that are made')
-    parser.add_argument(
-        '--device', choices=['cpu', 'cuda'], help='default: cuda where there is one'
-    )
+    add_device(parser)
     parser.add_argument('--budget', type=float, default=1e9, help='seconds; no case begins later')
     parser.add_argument('--cfg-options', nargs='+', action=ConfigOptions, default={}, metavar='K=V')
     parser.add_argument('--out', type=Path, help='write every figure as JSON to this file')
@@ -73,7 +79,6 @@ import numpy as np
 import torch
 from infer import build_pipeline, dataset_meta
 from mmengine.config import Config
-from mmengine.device import get_device
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, init_default_scope
 from whole_models import find_config
@@ -330,7 +335,7 @@ def tables(records: list[dict[str, Any]]) -> str:
 
 
 def main(args: argparse.Namespace) -> None:
-    args.device = args.device or get_device()
+    args.device = choose_device(args.device)
     torch.backends.cudnn.benchmark = True  # sizes do not change
     host = environment(args.device) | {'opencv': cv2.__version__, 'autocast': args.amp}
     host |= {'cores': cv2.getNumberOfCPUs(), 'frames': args.frames}
