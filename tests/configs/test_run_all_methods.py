@@ -252,6 +252,19 @@ def test_skips_the_finished_and_resumes_the_interrupted(folder):
 
 
 @pytest.mark.slow
+def test_a_run_that_was_killed_in_its_last_validation_makes_it(folder):
+    last = folder / 'work_dirs' / RUNS[-1]
+    found = json.loads((last / 'run.json').read_text())
+    (last / 'run.json').write_text(json.dumps(found | {'status': 'interrupted'}))
+    (last / 'last_validation').write_text('0\n')
+    before = logged(last, 'mIoU')
+    done = run_all_methods(folder)
+    assert done.returncode == 0, done.stdout
+    assert logged(last, 'mIoU') == [*before, before[-1]]
+    assert record(folder, RUNS[-1])['status'] == 'finished'
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('options', 'variables', 'difference'),
     [

@@ -165,6 +165,7 @@ class MissedValidationHook(Hook):
     A checkpoint is saved before its step is validated, and MMEngine goes on behind both: the log
     would lack this metric, and of a run that has all its iterations the last one. The file
     ``last_validation`` in the working directory holds the step of the last validation that ended.
+    A training that goes on in another directory makes up for nothing.
     """
 
     # Behind the hooks that log a validation, and those that prepare the model for training.
@@ -177,9 +178,11 @@ class MissedValidationHook(Hook):
         """Validate the checkpoint's step if that is due and was not done."""
         self.training = True
         step = _step(runner.train_loop)
-        done = [min(self._read(runner), step)]
+        file = self._file(runner)
+        # What lies behind the checkpoint is trained again.
+        done = [min(int(file.read_text()), step) if file.exists() else step]
         broadcast_object_list(done)  # the other processes may see no files of the first
-        self._write(runner, done[0])  # what lies behind the checkpoint is trained again
+        self._write(runner, done[0])
         if step > done[0] and runner.val_loop is not None and _is_validated(runner.train_loop):
             runner.logger.info(f'The validation of step {step} was not finished: it is made now.')
             runner.val_loop.run()
@@ -196,10 +199,6 @@ class MissedValidationHook(Hook):
     @staticmethod
     def _file(runner: Runner) -> Path:
         return Path(runner.work_dir) / 'last_validation'
-
-    def _read(self, runner: Runner) -> int:
-        file = self._file(runner)
-        return int(file.read_text()) if file.exists() else 0
 
     def _write(self, runner: Runner, step: int) -> None:
         if is_main_process():
