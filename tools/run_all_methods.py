@@ -70,7 +70,9 @@ class Run:
         return self.read().get('status')
 
     def read(self) -> dict[str, Any]:
-        return json.loads(self.record.read_text()) if self.record.exists() else {}
+        from vim_mm.json_lines import read_json
+
+        return read_json(self.record) if self.record.exists() else {}
 
     def differences(self) -> list[str]:
         """In what an earlier start of this run differs from this one."""
@@ -351,13 +353,13 @@ def known_methods(args: Namespace) -> list[str]:
     return args.methods or [m for m in METHODS if with_control or not METHODS[m].control]
 
 
-def main(args: Namespace, extra: list[str]) -> None:
+def main(args: Namespace, extra: list[str]) -> int:
     args.methods = known_methods(args)
     runs = make_runs(args, extra)
     if args.dry_run:
         for run in runs:
             print(shlex.join(command_of(run, args.processes)))
-        return
+        return 0
     slots = places(visible_gpus(args.gpus, args.processes), args.processes, args.jobs_per_gpu)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     done = ('finished', 'diverged')
@@ -366,17 +368,22 @@ def main(args: Namespace, extra: list[str]) -> None:
             print(f'{run.folder} {describe(run, run.status(), len(slots))}', flush=True)
     train_all([run for run in runs if run.status() not in done], slots, args)
     ended = [run for run in runs if run.status() in done]
-    report(ended, seeds=args.seeds is not None)
+    code = report(ended, seeds=args.seeds is not None)
     if missing := [str(run.folder) for run in runs if run not in ended]:
         raise SystemExit(f'not finished: {", ".join(missing)}')
+    return code
 
 
-def report(runs: list[Run], seeds: bool) -> None:
-    """The table of the last metrics, and with seeds the comparison of the methods."""
+def report(runs: list[Run], seeds: bool) -> int:
+    """The table of the last metrics, and with seeds the comparison of the methods; its exit code.
+
+    A tool that fails has said why.
+    """
     tool = 'analysis/compare_methods.py' if seeds else 'compare_runs.py'
     folders = [str(run.folder) for run in runs if seeds or run.status() == 'finished']
-    if folders:
-        subprocess.run([sys.executable, str(TOOLS / tool), *folders], check=True)
+    if not folders:
+        return 0
+    return subprocess.run([sys.executable, str(TOOLS / tool), *folders]).returncode
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Files with a record of JSON a line, as a training writes its log."""
+"""Files of JSON: whole ones, and those with a record a line, as a training writes its log."""
 
 import json
 from collections.abc import Iterator
@@ -6,10 +6,38 @@ from pathlib import Path
 from typing import Any
 
 
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a file.
+
+    Raises:
+        ValueError: It holds something else; names the file.
+    """
+    try:
+        found = json.loads(file.read_text())
+    except ValueError as error:  # of the text's encoding as well
+        raise ValueError(f'{file} is no JSON file: {error}') from None
+    return _object(found, str(file))
+
+
 def read_json_lines(file: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file. A line that was cut off, as by a kill, is left out."""
-    for line in file.read_text().splitlines():
+    """The records of a file. A line that was cut off, as by a kill, is left out.
+
+    Raises:
+        ValueError: A line is JSON and no record, or the file is no text; names the file.
+    """
+    try:
+        text = file.read_text()
+    except UnicodeDecodeError as error:
+        raise ValueError(f'{file} is no JSON file: {error}') from None
+    for number, line in enumerate(text.splitlines(), 1):
         try:
-            yield json.loads(line)
+            found = json.loads(line)
         except json.JSONDecodeError:
             continue
+        yield _object(found, f'{file}, line {number},')
+
+
+def _object(found: Any, name: str) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise ValueError(f'{name} holds no JSON object: {str(found)[:40]!r}')
+    return found

@@ -149,6 +149,29 @@ def test_a_run_alone_has_told_its_failure_to_the_terminal(tmp_path, monkeypatch)
     assert describe(run, 'failed', 2) == 'failed: of another start: CUDA out of memory'
 
 
+def test_a_table_that_cannot_be_made_is_said_once(tmp_path, monkeypatch, capfd):
+    """By the tool that makes it; its command and its exit code tell the user nothing."""
+    monkeypatch.syspath_prepend(ROOT / 'tools')
+    report = runpy.run_path(str(ROOT / 'tools/run_all_methods.py'))['report']
+    run = SimpleNamespace(folder=tmp_path, status=lambda: 'finished')
+    assert report([run], seeds=False) == 1
+    assert capfd.readouterr().err.splitlines() == [
+        f'compare_runs.py: error: {tmp_path} holds no log of training'
+    ]
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    (tmp_path / 'small.py').write_text(SMALL)
+    record = tmp_path / 'work_dirs/small_zoh_seed0/run.json'
+    record.parent.mkdir(parents=True)
+    record.write_text('{"status": ')
+    done = run_all_methods(tmp_path)
+    assert done.returncode == 1
+    name = record.relative_to(tmp_path)
+    error = f'run_all_methods.py: error: {name} is no JSON file: Expecting value'
+    assert done.stdout.splitlines()[-1].startswith(error)
+
+
 def logged(work_dir: Path, key: str) -> list:
     """Values of a scalar over all the times that a run was started."""
     logs = sorted(work_dir.glob('*/vis_data/scalars.json'))
@@ -249,6 +272,19 @@ def test_skips_the_finished_and_resumes_the_interrupted(folder):
     assert logs == {run: [*run.glob('*/vis_data')] for run in others}
     assert [step for step, _ in logged(first, 'loss')[len(before) :]] == [3, 4]
     assert record(folder, RUNS[0])['status'] == 'finished'
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_in_its_last_validation_makes_it(folder):
+    last = folder / 'work_dirs' / RUNS[-1]
+    found = json.loads((last / 'run.json').read_text())
+    (last / 'run.json').write_text(json.dumps(found | {'status': 'interrupted'}))
+    (last / 'last_validation').write_text('0\n')
+    before = logged(last, 'mIoU')
+    done = run_all_methods(folder)
+    assert done.returncode == 0, done.stdout
+    assert logged(last, 'mIoU') == [*before, before[-1]]
+    assert record(folder, RUNS[-1])['status'] == 'finished'
 
 
 @pytest.mark.slow

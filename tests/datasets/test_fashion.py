@@ -1,6 +1,10 @@
 """Fashion-MNIST and scenes of it, from tiny IDX files drawn here: no network."""
 
 import json
+import re
+import runpy
+import shutil
+import sys
 from collections import Counter
 
 import cv2
@@ -59,6 +63,57 @@ def test_a_changed_file_is_refused(source, tmp_path):
     with pytest.raises(ValueError, match=f'{name} in .* is not the published file'):
         fetch_garments(tmp_path / 'idx', source)
     assert not (tmp_path / 'idx').exists()
+
+
+def _cut_off(packed):
+    return packed[: len(packed) // 2]
+
+
+def _garbled(packed):
+    return packed[:40] + b'\xff' * 20 + packed[60:]
+
+
+def _of_another_sum(packed):
+    return packed[:-8] + b'\0\0\0\0' + packed[-4:]
+
+
+@pytest.mark.parametrize('damage', [_cut_off, _garbled, _of_another_sum, lambda packed: b'text'])
+def test_a_damaged_archive_is_named_and_replaced(damage, source, tmp_path):
+    """Named where it is read; where the files go it is no obstacle."""
+    good, out = tmp_path / 'good', tmp_path / 'idx'
+    shutil.copytree(source, good)
+    shutil.copytree(source, out)
+    for folder in (source, out):
+        archive = folder / 't10k-images-idx3-ubyte.gz'
+        archive.write_bytes(damage(archive.read_bytes()))
+    with pytest.raises(ValueError, match=f'{re.escape(str(archive))} is damaged: '):
+        load_garments(out, 'test')
+    with pytest.raises(ValueError, match=r'idx3-ubyte\.gz is damaged: '):
+        fetch_garments(out, source)
+    assert fetch_garments(out, good) == str(good)
+    assert len(load_garments(out, 'test')[0]) == 20
+
+
+def test_a_package_with_other_files_is_one_way_that_fails(source, tmp_path, monkeypatch):
+    shutil.copytree(source, tmp_path / 'package')
+    (tmp_path / 'package/t10k-labels-idx1-ubyte').write_bytes(b'other')
+    monkeypatch.setattr(garments, '_PACKAGE_FOLDER', str(tmp_path / 'package'))
+    monkeypatch.setattr(
+        garments, '_from_package', lambda out: garments._copy(tmp_path / 'package', out)
+    )
+    monkeypatch.setattr(garments, '_from_torchvision', lambda out: garments._copy(source, out))
+    assert fetch_garments(tmp_path / 'idx') == 'torchvision'
+
+
+@pytest.mark.parametrize('module', ['shapes', 'fashion'])
+def test_a_command_without_opencv_is_one_sentence(module, source, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'cv2', None)
+    for name in (module, 'layouts'):
+        monkeypatch.delitem(sys.modules, f'vim_mm.datasets.{name}', raising=False)
+    options = ['--source', str(source)] if module == 'fashion' else []
+    monkeypatch.setattr(sys, 'argv', [f'{module}.py', '--out', str(tmp_path / 'out'), *options])
+    with pytest.raises(SystemExit, match=f'{module}.py: error: .*cv2'):
+        runpy.run_module(f'vim_mm.datasets.{module}', run_name='__main__')
 
 
 def test_ways_are_tried_in_order(source, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """VimRunner in this process; runs of several processes are tested by way of the tools."""
 
+import json
 import os
 import resource
 import signal
@@ -18,6 +19,7 @@ from torch import distributed, nn
 from tests.engine.processes import free_port, torchrun_environment
 from tests.engine.toy import Mean, ToyModel, make_runner
 from vim_mm.engine import VimRunner
+from vim_mm.engine.checkpoints.reading import last_checkpoint
 from vim_mm.engine.runner import (
     _threads_of_environment,
     choose_allocator,
@@ -275,3 +277,52 @@ def test_a_resumed_run_says_that_the_checkpoint_has_other_values(options, expect
     (log,) = (tmp_path / 'second').rglob('*.log')
     assert log.read_text().count("goes on with the checkpoint's") == (expected is not None)
     assert expected is None or expected in log.read_text()
+
+
+class Killed(Mean):
+    """A metric whose process is killed in the validation with this number, from 1."""
+
+    def __init__(self, validation: int):
+        super().__init__()
+        self.left = validation
+
+    def process(self, data_batch, data_samples) -> None:
+        self.left -= not self.results
+        if self.left == 0:
+            raise KeyboardInterrupt
+        super().process(data_batch, data_samples)
+
+
+def validated(work_dir) -> list[int]:
+    """The steps whose metrics are in the logs, over all starts of a training."""
+    logs = sorted(work_dir.glob('*/vis_data/scalars.json'))
+    records = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
+    return [record['step'] for record in records if 'mean' in record]
+
+
+@pytest.mark.parametrize(('by_epoch', 'killed'), [(False, 3), (False, 2), (True, 3)])
+def test_a_validation_that_was_killed_is_made_when_resumed(by_epoch, killed, tmp_path):
+    end = dict(max_epochs=3) if by_epoch else dict(max_iters=3)
+    options = dict(
+        train_cfg=dict(by_epoch=by_epoch, val_interval=1, **end),
+        default_hooks=dict(
+            checkpoint=dict(type='CheckpointHook', by_epoch=by_epoch, interval=1),
+            logger=dict(type='LoggerHook', log_metric_by_epoch=by_epoch),
+        ),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        make_runner(tmp_path, val_evaluator=[Killed(killed)], **options).train()
+    assert validated(tmp_path) == [1, 2, 3][: killed - 1]
+    for _ in range(2):  # the second start finds nothing to do
+        last = str(last_checkpoint(tmp_path))
+        make_runner(tmp_path, load_from=last, resume=True, **options).train()
+        assert validated(tmp_path) == [1, 2, 3]
+
+
+def test_a_training_from_its_start_forgets_the_validations_before(tmp_path):
+    """In the folder of another one, whose last validation was of the same step."""
+    make_runner(tmp_path).train()
+    with pytest.raises(KeyboardInterrupt):
+        make_runner(tmp_path, val_evaluator=[Killed(1)]).train()
+    make_runner(tmp_path, load_from=str(tmp_path / 'iter_2.pth'), resume=True).train()
+    assert len(validated(tmp_path)) == 2

@@ -202,3 +202,24 @@ def test_the_pictures_of_the_results(tmp_path):
     plot_recovery([task_of(results, name) for name in recovery.INPUTS], tmp_path / 'b.png')
     for name in 'ab':
         assert cv2.imread(str(tmp_path / f'{name}.png')).std() > 10
+
+
+@pytest.mark.parametrize(
+    ('content', 'reason'),
+    [
+        ('{"commit":', 'is no JSON file: Expecting value: line 1 column 11'),
+        ('[]', 'holds no JSON object'),
+        ('{"commit": "abc", "seeds": [0]}', 'holds no results of this tool: it lacks torch, date'),
+    ],
+)
+def test_a_file_of_something_else_is_named(content, reason, tmp_path):
+    (tmp_path / 'other.json').write_text(content)
+    arguments = ('--results', 'other.json', '--page', 'page.md')
+    printed = run_tool('study/known_answer.py', *arguments, cwd=tmp_path, fails=True)
+    assert printed.startswith(f'known_answer.py: error: other.json {reason}'), printed
+    assert not (tmp_path / 'page.md').exists()
+
+
+def test_no_iterations_are_not_those_of_the_protocol(tmp_path):
+    printed = run_tool('study/known_answer.py', '--iterations', 0, cwd=tmp_path, fails=True)
+    assert printed.splitlines()[-1].endswith('error: --iterations must be at least 1, got 0')

@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
+import cv2
 import numpy as np
 import pytest
+import tasks
 import torch
+from arms import ARMS, make_net
 from tasks import by_token, loss_of, mean_iou, normalize
 
 
@@ -54,6 +57,33 @@ def test_half_of_the_images_lose_a_rectangle(tiny_tasks, make_data):
     sides = (erasing[..., 5] - erasing[..., 4]).flatten()
     assert {*sides.tolist()} <= {0, *range(4, 15)}
     assert 0.2 < (sides > 0).float().mean() < 0.8
+
+
+def test_other_resolutions_are_of_test_images_with_dt_divided(make_data, monkeypatch):
+    """What is tested, and with which divisor of dt; the pictures by OpenCV's own enlargement."""
+    data = make_data('scenes')
+    net = make_net(ARMS['zoh'], data.task.size, True, 0, (1e-3, 0.1), 0.0)
+    seen = {}
+
+    def note(task, net, images, labels, autocast):
+        (divisor,) = {mixer.dt_divisor for mixer in net.mixers()}
+        seen[images.shape[-1], divisor] = images, labels
+        return float(len(seen))
+
+    monkeypatch.setattr(tasks, 'test', note)
+    found = tasks.test_resolutions(data.task, net, data, None)
+    assert [*found] == ['1', '1.5', '1.5/dt', '2', '2/dt']
+    # In this order: each metric is that of its divisor.
+    assert [*seen] == [(32, 1.0), (48, 1.0), (48, 1.5), (64, 1.0), (64, 2.0)]
+    assert [*found.values()] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    for (size, _), (images, labels) in seen.items():
+        assert len(images) == len(labels) == len(data.test_images)
+        for image, before in zip(images.numpy(), data.test_images.numpy()):
+            truth = cv2.resize(before.astype(np.float32), (size, size))
+            assert np.abs(image - truth).max() <= 0.51
+        for label, before in zip(labels.numpy(), data.test_labels.numpy()):
+            truth = cv2.resize(before, (size, size), interpolation=cv2.INTER_NEAREST_EXACT)
+            np.testing.assert_array_equal(label, truth)
 
 
 def test_tokens_have_their_pixels(tiny_tasks):

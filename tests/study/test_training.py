@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,13 +11,15 @@ import numpy as np
 import pytest
 import run
 import torch
+import training
 from arms import ARMS, Size, make_net
 from other_models import PEERS
 from pool import Plan, run_all
 from results import Job, append, finished, read_lines, spread
 from tasks import Split
-from training import Settings, Step, build, learning_rate, train
+from training import Settings, Step, build, learning_rate, measure_step, train
 
+from tests.tools.conftest import run_tool
 from vim_mm.ops import METHODS
 
 
@@ -106,6 +109,110 @@ def test_costs_are_of_the_arms_that_run(monkeypatch, tmp_path):
     ]
 
 
+def test_the_first_arm_of_a_process_does_not_pay_for_what_stays(make_data, monkeypatch):
+    """A card that keeps 65 MiB from its first step on, and takes 100 for each."""
+    mebi, used, peak = 2**20, [7 * 2**20], [0]
+
+    class FirstPays:
+        def __init__(self, *args, **kwargs):
+            used[0] += 65 * mebi if used[0] < 65 * mebi else 0
+            peak[0] = used[0] + 100 * mebi
+
+        def __call__(self, plan, lr):
+            pass
+
+    event = SimpleNamespace(record=lambda: None, elapsed_time=lambda other: 1.0)
+    for name, fake in {
+        'empty_cache': lambda: None,
+        'memory_allocated': lambda: used[0],
+        'reset_peak_memory_stats': lambda: None,
+        'max_memory_allocated': lambda: peak[0],
+        'synchronize': lambda: None,
+        'Event': lambda enable_timing: event,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(training, 'Step', FirstPays)
+    monkeypatch.setattr(training, '_measured', set())
+    data = make_data('fashion')
+    found = [measure_step(arm, data, Settings())['mebibytes'] for arm in ('zoh', 'foh')]
+    assert found == [100.0, 100.0]
+
+
+@pytest.mark.parametrize(('command', 'other'), [('cost', ''), ('train', ', or --device cpu')])
+def test_a_machine_without_a_gpu_is_one_sentence(command, other, tmp_path):
+    printed = run_tool(
+        'study/run.py', command, '--data', 'none', '--out', 'out', '--commit', 'abc',
+        cwd=tmp_path, fails=True,
+    )  # fmt: skip
+    last = f'run.py: error: {command} needs a CUDA device{other}: PyTorch sees none.'
+    assert printed.splitlines()[-1] == last and 'Traceback' not in printed
+    assert not (tmp_path / 'out').exists()
+
+
+@pytest.mark.parametrize('option', ['--steps', '--jobs'])
+def test_no_steps_are_not_those_of_the_task(option, tmp_path):
+    printed = run_tool(
+        'study/run.py', 'train', '--data', 'none', '--out', 'out', option, 0,
+        cwd=tmp_path, fails=True,
+    )  # fmt: skip
+    assert printed.splitlines()[-1].endswith(f'error: {option} must be at least 1, got 0')
+
+
+STEPS = {'fashion': 2340}
+
+
+def result(arm='zoh', seed=0, steps=2340, task='fashion'):
+    return {'task': task, 'arm': arm, 'seed': seed, 'settings': {'steps': steps}}
+
+
+def test_trials_enter_no_table(tmp_path):
+    out, results = tmp_path / 'out', tmp_path / 'results'
+    cost = {'task': 'fashion', 'arm': 'zoh', 'milliseconds': 1.0}
+    counted = [result(), result(seed=11), cost]
+    trials = [result(seed=100), result(seed=12), result('foh', steps=2), result(task='other')]
+    for record in (*counted, *trials):
+        append(out, record)
+    left_out = [
+        'left out: fashion/zoh_100.json, its seed is 100, and the study has 0 to 11.',
+        'left out: fashion/zoh_12.json, its seed is 12, and the study has 0 to 11.',
+        'left out: fashion/foh_0.json, it has 2 steps, and the task 2340.',
+        "left out: other/zoh_0.json, the study has no task 'other'.",
+    ]
+    assert spread(out, results, STEPS) == (3, 0, left_out)
+    files = {str(file.relative_to(results)) for file in results.glob('*/*')}
+    assert files == {'fashion/zoh_0.json', 'fashion/zoh_11.json', 'fashion/zoh_cost.json'}
+
+
+def test_a_trial_is_not_the_run_of_its_seed(tmp_path):
+    append(tmp_path, result(steps=2))
+    append(tmp_path, result('foh'))
+    assert finished(tmp_path, tmp_path / 'none', STEPS) == {'fashion/foh_0.json'}
+    assert finished(tmp_path, tmp_path / 'none', {'fashion': 2}) == {'fashion/zoh_0.json'}
+
+
+def test_import_says_what_it_leaves_out(tmp_path):
+    """By the steps of the study's own tasks."""
+    out = tmp_path / 'out'
+    append(out, result())
+    append(out, result('foh', steps=2))
+    printed = run_tool('study/run.py', 'import', 'out', '--results', 'results', cwd=tmp_path)
+    assert printed == (
+        'left out: fashion/foh_0.json, it has 2 steps, and the task 2340.\n'
+        '1 results written to results, 0 were there\n'
+    )
+
+
+@pytest.mark.parametrize('exists', [False, True])
+def test_a_folder_without_results_is_named(exists, tmp_path):
+    out = tmp_path / 'lines'
+    if exists:
+        out.mkdir()
+        (out / 'notes.txt').touch()
+    with pytest.raises(FileNotFoundError, match=f'{re.escape(str(out))} holds no results'):
+        spread(out, tmp_path / 'results', STEPS)
+    assert finished(out, tmp_path / 'results', STEPS) == set()  # as of a first start
+
+
 def test_learning_rate():
     settings = Settings(lr=1.0, warm_up=0.1)
     rates = [learning_rate(i, 100, settings) for i in range(100)]
@@ -144,10 +251,11 @@ def test_processes_restart_and_spread(make_data, tiny_tasks, tmp_path, monkeypat
         )
     out, results = tmp_path / 'out', tmp_path / 'results'
     results.mkdir()
+    steps = {'scenes': 5}
     jobs = [Job('scenes', arm, 0) for arm in ('zoh', 'poly', 'zoh_exact_averaged')]
-    append(out, {**vars(jobs[0]), 'metric': 1.0})
+    append(out, {**vars(jobs[0]), 'metric': 1.0, 'settings': {'steps': 5}})
     (out / 'scenes.jsonl').open('a').write('{"cut off\n')
-    missing = [job for job in jobs if job.file not in finished(out, results)]
+    missing = [job for job in jobs if job.file not in finished(out, results, steps)]
     assert missing == jobs[1:]
     plan = Plan(
         {'scenes': task}, tmp_path, cache, out, {'': Settings()}, None, 'cpu', math.inf, {'x': 1}
@@ -158,8 +266,9 @@ def test_processes_restart_and_spread(make_data, tiny_tasks, tmp_path, monkeypat
         ('poly', 1),
         ('zoh_exact_averaged', 1),
     }
-    assert spread(out, results) == (3, 0) and spread(out, results) == (0, 3)
-    assert finished(tmp_path / 'empty', results) == {job.file for job in jobs}
+    assert spread(out, results, steps) == (3, 0, [])
+    assert spread(out, results, steps) == (0, 3, [])
+    assert finished(tmp_path / 'empty', results, steps) == {job.file for job in jobs}
 
 
 @pytest.mark.cuda

@@ -28,7 +28,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--out', type=Path, help='write every figure as JSON to this file')
     parser.add_argument('--page', type=Path, help='write Markdown, and PNG in images/ beside it')
     add_debug(parser)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.iterations is not None and args.iterations < 1:
+        parser.error(f'--iterations must be at least 1, got {args.iterations}')
+    return args
 
 
 # Above PyTorch, so that --help and a wrong option are answered at once.
@@ -42,6 +45,7 @@ import recovery
 import torch
 from known_answer_page import describe, write_page
 
+from vim_mm.json_lines import read_json
 from vim_mm.ops import METHODS
 from vim_mm.progress import progress
 from vim_mm.version import commit
@@ -95,6 +99,19 @@ def measure(seeds: list[int], iterations: int) -> dict[str, Any]:
     }
 
 
+def read_results(path: Path) -> dict[str, Any]:
+    """What :func:`write_results` wrote.
+
+    Raises:
+        ValueError: The file holds something else; names it.
+    """
+    results = read_json(path)
+    needed = ('commit', 'torch', 'date', 'iterations', 'seeds', 'convergence', 'recovery')
+    if missing := [name for name in needed if name not in results]:
+        raise ValueError(f'{path} holds no results of this tool: it lacks {", ".join(missing)}')
+    return results
+
+
 def write_results(results: dict[str, Any], path: Path) -> None:
     """As JSON with a line for each record."""
     lines = []
@@ -109,7 +126,7 @@ def write_results(results: dict[str, Any], path: Path) -> None:
 
 def main(args: argparse.Namespace) -> None:
     if args.results:
-        results = json.loads(args.results.read_text())
+        results = read_results(args.results)
     else:
         results = measure(args.seeds, args.iterations or recovery.ITERATIONS)
     if args.out:

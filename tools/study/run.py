@@ -6,7 +6,7 @@
     python tools/analysis/compare_methods.py docs/study/results
 
 ``train`` makes the runs that are neither in docs/study/results nor in OUT, by task, then seed, then
-method.
+method. ``import`` leaves out trials: seeds and numbers of steps that are not the study's.
 """
 
 import argparse
@@ -53,7 +53,12 @@ def parse_args() -> argparse.Namespace:
     add_debug(spreading)
     spreading.add_argument('out', type=Path)
     spreading.add_argument('--results', type=Path, default=RESULTS)
-    return parser.parse_args()
+    args = parser.parse_args()
+    for name in ('steps', 'jobs'):
+        given = getattr(args, name, None)
+        if given is not None and given < 1:
+            parser.error(f'--{name} must be at least 1, got {given}')
+    return args
 
 
 # Above PyTorch, so that --help and a wrong option are answered at once.
@@ -65,6 +70,7 @@ from tasks import TASKS, Data, load_splits
 from training import Settings, measure_step
 
 import vim_mm
+from vim_mm.engine.watching.observed import card
 from vim_mm.progress import progress, say
 from vim_mm.version import commit
 
@@ -85,7 +91,9 @@ def running_commit(given: str | None) -> str:
 
 def facts(args: argparse.Namespace) -> dict[str, Any]:
     """What is noted with every result besides its figures."""
-    cuda = args.device == 'cuda'
+    if args.device == 'cuda' and not torch.cuda.is_available():
+        other = ', or --device cpu' if args.command == 'train' else ''
+        raise SystemExit(f'{args.command} needs a CUDA device{other}: PyTorch sees none.')
     return {
         'commit': running_commit(args.commit),
         'versions': {
@@ -93,7 +101,7 @@ def facts(args: argparse.Namespace) -> dict[str, Any]:
             'torch': torch.__version__,
             'python': platform.python_version(),
         },
-        'card': torch.cuda.get_device_name() if cuda else platform.processor() or 'cpu',
+        'card': card(args.device),
         'jobs': getattr(args, 'jobs', 1),
         'date': datetime.now(timezone.utc).strftime('%Y-%m-%d'),
     }
@@ -103,7 +111,7 @@ def train(args: argparse.Namespace) -> int:
     if args.label not in SETTINGS:
         raise SystemExit(f'--label: expected one of {[*SETTINGS]}, got {args.label!r}.')
     deadline = math.inf if args.minutes is None else time.time() + 60 * args.minutes
-    done = finished(args.out, args.results)
+    done = finished(args.out, args.results, {n: args.steps or t.steps for n, t in TASKS.items()})
     jobs = [
         Job(task, arm, seed, args.label)
         for task, seed, arm in product(args.tasks, args.seeds, args.arms)
@@ -141,7 +149,9 @@ def cost(args: argparse.Namespace) -> int:
 
 
 def spread_lines(args: argparse.Namespace) -> int:
-    written, kept = spread(args.out, args.results)
+    steps = {name: task.steps for name, task in TASKS.items()}
+    written, kept, left_out = spread(args.out, args.results, steps)
+    print(*left_out, sep='\n', end='\n' if left_out else '')
     print(f'{written} results written to {args.results}, {kept} were there')
     return 0
 

@@ -12,6 +12,7 @@ import math
 import shutil
 import subprocess
 import tempfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def load_garments(folder: str | Path, split: str) -> tuple[np.ndarray, np.ndarra
 
     Raises:
         FileNotFoundError: A file is missing.
-        ValueError: A file is not the published one.
+        ValueError: A file is damaged, or not the published one.
     """
     if split not in SPLITS:
         raise ValueError(f'split must be one of {SPLITS}, got {split!r}')
@@ -86,7 +87,11 @@ def _unpacked(folder: Path, name: str) -> bytes:
     if plain.exists():
         content = plain.read_bytes()
     elif packed.exists():
-        content = gzip.decompress(packed.read_bytes())
+        compressed = packed.read_bytes()
+        try:
+            content = gzip.decompress(compressed)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ValueError(f'{packed} is damaged: {error}') from None
     else:
         raise FileNotFoundError(f'{folder} holds neither {name} nor {name}.gz')
     if hashlib.sha256(content).hexdigest() != CHECKSUMS[name]:
@@ -98,7 +103,8 @@ def fetch_garments(out: Path, source: Path | None = None) -> str:
     """Put the four IDX files, unpacked and checked, into ``out``.
 
     Args:
-        out (Path): Folder to write, which need not exist. Files that are there and right are kept.
+        out (Path): Folder to write, which need not exist. If all four are there and right they are
+            kept; else they are written anew.
         source (Path, optional): Folder that holds the files, packed or not. None tries the system's
             package, installed or downloaded by ``apt-get``, then torchvision's downloader.
 
@@ -107,7 +113,7 @@ def fetch_garments(out: Path, source: Path | None = None) -> str:
 
     Raises:
         FileNotFoundError: They cannot be had; the message says what to do.
-        ValueError: A file of ``source`` is not the published one.
+        ValueError: A file of ``source`` is damaged, or not the published one.
     """
     if _complete(out):
         return str(out)
@@ -123,7 +129,7 @@ def fetch_garments(out: Path, source: Path | None = None) -> str:
     for name, way in ways.items():
         try:
             way(out)
-        except (OSError, RuntimeError, ImportError, subprocess.CalledProcessError) as error:
+        except (OSError, RuntimeError, ImportError, ValueError) as error:
             reasons.append(f'{name}: {str(error) or type(error).__name__}')
         else:
             return name

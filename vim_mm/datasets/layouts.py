@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 
 COCO_SPLITS = {'training': 'train2017', 'validation': 'val2017'}
@@ -117,7 +116,7 @@ def write_split(root: Path, split: str, scenes: Iterable[Scene], classes: Sequen
     images, annotations = [], []
     for image_id, scene in enumerate(scenes, 1):
         stem = f'{image_id:06d}'
-        jpeg = encode('.jpg', scene.image, [cv2.IMWRITE_JPEG_QUALITY, 95])
+        jpeg = encode('.jpg', scene.image, quality=95)
         (image_folder / f'{stem}.jpg').write_bytes(jpeg)
         (coco_folder / f'{stem}.jpg').write_bytes(jpeg)
         (seg_folder / f'{stem}.png').write_bytes(encode('.png', scene.seg_map))
@@ -133,9 +132,12 @@ def write_split(root: Path, split: str, scenes: Iterable[Scene], classes: Sequen
     (root / 'annotations' / f'instances_{coco_split}.json').write_text(json.dumps(coco))
 
 
-def encode(extension: str, image: np.ndarray, options: Sequence[int] = ()) -> bytes:
-    """An image as a file of that kind."""
-    encoded, buffer = cv2.imencode(extension, image, list(options))
+def encode(extension: str, image: np.ndarray, quality: int | None = None) -> bytes:
+    """An image as a file of that kind; ``quality``, to 100, is that of a JPEG."""
+    import cv2  # here, so that a command without OpenCV ends in one sentence
+
+    options = [] if quality is None else [cv2.IMWRITE_JPEG_QUALITY, quality]
+    encoded, buffer = cv2.imencode(extension, image, options)
     if not encoded:
         raise RuntimeError(f'OpenCV could not encode a {extension} image')
     return buffer.tobytes()

@@ -11,7 +11,6 @@ import argparse
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import cv2
 import numpy as np
 
 from vim_mm.datasets.layouts import COCO_SPLITS, Scene, insist_on_least, write_once, write_split
@@ -58,6 +57,8 @@ class ShapesConfig:
 
 def draw_scene(rng: np.random.Generator, size: int) -> Scene:
     """Draw one random scene whose longer side is ``size`` pixels."""
+    import cv2  # in functions, so that a command without OpenCV ends in one sentence
+
     height, width = _random_shape(rng, size)
     canvas = _texture(rng, height, width, _ground_colour(rng), strength=15.0)
     masks, areas, labels = [], [], []
@@ -148,6 +149,8 @@ def _unit_outline(shape):
 
 def _place(rng, shape, height, width):
     """A shape of random size, tilt and place: its (H, W) mask, and its area if uncut."""
+    import cv2
+
     radius = rng.uniform(*_RADIUS) * max(height, width)
     angle = np.deg2rad(rng.uniform(-_MAX_TILT, _MAX_TILT))
     rotation = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
@@ -176,6 +179,8 @@ def _shape_colour(rng, below):
 
 def _texture(rng, height, width, colour, strength):
     """(H, W, 3) float32 around ``colour``: blotches of a random scale plus stripes."""
+    import cv2
+
     cells = int(rng.integers(2, 9))
     blotches = rng.normal(0, 0.5, (cells, cells, 3)).astype(np.float32)
     blotches = cv2.resize(blotches, (width, height), interpolation=cv2.INTER_CUBIC)

@@ -15,13 +15,19 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-from mmengine.dist import broadcast, is_distributed, master_only
+from mmengine.dist import (
+    broadcast,
+    broadcast_object_list,
+    is_distributed,
+    is_main_process,
+    master_only,
+)
 from mmengine.evaluator import Evaluator
 from mmengine.hooks import Hook
 from mmengine.model import BaseDataPreprocessor, is_model_wrapper, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import MODEL_WRAPPERS, RUNNERS
-from mmengine.runner import BaseLoop, Runner
+from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -153,6 +159,68 @@ class SameBuffersHook(Hook):
             broadcast(buffer)
 
 
+class MissedValidationHook(Hook):
+    """Makes the validation in which a training was killed, before it goes on.
+
+    A checkpoint is saved before its step is validated, and MMEngine goes on behind both: the log
+    would lack this metric, and of a run that has all its iterations the last one. The file
+    ``last_validation`` in the working directory holds the step of the last validation that ended.
+    A training that goes on in another directory makes up for nothing.
+    """
+
+    # Behind the hooks that log a validation, and those that prepare the model for training.
+    priority = 'LOWEST'
+
+    def __init__(self) -> None:
+        self.training = False
+
+    def before_train(self, runner: Runner) -> None:
+        """Validate the checkpoint's step if that is due and was not done."""
+        self.training = True
+        step = _step(runner.train_loop)
+        file = self._file(runner)
+        # What lies behind the checkpoint is trained again.
+        done = [min(int(file.read_text()), step) if file.exists() else step]
+        broadcast_object_list(done)  # the other processes may see no files of the first
+        self._write(runner, done[0])
+        if step > done[0] and runner.val_loop is not None and _is_validated(runner.train_loop):
+            runner.logger.info(f'The validation of step {step} was not finished: it is made now.')
+            runner.val_loop.run()
+
+    def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
+        """Note that the validation of this step is done."""
+        if self.training:
+            self._write(runner, _step(runner.train_loop))
+
+    def after_train(self, runner: Runner) -> None:
+        """A validation by itself is none of the training."""
+        self.training = False
+
+    @staticmethod
+    def _file(runner: Runner) -> Path:
+        return Path(runner.work_dir) / 'last_validation'
+
+    def _write(self, runner: Runner, step: int) -> None:
+        if is_main_process():
+            with whole_file(self._file(runner)) as part:
+                part.write_text(f'{step}\n')
+
+
+def _step(loop: BaseLoop) -> int:
+    """What a loop has done: epochs, or iterations if it does not know epochs."""
+    return loop.epoch if isinstance(loop, EpochBasedTrainLoop) else loop.iter
+
+
+def _is_validated(loop: BaseLoop) -> bool:
+    """Whether MMEngine's loops validate the step at which this one is."""
+    if not isinstance(loop, EpochBasedTrainLoop | IterBasedTrainLoop):
+        return False
+    loop._decide_current_val_interval()
+    step = _step(loop)
+    last = loop.max_epochs if isinstance(loop, EpochBasedTrainLoop) else loop.max_iters
+    return step >= loop.val_begin and (step % loop.val_interval == 0 or step == last)
+
+
 @contextlib.contextmanager
 def any_algorithms() -> Iterator[None]:
     """Inside of it PyTorch takes algorithms that are not deterministic as well."""
@@ -182,7 +250,8 @@ class VimRunner(Runner):
       does; the backbone sees to its own.
     - Heads that have not the classes of the data set are an error before the first iteration, see
       :class:`ClassesHook`.
-    - A checkpoint file appears whole or not at all, whenever the process is killed.
+    - A checkpoint file appears whole or not at all, whenever the process is killed. A validation in
+      which it was killed is made when it is resumed, see :class:`MissedValidationHook`.
     - The host does not wait for the GPU in each iteration: losses are read an iteration later, see
       :mod:`vim_mm.engine.watching.late_values`. Meanwhile batches are copied from pinned memory.
     - Segments of a GPU's memory grow, see :func:`choose_allocator`.
@@ -282,6 +351,7 @@ class VimRunner(Runner):
         self.register_hook(ProvenanceHook())
         self.register_hook(SeedIterationHook())
         self.register_hook(NonFiniteLossHook(late=True))
+        self.register_hook(MissedValidationHook())
         if self.distributed:
             self.register_hook(SameBuffersHook())
 

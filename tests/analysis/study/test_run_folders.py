@@ -1,6 +1,7 @@
 """compare_methods.py on folders as run_all_methods.py leaves them, with planted differences."""
 
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -18,20 +19,25 @@ PLANTED = {'foh': -3.0}  # points from the control
 SEEDS = 10
 
 
-def write_run(folder, method, seed, metric, **record):
-    """A folder with its record and a log of two validations; the metric None has no log."""
+RAN = {'path': 'CUDA kernel', 'card': 'a card', 'threads': 1, 'date': '2026-01-01',
+       'versions': {'torch': '2.11'}}  # fmt: skip
+
+
+def write_run(folder, method, seed, metric, lost=(), **record):
+    """A folder with its record and a log of two validations; the metric None has no log.
+
+    ``lost`` are numbers of lines that the log lacks.
+    """
     folder.mkdir(parents=True)
-    ran = {'path': 'CUDA kernel', 'card': 'a card', 'threads': 1, 'date': '2026-01-01',
-           'versions': {'torch': '2.11'}}  # fmt: skip
     run = {'task': 'small', 'method': method, 'seed': seed, 'status': 'finished', 'commit': 'abc',
-           'arguments': ['--amp'], 'ran': ran}  # fmt: skip
+           'arguments': ['--amp'], 'ran': RAN}  # fmt: skip
     (folder / 'run.json').write_text(json.dumps(run | record))
     if metric is not None:
         lines = [{'step': 2, 'loss': 1.0}, {'step': 2, 'mIoU': metric - 5},
                  {'step': 4, 'loss': 0.5}, {'step': 4, 'mIoU': metric}]  # fmt: skip
         log = folder / '20260101_000000/vis_data/scalars.json'
         log.parent.mkdir(parents=True)
-        log.write_text('\n'.join(map(json.dumps, lines)))
+        log.write_text('\n'.join(json.dumps(x) for i, x in enumerate(lines) if i not in lost))
 
 
 @pytest.fixture(scope='module')
@@ -76,7 +82,10 @@ def test_interrupted_runs_are_left_out_and_diverged_ones_count(work_dirs, tmp_pa
     [
         ({'commit': 'def'}, 'commit is abc'),
         ({'arguments': []}, 'arguments is'),
-        ({'ran': {'path': 'PyTorch operators'}}, 'path of the scans is CUDA kernel'),
+        ({'ran': RAN | {'path': 'PyTorch operators'}}, 'path of the scans is CUDA kernel'),
+        ({'ran': RAN | {'versions': {'torch': '2.12'}}}, 'torch is 2.11'),
+        ({'ran': RAN | {'card': 'another card'}}, 'machine is a card'),
+        ({'ran': RAN | {'threads': 2}}, 'threads is 1'),
     ],
 )
 def test_unlike_runs_are_refused(change, words, tmp_path):
@@ -96,6 +105,64 @@ def test_a_run_without_a_pair_is_refused(tmp_path):
     write_run(tmp_path / 'c/d', 'zoh', None, 30.0)
     with pytest.raises(ValueError, match='has no seed'):
         read_runs(find_runs([tmp_path / 'c']))
+
+
+# Lines of the log: loss and metric of step 2, loss and metric of step 4.
+@pytest.mark.parametrize(
+    ('lost', 'checkpoint', 'last'),
+    [((3,), None, 'only of step 2'), ((2, 3), 4, 'only of step 2'), ((1, 3), None, 'and no other')],
+)
+def test_a_run_without_the_last_metric_is_left_out(lost, checkpoint, last, tmp_path):
+    """Also where nothing else of its task says which step is the last."""
+    write_run(tmp_path / 'killed', 'zoh', 0, 30.0, lost)
+    if checkpoint:
+        (tmp_path / f'killed/iter_{checkpoint}.pth').touch()
+    write_run(tmp_path / 'other', 'zoh', 1, 31.0, lost=(0, 1))
+    reason = f'left out: {tmp_path / "killed"} has no mIoU of step 4, the last one, {last}.'
+    ((task,), left_out) = read_runs(find_runs([tmp_path]))
+    assert left_out == [reason] and [*task.runs['zoh']] == [1]
+    if last.startswith('only'):
+        assert read_runs([tmp_path / 'killed']) == ([], [reason])
+
+
+def test_curves_have_the_steps_that_all_runs_have(tmp_path, monkeypatch):
+    """A run that was killed in a validation before the last counts, and the page is made."""
+    for seed in range(2):
+        for method in ('zoh', 'foh'):
+            lost = (1,) if (method, seed) == ('foh', 1) else ()
+            write_run(tmp_path / f'{method}{seed}', method, seed, 30.0 + seed, lost)
+        write_run(tmp_path / f'rk4{seed}', 'rk4', seed, None, status='diverged')
+    ((task,), left_out) = read_runs(find_runs([tmp_path]))
+    assert left_out == [] and task.metrics('foh') == [30.0, 31.0]
+    curves = {arm: [task.runs[arm][seed]['curve'] for seed in range(2)] for arm in task.arms}
+    ends = [[[4, 30.0]], [[4, 31.0]]]
+    assert curves == {'zoh': ends, 'foh': ends, 'rk4': [[[4, 0.0]], [[4, 0.0]]]}
+    run(monkeypatch, tmp_path, '--page', tmp_path / 'page.md', '--control', 'zoh')
+    assert (tmp_path / 'page.md').exists()
+
+
+def test_a_run_shorter_than_the_interval_of_the_logger_counts(tmp_path):
+    write_run(tmp_path / 'a', 'zoh', 0, 30.0, lost=(0, 2))
+    ((task,), _) = read_runs(find_runs([tmp_path]))
+    assert task.metrics('zoh') == [30.0]
+
+
+@pytest.mark.parametrize(
+    ('name', 'content', 'words'),
+    [
+        ('run.json', '{"task": ', 'is no JSON file: Expecting value'),
+        ('run.json', '[1]', 'holds no JSON object'),
+        ('run.json', '{"status": "finished", "task": "small"}', 'lacks method, seed, commit'),
+        ('20260101_000000/vis_data/scalars.json', '{}\n5\n', ', line 2, holds no JSON object'),
+        ('20260101_000000/vis_data/scalars.json', b'\xff\xfe', 'is no JSON file: .*decode'),
+    ],
+)
+def test_a_damaged_file_is_named(name, content, words, tmp_path):
+    write_run(tmp_path / 'a', 'zoh', 0, 30.0)
+    file = tmp_path / 'a' / name
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=f'{re.escape(str(file))}.*{words}'):
+        read_runs(find_runs([tmp_path]))
 
 
 def run(monkeypatch, *arguments):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vim_mm.engine.watching import observed
 from vim_mm.engine.watching.nonfinite import NonFiniteLossError
 from vim_mm.engine.watching.observed import (
     Observed,
@@ -49,6 +50,17 @@ def test_the_record_has_what_ran(model, tmp_path):
         }
     assert ran['versions']['torch'] == torch.__version__
     assert {'commit', 'version', 'card', 'threads', 'date', 'VIM_USE_CUDA_KERNEL'} <= ran.keys()
+
+
+def test_processors_have_their_names(model, tmp_path, monkeypatch):
+    """So that runs of unlike ones are not taken for those of one machine."""
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    monkeypatch.setattr(observed, '_CPUINFO', tmp_path / 'cpuinfo')
+    monkeypatch.setattr(observed.platform, 'processor', lambda: '')
+    assert observed.what_ran(observed.Observed(), 0)['card'] == 'cpu'
+    line = 'model name\t: A Processor @ 2.0 GHz\n'
+    (tmp_path / 'cpuinfo').write_text(f'processor\t: 0\n{line}processor\t: 1\n{line}')
+    assert observed.what_ran(observed.Observed(), 0)['card'] == 'A Processor @ 2.0 GHz'
 
 
 def test_only_the_first_iteration_is_observed(model, tmp_path):

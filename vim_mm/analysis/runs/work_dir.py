@@ -54,7 +54,7 @@ def find_checkpoint(work_dir: str | Path) -> Path:
     return checkpoint
 
 
-def read_history(
+def read_log(
     work_dir: str | Path,
 ) -> tuple[list[tuple[int, float]], dict[str, list[tuple[int, float]]]]:
     """Losses and metrics of a run by iterations, over all times it was resumed.
@@ -63,11 +63,12 @@ def read_history(
         work_dir (str | Path): Working directory of an iteration-based run.
 
     Returns:
-        tuple: (iteration, training loss) in order, and by name of the metric
-        (iteration, percent) in order; no names before the first validation.
+        tuple: (iteration, training loss) in order, none of a run that is shorter than the logger's
+        interval; and by name of the metric (iteration, percent) in order, no names before the first
+        validation.
 
     Raises:
-        FileNotFoundError: The run has logged no loss.
+        ValueError: A file of the log holds something else; names the file.
     """
     losses, metrics = {}, {}
     for log in sorted(Path(work_dir).glob('*/vis_data/scalars.json')):
@@ -77,9 +78,21 @@ def read_history(
             for key, (name, factor) in _METRICS.items():
                 if key in record:
                     metrics.setdefault(name, {})[record['step']] = factor * record[key]
+    return sorted(losses.items()), {name: sorted(each.items()) for name, each in metrics.items()}
+
+
+def read_history(
+    work_dir: str | Path,
+) -> tuple[list[tuple[int, float]], dict[str, list[tuple[int, float]]]]:
+    """As :func:`read_log`, of a run that has logged a loss.
+
+    Raises:
+        FileNotFoundError: It has logged none.
+    """
+    losses, metrics = read_log(work_dir)
     if not losses:
         raise FileNotFoundError(f'{work_dir} holds no log of training')
-    return sorted(losses.items()), {name: sorted(each.items()) for name, each in metrics.items()}
+    return losses, metrics
 
 
 def predict_samples(

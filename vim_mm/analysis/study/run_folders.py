@@ -1,12 +1,13 @@
 """The runs that ``tools/run_all_methods.py`` made, read for the comparison of methods."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vim_mm.analysis.runs.work_dir import read_history
+from vim_mm.analysis.runs.work_dir import read_log
 from vim_mm.analysis.study.comparison import TaskResults
+from vim_mm.engine.checkpoints.reading import last_checkpoint
+from vim_mm.json_lines import read_json
 
 # What all runs of a comparison must have in common, and where their records have it.
 _ALIKE = {
@@ -17,6 +18,7 @@ _ALIKE = {
     'arguments': ('arguments',),
     'threads': ('ran', 'threads'),
 }
+_NEEDED = ('task', 'method', 'seed', 'commit')  # of a record
 # A run whose loss became NaN counts; its spoilt weights predict nothing.
 DIVERGED_METRIC = 0.0
 
@@ -44,17 +46,21 @@ def read_runs(
         allow_unlike (bool): Take runs of another path, commit, torch or machine as well.
 
     Returns:
-        tuple: The tasks, and a line for each run that is left out because it has not ended.
+        tuple: The tasks, and a line for each run that is left out because it has not ended, or has
+        no metric of the last step of training.
 
     Raises:
         UnlikeRunsError: Runs of a task differ in what ``_ALIKE`` names.
-        ValueError: A run has no seed, or two have the same method and seed.
+        ValueError: A run has no seed, or two have the same method and seed; or a file holds
+            something else than it should, and is named.
     """
     grouped: dict[str, list[dict[str, Any]]] = {}
     left_out = []
     for folder in folders:
-        record = json.loads((folder / 'run.json').read_text()) | {'folder': folder}
+        record = read_json(folder / 'run.json') | {'folder': folder}
         if record.get('status') in ('finished', 'diverged'):
+            if missing := [name for name in _NEEDED if name not in record]:
+                raise ValueError(f'{folder / "run.json"} lacks {", ".join(missing)}')
             grouped.setdefault(record['task'], []).append(record)
         else:
             left_out.append(f'left out: {folder} is {record.get("status", "unfinished")}.')
@@ -62,7 +68,9 @@ def read_runs(
     for name, records in grouped.items():
         if not allow_unlike:
             _insist_on_likeness(name, records)
-        tasks += _tasks(name, records)
+        found, without_end = _tasks(name, records)
+        tasks += found
+        left_out += without_end
     return tasks, left_out
 
 
@@ -83,46 +91,55 @@ def _look_up(record: Any, keys: tuple[str, ...]) -> Any:
     return record
 
 
-def _tasks(name: str, records: list[dict[str, Any]]) -> list[TaskResults]:
-    """One for each metric that the runs logged."""
-    histories = {record['folder']: _history(record) for record in records}
+def _tasks(name: str, records: list[dict[str, Any]]) -> tuple[list[TaskResults], list[str]]:
+    """One for each metric that the runs logged, and a line for each run that is left out."""
+    histories = {record['folder']: read_log(record['folder']) for record in records}
     metrics = dict.fromkeys(metric for _, found in histories.values() for metric in found)
     if not metrics:
         raise ValueError(f'no run of {name} has logged a metric')
-    tasks = []
+    end = max(_last_step(folder, *history) for folder, history in histories.items())
+    tasks, left_out = [], []
     for metric in metrics:
         task = TaskResults(f'{name} {metric}', planned=None)
-        longest = max((found.get(metric, []) for _, found in histories.values()), key=len)
+        points = {folder: dict(found.get(metric, [])) for folder, (_, found) in histories.items()}
+        finished = [points[r['folder']] for r in records if r['status'] == 'finished']
+        # A run that was killed in a validation lacks that point of its curve: then all do.
+        shared = set.intersection(*([{*each} for each in finished if end in each] or [{end}]))
         for record in records:
-            arm, seed = record['method'], record['seed']
+            folder, arm, seed = record['folder'], record['method'], record['seed']
             if seed is None:
-                raise ValueError(f'{record["folder"]} has no seed, so it has no pair')
+                raise ValueError(f'{folder} has no seed, so it has no pair')
+            if record['status'] == 'finished' and end not in points[folder]:
+                last = f'only of step {max(points[folder])}' if points[folder] else 'and no other'
+                left_out.append(
+                    f'left out: {folder} has no {metric} of step {end}, the last one, {last}.'
+                )
+                continue
             runs = task.runs.setdefault(arm, {})
             if seed in runs:
                 raise ValueError(f'{name} has two runs of {arm} with seed {seed}')
-            points = histories[record['folder']][1].get(metric, [])
-            runs[seed] = _result(record, points, [step for step, _ in longest])
-        tasks.append(task)
-    return tasks
+            runs[seed] = _result(record, points[folder], sorted(shared))
+        if task.runs:
+            tasks.append(task)
+    return tasks, left_out
 
 
-def _history(record: dict[str, Any]) -> tuple[list, dict[str, list[tuple[int, float]]]]:
-    try:
-        return read_history(record['folder'])
-    except FileNotFoundError:  # diverged before the first line of its log
-        return [], {}
+def _last_step(
+    folder: Path, losses: list[tuple[int, float]], metrics: dict[str, list[tuple[int, float]]]
+) -> int:
+    """The last step of a run that its log or its checkpoint knows, 0 if none does."""
+    steps = [step for points in (losses, *metrics.values()) for step, _ in points]
+    checkpoint = last_checkpoint(folder)
+    if checkpoint is not None and checkpoint.stem.startswith('iter_'):
+        # Losses are logged at intervals. The checkpoint is of the end.
+        steps.append(int(checkpoint.stem.removeprefix('iter_')))
+    return max(steps, default=0)
 
 
-def _result(
-    record: dict[str, Any], points: list[tuple[int, float]], steps: list[int]
-) -> dict[str, Any]:
+def _result(record: dict[str, Any], points: dict[int, float], steps: list[int]) -> dict[str, Any]:
     """A run as ``TaskResults`` has it; one that diverged has its value from then on."""
     diverged = record['status'] == 'diverged'
-    curve = [[step, value] for step, value in points]
-    if diverged:
-        curve += [[step, DIVERGED_METRIC] for step in steps[len(curve) :]]
-    elif not curve:
-        raise ValueError(f'{record["folder"]} has logged no metric')
+    curve = [[step, points.get(step, DIVERGED_METRIC)] for step in steps]
     ran = record.get('ran', {})
     return {
         'metric': DIVERGED_METRIC if diverged else curve[-1][1],

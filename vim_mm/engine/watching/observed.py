@@ -5,6 +5,7 @@ No flag is asked: a flag says what was wished. ``RecordHook`` notes it in the re
 
 import json
 import os
+import platform
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from vim_mm.whole_file import whole_file
 _COMPILED = ('vim_mm::selective_scan_fwd', 'vim_mm::mixer_fwd')
 _TRITON = ('vim_mm::triton_scan_fwd', 'vim_mm::triton_mixer_fwd')
 PYTORCH = 'PyTorch operators'
+_CPUINFO = Path('/proc/cpuinfo')
 _LIBRARIES = ('torch', 'numpy', 'mmengine', 'mmcv', 'mmseg', 'mmdet', 'mmpretrain', 'timm')
 
 
@@ -98,6 +100,16 @@ def versions() -> dict[str, str]:
     loaded = {name: sys.modules[name] for name in _LIBRARIES if name in sys.modules}
     found = {name: str(getattr(module, '__version__', '')) for name, module in loaded.items()}
     return {'python': sys.version.split()[0], **found}
+
+
+def card(device: str) -> str:
+    """The name of what computes: of the current GPU, or for 'cpu' of the processor."""
+    if device == 'cuda':
+        return torch.cuda.get_device_name()
+    # Python's own answer is empty on most Linux systems.
+    lines = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
+    names = (line.partition(':')[2].strip() for line in lines if line.startswith('model name'))
+    return next(names, '') or platform.processor() or 'cpu'
 
 
 def update_record(file: Path, **facts: Any) -> dict[str, Any]:
@@ -179,7 +191,6 @@ class RecordHook(Hook):
 
 def what_ran(seen: Observed, mixers: int) -> dict[str, Any]:
     """The facts of ``RecordHook`` from an observed step of a model with so many mixers."""
-    cuda = torch.cuda.is_available()
     return {
         'path': seen.path(mixers) if mixers else 'no scan',
         'mixers': mixers,
@@ -187,7 +198,7 @@ def what_ran(seen: Observed, mixers: int) -> dict[str, Any]:
         'operators': {n: k for n, k in seen.operators.items() if n.startswith('vim_mm::')},
         'other_operators': sum(k for n, k in seen.operators.items() if n.startswith('aten::')),
         'kernels': seen.our_kernels,
-        'card': torch.cuda.get_device_name() if cuda else 'cpu',
+        'card': card('cuda' if torch.cuda.is_available() else 'cpu'),
         'threads': torch.get_num_threads(),
         'VIM_USE_CUDA_KERNEL': os.environ.get('VIM_USE_CUDA_KERNEL'),
         'VIM_MM_BACKEND': os.environ.get('VIM_MM_BACKEND'),
