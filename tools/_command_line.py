@@ -158,12 +158,12 @@ def device(text: str) -> str:
     """'cpu' or 'cuda'; the latter is refused where there is no GPU."""
     if text not in ('cpu', 'cuda'):
         raise argparse.ArgumentTypeError(f"expected 'cpu' or 'cuda', got {text!r}")
-    if text == 'cuda' and not _has_gpu():
+    if text == 'cuda' and not has_gpu():
         raise argparse.ArgumentTypeError('cuda needs a GPU, and PyTorch finds none')
     return text
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
@@ -179,7 +179,7 @@ def add_device(parser: ArgumentParser, default: str | None = None) -> None:
 
 def choose_device(asked: str | None) -> str:
     """The device of ``--device``; of None, cuda if there is one."""
-    return asked or ('cuda' if _has_gpu() else 'cpu')
+    return asked or ('cuda' if has_gpu() else 'cpu')
 
 
 def add_methods(parser: ArgumentParser) -> None:

@@ -222,4 +222,6 @@ def test_a_file_of_something_else_is_named(content, reason, tmp_path):
 
 def test_no_iterations_are_not_those_of_the_protocol(tmp_path):
     printed = run_tool('study/known_answer.py', '--iterations', 0, cwd=tmp_path, fails=True)
-    assert printed.splitlines()[-1].endswith('error: --iterations must be at least 1, got 0')
+    assert printed.splitlines()[-1].endswith(
+        "--iterations: expected a whole number from 1, got '0'"
+    )

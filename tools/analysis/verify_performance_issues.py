@@ -92,15 +92,16 @@ class Subjects:
     """
 
     def __init__(self, args: Namespace):
-        from vim_mm.analysis.benchmarks.latency import distinct_names, own_name, read_record
+        from vim_mm.analysis.benchmarks.latency import distinct_names, own_name
         from vim_mm.analysis.study.run_folders import find_runs
         from vim_mm.analysis.timing import ScanShape
+        from vim_mm.json_lines import read_json
 
         self.device, self.methods = args.device, args.methods
         self.shape = ScanShape(args.batch, args.dim, args.seqlen, args.dstate)
         names = distinct_names(find_runs(args.work_dirs), own_name)
         self.runs = {
-            name: read_record(folder / 'run.json') | {'folder': folder}
+            name: read_json(folder / 'run.json') | {'folder': folder}
             for folder, name in names.items()
         }
         if args.work_dirs and not self.runs:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import add_debug, end, numbers, parse_first
+from _command_line import add_debug, end, numbers, parse_first, positive
 
 
 def parse_args() -> argparse.Namespace:
@@ -23,14 +23,14 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('--seeds', type=numbers, default=[*range(12)], help="'0..11' or '0,3'")
-    parser.add_argument('--iterations', type=int, help="of a training, instead of the protocol's")
+    parser.add_argument(
+        '--iterations', type=positive, help="of a training, instead of the protocol's"
+    )
     parser.add_argument('--results', type=Path, help='read this JSON and measure nothing')
     parser.add_argument('--out', type=Path, help='write every figure as JSON to this file')
     parser.add_argument('--page', type=Path, help='write Markdown, and PNG in images/ beside it')
     add_debug(parser)
     args = parser.parse_args()
-    if args.iterations is not None and args.iterations < 1:
-        parser.error(f'--iterations must be at least 1, got {args.iterations}')
     return args
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import Names, add_debug, end, numbers, parse_first
+from _command_line import Names, add_debug, add_device, end, has_gpu, numbers, parse_first, positive
 from results import RESULTS, Job, append, finished, spread
 
 
@@ -39,11 +39,11 @@ def parse_args() -> argparse.Namespace:
 
     runs = commands.add_parser('train', parents=[shared], help='make the runs that are missing')
     runs.add_argument('--seeds', type=numbers, default=[*range(12)], help="'0..11' or '0,3'")
-    runs.add_argument('--device', default='cuda', choices=('cuda', 'cpu'))
+    add_device(runs, default='cuda')
     runs.add_argument('--minutes', type=float, help='stop before this time is over')
-    runs.add_argument('--jobs', type=int, default=1, help='runs side by side on each GPU')
+    runs.add_argument('--jobs', type=positive, default=1, help='runs side by side on each GPU')
     runs.add_argument('--label', default='', help="of settings; '' is the primary one")
-    runs.add_argument('--steps', type=int, help="instead of the task's, for trials")
+    runs.add_argument('--steps', type=positive, help="instead of the task's, for trials")
     runs.add_argument('--results', type=Path, default=RESULTS, help='finished runs')
 
     alone = commands.add_parser('cost', parents=[shared], help='time and memory of a step, alone')
@@ -54,10 +54,8 @@ def parse_args() -> argparse.Namespace:
     spreading.add_argument('out', type=Path)
     spreading.add_argument('--results', type=Path, default=RESULTS)
     args = parser.parse_args()
-    for name in ('steps', 'jobs'):
-        given = getattr(args, name, None)
-        if given is not None and given < 1:
-            parser.error(f'--{name} must be at least 1, got {given}')
+    if args.command == 'cost' and not has_gpu():
+        alone.error('it needs a GPU, and PyTorch finds none')
     return args
 
 
@@ -91,9 +89,6 @@ def running_commit(given: str | None) -> str:
 
 def facts(args: argparse.Namespace) -> dict[str, Any]:
     """What is noted with every result besides its figures."""
-    if args.device == 'cuda' and not torch.cuda.is_available():
-        other = ', or --device cpu' if args.command == 'train' else ''
-        raise SystemExit(f'{args.command} needs a CUDA device{other}: PyTorch sees none.')
     return {
         'commit': running_commit(args.commit),
         'versions': {

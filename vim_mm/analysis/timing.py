@@ -1,12 +1,10 @@
 """Time and memory for ``tools/analysis``: a scan's inputs, clocks, and the machine."""
 
 import os
-import platform
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -16,6 +14,7 @@ from torch import Tensor
 from torch.autograd.profiler import profile
 
 from vim_mm.ops import library
+from vim_mm.processor import cpuinfo, processor_name
 from vim_mm.version import commit
 
 DTYPES = {
@@ -284,19 +283,6 @@ def peak_memory(function: Callable[[], object], device: str) -> int:
     return largest
 
 
-def _cpuinfo(key: str) -> list[str]:
-    """What Linux says of each core under a key such as 'cpu MHz'; empty where it does not."""
-    cpuinfo = Path('/proc/cpuinfo')
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    return [line.split(':')[1].strip() for line in lines if line.startswith(key)]
-
-
-def _processor() -> str:
-    """The processor's name as the system gives it."""
-    names = _cpuinfo('model name')
-    return names[0] if names else platform.processor()
-
-
 def clock_rates(device: str) -> dict[str, str]:
     """Frequencies as the system gives them now, in MHz: of the GPU with their limits, or the CPU's.
 
@@ -314,7 +300,7 @@ def clock_rates(device: str) -> dict[str, str]:
             return {}
         values = (value.strip() for value in done.stdout.split(','))
         return dict(zip(names, values, strict=True))
-    rates = [float(rate) for rate in _cpuinfo('cpu MHz')]
+    rates = [float(rate) for rate in cpuinfo('cpu MHz')]
     return {'cpu MHz': f'{min(rates):.0f} to {max(rates):.0f}'} if rates else {}
 
 
@@ -329,7 +315,7 @@ def environment(device: str) -> dict[str, str | int | None]:
     if device == 'cuda':
         card = torch.cuda.get_device_name()
         facts |= {'device': card, 'CUDA': torch.version.cuda}
-    facts |= {'processor': _processor(), 'threads': torch.get_num_threads()}
+    facts |= {'processor': processor_name(), 'threads': torch.get_num_threads()}
     if library.MISSING is None:
         facts['capability'] = torch.ops.vim_mm.cpu_capability()
     return facts

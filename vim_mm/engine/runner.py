@@ -15,19 +15,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-from mmengine.dist import (
-    broadcast,
-    broadcast_object_list,
-    is_distributed,
-    is_main_process,
-    master_only,
-)
+from mmengine.dist import broadcast, is_distributed, master_only
 from mmengine.evaluator import Evaluator
 from mmengine.hooks import Hook
 from mmengine.model import BaseDataPreprocessor, is_model_wrapper, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import MODEL_WRAPPERS, RUNNERS
-from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, Runner
+from mmengine.runner import BaseLoop, Runner
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -37,6 +31,7 @@ from vim_mm.engine.activation import activate
 from vim_mm.engine.batches.batch import AccumulationHook, Batch, check_pooled_norms, plan_batch
 from vim_mm.engine.batches.randomness import NumberedSampler, SeedIterationHook
 from vim_mm.engine.batches.samples import build_dataloader, ignored_labels
+from vim_mm.engine.checkpoints.missed_validation import MissedValidationHook
 from vim_mm.engine.checkpoints.provenance import ProvenanceHook
 from vim_mm.engine.checkpoints.reading import last_checkpoint
 from vim_mm.engine.checks.classes import ClassesHook
@@ -157,68 +152,6 @@ class SameBuffersHook(Hook):
         """Copy the buffers of process 0 to all."""
         for buffer in runner.model.buffers():
             broadcast(buffer)
-
-
-class MissedValidationHook(Hook):
-    """Makes the validation in which a training was killed, before it goes on.
-
-    A checkpoint is saved before its step is validated, and MMEngine goes on behind both: the log
-    would lack this metric, and of a run that has all its iterations the last one. The file
-    ``last_validation`` in the working directory holds the step of the last validation that ended.
-    A training that goes on in another directory makes up for nothing.
-    """
-
-    # Behind the hooks that log a validation, and those that prepare the model for training.
-    priority = 'LOWEST'
-
-    def __init__(self) -> None:
-        self.training = False
-
-    def before_train(self, runner: Runner) -> None:
-        """Validate the checkpoint's step if that is due and was not done."""
-        self.training = True
-        step = _step(runner.train_loop)
-        file = self._file(runner)
-        # What lies behind the checkpoint is trained again.
-        done = [min(int(file.read_text()), step) if file.exists() else step]
-        broadcast_object_list(done)  # the other processes may see no files of the first
-        self._write(runner, done[0])
-        if step > done[0] and runner.val_loop is not None and _is_validated(runner.train_loop):
-            runner.logger.info(f'The validation of step {step} was not finished: it is made now.')
-            runner.val_loop.run()
-
-    def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
-        """Note that the validation of this step is done."""
-        if self.training:
-            self._write(runner, _step(runner.train_loop))
-
-    def after_train(self, runner: Runner) -> None:
-        """A validation by itself is none of the training."""
-        self.training = False
-
-    @staticmethod
-    def _file(runner: Runner) -> Path:
-        return Path(runner.work_dir) / 'last_validation'
-
-    def _write(self, runner: Runner, step: int) -> None:
-        if is_main_process():
-            with whole_file(self._file(runner)) as part:
-                part.write_text(f'{step}\n')
-
-
-def _step(loop: BaseLoop) -> int:
-    """What a loop has done: epochs, or iterations if it does not know epochs."""
-    return loop.epoch if isinstance(loop, EpochBasedTrainLoop) else loop.iter
-
-
-def _is_validated(loop: BaseLoop) -> bool:
-    """Whether MMEngine's loops validate the step at which this one is."""
-    if not isinstance(loop, EpochBasedTrainLoop | IterBasedTrainLoop):
-        return False
-    loop._decide_current_val_interval()
-    step = _step(loop)
-    last = loop.max_epochs if isinstance(loop, EpochBasedTrainLoop) else loop.max_iters
-    return step >= loop.val_begin and (step % loop.val_interval == 0 or step == last)
 
 
 @contextlib.contextmanager

@@ -10,12 +10,8 @@ import pytest
 
 from tests.tools.conftest import TOOLS
 from vim_mm.analysis.benchmarks import latency
-from vim_mm.analysis.benchmarks.latency import (
-    distinct_names,
-    folder_name,
-    own_name,
-    read_record,
-)
+from vim_mm.analysis.benchmarks.latency import distinct_names, folder_name, own_name
+from vim_mm.json_lines import read_json
 
 MIB = 2**20
 
@@ -143,4 +139,4 @@ def test_a_file_that_holds_no_record_is_named(content, tmp_path):
     file = tmp_path / 'cut.json'
     file.write_bytes(content)
     with pytest.raises(ValueError, match=f'^{file} (is no JSON file|holds no JSON object)'):
-        read_record(file)
+        read_json(file)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vim_mm import processor
 from vim_mm.engine.watching import observed
 from vim_mm.engine.watching.nonfinite import NonFiniteLossError
 from vim_mm.engine.watching.observed import (
@@ -55,8 +56,8 @@ def test_the_record_has_what_ran(model, tmp_path):
 def test_processors_have_their_names(model, tmp_path, monkeypatch):
     """So that runs of unlike ones are not taken for those of one machine."""
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
-    monkeypatch.setattr(observed, '_CPUINFO', tmp_path / 'cpuinfo')
-    monkeypatch.setattr(observed.platform, 'processor', lambda: '')
+    monkeypatch.setattr(processor, '_CPUINFO', tmp_path / 'cpuinfo')
+    monkeypatch.setattr(processor.platform, 'processor', lambda: '')
     assert observed.what_ran(observed.Observed(), 0)['card'] == 'cpu'
     line = 'model name\t: A Processor @ 2.0 GHz\n'
     (tmp_path / 'cpuinfo').write_text(f'processor\t: 0\n{line}processor\t: 1\n{line}')

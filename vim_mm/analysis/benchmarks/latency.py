@@ -1,11 +1,11 @@
 """Results of ``tools/analysis/benchmark_latency_flops.py``: read, named, in tables and pictures."""
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from vim_mm.analysis.tables import figures, markdown_table
+from vim_mm.json_lines import read_json
 
 Record = dict[str, Any]
 Result = dict[str, Any]
@@ -19,21 +19,6 @@ MACHINE = ('device', 'CUDA', 'processor', 'threads', 'torch')
 
 class UnlikeMachinesError(ValueError):
     """Results come from machines whose figures do not compare."""
-
-
-def read_record(file: Path) -> dict[str, Any]:
-    """The dict that a JSON file holds.
-
-    Raises:
-        ValueError: It holds none. The message names the file, which json's own does not.
-    """
-    try:
-        record = json.loads(file.read_text())
-    except ValueError as error:  # no JSON, or no text
-        raise ValueError(f'{file} is no JSON file, or it was cut off: {error}') from None
-    if not isinstance(record, dict):
-        raise ValueError(f'{file} holds no JSON object')
-    return record
 
 
 def own_name(path: Path) -> str:
@@ -72,7 +57,7 @@ def read_results(files: Iterable[Path]) -> dict[str, Result]:
     """
     found = {}
     for file in files:
-        result = read_record(file)
+        result = read_json(file)
         if not {'environment', 'records'} <= result.keys():
             raise ValueError(f'{file} is no result of benchmark_latency_flops.py')
         found[str(file)] = result

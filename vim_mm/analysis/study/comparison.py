@@ -3,7 +3,6 @@
 What a figure is stands in docs/study_protocol.md.
 """
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from vim_mm.analysis.study.statistics import (
     holm,
     interquartile_mean,
 )
+from vim_mm.json_lines import read_json
 from vim_mm.ops import METHODS
 
 (CONTROL,) = (name for name, method in METHODS.items() if method.control)
@@ -131,7 +131,7 @@ def read_results(folder: Path) -> list[TaskResults]:
     """
     tasks: dict[str, TaskResults] = {}
     for file in sorted(folder.glob('*/*.json')):
-        record = json.loads(file.read_text())
+        record = read_json(file)
         task = tasks.setdefault(file.parent.name, TaskResults(file.parent.name))
         if 'seed' in record:
             runs = task.peers if record['arm'] in PEERS else task.runs

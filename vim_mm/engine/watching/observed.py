@@ -5,7 +5,6 @@ No flag is asked: a flag says what was wished. ``RecordHook`` notes it in the re
 
 import json
 import os
-import platform
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -24,13 +23,13 @@ from vim_mm.engine.checkpoints.provenance import code_version
 from vim_mm.engine.optimization.graphed_step import GraphedStepHook
 from vim_mm.engine.watching.nonfinite import NonFiniteLossError
 from vim_mm.models.mamba import Mamba
+from vim_mm.processor import processor_name
 from vim_mm.whole_file import whole_file
 
 # Operators that hold a whole scan in one call, forward; each is called once for a mixer.
 _COMPILED = ('vim_mm::selective_scan_fwd', 'vim_mm::mixer_fwd')
 _TRITON = ('vim_mm::triton_scan_fwd', 'vim_mm::triton_mixer_fwd')
 PYTORCH = 'PyTorch operators'
-_CPUINFO = Path('/proc/cpuinfo')
 _LIBRARIES = ('torch', 'numpy', 'mmengine', 'mmcv', 'mmseg', 'mmdet', 'mmpretrain', 'timm')
 
 
@@ -106,10 +105,7 @@ def card(device: str) -> str:
     """The name of what computes: of the current GPU, or for 'cpu' of the processor."""
     if device == 'cuda':
         return torch.cuda.get_device_name()
-    # Python's own answer is empty on most Linux systems.
-    lines = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
-    names = (line.partition(':')[2].strip() for line in lines if line.startswith('model name'))
-    return next(names, '') or platform.processor() or 'cpu'
+    return processor_name() or 'cpu'
 
 
 def update_record(file: Path, **facts: Any) -> dict[str, Any]:
