@@ -103,6 +103,25 @@ def test_an_interim_table_concludes_nothing(results, tmp_path):
     assert f'{min(effects):.2f} points' in line and f'{max(effects):.2f} points' in line
 
 
+def test_the_test_can_be_made_with_fewer_seeds(results, tmp_path):
+    """When no more will come."""
+    first_seeds(results, tmp_path, 9)
+    assert 'Nothing is concluded' in _run(tmp_path)
+    printed = _run(tmp_path, '--final')
+    assert '`foh`: differs from `zoh_exact`' in printed and 'interim' not in printed
+
+
+def test_a_cost_without_memory(results, tmp_path):
+    """And of an arm that has no run."""
+    (tmp_path / 'scenes').mkdir()
+    for file in results.glob('scenes/*'):
+        if file.name == 'rk4_cost.json' or 'rk4' not in file.name:
+            (tmp_path / 'scenes' / file.name).write_text(file.read_text())
+    cost = {'task': 'scenes', 'arm': 'rk4', 'milliseconds': 2.0, 'card': 'a card'}
+    (tmp_path / 'scenes/rk4_cost.json').write_text(json.dumps(cost))
+    assert 'card: a card. `rk4`, which has no run: 2.00 ms.' in _run(tmp_path)
+
+
 def test_what_is_excluded_and_what_would_be_found(results):
     """The end of the interval that is further from 0, and the power after Holm's correction."""
     (task,) = read_results(results)
@@ -267,6 +286,12 @@ def test_other_models_stand_in_a_table_of_their_own(results, tmp_path):
     assert cells['DeiT'][2] == '90.50' and cells['DeiT'][4:6] == ['7.50', '300']
     assert cells['Vim, zoh, 7 layers, 100 epochs, random erasing'][1:3] == ['1', '95.25']
     assert cells['WRN-40-4, 8.9 million parameters, crops and flips'][2] == '96.7'
+
+
+def test_nothing_to_compare_is_an_error(results, tmp_path):
+    (tmp_path / 'long').mkdir()
+    (tmp_path / 'long/zoh_0.json').write_text((results / 'scenes/zoh_0.json').read_text())
+    assert _run(tmp_path, fails=True).strip().endswith('There is nothing to compare.')
 
 
 def test_no_results(tmp_path):

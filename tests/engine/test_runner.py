@@ -319,6 +319,48 @@ def test_a_validation_that_was_killed_is_made_when_resumed(by_epoch, killed, tmp
         assert validated(tmp_path) == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    'options',
+    [
+        dict(val_interval=2),
+        dict(val_interval=1, val_begin=4),
+        dict(val_interval=1, dynamic_intervals=[(3, 2)]),
+    ],
+)
+def test_only_a_validation_that_is_due_is_made_up(options, tmp_path):
+    """Step 3 of 5 has a checkpoint and no validation, and needs none."""
+
+    def train(end, **more):
+        train_cfg = dict(by_epoch=False, max_iters=end) | options
+        hooks = dict(
+            checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=1),
+            logger=dict(type='LoggerHook', log_metric_by_epoch=False),
+        )
+        make_runner(tmp_path, train_cfg=train_cfg, default_hooks=hooks, **more).train()
+
+    train(3)
+    before = validated(tmp_path)
+    (tmp_path / 'last_validation').write_text('0\n')
+    train(5, load_from=str(tmp_path / 'iter_3.pth'), resume=True)
+    assert validated(tmp_path)[len(before) :] == [4, 5]
+
+
+def test_a_validation_by_itself_is_none_of_the_training(tmp_path):
+    runner = make_runner(tmp_path)
+    runner.train()
+    (tmp_path / 'last_validation').write_text('0\n')
+    runner.val()
+    assert (tmp_path / 'last_validation').read_text() == '0\n'
+
+
+def test_an_empty_note_of_validations_is_named(tmp_path):
+    make_runner(tmp_path).train()
+    (tmp_path / 'last_validation').write_text('')
+    make_runner(tmp_path, load_from=str(tmp_path / 'iter_2.pth'), resume=True).train()
+    logs = ''.join(log.read_text() for log in tmp_path.glob('*/*.log'))
+    assert f'{tmp_path / "last_validation"} holds no number' in logs
+
+
 def test_a_training_from_its_start_forgets_the_validations_before(tmp_path):
     """In the folder of another one, whose last validation was of the same step."""
     make_runner(tmp_path).train()

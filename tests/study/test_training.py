@@ -2,12 +2,14 @@
 
 import json
 import math
+import multiprocessing
 import re
 import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pool
 import pytest
 import run
 import torch
@@ -16,7 +18,7 @@ from arms import ARMS, Size, make_net
 from other_models import PEERS
 from pool import Plan, run_all
 from results import Job, append, finished, read_lines, spread
-from tasks import Split
+from tasks import TASKS, Split
 from training import Settings, Step, build, learning_rate, measure_step, train
 
 from tests.tools.conftest import run_tool
@@ -164,6 +166,7 @@ def test_no_steps_are_not_those_of_the_task(option, tmp_path):
 
 
 STEPS = {'fashion': 2340}
+LABELS = ['', 'dt0.01']
 
 
 def result(arm='zoh', seed=0, steps=2340, task='fashion'):
@@ -174,18 +177,100 @@ def test_trials_enter_no_table(tmp_path):
     out, results = tmp_path / 'out', tmp_path / 'results'
     cost = {'task': 'fashion', 'arm': 'zoh', 'milliseconds': 1.0}
     counted = [result(), result(seed=11), cost]
-    trials = [result(seed=100), result(seed=12), result('foh', steps=2), result(task='other')]
+    trials = [
+        result(seed=100), result(seed=12), result('foh', steps=2), result(task='other'),
+        result('deit', seed=3), result('nosuch'), result('rk4') | {'label': 'typo'},
+        result(task='long', seed=1, steps=23_400),
+    ]  # fmt: skip
     for record in (*counted, *trials):
         append(out, record)
     left_out = [
         'left out: fashion/zoh_100.json, its seed is 100, and the study has 0 to 11.',
         'left out: fashion/zoh_12.json, its seed is 12, and the study has 0 to 11.',
         'left out: fashion/foh_0.json, it has 2 steps, and the task 2340.',
+        'left out: fashion/deit_3.json, its seed is 3, and the study has 0 to 2.',
+        "left out: fashion/nosuch_0.json, the task has no arm 'nosuch' with the settings ''.",
+        "left out: fashion_typo/rk4_0.json, the task has no arm 'rk4' with the settings 'typo'.",
+        'left out: long/zoh_1.json, its seed is 1, and the study has 0 to 0.',
         "left out: other/zoh_0.json, the study has no task 'other'.",
     ]
-    assert spread(out, results, STEPS) == (3, 0, left_out)
+    assert spread(out, results, TASKS, LABELS) == (3, 0, left_out)
     files = {str(file.relative_to(results)) for file in results.glob('*/*')}
     assert files == {'fashion/zoh_0.json', 'fashion/zoh_11.json', 'fashion/zoh_cost.json'}
+
+
+def test_a_cost_replaces_the_older_one_and_a_run_does_not(tmp_path):
+    for number in (1.0, 2.0):
+        out = tmp_path / f'out{number}'
+        append(out, {'task': 'fashion', 'arm': 'zoh', 'milliseconds': number})
+        append(out, result() | {'metric': number})
+        spread(out, tmp_path / 'results', TASKS, LABELS)
+    cost, kept = (
+        json.loads((tmp_path / f'results/fashion/zoh_{name}.json').read_text())
+        for name in ('cost', '0')
+    )
+    assert (cost['milliseconds'], kept['metric']) == (2.0, 1.0)
+
+
+def test_a_line_that_is_no_record_is_named(tmp_path):
+    append(tmp_path, {'task': 'fashion', 'seed': 0})
+    with pytest.raises(ValueError, match='a line without task or arm'):
+        spread(tmp_path, tmp_path / 'results', TASKS, LABELS)
+
+
+@pytest.mark.parametrize(('seeds', 'steps'), [(None, None), ([3], None), (None, 5)])
+def test_what_train_makes(seeds, steps, monkeypatch, tmp_path):
+    """The seeds that are planned, unless others are named; of trials the results hold none."""
+    asked = []
+    monkeypatch.setattr(run, 'run_all', lambda jobs, plan, workers: asked.extend(jobs) or True)
+    (tmp_path / 'results/fashion').mkdir(parents=True)
+    (tmp_path / 'results/fashion/zoh_0.json').write_text(json.dumps(result()))
+    args = SimpleNamespace(
+        tasks=['fashion', 'long'], arms=['zoh', 'deit'], seeds=seeds, label='', minutes=None,
+        jobs=1, out=tmp_path / 'out', results=tmp_path / 'results', data=tmp_path, cache=tmp_path,
+        steps=steps, device='cpu', commit='abc',
+    )  # fmt: skip
+    assert run.train(args) == 0
+    found = {(job.task, job.arm): [] for job in asked}
+    for job in asked:
+        found[job.task, job.arm].append(job.seed)
+    if seeds:
+        assert [*found.values()] == [[3], [3], [3]]
+    else:
+        assert found == {
+            ('fashion', 'zoh'): [*range(1 if steps is None else 0, 12)],
+            ('fashion', 'deit'): [0, 1, 2],
+            ('long', 'zoh'): [0],
+        }
+
+
+def test_workers_are_spread_over_the_cards(monkeypatch, tmp_path):
+    """Two on each of three."""
+    started = []
+
+    class Process:
+        exitcode = 0
+
+        def __init__(self, target, args):
+            started.append(args[-1])
+
+        def is_alive(self):
+            return False
+
+        def start(self):
+            pass
+
+        def join(self):
+            pass
+
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 3)
+    context = SimpleNamespace(Queue=multiprocessing.Queue, Process=Process)
+    monkeypatch.setattr(pool.multiprocessing, 'get_context', lambda method: context)
+    monkeypatch.setattr(pool, 'load_splits', lambda *arguments: None)
+    plan = Plan(TASKS, tmp_path, tmp_path, tmp_path, {}, None, 'cuda', math.inf, {})
+    jobs = [Job('fashion', 'zoh', seed) for seed in range(12)]
+    assert run_all(jobs, plan, 2)
+    assert started == [0, 1, 2, 0, 1, 2]
 
 
 def test_a_trial_is_not_the_run_of_its_seed(tmp_path):
@@ -214,7 +299,7 @@ def test_a_folder_without_results_is_named(exists, tmp_path):
         out.mkdir()
         (out / 'notes.txt').touch()
     with pytest.raises(FileNotFoundError, match=f'{re.escape(str(out))} holds no results'):
-        spread(out, tmp_path / 'results', STEPS)
+        spread(out, tmp_path / 'results', TASKS, LABELS)
     assert finished(out, tmp_path / 'results', STEPS) == set()  # as of a first start
 
 
@@ -271,8 +356,8 @@ def test_processes_restart_and_spread(make_data, tiny_tasks, tmp_path, monkeypat
         ('poly', 1),
         ('zoh_exact_averaged', 1),
     }
-    assert spread(out, results, steps) == (3, 0, [])
-    assert spread(out, results, steps) == (0, 3, [])
+    assert spread(out, results, {'scenes': task}, ['']) == (3, 0, [])
+    assert spread(out, results, {'scenes': task}, ['']) == (0, 3, [])
     assert finished(tmp_path / 'empty', results, steps) == {job.file for job in jobs}
 
 

@@ -312,6 +312,17 @@ def test_each_run_gets_its_figures(tmp_path):
     ]
 
 
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
+    python = tmp_path / 'python'
+    python.write_text('#!/bin/sh\necho "$2"\n[ "$2" != a ]\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        ['bash', str(ANALYSIS / 'run_benchmark_after_training.sh'), 'a', 'b'], cwd=tmp_path,
+        capture_output=True, text=True, env=environment(PYTHON=str(python)),
+    )  # fmt: skip
+    assert (done.stdout.split(), done.returncode) == (['a', 'b'], 1)
+
+
 def test_any_head_of_a_segmentor_has_its_fast_form(monkeypatch):
     """Also of models without an auxiliary head, and back again."""
     monkeypatch.syspath_prepend(str(ANALYSIS))

@@ -45,7 +45,11 @@ def main(args: Namespace) -> None:
         rows = latency.comparison_rows(results)
         lines = [f'{name}: {latency.head(result)}' for name, result in results.items()]
         if not rows:
-            raise SystemExit('no case is in the first file and in another one')
+            names = '; '.join(
+                f'{file} has {sorted({record["name"] for record in result["records"]})}'
+                for file, result in results.items()
+            )
+            raise SystemExit(f'no measured case is in the first file and in another one: {names}')
         text = '\n\n'.join([*lines, markdown_table(rows)])
     print(text)
     if args.markdown:

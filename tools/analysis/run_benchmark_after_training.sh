@@ -12,8 +12,10 @@ if [[ $# -eq 0 || $1 == -* ]]; then
     exit 2
 fi
 . "$here/../_python.sh"
+failed=0
 for run in "$@"; do
     # shellcheck disable=SC2086 # several words
     "$python" "$here/benchmark_latency_flops.py" "$run" \
-        --out "$run/benchmark.json" --markdown "$run/benchmark.md" ${BENCHMARK:-}
+        --out "$run/benchmark.json" --markdown "$run/benchmark.md" ${BENCHMARK:-} || failed=1
 done
+exit $failed

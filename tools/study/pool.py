@@ -94,8 +94,10 @@ def _work(
     waiting: multiprocessing.Queue, done: multiprocessing.Queue, plan: Plan, card: int
 ) -> None:
     torch.set_num_threads(1)
+    facts = dict(plan.facts)
     if plan.device == 'cuda':
         torch.cuda.set_device(card)
+        facts['card'] = torch.cuda.get_device_name()
     data: dict[str, Data] = {}
     longest: dict[str, float] = {}
     while True:
@@ -124,7 +126,7 @@ def _work(
             print(f'given up, the time is over: {job}', flush=True)
             return
         longest[job.task] = max(longest.get(job.task, 0), time.time() - began)
-        append(plan.out, {**result, 'label': job.label, **plan.facts})
+        append(plan.out, {**result, 'label': job.label, **facts})
         done.put(
             f'{job.task} {job.label} seed {job.seed:2} {job.arm:18} {result["metric"]:7.3f} '
             f'{result["seconds"]:6.1f} s'

@@ -6,10 +6,13 @@ A GPU machine gives back few files, so a run appends a line to ``OUT/<task>.json
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tasks import Task
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / 'docs/study/results'
@@ -63,51 +66,65 @@ def is_of_length(record: dict[str, Any], steps: Mapping[str, int]) -> bool:
     return 'seed' not in record or found == steps.get(record['task'])
 
 
-def trial(record: dict[str, Any], steps: Mapping[str, int]) -> str | None:
-    """Why a record is none of the study's results, None if it is one."""
-    from vim_mm.analysis.study.comparison import PLANNED_SEEDS
-
-    if record['task'] not in steps:
+def trial(record: dict[str, Any], tasks: Mapping[str, 'Task'], labels: Collection[str]) -> str:
+    """Why a record is none of the study's results, '' if it is one."""
+    task, arm = tasks.get(record['task']), record['arm']
+    if task is None:
         return f'the study has no task {record["task"]!r}'
-    if not 0 <= record.get('seed', 0) < PLANNED_SEEDS:
-        return f'its seed is {record["seed"]}, and the study has 0 to {PLANNED_SEEDS - 1}'
-    if not is_of_length(record, steps):
-        found = record.get('settings', {}).get('steps')
-        return f'it has {found} steps, and the task {steps[record["task"]]}'
-    return None
+    if arm not in task.arms or record.get('label', '') not in labels:
+        return f'the task has no arm {arm!r} with the settings {record.get("label", "")!r}'
+    seeds = task.planned_seeds(arm)
+    if record.get('seed', 0) not in seeds:
+        return f'its seed is {record["seed"]}, and the study has {seeds.start} to {seeds[-1]}'
+    if not is_of_length(record, {task.name: task.steps}):
+        return f'it has {record.get("settings", {}).get("steps")} steps, and the task {task.steps}'
+    return ''
 
 
-def spread(out: Path, results: Path, steps: Mapping[str, int]) -> tuple[int, int, list[str]]:
-    """Write a file for each record of a folder but those of trials. What is there already stays.
+def spread(
+    out: Path, results: Path, tasks: Mapping[str, 'Task'], labels: Collection[str]
+) -> tuple[int, int, list[str]]:
+    """Write a file for each record of a folder but those of trials.
+
+    A run that is there already stays. A cost that was measured again replaces the older one.
 
     Args:
         out (Path): Folder of the lines.
         results (Path): Folder of the files.
-        steps (Mapping): Of each task of the study, by name.
+        tasks (Mapping): Of the study, by name.
+        labels (Collection): Of its settings.
 
     Returns:
         tuple: Files written, records that were there, and a line for each that is left out.
 
     Raises:
         FileNotFoundError: There are no lines in ``out``.
+        ValueError: A line is no record.
     """
     if not any(out.glob('*.jsonl')):
         raise FileNotFoundError(f'{out} holds no results: no file *.jsonl is there')
     written, kept, left_out = 0, 0, []
     for record in read_lines(out):
+        if not {'task', 'arm'} <= record.keys():
+            raise ValueError(f'{out} holds a line without task or arm: {str(record)[:80]}')
         file = results / file_name(record)
-        if reason := trial(record, steps):
+        text = json.dumps(record, indent=1) + '\n'
+        if reason := trial(record, tasks, labels):
             left_out.append(f'left out: {file_name(record)}, {reason}.')
-        elif file.exists():
+        elif file.exists() and ('seed' in record or file.read_text() == text):
             kept += 1
         else:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(record, indent=1) + '\n')
+            file.write_text(text)
             written += 1
     return written, kept, left_out
 
 
-def finished(out: Path, results: Path, steps: Mapping[str, int]) -> set[str]:
-    """Names of the files that there are, and of the lines in ``out`` of runs with these steps."""
-    there = {str(file.relative_to(results)) for file in results.glob('*/*.json')}
+def finished(out: Path, results: Path | None, steps: Mapping[str, int]) -> set[str]:
+    """Names of the files that there are, and of the lines in ``out`` of runs with these steps.
+
+    Without ``results``, of the lines alone.
+    """
+    files = results.glob('*/*.json') if results else ()
+    there = {str(file.relative_to(results)) for file in files}
     return there | {file_name(record) for record in read_lines(out) if is_of_length(record, steps)}

@@ -38,7 +38,7 @@ def parse_args() -> argparse.Namespace:
     shared.add_argument('--commit', help='what runs, where there is no git checkout')
 
     runs = commands.add_parser('train', parents=[shared], help='make the runs that are missing')
-    runs.add_argument('--seeds', type=numbers, default=[*range(12)], help="'0..11' or '0,3'")
+    runs.add_argument('--seeds', type=numbers, help="'0..11' or '0,3' (default: those planned)")
     add_device(runs, default='cuda')
     runs.add_argument('--minutes', type=float, help='stop before this time is over')
     runs.add_argument('--jobs', type=positive, default=1, help='runs side by side on each GPU')
@@ -106,11 +106,14 @@ def train(args: argparse.Namespace) -> int:
     if args.label not in SETTINGS:
         raise SystemExit(f'--label: expected one of {[*SETTINGS]}, got {args.label!r}.')
     deadline = math.inf if args.minutes is None else time.time() + 60 * args.minutes
-    done = finished(args.out, args.results, {n: args.steps or t.steps for n, t in TASKS.items()})
+    steps = {name: args.steps or task.steps for name, task in TASKS.items()}
+    done = finished(args.out, None if args.steps else args.results, steps)  # a trial is none
+    every = range(max(task.seeds for task in TASKS.values())) if args.seeds is None else args.seeds
     jobs = [
         Job(task, arm, seed, args.label)
-        for task, seed, arm in product(args.tasks, args.seeds, args.arms)
+        for task, seed, arm in product(args.tasks, every, args.arms)
         if arm in TASKS[task].arms
+        if args.seeds is not None or seed in TASKS[task].planned_seeds(arm)
         if Job(task, arm, seed, args.label).file not in done
     ]
     print(f'{len(jobs)} runs to make, {len(done)} results are there', flush=True)
@@ -144,8 +147,7 @@ def cost(args: argparse.Namespace) -> int:
 
 
 def spread_lines(args: argparse.Namespace) -> int:
-    steps = {name: task.steps for name, task in TASKS.items()}
-    written, kept, left_out = spread(args.out, args.results, steps)
+    written, kept, left_out = spread(args.out, args.results, TASKS, SETTINGS)
     print(*left_out, sep='\n', end='\n' if left_out else '')
     print(f'{written} results written to {args.results}, {kept} were there')
     return 0

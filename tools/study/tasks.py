@@ -49,6 +49,8 @@ class Task:
         erase (tuple): Least and greatest side in pixels of the rectangle that augmentation greys in
             half of the images; empty for none.
         arms (tuple): Names in ``ARMS`` and ``PEERS`` of what runs.
+        seeds (int): Of each arm; the first ones.
+        peer_seeds (int): Of each of ``PEERS``.
     """
 
     name: str
@@ -65,6 +67,12 @@ class Task:
     factors: tuple[float, ...] = ()
     erase: tuple[int, ...] = ()
     arms: tuple[str, ...] = (*ARMS,)
+    seeds: int = 12
+    peer_seeds: int = 3
+
+    def planned_seeds(self, arm: str) -> range:
+        """The seeds of the protocol."""
+        return range(self.peer_seeds if arm in PEERS else self.seeds)
 
 
 TASKS = {
@@ -75,7 +83,7 @@ TASKS = {
              arms=(*ARMS, *PEERS)),
         Task('long', 'accuracy', Size(28, 2, len(GARMENTS), layers=7), len(GARMENTS), False,
              steps=23_400, batch=256, counts=(60_000, 10_000), test_batch=1000, shift=2,
-             erase=(4, 14), arms=('zoh',)),
+             erase=(4, 14), arms=('zoh',), seeds=1),
         Task('scenes', 'mIoU', Size(128, 4, 16 * len(SCENE_CLASSES)), len(SCENE_CLASSES), True,
              steps=4000, batch=32, counts=(8_000, 2_000), test_batch=100, factors=(1.5, 2.0)),
         Task('recall', 'accuracy',

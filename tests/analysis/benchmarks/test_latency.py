@@ -95,12 +95,15 @@ def test_the_legend_tells_results_apart_and_hides_no_bar(two_runs, tmp_path, mon
 
 def test_runs_of_one_name_are_no_parts_of_one_run():
     """One would hide the other."""
-    results = {
-        parent: result(record('zoh_seed0', 10.0, checkpoint=f'{parent}/zoh_seed0/iter_4.pth'))
-        for parent in 'ab'
-    }
-    with pytest.raises(ValueError, match='zoh_seed0 is a run of a/zoh_seed0/iter_4'):
-        latency.merge(results)
+
+    def of(parent, form='eager'):
+        return result(record('zoh_seed0', 10.0, form, checkpoint=f'{parent}/zoh_seed0/iter_4.pth'))
+
+    for other in (of('b'), of('b', 'graph'), result(record('zoh_seed0', 10.0))):
+        with pytest.raises(ValueError, match=r'zoh_seed0 has .*/a/zoh_seed0/iter_4\.pth in one'):
+            latency.merge({'one': of('a'), 'other': other})
+    merged = latency.merge({'one': of('a'), 'other': of(Path('a').resolve(), 'graph')})
+    assert len(merged['records']) == 2
 
 
 def test_a_result_that_was_cut_off_is_named(tmp_path):

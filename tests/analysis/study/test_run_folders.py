@@ -192,3 +192,22 @@ def test_without_the_control_nothing_is_compared(tmp_path, monkeypatch, capsys):
     assert 'no run of the control zoh_exact' in printed and 'Primary' not in printed
     run(monkeypatch, tmp_path, '--control', 'zoh')
     assert 'Primary: each method against `zoh`' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(('unit', 'steps'), [('epoch', (6, 12)), ('iter', (0,))])
+def test_metrics_by_epoch(unit, steps, tmp_path, monkeypatch, capsys):
+    """Their steps are epochs, the losses' are iterations; by iterations MMEngine notes epoch 0."""
+    for method, metric in (('zoh', 40.0), ('zoh_exact', 41.0)):
+        for seed in range(2):
+            folder = tmp_path / f'{method}{seed}'
+            write_run(folder, method, seed, None)
+            lines = [{'step': 600, 'loss': 1.0}, *({'step': s, 'mIoU': metric} for s in steps)]
+            log = folder / '20260101_000000/vis_data/scalars.json'
+            log.parent.mkdir(parents=True)
+            log.write_text('\n'.join(map(json.dumps, lines)))
+            name = 'epoch_12.pth' if unit == 'epoch' else 'iter_600.pth'
+            (folder / name).touch()
+            (folder / 'last_checkpoint').write_text(str(folder / name))
+    run(monkeypatch, tmp_path)
+    printed = capsys.readouterr().out
+    assert 'left out' not in printed and '-1.000' in printed

@@ -228,14 +228,16 @@ def merge(results: dict[str, Result]) -> Result:
         ValueError: Two runs of one name are no parts of one run, and one would hide the other.
     """
     records: dict[tuple, Record] = {}
+    weights: dict[str, str] = {}
     for result in results.values():
         for record in result['records']:
             known = records.get(case_of(record))
-            weights = [r.get('checkpoint') for r in (known, record) if r]
-            if len({*weights}) > 1:
+            file = record.get('checkpoint')
+            found = str(Path(file).resolve()) if file else 'random weights'
+            if weights.setdefault(record['name'], found) != found:
                 raise ValueError(
-                    f'{record["name"]} is a run of {weights[0]} and of {weights[1]}: these are '
-                    'no parts of one run'
+                    f'{record["name"]} has {weights[record["name"]]} in one result and {found} in '
+                    'another: these are no parts of one run'
                 )
             if known is None or 'left_out' in known or 'left_out' not in record:
                 records[case_of(record)] = record

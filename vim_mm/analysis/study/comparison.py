@@ -57,6 +57,7 @@ class TaskResults:
         costs (dict): By arm or peer, what a step costs alone on the card.
         control (str): The arm that the others are compared with.
         planned (int, optional): Seeds of the protocol; fewer are marked as interim.
+        final (bool): Whether no further seeds will come, so that fewer are tested.
     """
 
     name: str
@@ -65,6 +66,7 @@ class TaskResults:
     costs: dict[str, dict[str, Any]] = field(default_factory=dict)
     control: str = CONTROL
     planned: int | None = PLANNED_SEEDS
+    final: bool = False
 
     @property
     def kind(self) -> str:
@@ -79,7 +81,7 @@ class TaskResults:
     @property
     def interim(self) -> bool:
         """Whether the test of the protocol is still to be made."""
-        return self.planned is not None and len(self.seeds) < self.planned
+        return not self.final and self.planned is not None and len(self.seeds) < self.planned
 
     @property
     def chance(self) -> float | None:
@@ -299,7 +301,7 @@ def verdicts(task: TaskResults) -> list[str]:
             detectable(found, len(all_found), task.planned) for found, _ in all_found.values()
         ]
         return [
-            'Nothing is concluded from an interim table: the hypotheses are tested once, with '
+            'Nothing is concluded from an interim table: the differences are tested once, with '
             f'{task.planned} seeds. With the standard deviations so far, {task.planned} pairs find '
             f'a difference of {min(effects):.2f} points (the method that varies least) to '
             f'{max(effects):.2f} points (most) with a probability of 0.8.'

@@ -28,7 +28,7 @@ def draw_task(task: TaskResults) -> Figure:
         panels += [_draw_ends]
     elif family(task):
         panels += [_draw_differences]
-    panels += [_draw_times] if task.costs else []
+    panels += [_draw_times] if task.costs.keys() & task.runs.keys() else []
     figure = Figure(figsize=(5 * len(panels), 4.2), dpi=120, layout='constrained')
     colours = {arm: f'C{i}' for i, arm in enumerate(task.arms)}
     for axes, draw in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
@@ -76,17 +76,18 @@ def _draw_ends(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
 def _draw_differences(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
     found = family(task)
     control = task.metrics(task.control)
+    spread = all(has_interval(comparison) for comparison, _ in found.values())
     for row, (arm, (comparison, _)) in enumerate(found.items()):
         points = np.subtract(task.metrics(arm), control)
         axes.plot(points, np.full(len(points), row), '.', color=colours[arm], alpha=0.4)
         error = [[comparison.mean - comparison.low], [comparison.high - comparison.mean]]
-        error = error if has_interval(comparison) else None
+        error = error if spread else None
         axes.errorbar(comparison.mean, row, xerr=error, fmt='o', color=colours[arm], capsize=3)
     axes.axvline(0, color='black', linewidth=0.8)
     axes.set_yticks(range(len(found)), [title(arm) for arm in found])
     axes.invert_yaxis()
     axes.set(
-        xlabel='points: mean, 95 % interval, each seed',
+        xlabel=f'points: mean, {"95 % interval, " if spread else ""}each seed',
         title=f'Difference from {task.control}, paired by seed',
     )
 

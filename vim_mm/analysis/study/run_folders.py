@@ -127,13 +127,23 @@ def _tasks(name: str, records: list[dict[str, Any]]) -> tuple[list[TaskResults],
 def _last_step(
     folder: Path, losses: list[tuple[int, float]], metrics: dict[str, list[tuple[int, float]]]
 ) -> int:
-    """The last step of a run that its log or its checkpoint knows, 0 if none does."""
-    steps = [step for points in (losses, *metrics.values()) for step, _ in points]
+    """The last step of a run that its log or its checkpoint knows, in the unit of its metrics.
+
+    That is epochs in a loop by epochs, whose losses have iterations. In a loop by iterations
+    MMEngine's own log notes epoch 0 with all metrics; the shipped configs change that.
+    """
+    validated = [step for points in metrics.values() for step, _ in points]
+    trained = [step for step, _ in losses]
     checkpoint = last_checkpoint(folder)
-    if checkpoint is not None and checkpoint.stem.startswith('iter_'):
+    unit, _, count = checkpoint.stem.partition('_') if checkpoint else ('', '', '')
+    if validated and not any(validated):
+        return 0
+    if unit == 'epoch' and count.isdecimal():
+        return max([*validated, int(count)])
+    if unit == 'iter' and count.isdecimal():
         # Losses are logged at intervals. The checkpoint is of the end.
-        steps.append(int(checkpoint.stem.removeprefix('iter_')))
-    return max(steps, default=0)
+        return max([*validated, *trained, int(count)])
+    return max(validated + trained if {*validated} & {*trained} else validated, default=0)
 
 
 def _result(record: dict[str, Any], points: dict[int, float], steps: list[int]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ class MissedValidationHook(Hook):
     A checkpoint is saved before its step is validated, and MMEngine goes on behind both: the log
     would lack this metric, and of a run that has all its iterations the last one. The file
     ``last_validation`` in the working directory holds the step of the last validation that ended.
-    A training that goes on in another directory makes up for nothing.
+    Where there is no such file, as in a new directory, nothing is made up for.
     """
 
     # Behind the hooks that log a validation, and those that prepare the model for training.
@@ -28,13 +28,12 @@ class MissedValidationHook(Hook):
         """Validate the checkpoint's step if that is due and was not done."""
         self.training = True
         step = _step(runner.train_loop)
-        file = self._file(runner)
         # What lies behind the checkpoint is trained again.
-        done = [min(int(file.read_text()), step) if file.exists() else step]
+        done = [min(self._read(runner, step), step)]
         broadcast_object_list(done)  # the other processes may see no files of the first
         self._write(runner, done[0])
         if step > done[0] and runner.val_loop is not None and _is_validated(runner.train_loop):
-            runner.logger.info(f'The validation of step {step} was not finished: it is made now.')
+            runner.logger.info(f'Step {step} has no finished validation: it is made now.')
             runner.val_loop.run()
 
     def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
@@ -49,6 +48,19 @@ class MissedValidationHook(Hook):
     @staticmethod
     def _file(runner: Runner) -> Path:
         return Path(runner.work_dir) / 'last_validation'
+
+    def _read(self, runner: Runner, step: int) -> int:
+        """What the file notes, ``step`` where that is not known."""
+        file = self._file(runner)
+        if not is_main_process() or not file.exists():
+            return step
+        text = file.read_text().strip()
+        if text.isdecimal():
+            return int(text)
+        runner.logger.warning(
+            f'{file} holds no number, so whether step {step} was validated is not known.'
+        )
+        return step
 
     def _write(self, runner: Runner, step: int) -> None:
         if is_main_process():
