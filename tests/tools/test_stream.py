@@ -60,7 +60,7 @@ def test_a_run_that_is_ended_leaves_a_file_that_plays(how, seg, tmp_path):  # no
     assert len(pictures) > 3 and rate == pytest.approx(25)
     assert {picture.shape for picture in pictures} == {(120, 160, 3)}
     if how == signal.SIGINT:
-        assert process.returncode == 130
+        assert process.returncode == 130, log
         *_, summary, written, last = log.splitlines()
         predicted = len(pictures)
         assert summary.startswith(f'interrupted: {predicted} of {predicted} frames predicted; ')
