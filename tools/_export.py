@@ -1,11 +1,11 @@
 """What the tools that export a model share: arguments, the exported part, the comparison."""
 
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from _command_line import add_arguments
+from _command_line import add_arguments, positive
 
 if TYPE_CHECKING:  # --help takes no PyTorch
     from mmengine.config import Config
@@ -51,19 +51,12 @@ def add_export_arguments(parser: ArgumentParser, out: str, dynamic: str) -> None
     )
     parser.add_argument(
         '--size',
-        type=pixels,
+        type=positive,
         nargs=2,
         metavar=('H', 'W'),
         help="of the images, in pixels (default: the backbone's img_size)",
     )
     parser.add_argument('--dynamic', action='store_true', help=dynamic)
-
-
-def pixels(text: str) -> int:
-    """A side of an image, which ends the tool where it has none."""
-    if not text.isdecimal() or int(text) == 0:
-        raise ArgumentTypeError(f'expected a whole number from 1, got {text!r}')
-    return int(text)
 
 
 def load_source(args: Namespace, device: str = 'cpu') -> Source:

@@ -114,11 +114,11 @@ _CHANCE = (
     'p say little. The columns "above 10 %" and "above 50 %" were added after the runs: 10 % is '
     'well above what a run at chance has, and many runs end at two or three times chance.'
 )
-_AT_RESOLUTIONS = 'Other resolutions'
-_RESOLUTIONS = (
-    'mIoU in percent on the first 500 test scenes, as they are and enlarged 1.5 and 2 times. "/dt" '
-    'means that `dt` was divided by the enlargement; else it is as trained.'
-)
+# What stands between the title of a table and the table.
+_NOTES = {
+    'Other resolutions': 'mIoU in percent on the first 500 test scenes, as they are and enlarged '
+    '1.5 and 2 times. "/dt" means that `dt` was divided by the enlargement; else it is as trained.',
+}
 _INTERVAL = '95 % interval'
 _LONG = 'long'  # the task of one longer run, which compares nothing
 _BESIDE = f"""## Fashion-MNIST beside other models
@@ -153,7 +153,7 @@ def sections(task: TaskResults) -> list[tuple[str, Rows]]:
         ('Each method', summary_rows(task)),
         (f'{kind}: {methods} against {control}', family_rows(task)),
         ('Exploratory, p without correction', secondary_rows(task)),
-        (_AT_RESOLUTIONS, resolution_rows(task)),
+        ('Other resolutions', resolution_rows(task)),
     ]
     found += [
         (f'Exploratory: against {control} at {name}', family_rows(task, name))
@@ -242,8 +242,7 @@ def describe(task: TaskResults, table: Callable[[Rows], str], picture: str | Non
     if task.chance is not None:
         parts.append(_CHANCE)
     for heading, rows in tables:
-        parts += [f'### {heading}', *([_RESOLUTIONS] if heading == _AT_RESOLUTIONS else [])]
-        parts.append(table(rows))
+        parts += filter(None, [f'### {heading}', _NOTES.get(heading), table(rows)])
     if family_rows(task):
         parts += ['### What this shows', '\n'.join(f'* {line}' for line in verdicts(task))]
     lost = [*diverged(task)]
@@ -276,10 +275,12 @@ def commands(tasks: list[TaskResults], long: TaskResults | None) -> str:
     for task in tasks:
         _, _, label = task.name.partition('_')
         labels.setdefault(f' --label {label}' if label else '', []).append(task.kind)
-    made = [f'train --tasks {" ".join(kinds)}{label}' for label, kinds in labels.items()]
     if long:
-        made.append(f'train --tasks {_LONG} --seeds {",".join(map(str, long.seeds))}')
-    lines = [f'{some} --data DIR --out OUT --results EMPTY' for some in made]
+        labels.setdefault('', []).append(_LONG)
+    lines = [
+        f'train --tasks {" ".join(kinds)}{label} --data DIR --out OUT --results EMPTY'
+        for label, kinds in labels.items()
+    ]
     if costs := [task.name for task in tasks if task.costs]:
         lines.append(f'cost --tasks {" ".join(costs)} --data DIR --out OUT')
     return '\n'.join(f'python tools/study/run.py {line}' for line in lines)

@@ -30,8 +30,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--out', type=Path, help='write every figure as JSON to this file')
     parser.add_argument('--page', type=Path, help='write Markdown, and PNG in images/ beside it')
     add_debug(parser)
-    args = parser.parse_args()
-    return args
+    return parser.parse_args()
 
 
 # Above PyTorch, so that --help and a wrong option are answered at once.

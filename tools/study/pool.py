@@ -31,7 +31,7 @@ class Plan:
         steps (int, optional): Instead of the task's, for trials.
         device (str): 'cuda' or 'cpu'.
         deadline (float): By ``time.time``.
-        facts (dict): What is noted with every result: commit, versions, card.
+        facts (dict): What is noted with every result but the card: commit, versions.
     """
 
     tasks: dict[str, Task]
@@ -62,10 +62,10 @@ def run_all(jobs: list[Job], plan: Plan, workers: int) -> bool:
     waiting, done = context.Queue(), context.Queue()
     for job in jobs:
         waiting.put(job)
-    cards = torch.cuda.device_count() if plan.device == 'cuda' else 1
+    gpus = torch.cuda.device_count() if plan.device == 'cuda' else 1
     processes = [
-        context.Process(target=_work, args=(waiting, done, plan, i % cards))
-        for i in range(min(workers * cards, len(jobs)))
+        context.Process(target=_work, args=(waiting, done, plan, i % gpus))
+        for i in range(min(workers * gpus, len(jobs)))
     ]
     for process in processes:
         process.start()
@@ -91,13 +91,11 @@ def _one_more(done: multiprocessing.Queue, processes: list[multiprocessing.Proce
 
 
 def _work(
-    waiting: multiprocessing.Queue, done: multiprocessing.Queue, plan: Plan, card: int
+    waiting: multiprocessing.Queue, done: multiprocessing.Queue, plan: Plan, gpu: int
 ) -> None:
     torch.set_num_threads(1)
-    facts = dict(plan.facts)
     if plan.device == 'cuda':
-        torch.cuda.set_device(card)
-        facts['card'] = torch.cuda.get_device_name()
+        torch.cuda.set_device(gpu)
     data: dict[str, Data] = {}
     longest: dict[str, float] = {}
     while True:
@@ -126,7 +124,7 @@ def _work(
             print(f'given up, the time is over: {job}', flush=True)
             return
         longest[job.task] = max(longest.get(job.task, 0), time.time() - began)
-        append(plan.out, {**result, 'label': job.label, **facts})
+        append(plan.out, {**result, 'label': job.label, **plan.facts})
         done.put(
             f'{job.task} {job.label} seed {job.seed:2} {job.arm:18} {result["metric"]:7.3f} '
             f'{result["seconds"]:6.1f} s'

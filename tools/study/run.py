@@ -47,7 +47,6 @@ def parse_args() -> argparse.Namespace:
     runs.add_argument('--results', type=Path, default=RESULTS, help='finished runs')
 
     alone = commands.add_parser('cost', parents=[shared], help='time and memory of a step, alone')
-    alone.set_defaults(device='cuda')  # a step is a CUDA graph
 
     spreading = commands.add_parser('import', help='write a file for each line of OUT')
     add_debug(spreading)
@@ -55,7 +54,7 @@ def parse_args() -> argparse.Namespace:
     spreading.add_argument('--results', type=Path, default=RESULTS)
     args = parser.parse_args()
     if args.command == 'cost' and not has_gpu():
-        alone.error('it needs a GPU, and PyTorch finds none')
+        alone.error('it needs a GPU, and PyTorch finds none')  # a step is a CUDA graph
     return args
 
 
@@ -68,7 +67,6 @@ from tasks import TASKS, Data, load_splits
 from training import Settings, measure_step
 
 import vim_mm
-from vim_mm.engine.watching.observed import card
 from vim_mm.progress import progress, say
 from vim_mm.version import commit
 
@@ -88,7 +86,7 @@ def running_commit(given: str | None) -> str:
 
 
 def facts(args: argparse.Namespace) -> dict[str, Any]:
-    """What is noted with every result besides its figures."""
+    """What is noted with every result besides its figures and the card."""
     return {
         'commit': running_commit(args.commit),
         'versions': {
@@ -96,7 +94,6 @@ def facts(args: argparse.Namespace) -> dict[str, Any]:
             'torch': torch.__version__,
             'python': platform.python_version(),
         },
-        'card': card(args.device),
         'jobs': getattr(args, 'jobs', 1),
         'date': datetime.now(timezone.utc).strftime('%Y-%m-%d'),
     }

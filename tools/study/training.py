@@ -12,6 +12,8 @@ from other_models import PEERS
 from tasks import Data, Task, loss_of, test, test_resolutions
 from torch import Tensor, nn
 
+from vim_mm.engine.watching.observed import card
+
 _TESTS = 5  # points of a learning curve
 _WARM_UP_CALLS = 3  # of a step, before it is captured
 _CHECK = 50  # steps between two looks at the clock
@@ -183,6 +185,7 @@ def train(
         'settings': {'steps': steps, 'batch': task.batch, **asdict(settings)},
         'parameters': sum(p.numel() for p in net.parameters()),
         'data': data.digest,
+        'card': card(device.type),
     }
     if task.factors:
         figures = test_resolutions(task, net, data, step.autocast)
@@ -220,4 +223,5 @@ def measure_step(arm: str, data: Data, settings: Settings) -> dict[str, Any]:
         'arm': arm,
         'milliseconds': round(float(torch.tensor(times[10:]).median()), 4),
         'mebibytes': round((torch.cuda.max_memory_allocated() - before) / 2**20, 1),
+        'card': card(device.type),
     }

@@ -296,7 +296,7 @@ def verdicts(task: TaskResults) -> list[str]:
     Of an interim table only the power that all seeds will have.
     """
     all_found = family(task)
-    if task.planned is not None and task.interim:
+    if task.interim:
         effects = [
             detectable(found, len(all_found), task.planned) for found, _ in all_found.values()
         ]

@@ -1,5 +1,6 @@
 """Pictures of the study of methods: learning curves, paired differences, accuracy and time."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -49,16 +50,22 @@ def _draw_curves(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None
             lines = axes.plot(steps, values.T, color=colours[arm], linewidth=0.8, alpha=0.8)
             lines[0].set_label(title(arm))
             continue
-        mean, spread = values.mean(axis=0), values.std(axis=0, ddof=min(1, len(values) - 1))
+        mean, spread = values.mean(axis=0), _deviation(values)
         axes.plot(steps, mean, color=colours[arm], label=title(arm), linewidth=1.2)
         axes.fill_between(steps, mean - spread, mean + spread, color=colours[arm], alpha=0.12)
-    axes.set(xlabel='step', ylabel=task.unit, title='Test images while training')
+    heading = 'Test images while training'
     if task.chance is not None:
-        axes.set_title('Each run while training')
+        heading = 'Each run while training'
         axes.axhline(task.chance, color='black', linewidth=0.8, linestyle='--', label='chance')
     elif len(task.seeds) > 1:
-        axes.set_title('While training: mean and standard deviation')
+        heading = 'While training: mean and standard deviation'
+    axes.set(xlabel='step', ylabel=task.unit, title=heading)
     axes.legend(fontsize=7, frameon=False)
+
+
+def _deviation(values: Sequence) -> np.ndarray:
+    """The standard deviation over seeds, the first axis; 0 of one seed."""
+    return np.std(values, axis=0, ddof=min(1, len(values) - 1))
 
 
 def _draw_ends(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
@@ -99,7 +106,7 @@ def _draw_times(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
         runs = [task.runs[arm][seed] for seed in task.seeds]
         seconds = task.costs[arm]['milliseconds'] * runs[0]['settings']['steps'] / 1000
         values = task.metrics(arm)
-        mean, deviation = np.mean(values), np.std(values, ddof=min(1, len(values) - 1))
+        mean, deviation = np.mean(values), _deviation(values)
         axes.errorbar(seconds, mean, yerr=deviation, fmt='o', color=colours[arm], capsize=3)
         axes.annotate(
             title(arm), (seconds, float(mean)), (4, 3), textcoords='offset points', fontsize=7

@@ -22,6 +22,7 @@ from torch.autograd.profiler import profile
 from vim_mm.engine.checkpoints.provenance import code_version
 from vim_mm.engine.optimization.graphed_step import GraphedStepHook
 from vim_mm.engine.watching.nonfinite import NonFiniteLossError
+from vim_mm.json_lines import read_json
 from vim_mm.models.mamba import Mamba
 from vim_mm.processor import processor_name
 from vim_mm.whole_file import whole_file
@@ -113,8 +114,9 @@ def update_record(file: Path, **facts: Any) -> dict[str, Any]:
 
     Raises:
         OSError: It cannot be written, as on a full disk; it is what it was.
+        ValueError: It holds something else than a record; names the file.
     """
-    record = json.loads(file.read_text()) if file.exists() else {}
+    record = read_json(file) if file.exists() else {}
     record.update(facts)
     with whole_file(file) as part:
         part.write_text(json.dumps(record, indent=1) + '\n')
@@ -162,7 +164,7 @@ class RecordHook(Hook):
         self.watch = None
         mixers = sum(isinstance(module, Mamba) for module in runner.model.modules())
         ran = what_ran(self.seen, mixers)
-        before = json.loads(self.file.read_text()).get('ran') if self.file.exists() else None
+        before = read_json(self.file).get('ran') if self.file.exists() else None
         if before and before['path'] != ran['path']:
             raise PathChangedError(
                 f'This run was trained by the {before["path"]} and would go on by the '
