@@ -330,13 +330,23 @@ def test_any_head_of_a_segmentor_has_its_fast_form(monkeypatch):
     for type_ in ('SegformerHead', 'UPerHead'):
         head = ConfigDict(type=type_, num_classes=3)
         change(head, 'fast')
-        assert head == dict(type='vim_mm.FastHead', of=type_, num_classes=3)
+        assert head == dict(type='FastHead', of=type_, num_classes=3)
         change(head, 'mmseg')
         assert head == dict(type=type_, num_classes=3)
     for ours in (dict(type='FastUPerHead'), dict(type='vim_mm.FastUPerHead')):
         head = ConfigDict(ours)
         change(head, 'mmseg')
         assert head == dict(type='UPerHead')
+
+
+def test_heads_of_both_kinds_are_built_and_compute_the_same(run, configs, tmp_path):
+    run(
+        'benchmark_latency_flops.py', configs['seg'], *SIZES, '--heads', 'mmseg', 'fast',
+        '--passes', 'train', '--out', tmp_path / 'a.json',
+    )  # fmt: skip
+    records = json.loads((tmp_path / 'a.json').read_text())['records']
+    losses = {record['heads']: record.get('loss', record.get('left_out')) for record in records}
+    assert losses['fast'] == pytest.approx(losses['mmseg'], rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def change_head(head: ConfigDict, heads: str) -> None:
     plain = head.pop('of', None) or head.type.removeprefix('vim_mm.').removeprefix('Fast')
     head.type = plain
     if heads == 'fast':
-        head.update(type='vim_mm.FastHead', of=plain)
+        head.update(type='FastHead', of=plain)
 
 
 def is_vim(cfg: Config) -> bool:
