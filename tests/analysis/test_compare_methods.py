@@ -13,9 +13,12 @@ from vim_mm.analysis.study.comparison import (
     TaskResults,
     family,
     family_rows,
+    is_tested,
     read_results,
     resolution_rows,
     secondary_rows,
+    short_rows,
+    short_verdict,
     summary_rows,
     verdicts,
 )
@@ -83,6 +86,25 @@ def first_seeds(results, folder, count):
     return task
 
 
+def test_a_variant_does_not_take_seeds_from_the_methods(results, tmp_path):
+    """It enters with its last seed; while methods lack seeds themselves, all are treated alike."""
+    variant = 'zoh_exact_averaged'
+    (tmp_path / 'scenes').mkdir()
+    for file in results.glob('scenes/*'):
+        if not file.name.startswith((f'{variant}_1', f'{variant}_7')):  # 1, 10, 11 and 7
+            (tmp_path / 'scenes' / file.name).write_text(file.read_text())
+    (task,) = read_results(tmp_path)
+    assert task.seeds == [*range(12)] and variant not in task.arms and task.waiting == {variant: 8}
+    assert len(secondary_rows(task)) == 2  # of `foh, matched`
+    printed = _run(tmp_path)
+    assert '`zoh_exact, averaged` has finished 8 of these 12 seeds' in printed
+    (tmp_path / 'scenes/foh_0.json').unlink()
+    (task,) = read_results(tmp_path)
+    assert variant in task.arms and task.seeds == [2, 3, 4, 5, 6, 8, 9]
+    task.final = True
+    assert variant not in task.arms and task.seeds == [*range(1, 12)]
+
+
 @pytest.mark.parametrize(('pairs', 'can'), [(7, False), (8, True)])
 def test_few_pairs_show_nothing(results, tmp_path, pairs, can):
     """Seven have 128 signs: even all of one sign is p = 2/128, and 0.09 after Holm."""
@@ -119,7 +141,28 @@ def test_a_cost_without_memory(results, tmp_path):
             (tmp_path / 'scenes' / file.name).write_text(file.read_text())
     cost = {'task': 'scenes', 'arm': 'rk4', 'milliseconds': 2.0, 'card': 'a card'}
     (tmp_path / 'scenes/rk4_cost.json').write_text(json.dumps(cost))
-    assert 'card: a card. `rk4`, which has no run: 2.00 ms.' in _run(tmp_path)
+    assert 'card: a card. `rk4`, which is not in the tables: 2.00 ms.' in _run(tmp_path)
+
+
+def test_the_answer_in_short(results, tmp_path):
+    """Of primary tasks that were tested: which methods differ, and what is excluded of the rest."""
+    (task,) = read_results(results)
+    assert is_tested(task)
+    others = [c for arm, (c, _) in family(task).items() if arm not in PLANTED]
+    furthest = max(max(abs(c.low), abs(c.high)) for c in others)
+    foh, poly = (family(task)[arm][0].mean for arm in ('foh', 'poly'))
+    assert short_verdict(task) == (
+        f'scenes: `foh` ({foh:+.2f} points) and `poly` ({poly:+.2f} points) differ from '
+        '`zoh_exact`. Of the others no difference was found; the intervals exclude differences '
+        f'above {furthest:.2f} points.'
+    )
+    rows = {row['method']: row for row in short_rows([task])}
+    assert rows['foh']['scenes'] == f'{foh:+.2f}' and float(rows['foh']['scenes, p']) < 0.05
+    assert len(rows) == 6 and rows['rk4'].keys() == {
+        'method', 'scenes', 'scenes, interval', 'scenes, p'
+    }  # fmt: skip
+    interim = first_seeds(results, tmp_path, 9)
+    assert not is_tested(interim) and not is_tested(recall_task())
 
 
 def test_what_is_excluded_and_what_would_be_found(results):
@@ -308,11 +351,10 @@ def test_the_page_is_made_from_the_results(tmp_path):
 @pytest.mark.parametrize('readme', ['seg/README.md', 'det/README.md'])
 def test_readmes_quote_the_page(readme):
     section = (ROOT / readme).read_text().split('## Which method is better?')[1].split('\n## ')[0]
-    table = [line for line in section.splitlines() if line.startswith('|')]
-    primary = PAGE.read_text().split('### Primary: six methods')[1].split('###')[0]
-    assert table == [line for line in primary.splitlines() if line.startswith('|')]
-    (task,) = (task for task in read_results(RESULTS) if task.name == 'fashion')
-    assert f'has finished {len(task.seeds)} of 12 seeds' in section
+    short = PAGE.read_text().split('## In short')[1].split('\n## ')[0]
+    for start in ('|', '* '):
+        quoted = [line for line in section.splitlines() if line.startswith(start)]
+        assert quoted == [line for line in short.splitlines() if line.startswith(start)] != []
 
 
 def test_the_readme_quotes_the_models_on_scenes():

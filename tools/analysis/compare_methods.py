@@ -48,15 +48,19 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 from vim_mm.analysis.study.comparison import (
     CONTROL,
+    INTERVAL,
     TaskResults,
     cost_cells,
     diverged,
     facts,
     family_rows,
+    is_tested,
     read_results,
     resolution_rows,
     resolutions,
     secondary_rows,
+    short_rows,
+    short_verdict,
     summary_rows,
     title,
     verdicts,
@@ -93,7 +97,7 @@ _TERMS = {
     '`poly` does',
     'A - B, P(A > B)': 'mean difference over seeds, and the share of seeds in which A is better; '
     'ties count half',
-    '95 % interval': 'of the mean difference: a percentile bootstrap over seeds. It is too narrow '
+    INTERVAL: 'of the mean difference: a percentile bootstrap over seeds. It is too narrow '
     'for few seeds: of normal differences it holds the true mean in 86 % of cases with 6 seeds, '
     '88 % with 8, 91 % with 12',
     'p; p, Holm': 'exact p of the sign-flip test; the same, corrected for the methods of the table',
@@ -119,7 +123,12 @@ _NOTES = {
     'Other resolutions': 'mIoU in percent on the first 500 test scenes, as they are and enlarged '
     '1.5 and 2 times. "/dt" means that `dt` was divided by the enlargement; else it is as trained.',
 }
-_INTERVAL = '95 % interval'
+_SHORT = (
+    f'Mean differences from `{CONTROL}` in percentage points of the metric, paired by seed, with '
+    f"{INTERVAL} and p after Holm's correction. A positive one is an advantage of the method. The "
+    'metric of `fashion` is the accuracy of classification, that of `scenes` the mIoU of '
+    'segmentation.'
+)
 _LONG = 'long'  # the task of one longer run, which compares nothing
 _BESIDE = f"""## Fashion-MNIST beside other models
 
@@ -164,9 +173,9 @@ def sections(task: TaskResults) -> list[tuple[str, Rows]]:
 
 def with_interval(rows: Rows) -> Rows:
     """Without the column of intervals where there is none."""
-    if any(row.get(_INTERVAL) for row in rows):
+    if any(row.get(INTERVAL) for row in rows):
         return rows
-    return [{name: cell for name, cell in row.items() if name != _INTERVAL} for row in rows]
+    return [{name: cell for name, cell in row.items() if name != INTERVAL} for row in rows]
 
 
 def model_and_metric(task: TaskResults) -> str | None:
@@ -207,11 +216,11 @@ def table_runs(task: TaskResults) -> list[dict[str, Any]]:
 
 
 def costs_alone(task: TaskResults) -> str:
-    """The cost of a step of what has no run yet, in sentences."""
+    """The cost of a step of what is not in the tables, in sentences."""
     found = ''
-    for arm in sorted(task.costs.keys() - task.runs.keys() - task.peers.keys()):
+    for arm in sorted(task.costs.keys() - {*task.arms} - task.peers.keys()):
         cells = [cell for cell in cost_cells(task, arm).items() if cell[1]]
-        found += f' `{title(arm)}`, which has no run: '
+        found += f' `{title(arm)}`, which is not in the tables: '
         found += ', '.join(f'{value} {unit.removesuffix(" a step")}' for unit, value in cells) + '.'
     return found
 
@@ -223,13 +232,17 @@ def describe(task: TaskResults, table: Callable[[Rows], str], picture: str | Non
     parts = [
         f'## {task.name}',
         *filter(None, [model_and_metric(task)]),
-        'The tables use the seeds that every method with runs has finished: '
+        'The tables use the seeds that every method and variant in them has finished: '
         f'{", ".join(map(str, task.seeds))}{interim}. {machines(facts(table_runs(task)))}.',
         *mixed(task),
     ]
     if task.missing:
         names = '; '.join(f'`{title(arm)}`' for arm in task.missing)
         parts.append(f'No run yet: {names}.')
+    parts += [
+        f'`{title(arm)}` has finished {has} of these {count} seeds, and enters with the last.'
+        for arm, has in task.waiting.items()
+    ]
     if any('card' in cost for cost in task.costs.values()):
         parts.append(
             f'The cost of a step: {machines(facts(task.costs.values()))}.{costs_alone(task)}'
@@ -237,8 +250,8 @@ def describe(task: TaskResults, table: Callable[[Rows], str], picture: str | Non
     if picture:
         parts.append(f'![{task.name}]({picture})')
     tables = sections(task)
-    if family_rows(task) and not any(_INTERVAL in rows[0] for _, rows in tables):
-        parts.append(f'{count} pairs are too few for a {_INTERVAL}.')
+    if family_rows(task) and not any(INTERVAL in rows[0] for _, rows in tables):
+        parts.append(f'{count} pairs are too few for a {INTERVAL}.')
     if task.chance is not None:
         parts.append(_CHANCE)
     for heading, rows in tables:
@@ -249,6 +262,22 @@ def describe(task: TaskResults, table: Callable[[Rows], str], picture: str | Non
     if lost:
         parts.append('Diverged, and counted with their value: ' + '; '.join(lost) + '.')
     return '\n\n'.join(parts)
+
+
+def in_short(tasks: list[TaskResults]) -> str:
+    """The answer to the primary hypothesis, of the tasks on which it was tested."""
+    tasks = [task for task in tasks if is_tested(task)]
+    rows = short_rows(tasks)
+    if not rows:
+        return ''
+    return '\n\n'.join(
+        [
+            '## In short',
+            _SHORT,
+            markdown_table(rows),
+            '\n'.join(f'* {short_verdict(task)}' for task in tasks),
+        ]
+    )
 
 
 def absent(task: TaskResults) -> str | None:
@@ -306,7 +335,7 @@ def write_page(
     Of the study also how to repeat the runs, and which tasks have none yet.
     """
     head = head_of_study(tasks, long) if study else '# Methods compared\n'
-    texts = [head.strip()]
+    texts = [head.strip(), *filter(None, [in_short(tasks) if study else ''])]
     for task in tasks:
         picture = page.parent / 'images' / f'study_{task.name.replace(" ", "_")}.png'
         plot_task(task, picture)

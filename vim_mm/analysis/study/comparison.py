@@ -38,6 +38,7 @@ TITLES = {
     'deit': 'DeiT',
     'resnet18': 'ResNet-18',
 }
+INTERVAL = '95 % interval'
 LEVEL = 0.05
 PLANNED_SEEDS = 12
 PRIMARY = ('fashion', 'scenes')  # tasks; the others are exploratory
@@ -107,15 +108,30 @@ class TaskResults:
         return [arm for arm in (*FAMILY, CONTROL) if arm in self.runs and arm != self.control]
 
     @property
+    def waiting(self) -> dict[str, int]:
+        """By variant, how many seeds it has, of variants that lack some when no method does.
+
+        They do not enter the tables: those would lose seeds of the methods by them.
+        """
+        methods = [set(self.runs[arm]) for arm in METHODS if arm in self.runs]
+        every = set.intersection(*methods) if methods else set()
+        if self.planned is None or not (self.final or len(every) >= self.planned):
+            return {}
+        variants = self.runs.keys() - {*METHODS}
+        has = {arm: len(every & self.runs[arm].keys()) for arm in sorted(variants)}
+        return {arm: count for arm, count in has.items() if count < len(every)}
+
+    @property
     def arms(self) -> list[str]:
-        """Those that have runs, in the order of tables."""
+        """Those of the tables, in their order."""
         known = [arm for arm in ARMS if arm in self.runs]
-        return known + sorted(self.runs.keys() - {*ARMS})
+        others = sorted(self.runs.keys() - {*ARMS})
+        return [arm for arm in (*known, *others) if arm not in self.waiting]
 
     @property
     def seeds(self) -> list[int]:
-        """Those that every arm has finished, the only ones that enter a table."""
-        return sorted(set.intersection(*(set(runs) for runs in self.runs.values())))
+        """Those that every arm of the tables has finished, the only ones that enter."""
+        return sorted(set.intersection(*(set(self.runs[arm]) for arm in self.arms)))
 
     def metrics(self, arm: str, resolution: str | None = None) -> list[float]:
         """The metric by seed, or that at another resolution."""
@@ -212,7 +228,7 @@ def _comparison_row(a: str, b: str, found: Comparison) -> dict[str, str]:
         'A': title(a),
         'B': title(b),
         'A - B': f'{found.mean:+.3f}',
-        '95 % interval': f'{found.low:+.3f} to {found.high:+.3f}' if has_interval(found) else '',
+        INTERVAL: f'{found.low:+.3f} to {found.high:+.3f}' if has_interval(found) else '',
         'P(A > B)': f'{found.improvement:.2f}',
         'p': f'{found.p:.4f}',
     }
@@ -237,7 +253,7 @@ def secondary_rows(
     return [
         _comparison_row(a, b, compare(task.metrics(a, resolution), task.metrics(b, resolution)))
         for a, b in pairs
-        if a in task.runs and b in task.runs
+        if {a, b} <= {*task.arms}
     ]
 
 
@@ -308,7 +324,7 @@ def verdicts(task: TaskResults) -> list[str]:
         ]
     if task.chance is not None:
         pairs = [(arm, task.control) for arm in all_found]
-        pairs += [pair for pair in SECONDARY if {*pair} <= {*task.runs}]
+        pairs += [pair for pair in SECONDARY if {*pair} <= {*task.arms}]
         return [_counts(task, *pair, ABOVE[0]) for pair in pairs]
     lines = []
     for arm, (found, p) in all_found.items():
@@ -334,6 +350,37 @@ def verdicts(task: TaskResults) -> list[str]:
             'is found with a probability of 0.8.'
         )
     return lines
+
+
+def is_tested(task: TaskResults) -> bool:
+    """Whether the protocol's test of the primary hypothesis has been made on this task."""
+    return task.name in PRIMARY and not task.interim and task.control == CONTROL
+
+
+def short_rows(tasks: Sequence[TaskResults]) -> list[dict[str, str]]:
+    """A row for each method: on each task its difference from the control, and Holm's p."""
+    rows: dict[str, dict[str, str]] = {}
+    for task in tasks:
+        for arm, (found, p) in family(task).items():
+            row = rows.setdefault(arm, {'method': title(arm)})
+            row[task.name] = f'{found.mean:+.2f}'
+            row[f'{task.name}, interval'] = f'{found.low:+.2f} to {found.high:+.2f}'
+            row[f'{task.name}, p'] = f'{p:.4f}'
+    return [*rows.values()]
+
+
+def short_verdict(task: TaskResults) -> str:
+    """One sentence or two on all methods of a task that was tested."""
+    found = family(task)
+    differ = [arm for arm, (_, p) in found.items() if p < LEVEL]
+    same = [comparison for arm, (comparison, _) in found.items() if arm not in differ]
+    furthest = max((max(abs(c.low), abs(c.high)) for c in same), default=0.0)
+    excluded = f'the intervals exclude differences above {furthest:.2f} points'
+    if not differ:
+        return f'{task.name}: no difference from `{task.control}` found; {excluded}.'
+    named = ' and '.join(f'`{arm}` ({found[arm][0].mean:+.2f} points)' for arm in differ)
+    text = f'{task.name}: {named} differ{"s" if len(differ) == 1 else ""} from `{task.control}`.'
+    return f'{text} Of the others no difference was found; {excluded}.' if same else text
 
 
 def diverged(task: TaskResults) -> Iterable[str]:
