@@ -29,7 +29,7 @@ def draw_task(task: TaskResults) -> Figure:
         panels += [_draw_ends]
     elif family(task):
         panels += [_draw_differences]
-    panels += [_draw_times] if task.costs.keys() & task.runs.keys() else []
+    panels += [_draw_times] if task.costs.keys() & {*task.arms} else []
     figure = Figure(figsize=(5 * len(panels), 4.2), dpi=120, layout='constrained')
     colours = {arm: f'C{i}' for i, arm in enumerate(task.arms)}
     for axes, draw in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
@@ -100,17 +100,23 @@ def _draw_differences(axes: Axes, task: TaskResults, colours: dict[str, str]) ->
 
 
 def _draw_times(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
-    for arm in task.arms:
-        if arm not in task.costs:
-            continue
-        runs = [task.runs[arm][seed] for seed in task.seeds]
-        seconds = task.costs[arm]['milliseconds'] * runs[0]['settings']['steps'] / 1000
+    seconds = {
+        arm: task.costs[arm]['milliseconds'] * task.runs[arm][task.seeds[0]]['settings']['steps']
+        / 1000
+        for arm in task.arms
+        if arm in task.costs
+    }  # fmt: skip
+    near = 0.05 * (max(seconds.values()) - min(seconds.values()))
+    for arm, x in seconds.items():
         values = task.metrics(arm)
         mean, deviation = np.mean(values), _deviation(values)
-        axes.errorbar(seconds, mean, yerr=deviation, fmt='o', color=colours[arm], capsize=3)
+        axes.errorbar(x, mean, yerr=deviation, fmt='o', color=colours[arm], capsize=3)
+        # On the left of its point where another point is near on the right.
+        left = any(0 < other - x < near for other in seconds.values())
         axes.annotate(
-            title(arm), (seconds, float(mean)), (4, 3), textcoords='offset points', fontsize=7
-        )
+            title(arm), (x, float(mean)), (-4 if left else 4, 3), textcoords='offset points',
+            ha='right' if left else 'left', fontsize=7,
+        )  # fmt: skip
     axes.margins(x=0.12)
     cards = sorted({cost['card'] for cost in task.costs.values() if 'card' in cost})
     axes.set(
