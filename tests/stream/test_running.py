@@ -1,6 +1,8 @@
 """The stream as a whole: what comes out of it, in which order, and how it ends."""
 
 import copy
+import os
+import signal
 import threading
 import time
 
@@ -176,6 +178,55 @@ def test_an_interruption_finishes_what_is_under_way_and_closes(tmp_path):
     frames, _ = read_video(tmp_path / 'out.mp4')
     assert len(frames) == video.frames == 5
     assert [path.name for path in tmp_path.iterdir()] == ['out.mp4']
+
+
+class Interrupted(Counting):
+    """Gets Ctrl-C while it predicts its sixth frame; notes whether it could finish that."""
+
+    def __init__(self, times=1):
+        super().__init__()
+        self.times, self.finished = times, False
+
+    def submit(self, slot):
+        super().submit(slot)
+        if number_of(slot.picture) == 5:
+            for _ in range(self.times):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.01)
+            self.finished = True
+
+
+def test_ctrl_c_does_not_throw_the_model_out_of_its_work():
+    predictor, kept = Interrupted(), Kept()
+    summary = stream(Drawn([draw(i) for i in range(30)]), predictor, [kept]).run()
+    assert predictor.finished and kept.closed
+    assert summary.interrupted and str(summary).startswith('interrupted: 6 of 6 frames')
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_does_not_wait():
+    predictor, kept = Interrupted(times=2), Kept()
+    summary = stream(Drawn([draw(i) for i in range(30)]), predictor, [kept]).run()
+    assert not predictor.finished and kept.closed and len(kept.pictures) == 5
+    assert summary.interrupted
+
+
+def test_ctrl_c_ends_the_wait_for_a_camera():
+    over = threading.Event()
+
+    class Silent(Drawn):
+        def frames(self, allocate):
+            yield from super().frames(allocate)
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            self.ended_by_the_stream = over.wait(20)  # no further frame comes
+
+    source = Silent([draw(i) for i in range(3)], live=True, interval=0.05)
+    whole = stream(source)
+    end = whole.end
+    whole.end = lambda: (over.set(), end())
+    summary = whole.run()
+    assert source.ended_by_the_stream
+    assert summary.interrupted and summary.predicted == 3
 
 
 @pytest.mark.parametrize('where', ['model', 'sink'])

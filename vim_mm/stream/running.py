@@ -5,8 +5,10 @@ its source is live. As many frames again may be drawn and wait for the writer. S
 however slow a stage is.
 """
 
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import Queue, SimpleQueue
 from time import perf_counter
@@ -76,6 +78,38 @@ class Summary:
 def _until_end(queue: Queue | SimpleQueue) -> Iterator:
     while (item := queue.get()) is not _END:
         yield item
+
+
+@contextmanager
+def _at_interrupt(act: Callable[[], None]) -> Iterator[None]:
+    """Call ``act`` at the first Ctrl-C instead of raising KeyboardInterrupt; the next one raises.
+
+    An exception at any instruction could leave a library in the middle of its work. ``act`` runs at
+    any instruction as well: it must not take a lock.
+    """
+    if threading.current_thread() is not threading.main_thread():  # signals are not its own
+        yield
+        return
+    ours = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is signal.default_int_handler
+    ]
+
+    def raise_again() -> None:
+        for number in ours:
+            signal.signal(number, signal.default_int_handler)
+
+    def handle(*_: Any) -> None:
+        raise_again()
+        act()
+
+    for number in ours:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        raise_again()
 
 
 class _Thread(threading.Thread):
@@ -158,7 +192,8 @@ class Stream:
             thread.start()
         try:
             try:
-                self._predict()
+                with _at_interrupt(self._interrupt):
+                    self._predict()
             except KeyboardInterrupt:
                 self.summary.interrupted = True
         finally:
@@ -183,6 +218,11 @@ class Stream:
         self.stop.set()
         self.free.put(None)
         self.room.release()
+
+    def _interrupt(self) -> None:
+        """Let predicting end after its frame, or now if it waits for one; takes no lock."""
+        self.summary.interrupted = True
+        self.decoded.put(_END)
 
     def _read(self) -> None:
         slot: Slot | None = None
@@ -213,6 +253,8 @@ class Stream:
     def _predict(self) -> None:
         """In the main thread, which is the one that Ctrl-C interrupts."""
         for slot in _until_end(self.decoded):
+            if self.summary.interrupted:
+                return
             if slot is not None:
                 # What is made once for a size is no part of any frame.
                 self.predictor.prepare(slot.picture.shape[:2])
