@@ -46,7 +46,9 @@ def parse_args() -> argparse.Namespace:
 # Above PyTorch, so that --help and a wrong option are answered at once.
 ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
+from vim_mm.analysis.study.answer import cautions, is_tested, short_rows, short_verdict
 from vim_mm.analysis.study.comparison import (
+    ABOVE,
     CONTROL,
     INTERVAL,
     TaskResults,
@@ -54,13 +56,10 @@ from vim_mm.analysis.study.comparison import (
     diverged,
     facts,
     family_rows,
-    is_tested,
     read_results,
     resolution_rows,
     resolutions,
     secondary_rows,
-    short_rows,
-    short_verdict,
     summary_rows,
     title,
     verdicts,
@@ -73,61 +72,83 @@ from vim_mm.analysis.tables import markdown_table, write_text
 Rows = list[dict[str, str]]
 _HEAD = """# The methods compared
 
-Made from the results of the runs, one JSON each, by
-`python tools/analysis/compare_methods.py docs/study/results --page docs/methods_compared.md`.
-Do not edit. Hypotheses, tasks, statistics and what may be concluded stand in
-[the protocol](study_protocol.md), whose first version was committed before the runs. These commands
-repeat the runs; DIR holds Fashion-MNIST's IDX files (`python -m vim_mm.datasets.fashion`):
+Small Vision Mamba models were trained with each method, with the same seeds and settings.
+[The protocol](study_protocol.md) describes hypotheses, tasks and statistics, and what may be
+concluded. Its first version was committed before the runs."""
+_HOW = """## How this page is made
+
+A script makes it from the results of the runs, one JSON each. Do not edit it:
+
+```bash
+python tools/analysis/compare_methods.py docs/study/results --page docs/methods_compared.md
+```
+
+These commands repeat the runs and make the tables again. DIR holds Fashion-MNIST's IDX files
+(`python -m vim_mm.datasets.fashion`). EMPTY is an empty folder; without `--results EMPTY`, `train`
+skips the runs whose results are in `docs/study/results`.
 
 ```bash
 {commands}
 python tools/study/run.py import OUT --results NEW
 python tools/analysis/compare_methods.py NEW
-```
-
-EMPTY is an empty folder. Without it `train` leaves out the runs that `docs/study/results` holds.
-
-{terms}
-"""
+```"""
 _TERMS = {
-    '`zoh_exact`': 'the control: the true zero-order hold, with which every method is compared',
-    'foh, matched': '`foh` with B enlarged at initialization, so that its input gain is that of '
-    '`zoh`',
-    'zoh_exact, averaged': 'the control, each direction scanned in both orders and averaged, as '
-    '`poly` does',
-    'A - B, P(A > B)': 'mean difference over seeds, and the share of seeds in which A is better; '
-    'ties count half',
-    INTERVAL: 'of the mean difference: a percentile bootstrap over seeds. It is too narrow '
-    'for few seeds: of normal differences it holds the true mean in 86 % of cases with 6 seeds, '
-    '88 % with 8, 91 % with 12',
-    'p; p, Holm': 'exact p of the sign-flip test; the same, corrected for the methods of the table',
+    '`zoh_exact`': 'the control: the exact zero-order hold, of which `zoh` is a simplification',
+    'foh, matched': 'a variant of `foh`: B is scaled at initialization so that its mean input gain '
+    'equals that of `zoh`',
+    'zoh_exact, averaged': 'a variant of the control: each direction is scanned in both orders, '
+    'and the outputs are averaged, as in `poly`',
+    'A - B': 'mean over the seeds of the difference between A and B with the same seed',
+    'P(A > B)': 'share of seeds in which A is better; ties count half',
+    INTERVAL: 'of the mean difference, a percentile bootstrap over seeds, not corrected for the '
+    'number of comparisons. With few seeds it is too narrow: for normally distributed differences '
+    'it covers the true mean in 86 % of cases with 6 seeds, 88 % with 8 and 91 % with 12',
+    'p; p, Holm': 'exact p of the sign-flip test; the same after correction (Holm) for the methods '
+    'of the table',
+    'detectable': 'the difference that so many pairs detect with a probability of 0.8, at 0.05 '
+    'over the number of methods, if differences vary as they do here',
+    'interquartile mean': 'mean over seeds without the quarter at each end',
+    'mIoU': 'intersection over union, the mean over classes',
     'ms a step, MiB': 'time and peak memory of the GPU of one training step, alone on the card',
 }
-# By task of the study: the metric of its tables, and the data.
+# By task of the study: what it is, the metric of its tables, and the data.
 _MEASURED = {
-    'fashion': 'the accuracy in percent on the 10,000 test images of Fashion-MNIST. Training used '
-    'its 60,000 training images',
-    'scenes': 'the mIoU in percent over 11 classes on 2,000 test scenes of garments. Training used '
-    '8,000 other scenes',
-    'recall': 'the accuracy in percent on the regions of 2,000 test images. A cue, at least 129 '
-    'tokens earlier in the scan, tells the class of the region; 6.7 is chance. Training used '
-    '32,000 other images',
+    'fashion': (
+        'Classification',
+        'the accuracy in percent on the 10,000 test images of Fashion-MNIST. Training used its '
+        '60,000 training images',
+    ),
+    'scenes': (
+        'Segmentation',
+        'the mIoU in percent over 11 classes, ten garments and the ground, on 2,000 test scenes: '
+        'grey images of 128 x 128, drawn from garments of Fashion-MNIST that are scaled, turned '
+        'and pasted on a noisy ground. Training used 8,000 other scenes',
+    ),
+    'recall': (
+        'Recall',
+        'the accuracy in percent on the regions of 2,000 test images. A cue, at least 129 tokens '
+        'earlier in the scan, tells the class of the region. Training used 32,000 other images',
+    ),
 }
-_CHANCE = (
-    'Most runs end at chance. A mean therefore says mainly how many runs do not, and intervals and '
-    'p say little. The columns "above 10 %" and "above 50 %" were added after the runs: 10 % is '
-    'well above what a run at chance has, and many runs end at two or three times chance.'
-)
 # What stands between the title of a table and the table.
 _NOTES = {
     'Other resolutions': 'mIoU in percent on the first 500 test scenes, as they are and enlarged '
     '1.5 and 2 times. "/dt" means that `dt` was divided by the enlargement; else it is as trained.',
 }
 _SHORT = (
-    f'Mean differences from `{CONTROL}` in percentage points of the metric, paired by seed, with '
-    f"{INTERVAL} and p after Holm's correction. A positive one is an advantage of the method. The "
-    'metric of `fashion` is the accuracy of classification, that of `scenes` the mIoU of '
-    'segmentation.'
+    f'The table has the mean of the control, the exact zero-order hold (`{CONTROL}`), with its '
+    'standard deviation over seeds. For each method it has the mean difference from the control '
+    f'over seeds, in percentage points, with {INTERVAL} and p. Positive means better than the '
+    'control. `fashion` is the accuracy of the classification of Fashion-MNIST, `scenes` the mIoU '
+    'of the segmentation of synthetic scenes of its garments. The models have {sizes} million '
+    'parameters and start from random weights. Settings are the same for all methods. They come '
+    'from earlier runs of other models, the initialization from Mamba, and none was adapted to a '
+    'method.'
+)
+_SEE = (
+    'What H2 to H4 found stands in [the protocol](study_protocol.md#question-and-hypotheses), and '
+    'so does [what may be concluded](study_protocol.md#what-may-be-concluded): a difference of '
+    '`poly` or `highorder` speaks for the formula, not for a hold or an order of accuracy.'
 )
 _LONG = 'long'  # the task of one longer run, which compares nothing
 _BESIDE = f"""## Fashion-MNIST beside other models
@@ -135,7 +156,7 @@ _BESIDE = f"""## Fashion-MNIST beside other models
 Accuracy in percent on the 10,000 test images, standard split. The rows with parameters were trained
 by the code of the study (`--arms deit resnet18`, and `--tasks long --seeds 0`), in 10 epochs where
 the row does not say otherwise. The recipe was chosen for Vim; another may serve the others better.
-The longer run was to reach 95.4 %.
+The goal of the longer run was 95.4 %.
 
 The rows without parameters were not run here, and their recipes differ. All but the last were
 [submitted to the data set's README]({SOURCE}), which did not verify them. The last is from
@@ -158,17 +179,25 @@ def sections(task: TaskResults) -> list[tuple[str, Rows]]:
     kind = 'Primary' if task.primary and as_planned else 'Exploratory'
     control = 'the control' if task.control == CONTROL else f'`{title(task.control)}`'
     methods = 'six methods' if len(task.compared) == 6 else 'each method'
+    each = [('Each method', summary_rows(task))]
+    tested = not task.interim and task.chance is None
     found = [
-        ('Each method', summary_rows(task)),
-        (f'{kind}: {methods} against {control}', family_rows(task)),
-        ('Exploratory, p without correction', secondary_rows(task)),
+        (f'{kind}: {methods} against {control}', family_rows(task, power=tested)),
+        ('Exploratory: variants, p not corrected', secondary_rows(task)),
         ('Other resolutions', resolution_rows(task)),
     ]
     found += [
-        (f'Exploratory: against {control} at {name}', family_rows(task, name))
+        (f'Exploratory: against {control} at {at(name)}', family_rows(task, name))
         for name in resolutions(task)
     ]
-    return [(heading, with_interval(rows)) for heading, rows in found if rows]
+    found = each + found if task.chance is not None else found + each
+    return [(name, with_interval(rows)) for name, rows in found if rows]
+
+
+def at(resolution: str) -> str:
+    """'1.5' and '1.5/dt' in words."""
+    factor, _, divided = resolution.partition('/')
+    return f'{factor} times the size' + (f', `dt` divided by {factor}' if divided else '')
 
 
 def with_interval(rows: Rows) -> Rows:
@@ -189,7 +218,7 @@ def model_and_metric(task: TaskResults) -> str | None:
     ranges = sorted({tuple(run['settings'].get('dt_range', ())) for run in runs})
     starts = ''.join(f' Its `dt` starts between {r[0]:g} and {r[1]:g}.' for r in ranges if r)
     return (
-        f'The metric is {measured}. Differences are in percentage points. The model is the '
+        f'The metric is {measured[1]}. Differences are in percentage points. The model is the '
         f'`VisionMamba` of the protocol{size}.{starts}'
     )
 
@@ -225,57 +254,100 @@ def costs_alone(task: TaskResults) -> str:
     return found
 
 
+def heading(task: TaskResults) -> str:
+    """Of a task of the study what it is, and its name."""
+    if not task.planned or task.kind not in _MEASURED:
+        return task.name
+    return f'{_MEASURED[task.kind][0]} (`{task.name}`)'
+
+
+def which(seeds: list[int]) -> str:
+    """'0 to 11', or each where they do not follow one another."""
+    if len(seeds) > 2 and seeds == [*range(seeds[0], seeds[-1] + 1)]:
+        return f'{seeds[0]} to {seeds[-1]}'
+    return ', '.join(map(str, seeds))
+
+
 def describe(task: TaskResults, table: Callable[[Rows], str], picture: str | None) -> str:
     """All that there is to say of one task."""
     count = len(task.seeds)
     interim = f' ({count} of {task.planned}: interim)' if task.interim else ''
     parts = [
-        f'## {task.name}',
+        f'## {heading(task)}',
         *filter(None, [model_and_metric(task)]),
-        'The tables use the seeds that every method and variant in them has finished: '
-        f'{", ".join(map(str, task.seeds))}{interim}. {machines(facts(table_runs(task)))}.',
-        *mixed(task),
+        f'The tables use the seeds that every method and variant in them has finished: '
+        f'{which(task.seeds)}{interim}.',
     ]
     if task.missing:
         names = '; '.join(f'`{title(arm)}`' for arm in task.missing)
         parts.append(f'No run yet: {names}.')
     parts += [
-        f'`{title(arm)}` has finished {has} of these {count} seeds, and enters with the last.'
+        f'`{title(arm)}` has finished {has} of these {count} seeds. It is compared on those, which '
+        'is interim, and left out of the other tables.'
         for arm, has in task.waiting.items()
     ]
-    if any('card' in cost for cost in task.costs.values()):
-        parts.append(
-            f'The cost of a step: {machines(facts(task.costs.values()))}.{costs_alone(task)}'
-        )
     if picture:
         parts.append(f'![{task.name}]({picture})')
     tables = sections(task)
     if family_rows(task) and not any(INTERVAL in rows[0] for _, rows in tables):
         parts.append(f'{count} pairs are too few for a {INTERVAL}.')
     if task.chance is not None:
-        parts.append(_CHANCE)
-    for heading, rows in tables:
-        parts += filter(None, [f'### {heading}', _NOTES.get(heading), table(rows)])
+        parts.append(ends(task))
+    for name, rows in tables:
+        parts += filter(None, [f'### {name}', _NOTES.get(name), table(rows)])
     if family_rows(task):
         parts += ['### What this shows', '\n'.join(f'* {line}' for line in verdicts(task))]
     lost = [*diverged(task)]
     if lost:
         parts.append('Diverged, and counted with their value: ' + '; '.join(lost) + '.')
-    return '\n\n'.join(parts)
+    return '\n\n'.join([*parts, *made_by(task)])
+
+
+def ends(task: TaskResults) -> str:
+    """Where the runs end, of a task on which many stay at chance."""
+    values = sorted(value for arm in task.arms for value in task.metrics(arm))
+    low = [value for value in values if value <= ABOVE[0]]
+    above = values[len(low) :]
+    text = f'Chance is {task.chance:.1f} %. '
+    if low:
+        text += f'{len(low)} of the {len(values)} runs end at {low[0]:.1f} to {low[-1]:.1f} %. '
+    if low and above:
+        text += f'The others end at {above[0]:.1f} % and more. '
+    return text + (
+        'A mean says mainly how many runs end above chance, and intervals and p say little. The '
+        f'table counts the runs that end above {ABOVE[0]:g} % and {ABOVE[1]:g} %, and of those '
+        f'above {ABOVE[0]:g} % the ones with whose seed the control ends there too. These counts '
+        'were added after the runs.'
+    )
+
+
+def made_by(task: TaskResults) -> list[str]:
+    """By which cards and commits a task's figures were made, in paragraphs."""
+    found = machines(facts(table_runs(task)))
+    parts = [f'### Cards and commits of `{task.name}`', f'{found}.'] if found else []
+    parts += mixed(task)
+    if any('card' in cost for cost in task.costs.values()):
+        parts.append(
+            f'The cost of a step: {machines(facts(task.costs.values()))}.{costs_alone(task)}'
+        )
+    return parts
 
 
 def in_short(tasks: list[TaskResults]) -> str:
     """The answer to the primary hypothesis, of the tasks on which it was tested."""
     tasks = [task for task in tasks if is_tested(task)]
-    rows = short_rows(tasks)
-    if not rows:
+    if not tasks:
         return ''
+    runs = [run for task in tasks for run in table_runs(task)]
+    sizes = sorted({run['parameters'] for run in runs if 'parameters' in run})
     return '\n\n'.join(
         [
             '## In short',
-            _SHORT,
-            markdown_table(rows),
             '\n'.join(f'* {short_verdict(task)}' for task in tasks),
+            _SHORT.format(sizes=' and '.join(f'{size / 1e6:.2f}' for size in sizes)),
+            markdown_table(short_rows(tasks)),
+            *cautions(tasks),
+            _SEE,
         ]
     )
 
@@ -315,11 +387,10 @@ def commands(tasks: list[TaskResults], long: TaskResults | None) -> str:
     return '\n'.join(f'python tools/study/run.py {line}' for line in lines)
 
 
-def head_of_study(tasks: list[TaskResults], long: TaskResults | None) -> str:
-    """How the page and the runs are made, and what its words mean."""
+def terms() -> str:
+    """What the words of the study's tables mean."""
     rows = [('word', 'meaning'), ('---', '---'), *_TERMS.items()]
-    terms = '\n'.join(f'| {word} | {meaning} |' for word, meaning in rows)
-    return _HEAD.format(commands=commands(tasks, long), terms=terms)
+    return '\n'.join(['## Terms', '', *(f'| {word} | {meaning} |' for word, meaning in rows)])
 
 
 def _facts_of_others(task: TaskResults, long: TaskResults | None) -> str:
@@ -334,8 +405,7 @@ def write_page(
 
     Of the study also how to repeat the runs, and which tasks have none yet.
     """
-    head = head_of_study(tasks, long) if study else '# Methods compared\n'
-    texts = [head.strip(), *filter(None, [in_short(tasks) if study else ''])]
+    texts = [_HEAD, *filter(None, [in_short(tasks)]), terms()] if study else ['# Methods compared']
     for task in tasks:
         picture = page.parent / 'images' / f'study_{task.name.replace(" ", "_")}.png'
         plot_task(task, picture)
@@ -348,6 +418,7 @@ def write_page(
     if study:
         names = {task.name for task in tasks}
         texts += [f'## {name}\n\nNo run yet.' for name in _MEASURED if name not in names]
+        texts.append(_HOW.format(commands=commands(tasks, long)))
     write_text(page, '\n\n'.join(texts))
 
 

@@ -175,7 +175,7 @@ def test_markdown_latex_and_picture(work_dirs, tmp_path, monkeypatch, capsys):
     run(monkeypatch, work_dirs, '--page', page, '--latex', latex)
     printed = capsys.readouterr().out
     assert 'Primary: each method against the control' in printed and 'interim' not in printed
-    assert 'no difference from `zoh_exact` found' in printed
+    assert 'no difference from `zoh_exact` was found' in printed
     text = page.read_text()
     assert text.startswith('# Methods compared') and printed.split('\n\n')[0] in text
     picture = cv2.imread(str(tmp_path / 'images/study_small_mIoU.png'))

@@ -111,13 +111,14 @@ class TaskResults:
     def waiting(self) -> dict[str, int]:
         """By variant, how many seeds it has, of variants that lack some when no method does.
 
-        They do not enter the tables: those would lose seeds of the methods by them.
+        They enter the secondary comparisons alone: other tables would lose seeds of the methods.
         """
-        methods = [set(self.runs[arm]) for arm in METHODS if arm in self.runs]
-        every = set.intersection(*methods) if methods else set()
-        if self.planned is None or not (self.final or len(every) >= self.planned):
+        if self.planned is None or not METHODS.keys() <= self.runs.keys():
             return {}
-        variants = self.runs.keys() - {*METHODS}
+        every = set.intersection(*(set(self.runs[arm]) for arm in METHODS))
+        if not (self.final or len(every) >= self.planned):
+            return {}
+        variants = self.runs.keys() - {*METHODS, self.control}
         has = {arm: len(every & self.runs[arm].keys()) for arm in sorted(variants)}
         return {arm: count for arm, count in has.items() if count < len(every)}
 
@@ -133,9 +134,11 @@ class TaskResults:
         """Those that every arm of the tables has finished, the only ones that enter."""
         return sorted(set.intersection(*(set(self.runs[arm]) for arm in self.arms)))
 
-    def metrics(self, arm: str, resolution: str | None = None) -> list[float]:
-        """The metric by seed, or that at another resolution."""
-        runs = [self.runs[arm][seed] for seed in self.seeds]
+    def metrics(
+        self, arm: str, resolution: str | None = None, seeds: Sequence[int] | None = None
+    ) -> list[float]:
+        """The metric by seed, of those of the tables or others, or that at another resolution."""
+        runs = [self.runs[arm][seed] for seed in (self.seeds if seeds is None else seeds)]
         if resolution is None:
             return [run['metric'] for run in runs]
         return [run['resolutions'][resolution] for run in runs]
@@ -193,6 +196,9 @@ def summary_rows(task: TaskResults) -> list[dict[str, str]]:
         if task.chance is not None:
             for level in ABOVE:
                 row[f'above {level:g} %'] = f'{sum(runs_above(task, arm, level))} of {len(values)}'
+            if task.control in task.runs:
+                both = zip(*(runs_above(task, a, ABOVE[0]) for a in (arm, task.control)))
+                row['the control too'] = str(sum(map(all, both)))
         rows.append(row | (cost_cells(task, arm) if task.costs else {}))
     return rows
 
@@ -234,12 +240,22 @@ def _comparison_row(a: str, b: str, found: Comparison) -> dict[str, str]:
     }
 
 
-def family_rows(task: TaskResults, resolution: str | None = None) -> list[dict[str, str]]:
-    """A row for each method that is compared, against the control."""
-    return [
-        {**_comparison_row(arm, task.control, found), 'p, Holm': f'{p:.4f}'}
-        for arm, (found, p) in family(task, resolution).items()
-    ]
+def family_rows(
+    task: TaskResults, resolution: str | None = None, power: bool = False
+) -> list[dict[str, str]]:
+    """A row for each method that is compared, against the control.
+
+    With ``power`` also the difference that was detectable, where anything could be found.
+    """
+    all_found = family(task, resolution)
+    rows = []
+    for arm, (found, p) in all_found.items():
+        row = {**_comparison_row(arm, task.control, found), 'p, Holm': f'{p:.4f}'}
+        if power and can_differ(found.count, len(all_found)):
+            effect = detectable(found, len(all_found), found.count)
+            row['detectable'] = f'{effect:.2f}' if math.isfinite(effect) else ''
+        rows.append(row)
+    return rows
 
 
 def secondary_rows(
@@ -247,14 +263,17 @@ def secondary_rows(
     pairs: Sequence[tuple[str, str]] = SECONDARY,
     resolution: str | None = None,
 ) -> list[dict[str, str]]:
-    """A row for each exploratory comparison of A with B, p as it is."""
-    if len(task.seeds) < 2:
-        return []
-    return [
-        _comparison_row(a, b, compare(task.metrics(a, resolution), task.metrics(b, resolution)))
-        for a, b in pairs
-        if {a, b} <= {*task.arms}
-    ]
+    """A row for each exploratory comparison, on the seeds that A and B both have, p as it is."""
+    rows = []
+    for a, b in pairs:
+        if not {a, b} <= {*task.arms, *task.waiting}:
+            continue
+        seeds = sorted(task.runs[a].keys() & task.runs[b].keys())
+        if len(seeds) > 1:
+            found = compare(*(task.metrics(arm, resolution, seeds) for arm in (a, b)))
+            count = {'pairs': str(len(seeds))} if task.waiting else {}
+            rows.append(_comparison_row(a, b, found) | count)
+    return rows
 
 
 def resolutions(task: TaskResults) -> list[str]:
@@ -291,23 +310,18 @@ def has_interval(found: Comparison) -> bool:
     return can_differ(found.count, comparisons=1)
 
 
+def furthest(found: Comparison) -> float:
+    """The end of the interval that is further from 0, without its sign."""
+    return max(abs(found.low), abs(found.high))
+
+
 def detectable(found: Comparison, comparisons: int, pairs: int) -> float:
     """The difference in points that so many pairs find with a probability of 0.8."""
     return found.deviation * detectable_effect(pairs, LEVEL / comparisons)
 
 
-def _counts(task: TaskResults, a: str, b: str, level: float) -> str:
-    """How many runs of two arms end above a percentage, in a sentence."""
-    first, second = runs_above(task, a, level), runs_above(task, b, level)
-    both = sum(map(all, zip(first, second)))
-    return (
-        f'`{title(a)}`: {sum(first)} of {len(first)} runs end above {level:g} %; `{title(b)}`: '
-        f'{sum(second)}; both, with the same seed: {both}.'
-    )
-
-
 def verdicts(task: TaskResults) -> list[str]:
-    """What may be concluded of each method that is compared, with the power there was.
+    """What may be concluded of each method that is compared.
 
     Of an interim table only the power that all seeds will have.
     """
@@ -323,9 +337,7 @@ def verdicts(task: TaskResults) -> list[str]:
             f'{max(effects):.2f} points (most) with a probability of 0.8.'
         ]
     if task.chance is not None:
-        pairs = [(arm, task.control) for arm in all_found]
-        pairs += [pair for pair in SECONDARY if {*pair} <= {*task.arms}]
-        return [_counts(task, *pair, ABOVE[0]) for pair in pairs]
+        return ['As most runs end at chance, no method can be called better or worse.']
     lines = []
     for arm, (found, p) in all_found.items():
         if not can_differ(found.count, len(all_found)):
@@ -335,57 +347,27 @@ def verdicts(task: TaskResults) -> list[str]:
                 f'{least:.2f}.'
             )
             continue
-        furthest = max(abs(found.low), abs(found.high))
-        effect = detectable(found, len(all_found), found.count)
+        interval = f'{found.low:+.2f} to {found.high:+.2f}'
         if p < LEVEL:
-            text = (
-                f'differs from `{task.control}` by {found.mean:+.2f} points (p after Holm {p:.4f})'
+            lines.append(
+                f'`{arm}` differs from `{task.control}` by {found.mean:+.2f} points ({INTERVAL} '
+                f'{interval}, p after Holm {p:.4f}).'
             )
         else:
-            text = f'no difference from `{task.control}` found'
-            if math.isfinite(effect):
-                text += f'; its interval excludes differences above {furthest:.2f} points'
-        lines.append(
-            f'`{arm}`: {text}. With {found.count} pairs a difference of {effect:.2f} points '
-            'is found with a probability of 0.8.'
-        )
+            lines.append(
+                f'`{arm}`: no difference from `{task.control}` was found. Its interval lies within '
+                f'±{furthest(found):.2f} points.'
+            )
     return lines
 
 
-def is_tested(task: TaskResults) -> bool:
-    """Whether the protocol's test of the primary hypothesis has been made on this task."""
-    return task.name in PRIMARY and not task.interim and task.control == CONTROL
-
-
-def short_rows(tasks: Sequence[TaskResults]) -> list[dict[str, str]]:
-    """A row for each method: on each task its difference from the control, and Holm's p."""
-    rows: dict[str, dict[str, str]] = {}
-    for task in tasks:
-        for arm, (found, p) in family(task).items():
-            row = rows.setdefault(arm, {'method': title(arm)})
-            row[task.name] = f'{found.mean:+.2f}'
-            row[f'{task.name}, interval'] = f'{found.low:+.2f} to {found.high:+.2f}'
-            row[f'{task.name}, p'] = f'{p:.4f}'
-    return [*rows.values()]
-
-
-def short_verdict(task: TaskResults) -> str:
-    """One sentence or two on all methods of a task that was tested."""
-    found = family(task)
-    differ = [arm for arm, (_, p) in found.items() if p < LEVEL]
-    same = [comparison for arm, (comparison, _) in found.items() if arm not in differ]
-    furthest = max((max(abs(c.low), abs(c.high)) for c in same), default=0.0)
-    excluded = f'the intervals exclude differences above {furthest:.2f} points'
-    if not differ:
-        return f'{task.name}: no difference from `{task.control}` found; {excluded}.'
-    named = ' and '.join(f'`{arm}` ({found[arm][0].mean:+.2f} points)' for arm in differ)
-    text = f'{task.name}: {named} differ{"s" if len(differ) == 1 else ""} from `{task.control}`.'
-    return f'{text} Of the others no difference was found; {excluded}.' if same else text
-
-
 def diverged(task: TaskResults) -> Iterable[str]:
-    """The runs whose loss was not finite."""
+    """The runs that enter a comparison and whose loss was not finite."""
     for arm in task.arms:
         for seed in task.seeds:
             if task.runs[arm][seed].get('diverged'):
+                yield f'{title(arm)}, seed {seed}'
+    for arm in task.waiting:
+        for seed, run in sorted(task.runs[arm].items()):
+            if run.get('diverged'):
                 yield f'{title(arm)}, seed {seed}'

@@ -1,0 +1,109 @@
+"""The answer to the study's primary hypothesis, in short: which methods differ from the control."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vim_mm.analysis.study.comparison import (
+    CONTROL,
+    FAMILY,
+    LEVEL,
+    PRIMARY,
+    TaskResults,
+    can_differ,
+    deviation,
+    family,
+    furthest,
+    least_p,
+    title,
+)
+from vim_mm.ops import METHODS
+
+
+def is_tested(task: TaskResults) -> bool:
+    """Whether the protocol's test of the primary hypothesis has been made on this task."""
+    complete = (
+        task.name in PRIMARY and task.control == CONTROL and METHODS.keys() <= task.runs.keys()
+    )
+    return complete and not task.interim and can_differ(len(task.seeds), len(FAMILY))
+
+
+def short_rows(tasks: Sequence[TaskResults]) -> list[dict[str, str]]:
+    """The control's mean on each task, and of each method its difference from it and Holm's p.
+
+    Args:
+        tasks (Sequence): Tested ones.
+    """
+    rows: dict[str, dict[str, str]] = {}
+    for task in tasks:
+        values = task.metrics(task.control)
+        rows.setdefault(CONTROL, {'method': title(CONTROL)}).update(
+            {
+                task.name: f'{np.mean(values):.2f} ({deviation(values)})',
+                f'{task.name}, interval': '',
+                f'{task.name}, p': '',
+            }
+        )
+        for arm, (found, p) in family(task).items():
+            row = rows.setdefault(arm, {'method': title(arm)})
+            row[task.name] = f'{found.mean:+.2f}'
+            row[f'{task.name}, interval'] = f'{found.low:+.2f} to {found.high:+.2f}'
+            row[f'{task.name}, p'] = f'**{_digits(p)}**' if p < LEVEL else _digits(p)
+    return [*rows.values()]
+
+
+def short_verdict(task: TaskResults) -> str:
+    """One sentence or two on all methods of a tested task."""
+    found = family(task)
+    differ = [arm for arm, (_, p) in found.items() if p < LEVEL]
+    same = [comparison for arm, (comparison, _) in found.items() if arm not in differ]
+    within = f'intervals lie within ±{max(map(furthest, same), default=0.0):.2f} points'
+    if not differ:
+        return f'`{task.name}`: no difference from `{task.control}` was found. All {within}.'
+    named = _listed([f'`{title(arm)}` ({found[arm][0].mean:+.2f} points)' for arm in differ])
+    text = f'`{task.name}`: {named} differ{"s" if len(differ) == 1 else ""} from `{task.control}`.'
+    if same:
+        text += f' Of the other methods no difference was found; their {within}.'
+    return text
+
+
+def cautions(tasks: Sequence[TaskResults]) -> list[str]:
+    """What a reader of :func:`short_rows` would stumble over, in sentences.
+
+    Args:
+        tasks (Sequence): Tested ones.
+    """
+    found = [(task, arm, *both) for task in tasks for arm, both in family(task).items()]
+    lines = [
+        f'p is corrected for the comparisons of a task (Holm). Where it is below {LEVEL}, in bold, '
+        'a difference was found. The intervals are not corrected.'
+    ]
+    unclear = [
+        f'`{title(arm)}` on `{task.name}`'
+        for task, arm, comparison, p in found
+        if p >= LEVEL and comparison.low * comparison.high > 0
+    ]
+    if unclear:
+        lines[0] += f' Those of {_listed(unclear)} exclude 0, but no difference was found there.'
+    bounds = {len(family(task)) * least_p(len(task.seeds)): len(task.seeds) for task in tasks}
+    for least, pairs in bounds.items():
+        if any(np.isclose(p, least) for *_, p in found):
+            lines.append(f'{_digits(least)} is the least corrected p that {pairs} pairs can give.')
+    variant = 'zoh_exact_averaged'
+    open_tasks = [task for task in tasks if 'poly' in task.compared and variant not in task.arms]
+    if open_tasks:
+        lines.append(
+            '`poly` has other coefficients than the control, and it scans each direction in both '
+            f'orders. Which of the two matters is open (H3): `{title(variant)}`, with these scans '
+            'and the coefficients of the control, lacks runs.'
+        )
+    return lines
+
+
+def _digits(p: float) -> str:
+    return f'{p:.4f}' if p < 0.01 else f'{p:.2f}'
+
+
+def _listed(names: list[str]) -> str:
+    *first, last = names
+    return f'{", ".join(first)} and {last}' if first else last
