@@ -422,17 +422,25 @@ def test_the_protocol_has_the_figures_of_the_page():
         assert any(f'{value:.{digits}f}' == number for value in exact), number
 
 
-def test_the_readme_quotes_the_models_on_scenes():
-    record = json.loads((ROOT / 'docs/study/models_on_scenes.json').read_text())
-    readme = (ROOT / 'seg/README.md').read_text()
+@pytest.mark.parametrize(
+    ('task', 'readme', 'cells'),
+    [
+        ('segmentation', 'seg/README.md', {'mIoU': '.2f'}),
+        ('detection', 'det/README.md', {'box AP': '.1f', 'mask AP': '.1f'}),
+    ],
+)
+def test_the_readme_quotes_the_models_on_scenes(task, readme, cells):
+    record = json.loads((ROOT / 'docs/study/models_on_scenes.json').read_text())[task]
+    readme = (ROOT / readme).read_text()
     assert record['commit'] in readme and record['date'] in readme
     for run in record['runs']:
         config = Path(run['config'])
         (row,) = (
             line for line in readme.splitlines() if line.startswith('|') and config.name in line
         )
-        cells = [cell.strip() for cell in row.split('|')[3:5]]
-        assert cells == [f'{run["parameters"] / 1e6:.1f}M', f'{run["mIoU"][-1][1]:.2f}']
+        quoted = [cell.strip() for cell in row.split('|')[3:-1]]
+        figures = [format(run[name][-1][1], digits) for name, digits in cells.items()]
+        assert quoted == [f'{run["parameters"] / 1e6:.1f}M', *figures]
         assert (ROOT / config).exists()
 
 
