@@ -11,11 +11,12 @@ def summary(work_dir: Path) -> dict[str, str]:
     from vim_mm.analysis.runs.work_dir import read_history
 
     losses, metrics = read_history(work_dir)
-    iterations = max(points[-1][0] for points in (losses, *metrics.values()))
+    iterations = max(points[-1][0] for points in (losses, *metrics.values()) if points)
     return {
         'run': work_dir.name,
         'iterations': str(iterations),
-        'loss': f'{losses[-1][1]:.3g}',
+        # A run that is shorter than the logger's interval logs no loss.
+        'loss': f'{losses[-1][1]:.3g}' if losses else '',
         **{name: f'{points[-1][1]:.2f}' for name, points in metrics.items()},
     }
 

@@ -55,6 +55,11 @@ def test_one_point_is_drawn(tmp_path):
     assert _pixels_of(_read(tmp_path / 'curves.png'), (31, 119, 180)) > 20
 
 
+def test_metrics_are_drawn_without_a_loss(tmp_path):
+    plot_curves([], {'mIoU': [(2, 30.0), (4, 60.0)]}, tmp_path / 'curves.png')
+    assert _pixels_of(_read(tmp_path / 'curves.png'), (31, 119, 180)) > 20
+
+
 @pytest.mark.parametrize(
     ('low', 'high', 'expected'),
     [

@@ -65,6 +65,23 @@ def test_detection_metrics_become_percent(tmp_path):
     assert read_history(tmp_path)[1] == {'box AP': [(10, 25.0)], 'mask AP': [(10, 50.0)]}
 
 
+def test_a_run_that_logged_no_loss_has_its_metrics(tmp_path, monkeypatch, capsys):
+    """It was shorter than the logger's interval."""
+    _log(tmp_path / 'short', 'run', [{'mIoU': 20.0, 'step': 4}])
+    _log(tmp_path / 'long', 'run', [{'loss': 2.0, 'step': 50}, {'mIoU': 30.0, 'step': 100}])
+    runs = [str(tmp_path / name) for name in ('short', 'long')]
+    picture = tmp_path / 'losses.png'
+    monkeypatch.setattr(sys, 'argv', ['compare_runs.py', *runs, '--picture', str(picture)])
+    monkeypatch.syspath_prepend(TOOLS)
+    runpy.run_path(str(TOOLS / 'compare_runs.py'), run_name='__main__')
+    rows = [line.split('|')[1:-1] for line in capsys.readouterr().out.splitlines()]
+    cells = [[cell.strip() for cell in row] for row in rows]
+    assert ['short', '4', '', '20.00'] in cells and ['long', '100', '2', '30.00'] in cells
+    assert picture.exists()
+    with pytest.raises(FileNotFoundError, match='holds no log of training'):
+        read_history(tmp_path)
+
+
 def test_runs_are_compared_before_they_validate(tmp_path, monkeypatch, capsys):
     _log(tmp_path / 'zoh', 'run', [{'loss': 3.0, 'step': 10}, {'loss': 2.5, 'step': 20}])
     _log(tmp_path / 'foh', 'run', [{'loss': 2.0, 'step': 10}, {'mIoU': 20.0, 'step': 10}])

@@ -140,7 +140,7 @@ def plot_curves(
     """Draw training loss and validation metrics over the iterations.
 
     Args:
-        losses (Sequence[tuple[int, float]]): Iteration and training loss.
+        losses (Sequence[tuple[int, float]]): Iteration and training loss; empty if none was logged.
         metrics (dict): By name, iteration and metric in percent; empty without a validation.
         path (str | Path): Picture to write.
     """
@@ -209,8 +209,7 @@ def plot_predictions(
 
 
 def _columns(points):
-    steps, values = zip(*points, strict=True)
-    return steps, values
+    return zip(*points, strict=True) if points else ((), ())
 
 
 def _enlarge(image, interpolation):

@@ -84,13 +84,13 @@ def read_log(
 def read_history(
     work_dir: str | Path,
 ) -> tuple[list[tuple[int, float]], dict[str, list[tuple[int, float]]]]:
-    """As :func:`read_log`, of a run that has logged a loss.
+    """As :func:`read_log`, of a run that has logged a loss or a metric.
 
     Raises:
-        FileNotFoundError: It has logged none.
+        FileNotFoundError: It has logged neither.
     """
     losses, metrics = read_log(work_dir)
-    if not losses:
+    if not losses and not metrics:
         raise FileNotFoundError(f'{work_dir} holds no log of training')
     return losses, metrics
 
