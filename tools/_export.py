@@ -63,11 +63,15 @@ def load_source(args: Namespace, device: str = 'cpu') -> Source:
     """Build the model of the arguments, and choose its part."""
     from vim_mm.engine.cli import load_model, read_config
     from vim_mm.export import choose_part, part_of
+    from vim_mm.models import VisionMamba
 
     cfg = read_config(args)
     model = load_model(cfg, args.checkpoint)[0].to(device)
+    backbone = getattr(model, 'backbone', None)
+    if not isinstance(backbone, VisionMamba):
+        found = 'no backbone' if backbone is None else f'the backbone {type(backbone).__name__}'
+        raise SystemExit(f'{args.config} has {found}: only models with VisionMamba are exported.')
     part = choose_part(model, cfg.default_scope, args.part)
-    backbone = model.backbone
     height, width = args.size or (n * backbone.patch_embed.stride for n in backbone.grid)
     return Source(cfg, model, part, part_of(model, part).eval(), (height, width))
 

@@ -68,6 +68,21 @@ def test_a_package_of_a_segmentor(seg, tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize('tool', ['export_onnx.py', 'export_aoti.py'])
+def test_another_backbone_is_refused_in_a_sentence(tool, configs, tmp_path):
+    config = tmp_path / 'other.py'
+    config.write_text(
+        f'_base_ = {str(configs["seg"])!r}\n'
+        "model = dict(backbone=dict(_delete_=True, type='UNet', base_channels=4), neck=None,\n"
+        '    decode_head=dict(in_channels=[64, 32, 16, 8]), auxiliary_head=None)\n'
+    )
+    other = make_task('seg', config, tmp_path)
+    printed = run_tool(tool, config, other.checkpoint, 'out.pt2', cwd=tmp_path, fails=True)
+    assert printed.splitlines()[-1] == (
+        f'{tool}: error: {config} has the backbone UNet: only models with VisionMamba are exported.'
+    )
+
+
 def test_on_a_gpu_a_graph_is_timed_too(monkeypatch, capsys):
     class OnGpu(torch.Tensor):
         is_cuda = True
