@@ -409,6 +409,22 @@ def test_readmes_quote_the_page(readme):
     )
 
 
+def test_the_front_page_has_the_figures_of_the_study():
+    text = ' '.join((ROOT / 'README.md').read_text().split())
+    fashion, scenes = (
+        next(task for task in read_results(RESULTS) if task.name == name)
+        for name in ('fashion', 'scenes')
+    )
+    foh, poly = (-family(scenes)[arm][0].mean for arm in ('foh', 'poly'))
+    assert f'`foh` and `poly` were worse by {foh:.1f} and {poly:.1f} points' in text
+    worse = {arm for arm, (found, p) in family(scenes).items() if p < 0.05 and found.mean < 0}
+    better = [
+        f for t in (fashion, scenes) for f, p in family(t).values() if p < 0.05 and f.mean > 0
+    ]
+    assert worse == {'foh', 'poly'} and not better
+    assert min(fashion.arms, key=lambda arm: fashion.costs[arm]['milliseconds']) == 'zoh'
+
+
 def test_the_protocol_has_the_figures_of_the_page():
     """In its column *found*, for differences and p."""
     rows = (ROOT / 'docs/study_protocol.md').read_text().split('| found, ')[1].split('\n\n')[0]
