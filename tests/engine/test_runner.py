@@ -20,11 +20,11 @@ from tests.engine.processes import free_port, torchrun_environment
 from tests.engine.toy import Mean, ToyModel, make_runner
 from vim_mm.engine import VimRunner
 from vim_mm.engine.checkpoints.reading import last_checkpoint
-from vim_mm.engine.runner import (
-    _threads_of_environment,
+from vim_mm.engine.determinism import sums_in_any_order
+from vim_mm.engine.processes import (
     choose_allocator,
     init_process_group,
-    sums_in_any_order,
+    threads_of_environment,
 )
 
 
@@ -105,7 +105,7 @@ def test_threads_of_every_level(value, threads, monkeypatch):
     monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
     if value is not None:
         monkeypatch.setenv('OMP_NUM_THREADS', value)
-    assert _threads_of_environment() == threads
+    assert threads_of_environment() == threads
 
 
 def test_the_runner_is_found_by_its_name():
@@ -175,7 +175,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
 LOADING = """
 import time
 from torch.utils.data import DataLoader
-from vim_mm.engine.runner import init_process_group
+from vim_mm.engine.processes import init_process_group
 
 class Loop:
     def __init__(self):

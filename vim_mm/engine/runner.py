@@ -1,17 +1,11 @@
 """Drives training and testing for the tools: MMEngine's runner, made to work without CUDA as well.
 
-This is the one place that knows what differs on a machine without a GPU: the backend of the process
-group, the devices of DistributedDataParallel, and SyncBN.
+This module and :mod:`vim_mm.engine.processes` alone know what differs on a machine without a GPU:
+the devices of DistributedDataParallel, and SyncBN; and the backend of the process group.
 """
 
-import atexit
-import contextlib
 import copy
-import gc
 import os
-import subprocess
-from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -22,10 +16,9 @@ from mmengine.model import BaseDataPreprocessor, is_model_wrapper, revert_sync_b
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import MODEL_WRAPPERS, RUNNERS
 from mmengine.runner import BaseLoop, Runner
-from torch import distributed, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from vim_mm.engine.activation import activate
 from vim_mm.engine.batches.batch import AccumulationHook, Batch, check_pooled_norms, plan_batch
@@ -35,111 +28,16 @@ from vim_mm.engine.checkpoints.missed_validation import MissedValidationHook
 from vim_mm.engine.checkpoints.provenance import ProvenanceHook
 from vim_mm.engine.checkpoints.reading import last_checkpoint
 from vim_mm.engine.checks.classes import ClassesHook
+from vim_mm.engine.determinism import any_algorithms, sums_in_any_order
 from vim_mm.engine.optimization.schedule import fast_forward, reset_values, same_schedule
+from vim_mm.engine.processes import (
+    choose_allocator,
+    init_process_group,
+    threads_of_environment,
+)
 from vim_mm.engine.watching.late_values import LateRuntimeInfoHook
 from vim_mm.engine.watching.nonfinite import NonFiniteLossError, NonFiniteLossHook
 from vim_mm.whole_file import whole_file
-
-
-def init_process_group(launcher: str, backend: str = 'nccl', timeout: float | None = None) -> None:
-    """Join the processes of a run, on GPUs by ``backend`` and without any by gloo.
-
-    Args:
-        launcher (str): 'pytorch' (torchrun set the environment) or 'slurm' (srun did; the first
-            host of the job and port 29500 are the meeting point, unless MASTER_ADDR and
-            MASTER_PORT are set).
-        backend (str): Of torch.distributed, where CUDA is available.
-        timeout (float, optional): Of collective operations, in seconds; None is torch's default.
-
-    Raises:
-        ValueError: Unknown launcher.
-        RuntimeError: This host has fewer GPUs than processes.
-    """
-    if launcher == 'slurm':
-        _translate_slurm_environment()
-    elif launcher != 'pytorch':
-        raise ValueError(f"launcher must be 'none', 'pytorch' or 'slurm', got {launcher!r}")
-    if torch.cuda.is_available():
-        local_rank, gpus = int(os.environ['LOCAL_RANK']), torch.cuda.device_count()
-        if local_rank >= gpus:
-            raise RuntimeError(f'Process {local_rank + 1} of this host has no GPU: it has {gpus}.')
-        torch.cuda.set_device(local_rank)
-    else:
-        backend = 'gloo'
-    # NCCL cannot register the buffers of segments that grow, see choose_allocator, for its
-    # operations inside of CUDA graphs.
-    os.environ.setdefault('NCCL_GRAPH_REGISTER', '0')
-    distributed.init_process_group(
-        backend, timeout=None if timeout is None else timedelta(seconds=timeout)
-    )
-    # Threads of a group that outlives the interpreter abort a process that has done its work.
-    atexit.register(_leave_process_group)
-
-
-def choose_allocator() -> None:
-    """Let segments of a GPU's memory grow, before CUDA starts; the user's own choice stays.
-
-    Pictures of many sizes, as in detection, leave gaps that fixed segments cannot fill.
-    """
-    if 'PYTORCH_ALLOC_CONF' not in os.environ and torch.cuda.is_available():
-        # The older name: PyTorch 2.9 reads this option by no other.
-        os.environ.setdefault('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segments:True')
-
-
-def _threads_of_environment() -> int:
-    """The outermost level of OMP_NUM_THREADS, such as '4' or '4,2'; 1 where it tells no number."""
-    outermost = os.environ.get('OMP_NUM_THREADS', '').partition(',')[0].strip()
-    return int(outermost) if outermost.isdecimal() and int(outermost) else 1
-
-
-# Modules of mmcv.ops whose gradients are sums in any order on a GPU. PyTorch's switch does not know
-# of them: they raise no error.
-_IN_ANY_ORDER = {
-    'CARAFE', 'DeformConv2d', 'ModulatedDeformConv2d', 'MultiScaleDeformableAttention', 'RoIAlign',
-    'RoIAlignRotated', 'RoIPool',
-}  # fmt: skip
-
-
-def sums_in_any_order(model: nn.Module) -> list[str]:
-    """Kinds of a model's modules whose gradients differ from run to run on a GPU."""
-    kinds = {type(module) for module in model.modules()}
-    bases = {base for kind in kinds for base in kind.__mro__ if base.__module__.startswith('mmcv.')}
-    return sorted({base.__name__ for base in bases} & _IN_ANY_ORDER)
-
-
-def _leave_process_group() -> None:
-    _end_loaders()
-    gc.collect()  # the model holds the group as well, in cycles of runner and loops
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
-
-
-def _end_loaders() -> None:
-    """End the workers of all loaders, in the way that their destructor does.
-
-    Garbage of a cycle loses its queues first. The destructor then cannot tell the workers to end,
-    and waits five seconds for each.
-    """
-    for iterator in gc.get_objects():
-        # Not isinstance: PyTorch keeps objects that warn of their own end when they are asked.
-        if issubclass(type(iterator), _MultiProcessingDataLoaderIter):
-            with contextlib.suppress(RuntimeError):  # Python 3.12 starts no thread at its end
-                iterator._shutdown_workers()
-
-
-def _translate_slurm_environment() -> None:
-    """Give srun's variables the names that torch.distributed reads."""
-    env = os.environ
-    for name, slurm_name in (
-        ('RANK', 'SLURM_PROCID'),
-        ('LOCAL_RANK', 'SLURM_LOCALID'),
-        ('WORLD_SIZE', 'SLURM_NTASKS'),
-    ):
-        env[name] = env[slurm_name]
-    if 'MASTER_ADDR' not in env:
-        hosts = subprocess.check_output(['scontrol', 'show', 'hostnames', env['SLURM_NODELIST']])
-        env['MASTER_ADDR'] = hosts.decode().split()[0]
-    env.setdefault('MASTER_PORT', '29500')
 
 
 class SameBuffersHook(Hook):
@@ -154,18 +52,6 @@ class SameBuffersHook(Hook):
             broadcast(buffer)
 
 
-@contextlib.contextmanager
-def any_algorithms() -> Iterator[None]:
-    """Inside of it PyTorch takes algorithms that are not deterministic as well."""
-    enabled = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(False)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-
-
 @RUNNERS.register_module()
 class VimRunner(Runner):
     """MMEngine's Runner, with eleven differences.
@@ -173,8 +59,8 @@ class VimRunner(Runner):
     - A step of the optimizer has the batch of the recipe, ``auto_scale_lr['base_batch_size']``, on
       any number of processes, see :mod:`vim_mm.engine.batches.batch`.
     - To make one calls :func:`vim_mm.activate`: it reads checkpoints as data.
-    - Distributed runs work without CUDA, see :func:`init_process_group`. There, batch statistics
-      are those of each process: SyncBN needs CUDA, and is replaced by BN.
+    - Distributed runs work without CUDA, see :mod:`vim_mm.engine.processes`. There, batch
+      statistics are those of each process: SyncBN needs CUDA, and is replaced by BN.
     - Distributed validation sees the model that a checkpoint would hold, see
       :class:`SameBuffersHook`.
     - Resuming and testing insist that the checkpoint fits the whole model, and was trained with the
@@ -187,7 +73,7 @@ class VimRunner(Runner):
       which it was killed is made when it is resumed, see :class:`MissedValidationHook`.
     - The host does not wait for the GPU in each iteration: losses are read an iteration later, see
       :mod:`vim_mm.engine.watching.late_values`. Meanwhile batches are copied from pinned memory.
-    - Segments of a GPU's memory grow, see :func:`choose_allocator`.
+    - Segments of a GPU's memory grow, see :mod:`vim_mm.engine.processes`.
     - ``randomness=dict(deterministic=True)`` sets what cuBLAS needs for it in the environment, and
       lets metrics count, see :meth:`build_evaluator`.
     - ``launcher`` is 'none', 'pytorch' or 'slurm'; MMEngine's 'mpi' is not supported.
@@ -211,7 +97,7 @@ class VimRunner(Runner):
         super().setup_env(env_cfg)
         if torch.cuda.is_available():
             # The loader's workers need the cores; the same for every method and launcher.
-            torch.set_num_threads(_threads_of_environment())
+            torch.set_num_threads(threads_of_environment())
 
     def build_evaluator(self, evaluator) -> Evaluator:
         """As in Runner, with metrics that a deterministic run does not refuse.

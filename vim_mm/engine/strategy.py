@@ -15,7 +15,8 @@ from torch import nn
 from vim_mm.engine.activation import activate
 from vim_mm.engine.batches.batch import plan_batch
 from vim_mm.engine.batches.samples import build_dataloader
-from vim_mm.engine.runner import VimRunner, choose_allocator, init_process_group
+from vim_mm.engine.processes import choose_allocator, init_process_group
+from vim_mm.engine.runner import VimRunner
 from vim_mm.models.vision_mamba import Block
 
 
