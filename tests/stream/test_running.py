@@ -183,15 +183,15 @@ def test_an_interruption_finishes_what_is_under_way_and_closes(tmp_path):
 class Interrupted(Counting):
     """Gets Ctrl-C while it predicts its sixth frame; notes whether it could finish that."""
 
-    def __init__(self, times=1):
+    def __init__(self, times=1, number=signal.SIGINT):
         super().__init__()
-        self.times, self.finished = times, False
+        self.times, self.number, self.finished = times, number, False
 
     def submit(self, slot):
         super().submit(slot)
         if number_of(slot.picture) == 5:
             for _ in range(self.times):
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), self.number)
                 time.sleep(0.01)
             self.finished = True
 
@@ -209,6 +209,44 @@ def test_a_second_ctrl_c_does_not_wait():
     summary = stream(Drawn([draw(i) for i in range(30)]), predictor, [kept]).run()
     assert not predictor.finished and kept.closed and len(kept.pictures) == 5
     assert summary.interrupted
+
+
+def test_ctrl_c_while_the_sinks_still_write():
+    """Everything is predicted by then; the sinks get it all, and are closed."""
+    kept = Kept(seconds=0.05)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    summary = stream(Drawn([draw(i) for i in range(12)]), sinks=[kept]).run()
+    assert summary.interrupted and kept.closed and len(kept.pictures) == 12
+
+
+def test_sigterm_as_the_tool_sets_it():
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        predictor, kept = Interrupted(number=signal.SIGTERM), Kept()
+        summary = stream(Drawn([draw(i) for i in range(30)]), predictor, [kept]).run()
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert predictor.finished and summary.interrupted and len(kept.pictures) == 6
+
+
+def test_the_handler_of_a_caller_stays():
+    got = []
+    before = signal.signal(signal.SIGINT, lambda *_: got.append(1))
+    try:
+        summary = stream(Drawn([draw(i) for i in range(30)]), Interrupted()).run()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert got == [1] and summary.predicted == 30 and not summary.interrupted
+
+
+def test_a_stream_in_a_thread_leaves_signals_alone():
+    summaries = []
+    whole = stream(Drawn([draw(i) for i in range(30)]))
+    thread = threading.Thread(target=lambda: summaries.append(whole.run()))
+    thread.start()
+    thread.join(20)
+    assert summaries[0].predicted == 30
 
 
 def test_ctrl_c_ends_the_wait_for_a_camera():
@@ -234,11 +272,12 @@ def test_an_error_ends_the_stream_and_is_raised(where):
     error = OSError('no room')
     broken, kept = Kept(error=error if where == 'sink' else None), Kept()
     predictor = Counting(error=error if where == 'model' else None)
-    threads = threading.active_count()
+    source = Drawn([draw(i) for i in range(60)])
+    source.close = lambda: setattr(source, 'closed', True)
     with pytest.raises(OSError, match='no room'):
-        stream(Drawn([draw(i) for i in range(60)]), predictor, [kept, broken]).run()
-    assert broken.closed and kept.closed
-    assert threading.active_count() == threads
+        stream(source, predictor, [kept, broken]).run()
+    assert broken.closed and kept.closed and source.closed
+    assert not {'_read', '_draw', '_write'} & {thread.name for thread in threading.enumerate()}
 
 
 def test_a_video_that_cannot_be_written_is_the_error_that_is_told(tmp_path):

@@ -195,6 +195,14 @@ def test_the_page_is_made_from_the_results():
     assert all((PAGE.parent / picture).exists() for picture in pictures)
 
 
+@pytest.mark.skipif(not RESULTS.exists(), reason='the page is made when there are results')
+def test_a_page_of_results_that_lack_a_seed():
+    results = json.loads(RESULTS.read_text())
+    lost = next(r for r in results['recovery'] if (r['arm'], r['seed']) == ('poly, factor', 11))
+    results['recovery'].remove(lost)
+    assert 'poly, factor' in describe(results, ('a.png', 'b.png'))
+
+
 @pytest.mark.skipif(not RESULTS.exists(), reason='the pictures are made when there are results')
 def test_the_pictures_of_the_results(tmp_path):
     results = json.loads(RESULTS.read_text())

@@ -333,10 +333,9 @@ def test_any_head_of_a_segmentor_has_its_fast_form(monkeypatch):
         assert head == dict(type='FastHead', of=type_, num_classes=3)
         change(head, 'mmseg')
         assert head == dict(type=type_, num_classes=3)
-    for ours in (dict(type='FastUPerHead'), dict(type='vim_mm.FastUPerHead')):
-        head = ConfigDict(ours)
-        change(head, 'mmseg')
-        assert head == dict(type='UPerHead')
+    head = ConfigDict(type='FastUPerHead')
+    change(head, 'mmseg')
+    assert head == dict(type='UPerHead')
 
 
 def test_heads_of_both_kinds_are_built_and_compute_the_same(run, configs, tmp_path):

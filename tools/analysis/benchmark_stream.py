@@ -198,6 +198,8 @@ def side_by_side(source: Video, predictor: Predictor, overlay: Overlay) -> dict[
         on_result=lambda number, slot, prediction: ends.append(perf_counter()),
     )
     summary = stream.run()
+    if summary.interrupted:  # no measurement of all frames
+        raise KeyboardInterrupt
     ends = ends[WARM_UP:]
     return {
         'rate': (len(ends) - 1) / (ends[-1] - ends[0]),

@@ -111,23 +111,26 @@ _TERMS = {
     'mIoU': 'intersection over union, the mean over classes',
     'ms a step, MiB': 'time and peak memory of the GPU of one training step, alone on the card',
 }
-# By task of the study: what it is, the metric of its tables, and the data.
+# By task of the study: what it is, the metric of its tables and the data, and both in short.
 _MEASURED = {
     'fashion': (
         'Classification',
         'the accuracy in percent on the 10,000 test images of Fashion-MNIST. Training used its '
         '60,000 training images',
+        'the accuracy of the classification of Fashion-MNIST',
     ),
     'scenes': (
         'Segmentation',
         'the mIoU in percent over 11 classes, ten garments and the ground, on 2,000 test scenes: '
         'grey images of 128 x 128, drawn from garments of Fashion-MNIST that are scaled, turned '
         'and pasted on a noisy ground. Training used 8,000 other scenes',
+        'the mIoU of the segmentation of synthetic scenes of garments',
     ),
     'recall': (
         'Recall',
         'the accuracy in percent on the regions of 2,000 test images. A cue, at least 129 tokens '
         'earlier in the scan, tells the class of the region. Training used 32,000 other images',
+        'the accuracy on regions whose class a cue far away tells',
     ),
 }
 # What stands between the title of a table and the table.
@@ -139,16 +142,14 @@ _SHORT = (
     f'The table has the mean of the control, the exact zero-order hold (`{CONTROL}`), with its '
     'standard deviation over seeds. For each method it has the mean difference from the control '
     f'over seeds, in percentage points, with {INTERVAL} and p. Positive means better than the '
-    'control. `fashion` is the accuracy of the classification of Fashion-MNIST, `scenes` the mIoU '
-    'of the segmentation of synthetic scenes of its garments. The models have {sizes} million '
-    'parameters and start from random weights. Settings are the same for all methods. They come '
-    'from earlier runs of other models, the initialization from Mamba, and none was adapted to a '
-    'method.'
+    'control. {tasks} The models start from random weights{sizes}. Settings are the same for all '
+    'methods, and none was adapted to a method: the learning rate comes from earlier runs of other '
+    "models, and the initialization is Mamba's."
 )
 _SEE = (
-    'What H2 to H4 found stands in [the protocol](study_protocol.md#question-and-hypotheses), and '
-    'so does [what may be concluded](study_protocol.md#what-may-be-concluded): a difference of '
-    '`poly` or `highorder` speaks for the formula, not for a hold or an order of accuracy.'
+    '[The protocol](study_protocol.md#question-and-hypotheses) has the answers to H2 to H4, and '
+    '[what may be concluded](study_protocol.md#what-may-be-concluded): a difference of `poly` or '
+    '`highorder` speaks for the formula, not for a hold or an order of accuracy.'
 )
 _LONG = 'long'  # the task of one longer run, which compares nothing
 _BESIDE = f"""## Fashion-MNIST beside other models
@@ -226,8 +227,12 @@ def model_and_metric(task: TaskResults) -> str | None:
 def mixed(task: TaskResults) -> list[str]:
     """Which seeds have runs of several commits or cards, and of which."""
     lines = []
+    compared = [*task.arms, *task.waiting]
     for key in ('commit', 'card'):
-        found = {s: sorted({task.runs[a][s][key] for a in task.arms}) for s in task.seeds}
+        found = {
+            s: sorted({task.runs[a][s][key] for a in compared if s in task.runs[a]})
+            for s in task.seeds
+        }
         seeds = [f'seed {s} of {", ".join(names)}' for s, names in found.items() if len(names) > 1]
         if seeds:
             lines.append(f'Runs of one seed are of different {key}s: {"; ".join(seeds)}.')
@@ -240,16 +245,17 @@ def machines(found: dict[str, list[str]]) -> str:
 
 
 def table_runs(task: TaskResults) -> list[dict[str, Any]]:
-    """The runs that enter the tables."""
-    return [task.runs[arm][seed] for arm in task.arms for seed in task.seeds]
+    """The runs that enter the tables, those of variants that wait among them."""
+    arms = [*task.arms, *task.waiting]
+    return [task.runs[arm][s] for arm in arms for s in task.seeds if s in task.runs[arm]]
 
 
 def costs_alone(task: TaskResults) -> str:
-    """The cost of a step of what is not in the tables, in sentences."""
+    """The cost of a step of what the table of costs lacks, in sentences."""
     found = ''
     for arm in sorted(task.costs.keys() - {*task.arms} - task.peers.keys()):
         cells = [cell for cell in cost_cells(task, arm).items() if cell[1]]
-        found += f' `{title(arm)}`, which is not in the tables: '
+        found += f' `{title(arm)}`, measured beside them: '
         found += ', '.join(f'{value} {unit.removesuffix(" a step")}' for unit, value in cells) + '.'
     return found
 
@@ -268,10 +274,21 @@ def which(seeds: list[int]) -> str:
     return ', '.join(map(str, seeds))
 
 
+def waits(arm: str, has: int, task: TaskResults) -> str:
+    """What becomes of a variant that lacks seeds."""
+    text = f'`{title(arm)}` has finished {has} of these {len(task.seeds)} seeds. '
+    if has < 2:
+        return text + 'It is not compared.'
+    interim = '' if task.final else ' and are interim'
+    return text + f'Its comparisons use these {has}{interim}. The other tables leave it out.'
+
+
 def describe(task: TaskResults, table: Callable[[Rows], str], picture: str | None) -> str:
     """All that there is to say of one task."""
     count = len(task.seeds)
     interim = f' ({count} of {task.planned}: interim)' if task.interim else ''
+    if task.interim and task.missing and count >= task.planned:
+        interim = ' (interim: methods are missing)'
     parts = [
         f'## {heading(task)}',
         *filter(None, [model_and_metric(task)]),
@@ -281,11 +298,7 @@ def describe(task: TaskResults, table: Callable[[Rows], str], picture: str | Non
     if task.missing:
         names = '; '.join(f'`{title(arm)}`' for arm in task.missing)
         parts.append(f'No run yet: {names}.')
-    parts += [
-        f'`{title(arm)}` has finished {has} of these {count} seeds. It is compared on those, which '
-        'is interim, and left out of the other tables.'
-        for arm, has in task.waiting.items()
-    ]
+    parts += [waits(arm, has, task) for arm, has in task.waiting.items()]
     if picture:
         parts.append(f'![{task.name}]({picture})')
     tables = sections(task)
@@ -305,19 +318,18 @@ def describe(task: TaskResults, table: Callable[[Rows], str], picture: str | Non
 
 def ends(task: TaskResults) -> str:
     """Where the runs end, of a task on which many stay at chance."""
-    values = sorted(value for arm in task.arms for value in task.metrics(arm))
-    low = [value for value in values if value <= ABOVE[0]]
-    above = values[len(low) :]
+    low = task.at_chance
+    above = sorted(v for arm in task.arms for v in task.metrics(arm) if v > ABOVE[0])
     text = f'Chance is {task.chance:.1f} %. '
     if low:
-        text += f'{len(low)} of the {len(values)} runs end at {low[0]:.1f} to {low[-1]:.1f} %. '
+        count = len(low) + len(above)
+        text += f'{len(low)} of the {count} runs end at {low[0]:.1f} to {low[-1]:.1f} %. '
     if low and above:
         text += f'The others end at {above[0]:.1f} % and more. '
     return text + (
-        'A mean says mainly how many runs end above chance, and intervals and p say little. The '
-        f'table counts the runs that end above {ABOVE[0]:g} % and {ABOVE[1]:g} %, and of those '
-        f'above {ABOVE[0]:g} % the ones with whose seed the control ends there too. These counts '
-        'were added after the runs.'
+        'A mean says mainly how many runs end above chance, and intervals and p say little. So '
+        f'the table counts the runs that end above {ABOVE[0]:g} % and above {ABOVE[1]:g} %, and '
+        'with how many of these seeds the control does too. The counts were added after the runs.'
     )
 
 
@@ -339,12 +351,15 @@ def in_short(tasks: list[TaskResults]) -> str:
     if not tasks:
         return ''
     runs = [run for task in tasks for run in table_runs(task)]
-    sizes = sorted({run['parameters'] for run in runs if 'parameters' in run})
+    sizes = [f'{n / 1e6:.2f}' for n in sorted({r['parameters'] for r in runs if 'parameters' in r})]
     return '\n\n'.join(
         [
             '## In short',
             '\n'.join(f'* {short_verdict(task)}' for task in tasks),
-            _SHORT.format(sizes=' and '.join(f'{size / 1e6:.2f}' for size in sizes)),
+            _SHORT.format(
+                tasks=' '.join(f'`{task.name}` is {_MEASURED[task.kind][2]}.' for task in tasks),
+                sizes=f' and have {" and ".join(sizes)} million parameters' if sizes else '',
+            ),
             markdown_table(short_rows(tasks)),
             *cautions(tasks),
             _SEE,

@@ -108,7 +108,7 @@ def adapt(cfg: Config, size: tuple[int, int], path: str = 'config', heads: str =
 
 def change_head(head: ConfigDict, heads: str) -> None:
     """Make a head of a segmentor MMSegmentation's own ('mmseg') or the fast one of it ('fast')."""
-    plain = head.pop('of', None) or head.type.removeprefix('vim_mm.').removeprefix('Fast')
+    plain = head.pop('of', None) or head.type.removeprefix('Fast')
     head.type = plain
     if heads == 'fast':
         head.update(type='FastHead', of=plain)

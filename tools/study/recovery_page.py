@@ -42,7 +42,7 @@ Points are seeds, lines their means. What is below 0.1 % stands at the lower edg
 
 def task_of(results: dict[str, Any], name: str) -> TaskResults:
     """The runs of one input as a task; its metric is the mean error over rates, in percent."""
-    task = TaskResults(name)
+    task = TaskResults(name, planned=None)
     for record in results['recovery']:
         if record['input'] == name:
             percent = {title: 100 * np.mean(e) for title, e in record['errors'].items()}

@@ -86,30 +86,31 @@ def _at_interrupt(act: Callable[[], None]) -> Iterator[None]:
 
     An exception at any instruction could leave a library in the middle of its work. ``act`` runs at
     any instruction as well: it must not take a lock.
+
+    SIGTERM is treated alike where it has Python's handler of SIGINT. Other handlers stay as they
+    are, and so do all if this is not the main thread, which alone may change them.
     """
-    if threading.current_thread() is not threading.main_thread():  # signals are not its own
-        yield
-        return
     ours = [
         number
         for number in (signal.SIGINT, signal.SIGTERM)
-        if signal.getsignal(number) is signal.default_int_handler
+        if threading.current_thread() is threading.main_thread()
+        and signal.getsignal(number) is signal.default_int_handler
     ]
 
-    def raise_again() -> None:
+    def restore() -> None:
         for number in ours:
             signal.signal(number, signal.default_int_handler)
 
     def handle(*_: Any) -> None:
-        raise_again()
+        restore()
         act()
 
-    for number in ours:
-        signal.signal(number, handle)
     try:
+        for number in ours:
+            signal.signal(number, handle)
         yield
     finally:
-        raise_again()
+        restore()
 
 
 class _Thread(threading.Thread):
@@ -177,8 +178,8 @@ class Stream:
     def run(self) -> Summary:
         """Until the source ends, a sink wants no more, the limit is reached, or Ctrl-C.
 
-        After Ctrl-C the frames under way are finished and the sinks closed; a second one does not
-        wait for that.
+        After Ctrl-C the frames under way are finished and the sinks closed. A second one ends the
+        prediction at once, or the wait for the sinks.
 
         Raises:
             Exception: What a stage raised, after the sinks were closed.
@@ -188,27 +189,26 @@ class Stream:
             _Thread(self, self._draw, self.predicted, self.drawn),
             _Thread(self, self._write, self.drawn),
         ]
-        for thread in threads:
-            thread.start()
-        try:
+        with _at_interrupt(self._interrupt):
+            for thread in threads:
+                thread.start()
             try:
-                with _at_interrupt(self._interrupt):
-                    self._predict()
+                self._predict()
             except KeyboardInterrupt:
                 self.summary.interrupted = True
-        finally:
-            self.end()
-            self.predicted.put(_END)
-            for thread in threads[1:]:
-                thread.join()
-            for sink in self.sinks:
-                try:
-                    sink.close()
-                except Exception as error:  # the others are closed all the same
-                    self.errors.append(error)
-        threads[0].join(timeout=5.0)  # of a camera that gives no frame, say
-        if not threads[0].is_alive():
-            self.source.close()
+            finally:
+                self.end()
+                self.predicted.put(_END)
+                for thread in threads[1:]:
+                    thread.join()
+                for sink in self.sinks:
+                    try:
+                        sink.close()
+                    except Exception as error:  # the others are closed all the same
+                        self.errors.append(error)
+                threads[0].join(timeout=5.0)  # of a camera that gives no frame, say
+                if not threads[0].is_alive():
+                    self.source.close()
         if self.errors:
             raise self.errors[0]
         return self.summary

@@ -17,15 +17,12 @@ from vim_mm.analysis.study.comparison import (
     least_p,
     title,
 )
-from vim_mm.ops import METHODS
 
 
 def is_tested(task: TaskResults) -> bool:
     """Whether the protocol's test of the primary hypothesis has been made on this task."""
-    complete = (
-        task.name in PRIMARY and task.control == CONTROL and METHODS.keys() <= task.runs.keys()
-    )
-    return complete and not task.interim and can_differ(len(task.seeds), len(FAMILY))
+    as_planned = task.name in PRIMARY and task.control == CONTROL and not task.interim
+    return as_planned and can_differ(len(task.seeds), len(FAMILY))
 
 
 def short_rows(tasks: Sequence[TaskResults]) -> list[dict[str, str]]:
@@ -63,7 +60,7 @@ def short_verdict(task: TaskResults) -> str:
     named = _listed([f'`{title(arm)}` ({found[arm][0].mean:+.2f} points)' for arm in differ])
     text = f'`{task.name}`: {named} differ{"s" if len(differ) == 1 else ""} from `{task.control}`.'
     if same:
-        text += f' Of the other methods no difference was found; their {within}.'
+        text += f' For the other methods no difference was found; their {within}.'
     return text
 
 
@@ -84,7 +81,8 @@ def cautions(tasks: Sequence[TaskResults]) -> list[str]:
         if p >= LEVEL and comparison.low * comparison.high > 0
     ]
     if unclear:
-        lines[0] += f' Those of {_listed(unclear)} exclude 0, but no difference was found there.'
+        that, exclude = ('That', 'excludes') if len(unclear) == 1 else ('Those', 'exclude')
+        lines[0] += f' {that} of {_listed(unclear)} {exclude} 0, but no difference was found there.'
     bounds = {len(family(task)) * least_p(len(task.seeds)): len(task.seeds) for task in tasks}
     for least, pairs in bounds.items():
         if any(np.isclose(p, least) for *_, p in found):
@@ -95,7 +93,8 @@ def cautions(tasks: Sequence[TaskResults]) -> list[str]:
         lines.append(
             '`poly` has other coefficients than the control, and it scans each direction in both '
             f'orders. Which of the two matters is open (H3): `{title(variant)}`, with these scans '
-            'and the coefficients of the control, lacks runs.'
+            'and the coefficients of the control, lacks runs on '
+            f'{_listed([f"`{task.name}`" for task in open_tasks])}.'
         )
     return lines
 

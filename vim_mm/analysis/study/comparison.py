@@ -81,13 +81,22 @@ class TaskResults:
 
     @property
     def interim(self) -> bool:
-        """Whether the test of the protocol is still to be made."""
-        return not self.final and self.planned is not None and len(self.seeds) < self.planned
+        """Whether the test of the protocol is still to be made: it is made once, of all methods."""
+        if self.planned is None:
+            return False
+        lacks_methods = self.primary and not METHODS.keys() <= self.runs.keys()
+        return lacks_methods or (not self.final and len(self.seeds) < self.planned)
 
     @property
     def chance(self) -> float | None:
         """Of a task on which many runs stay at chance, that percentage; else None."""
         return CHANCE.get(self.kind) if self.planned else None
+
+    @property
+    def at_chance(self) -> list[float]:
+        """The metrics of the runs of the tables that are not above the first of ``ABOVE``."""
+        values = (value for arm in self.arms for value in self.metrics(arm))
+        return sorted(value for value in values if value <= ABOVE[0])
 
     @property
     def unit(self) -> str:
@@ -109,16 +118,19 @@ class TaskResults:
 
     @property
     def waiting(self) -> dict[str, int]:
-        """By variant, how many seeds it has, of variants that lack some when no method does.
+        """By variant, how many of the methods' seeds it has, of variants that lack some of them.
 
-        They enter the secondary comparisons alone: other tables would lose seeds of the methods.
+        They enter the secondary comparisons alone, as other tables would lose seeds by them. While
+        methods themselves lack seeds, no variant waits.
         """
         if self.planned is None or not METHODS.keys() <= self.runs.keys():
+            return {}
+        if self.control not in METHODS:
             return {}
         every = set.intersection(*(set(self.runs[arm]) for arm in METHODS))
         if not (self.final or len(every) >= self.planned):
             return {}
-        variants = self.runs.keys() - {*METHODS, self.control}
+        variants = self.runs.keys() - {*METHODS}
         has = {arm: len(every & self.runs[arm].keys()) for arm in sorted(variants)}
         return {arm: count for arm, count in has.items() if count < len(every)}
 
@@ -195,10 +207,11 @@ def summary_rows(task: TaskResults) -> list[dict[str, str]]:
         }
         if task.chance is not None:
             for level in ABOVE:
-                row[f'above {level:g} %'] = f'{sum(runs_above(task, arm, level))} of {len(values)}'
-            if task.control in task.runs:
-                both = zip(*(runs_above(task, a, ABOVE[0]) for a in (arm, task.control)))
-                row['the control too'] = str(sum(map(all, both)))
+                above = runs_above(task, arm, level)
+                row[f'above {level:g} %'] = f'{sum(above)} of {len(values)}'
+                if task.control in task.arms:
+                    both = zip(above, runs_above(task, task.control, level))
+                    row[f'above {level:g} %, control too'] = str(sum(map(all, both)))
         rows.append(row | (cost_cells(task, arm) if task.costs else {}))
     return rows
 
@@ -263,12 +276,15 @@ def secondary_rows(
     pairs: Sequence[tuple[str, str]] = SECONDARY,
     resolution: str | None = None,
 ) -> list[dict[str, str]]:
-    """A row for each exploratory comparison, on the seeds that A and B both have, p as it is."""
+    """A row for each exploratory comparison of A with B, p as it is.
+
+    Of a variant that waits on those seeds of the tables that it has.
+    """
     rows = []
     for a, b in pairs:
         if not {a, b} <= {*task.arms, *task.waiting}:
             continue
-        seeds = sorted(task.runs[a].keys() & task.runs[b].keys())
+        seeds = sorted(task.runs[a].keys() & task.runs[b].keys() & {*task.seeds})
         if len(seeds) > 1:
             found = compare(*(task.metrics(arm, resolution, seeds) for arm in (a, b)))
             count = {'pairs': str(len(seeds))} if task.waiting else {}
@@ -331,12 +347,12 @@ def verdicts(task: TaskResults) -> list[str]:
             detectable(found, len(all_found), task.planned) for found, _ in all_found.values()
         ]
         return [
-            'Nothing is concluded from an interim table: the differences are tested once, with '
-            f'{task.planned} seeds. With the standard deviations so far, {task.planned} pairs find '
-            f'a difference of {min(effects):.2f} points (the method that varies least) to '
-            f'{max(effects):.2f} points (most) with a probability of 0.8.'
+            'Nothing is concluded from an interim table: the differences of all methods are tested '
+            f'once, with {task.planned} seeds. With the standard deviations so far, {task.planned} '
+            f'pairs find a difference of {min(effects):.2f} points (the method that varies least) '
+            f'to {max(effects):.2f} points (most) with a probability of 0.8.'
         ]
-    if task.chance is not None:
+    if task.chance is not None and 2 * len(task.at_chance) > len(task.arms) * len(task.seeds):
         return ['As most runs end at chance, no method can be called better or worse.']
     lines = []
     for arm, (found, p) in all_found.items():
