@@ -1,7 +1,6 @@
 """tools/analysis/compare_methods.py on results whose differences are planted."""
 
 import json
-import runpy
 from pathlib import Path
 
 import cv2
@@ -22,6 +21,7 @@ from vim_mm.analysis.study.comparison import (
     summary_rows,
     verdicts,
 )
+from vim_mm.analysis.study.page import waits, which
 from vim_mm.analysis.study.plots import draw_task, plot_task
 from vim_mm.analysis.study.statistics import compare, detectable_effect
 
@@ -51,13 +51,6 @@ def results(tmp_path_factory):
         cost = {'task': 'scenes', 'arm': arm, 'milliseconds': 2.0, 'mebibytes': 100.0}
         (folder / f'scenes/{arm}_cost.json').write_text(json.dumps(cost))
     return folder
-
-
-@pytest.fixture
-def tool(monkeypatch):
-    """The names of compare_methods.py."""
-    monkeypatch.syspath_prepend(str(ROOT / 'tools'))
-    return runpy.run_path(str(ROOT / 'tools/analysis/compare_methods.py'))
 
 
 def _run(*arguments, **options):
@@ -229,19 +222,19 @@ def test_secondary_comparisons_use_the_seeds_of_the_tables(results):
     ('seeds', 'words'),
     [([0, 1, 2, 3], '0 to 3'), ([0, 2, 3], '0, 2, 3'), ([4, 5], '4, 5'), ([1], '1')],
 )
-def test_seeds_in_words(tool, seeds, words):
-    assert tool['which'](seeds) == words
+def test_seeds_in_words(seeds, words):
+    assert which(seeds) == words
 
 
-def test_a_variant_that_waits_in_words(tool, results):
+def test_a_variant_that_waits_in_words(results):
     (task,) = read_results(results)
     name = 'zoh_exact_averaged'
-    assert tool['waits'](name, 6, task).endswith(
+    assert waits(name, 6, task).endswith(
         'use these 6 and are interim. The other tables leave it out.'
     )
-    assert tool['waits'](name, 1, task).endswith('It is not compared.')
+    assert waits(name, 1, task).endswith('It is not compared.')
     task.final = True
-    assert 'interim' not in tool['waits'](name, 6, task)
+    assert 'interim' not in waits(name, 6, task)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,16 @@ def markdown_table(rows: list[dict[str, str]]) -> str:
     )
 
 
+def latex_table(rows: list[dict[str, str]]) -> str:
+    """Rows of the same columns as a tabular of booktabs."""
+    escape = str.maketrans({'_': r'\_', '%': r'\%', '>': r'$>$', '&': r'\&'})
+    lines = [[*rows[0]], *([*row.values()] for row in rows)]
+    head, *body = (' & '.join(cell.translate(escape) for cell in line) + r' \\' for line in lines)
+    columns = 'l' + 'r' * (len(rows[0]) - 1)
+    inner = [r'\toprule', head, r'\midrule', *body, r'\bottomrule']
+    return '\n'.join([rf'\begin{{tabular}}{{{columns}}}', *inner, r'\end{tabular}'])
+
+
 def figures(value: float, digits: int = 3) -> str:
     """A number of so many significant digits at most: 0.0123, 4.56, 2, 12300; 1.2e-05 if small."""
     rounded = float(f'{value:.{digits - 1}e}')

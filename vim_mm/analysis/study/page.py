@@ -1,0 +1,376 @@
+"""The page of a comparison: its tables in Markdown with what has to be said of them, in order."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from vim_mm.analysis.study.answer import cautions, is_tested, short_rows, short_verdict
+from vim_mm.analysis.study.comparison import (
+    ABOVE,
+    CONTROL,
+    INTERVAL,
+    TaskResults,
+    cost_cells,
+    diverged,
+    facts,
+    family_rows,
+    resolution_rows,
+    resolutions,
+    secondary_rows,
+    summary_rows,
+    title,
+    verdicts,
+)
+from vim_mm.analysis.study.others import PAPER, SOURCE, other_rows
+from vim_mm.analysis.study.plots import plot_task
+from vim_mm.analysis.tables import markdown_table, write_text
+
+Rows = list[dict[str, str]]
+_HEAD = """# The methods compared
+
+Small Vision Mamba models were trained with each method, with the same seeds and settings.
+[The protocol](study_protocol.md) describes hypotheses, tasks and statistics, and what may be
+concluded. Its first version was committed before the runs."""
+_HOW = """## How this page is made
+
+A script makes it from the results of the runs, one JSON each. Do not edit it:
+
+```bash
+python tools/analysis/compare_methods.py docs/study/results --page docs/methods_compared.md
+```
+
+These commands repeat the runs and make the tables again. DIR holds Fashion-MNIST's IDX files
+(`python -m vim_mm.datasets.fashion`). EMPTY is an empty folder; without `--results EMPTY`, `train`
+skips the runs whose results are in `docs/study/results`.
+
+```bash
+{commands}
+python tools/study/run.py import OUT --results NEW
+python tools/analysis/compare_methods.py NEW
+```"""
+_TERMS = {
+    '`zoh_exact`': 'the control: the exact zero-order hold, of which `zoh` is a simplification',
+    'foh, matched': 'a variant of `foh`: B is scaled at initialization so that its mean input gain '
+    'equals that of `zoh`',
+    'zoh_exact, averaged': 'a variant of the control: each direction is scanned in both orders, '
+    'and the outputs are averaged, as in `poly`',
+    'A - B': 'mean over the seeds of the difference between A and B with the same seed',
+    'P(A > B)': 'share of seeds in which A is better; ties count half',
+    INTERVAL: 'of the mean difference, a percentile bootstrap over seeds, not corrected for the '
+    'number of comparisons. With few seeds it is too narrow: for normally distributed differences '
+    'it covers the true mean in 86 % of cases with 6 seeds, 88 % with 8 and 91 % with 12',
+    'p; p, Holm': 'exact p of the sign-flip test; the same after correction (Holm) for the methods '
+    'of the table',
+    'detectable': 'the difference that so many pairs detect with a probability of 0.8, at 0.05 '
+    'over the number of methods, if differences vary as they do here',
+    'interquartile mean': 'mean over seeds without the quarter at each end',
+    'mIoU': 'intersection over union, the mean over classes',
+    'ms a step, MiB': 'time and peak memory of the GPU of one training step, alone on the card',
+}
+# By task of the study: what it is, the metric of its tables and the data, and both in short.
+_MEASURED = {
+    'fashion': (
+        'Classification',
+        'the accuracy in percent on the 10,000 test images of Fashion-MNIST. Training used its '
+        '60,000 training images',
+        'the accuracy of the classification of Fashion-MNIST',
+    ),
+    'scenes': (
+        'Segmentation',
+        'the mIoU in percent over 11 classes, ten garments and the ground, on 2,000 test scenes: '
+        'grey images of 128 x 128, drawn from garments of Fashion-MNIST that are scaled, turned '
+        'and pasted on a noisy ground. Training used 8,000 other scenes',
+        'the mIoU of the segmentation of synthetic scenes of garments',
+    ),
+    'recall': (
+        'Recall',
+        'the accuracy in percent on the regions of 2,000 test images. A cue, at least 129 tokens '
+        'earlier in the scan, tells the class of the region. Training used 32,000 other images',
+        'the accuracy on regions whose class a cue far away tells',
+    ),
+}
+# What stands between the title of a table and the table.
+_NOTES = {
+    'Other resolutions': 'mIoU in percent on the first 500 test scenes, as they are and enlarged '
+    '1.5 and 2 times. "/dt" means that `dt` was divided by the enlargement; else it is as trained.',
+}
+_SHORT = (
+    f'The table has the mean of the control, the exact zero-order hold (`{CONTROL}`), with its '
+    'standard deviation over seeds. For each method it has the mean difference from the control '
+    f'over seeds, in percentage points, with {INTERVAL} and p. Positive means better than the '
+    'control. {tasks} The models start from random weights{sizes}. Settings are the same for all '
+    'methods, and none was adapted to a method: the learning rate comes from earlier runs of other '
+    "models, and the initialization is Mamba's."
+)
+_SEE = (
+    '[The protocol](study_protocol.md#question-and-hypotheses) has the answers to H2 to H4, and '
+    '[what may be concluded](study_protocol.md#what-may-be-concluded): a difference of `poly` or '
+    '`highorder` speaks for the formula, not for a hold or an order of accuracy.'
+)
+LONG = 'long'  # the task of one longer run, which compares nothing
+_BESIDE = f"""## Fashion-MNIST beside other models
+
+Accuracy in percent on the 10,000 test images, standard split. The rows with parameters were trained
+by the code of the study (`--arms deit resnet18`, and `--tasks long --seeds 0`), in 10 epochs where
+the row does not say otherwise. The recipe was chosen for Vim; another may serve the others better.
+The goal of the longer run was 95.4 %.
+
+The rows without parameters were not run here, and their recipes differ. All but the last were
+[submitted to the data set's README]({SOURCE}), which did not verify them. The last is from
+[a later paper]({PAPER})."""
+
+
+def in_order(tasks: list[TaskResults]) -> list[TaskResults]:
+    """The tasks in the order of the page; those that the study has not come first."""
+    order = [*_MEASURED]
+    return sorted(tasks, key=lambda t: order.index(t.kind) if t.kind in order else -1)
+
+
+def sections(task: TaskResults) -> list[tuple[str, Rows]]:
+    """Titles and tables of a task, those that are not empty."""
+    as_planned = not task.planned or task.control == CONTROL
+    kind = 'Primary' if task.primary and as_planned else 'Exploratory'
+    control = 'the control' if task.control == CONTROL else f'`{title(task.control)}`'
+    methods = 'six methods' if len(task.compared) == 6 else 'each method'
+    each = [('Each method', summary_rows(task))]
+    tested = not task.interim and task.chance is None
+    found = [
+        (f'{kind}: {methods} against {control}', family_rows(task, power=tested)),
+        ('Exploratory: variants, p not corrected', secondary_rows(task)),
+        ('Other resolutions', resolution_rows(task)),
+    ]
+    found += [
+        (f'Exploratory: against {control} at {at(name)}', family_rows(task, name))
+        for name in resolutions(task)
+    ]
+    found = each + found if task.chance is not None else found + each
+    return [(name, with_interval(rows)) for name, rows in found if rows]
+
+
+def at(resolution: str) -> str:
+    """'1.5' and '1.5/dt' in words."""
+    factor, _, divided = resolution.partition('/')
+    return f'{factor} times the size' + (f', `dt` divided by {factor}' if divided else '')
+
+
+def with_interval(rows: Rows) -> Rows:
+    """Without the column of intervals where there is none."""
+    if any(row.get(INTERVAL) for row in rows):
+        return rows
+    return [{name: cell for name, cell in row.items() if name != INTERVAL} for row in rows]
+
+
+def model_and_metric(task: TaskResults) -> str | None:
+    """What the tables of a task of the study show, in which unit, of which model."""
+    measured = _MEASURED.get(task.kind)
+    if not task.planned or measured is None:
+        return None
+    runs = [run for arm in task.arms for run in task.runs[arm].values()]
+    sizes = sorted({run['parameters'] for run in runs if 'parameters' in run})
+    size = f', with {" or ".join(f"{size:,}" for size in sizes)} parameters' if sizes else ''
+    ranges = sorted({tuple(run['settings'].get('dt_range', ())) for run in runs})
+    starts = ''.join(f' Its `dt` starts between {r[0]:g} and {r[1]:g}.' for r in ranges if r)
+    return (
+        f'The metric is {measured[1]}. Differences are in percentage points. The model is the '
+        f'`VisionMamba` of the protocol{size}.{starts}'
+    )
+
+
+def mixed(task: TaskResults) -> list[str]:
+    """Which seeds have runs of several commits or cards, and of which."""
+    lines = []
+    compared = [*task.arms, *task.waiting]
+    for key in ('commit', 'card'):
+        found = {
+            s: sorted({task.runs[a][s][key] for a in compared if s in task.runs[a]})
+            for s in task.seeds
+        }
+        seeds = [f'seed {s} of {", ".join(names)}' for s, names in found.items() if len(names) > 1]
+        if seeds:
+            lines.append(f'Runs of one seed are of different {key}s: {"; ".join(seeds)}.')
+    return lines
+
+
+def machines(found: dict[str, list[str]]) -> str:
+    """Cards, commits and dates in words."""
+    return '; '.join(f'{key}: {", ".join(values)}' for key, values in found.items() if values)
+
+
+def table_runs(task: TaskResults) -> list[dict[str, Any]]:
+    """The runs that enter the tables, those of variants that wait among them."""
+    arms = [*task.arms, *task.waiting]
+    return [task.runs[arm][s] for arm in arms for s in task.seeds if s in task.runs[arm]]
+
+
+def costs_alone(task: TaskResults) -> str:
+    """The cost of a step of what the table of costs lacks, in sentences."""
+    found = ''
+    for arm in sorted(task.costs.keys() - {*task.arms} - task.peers.keys()):
+        cells = [cell for cell in cost_cells(task, arm).items() if cell[1]]
+        found += f' `{title(arm)}`, measured beside them: '
+        found += ', '.join(f'{value} {unit.removesuffix(" a step")}' for unit, value in cells) + '.'
+    return found
+
+
+def heading(task: TaskResults) -> str:
+    """Of a task of the study what it is, and its name."""
+    if not task.planned or task.kind not in _MEASURED:
+        return task.name
+    return f'{_MEASURED[task.kind][0]} (`{task.name}`)'
+
+
+def which(seeds: list[int]) -> str:
+    """'0 to 11', or each where they do not follow one another."""
+    if len(seeds) > 2 and seeds == [*range(seeds[0], seeds[-1] + 1)]:
+        return f'{seeds[0]} to {seeds[-1]}'
+    return ', '.join(map(str, seeds))
+
+
+def waits(arm: str, has: int, task: TaskResults) -> str:
+    """What becomes of a variant that lacks seeds."""
+    text = f'`{title(arm)}` has finished {has} of these {len(task.seeds)} seeds. '
+    if has < 2:
+        return text + 'It is not compared.'
+    interim = '' if task.final else ' and are interim'
+    return text + f'Its comparisons use these {has}{interim}. The other tables leave it out.'
+
+
+def describe(task: TaskResults, picture: str | None = None) -> str:
+    """All that there is to say of one task, in Markdown.
+
+    Args:
+        task (TaskResults): Its runs.
+        picture (str, optional): Its address, relative to the page.
+    """
+    count = len(task.seeds)
+    interim = f' ({count} of {task.planned}: interim)' if task.interim else ''
+    if task.interim and task.missing and count >= task.planned:
+        interim = ' (interim: methods are missing)'
+    parts = [
+        f'## {heading(task)}',
+        *filter(None, [model_and_metric(task)]),
+        f'The tables use the seeds that every method and variant in them has finished: '
+        f'{which(task.seeds)}{interim}.',
+    ]
+    if task.missing:
+        names = '; '.join(f'`{title(arm)}`' for arm in task.missing)
+        parts.append(f'No run yet: {names}.')
+    parts += [waits(arm, has, task) for arm, has in task.waiting.items()]
+    if picture:
+        parts.append(f'![{task.name}]({picture})')
+    tables = sections(task)
+    if family_rows(task) and not any(INTERVAL in rows[0] for _, rows in tables):
+        parts.append(f'{count} pairs are too few for a {INTERVAL}.')
+    if task.chance is not None:
+        parts.append(ends(task))
+    for name, rows in tables:
+        parts += filter(None, [f'### {name}', _NOTES.get(name), markdown_table(rows)])
+    if family_rows(task):
+        parts += ['### What this shows', '\n'.join(f'* {line}' for line in verdicts(task))]
+    lost = [*diverged(task)]
+    if lost:
+        parts.append('Diverged, and counted with their value: ' + '; '.join(lost) + '.')
+    return '\n\n'.join([*parts, *made_by(task)])
+
+
+def ends(task: TaskResults) -> str:
+    """Where the runs end, of a task on which many stay at chance."""
+    low = task.at_chance
+    above = sorted(v for arm in task.arms for v in task.metrics(arm) if v > ABOVE[0])
+    text = f'Chance is {task.chance:.1f} %. '
+    if low:
+        count = len(low) + len(above)
+        text += f'{len(low)} of the {count} runs end at {low[0]:.1f} to {low[-1]:.1f} %. '
+    if low and above:
+        text += f'The others end at {above[0]:.1f} % and more. '
+    return text + (
+        'A mean says mainly how many runs end above chance, and intervals and p say little. So '
+        f'the table counts the runs that end above {ABOVE[0]:g} % and above {ABOVE[1]:g} %, and '
+        'with how many of these seeds the control does too. The counts were added after the runs.'
+    )
+
+
+def made_by(task: TaskResults) -> list[str]:
+    """By which cards and commits a task's figures were made, in paragraphs."""
+    found = machines(facts(table_runs(task)))
+    parts = [f'### Cards and commits of `{task.name}`', f'{found}.'] if found else []
+    parts += mixed(task)
+    if any('card' in cost for cost in task.costs.values()):
+        parts.append(
+            f'The cost of a step: {machines(facts(task.costs.values()))}.{costs_alone(task)}'
+        )
+    return parts
+
+
+def in_short(tasks: list[TaskResults]) -> str:
+    """The answer to the primary hypothesis, of the tasks on which it was tested."""
+    tasks = [task for task in tasks if is_tested(task)]
+    if not tasks:
+        return ''
+    runs = [run for task in tasks for run in table_runs(task)]
+    sizes = [f'{n / 1e6:.2f}' for n in sorted({r['parameters'] for r in runs if 'parameters' in r})]
+    return '\n\n'.join(
+        [
+            '## In short',
+            '\n'.join(f'* {short_verdict(task)}' for task in tasks),
+            _SHORT.format(
+                tasks=' '.join(f'`{task.name}` is {_MEASURED[task.kind][2]}.' for task in tasks),
+                sizes=f' and have {" and ".join(sizes)} million parameters' if sizes else '',
+            ),
+            markdown_table(short_rows(tasks)),
+            *cautions(tasks),
+            _SEE,
+        ]
+    )
+
+
+def commands(tasks: list[TaskResults], long: TaskResults | None) -> str:
+    """What makes the runs of these tasks of the study, a line for each label, and their costs."""
+    labels: dict[str, list[str]] = {}
+    for task in tasks:
+        _, _, label = task.name.partition('_')
+        labels.setdefault(f' --label {label}' if label else '', []).append(task.kind)
+    if long:
+        labels.setdefault('', []).append(LONG)
+    lines = [
+        f'train --tasks {" ".join(kinds)}{label} --data DIR --out OUT --results EMPTY'
+        for label, kinds in labels.items()
+    ]
+    if costs := [task.name for task in tasks if task.costs]:
+        lines.append(f'cost --tasks {" ".join(costs)} --data DIR --out OUT')
+    return '\n'.join(f'python tools/study/run.py {line}' for line in lines)
+
+
+def terms() -> str:
+    """What the words of the study's tables mean."""
+    rows = [('word', 'meaning'), ('---', '---'), *_TERMS.items()]
+    return '\n'.join(['## Terms', '', *(f'| {word} | {meaning} |' for word, meaning in rows)])
+
+
+def _facts_of_others(task: TaskResults, long: TaskResults | None) -> str:
+    groups = [*task.peers.values(), *(long.runs.values() if long else ())]
+    return machines(facts(run for runs in groups for run in runs.values()))
+
+
+def write_page(
+    tasks: list[TaskResults], page: Path, study: bool, long: TaskResults | None = None
+) -> None:
+    """The tables in Markdown, and the pictures in ``images`` beside it.
+
+    Of the study also how to repeat the runs, and which tasks have none yet.
+    """
+    texts = [_HEAD, *filter(None, [in_short(tasks)]), terms()] if study else ['# Methods compared']
+    for task in tasks:
+        picture = page.parent / 'images' / f'study_{task.name.replace(" ", "_")}.png'
+        plot_task(task, picture)
+        relative = os.path.relpath(picture, page.parent)
+        texts.append(describe(task, relative))
+    by_name = {task.name: task for task in tasks}
+    if 'fashion' in by_name and (rows := other_rows(by_name['fashion'], long)):
+        others = _facts_of_others(by_name['fashion'], long)
+        texts += [_BESIDE, f'DeiT, ResNet-18 and the longer run: {others}.', markdown_table(rows)]
+    if study:
+        names = {task.name for task in tasks}
+        texts += [f'## {name}\n\nNo run yet.' for name in _MEASURED if name not in names]
+        texts.append(_HOW.format(commands=commands(tasks, long)))
+    write_text(page, '\n\n'.join(texts))
