@@ -1,6 +1,7 @@
 """tools/analysis/compare_methods.py on results whose differences are planted."""
 
 import json
+import re
 from pathlib import Path
 
 import cv2
@@ -8,10 +9,11 @@ import numpy as np
 import pytest
 
 from tests.tools.conftest import run_tool
-from vim_mm.analysis.study.answer import cautions, is_tested, short_rows, short_verdict
+from vim_mm.analysis.study.answer import best_found, cautions, is_tested, short_rows, short_verdict
 from vim_mm.analysis.study.comparison import (
     ARMS,
     FAMILY,
+    INTERVAL,
     TaskResults,
     family,
     family_rows,
@@ -104,9 +106,9 @@ def test_a_variant_does_not_take_seeds_from_the_methods(results, tmp_path):
     )
     assert secondary_rows(task)[2]['A - B'] == f'{np.mean(np.subtract(ours, control)):+.3f}'
     printed = _run(tmp_path)
-    assert '`zoh_exact, averaged` has finished 8 of these 12 seeds' in printed
+    assert '`zoh_exact, averaged` has finished seeds 0, 2, 3, 4, 5, 6, 8, 9 of them.' in printed
     assert 'rk4, seed 3; zoh_exact, averaged, seed 3.' in printed
-    assert any('lacks runs' in line for line in cautions([task]))
+    assert any('so far 8 of 12 seeds on `scenes`' in line for line in cautions([task]))
     (tmp_path / 'scenes/foh_0.json').unlink()
     (task,) = read_results(tmp_path)
     assert variant in task.arms and task.seeds == [2, 3, 4, 5, 6, 8, 9]
@@ -163,8 +165,9 @@ def test_the_answer_in_short(results, tmp_path):
     furthest = max(max(abs(c.low), abs(c.high)) for c in others)
     foh, poly = (family(task)[arm][0].mean for arm in ('foh', 'poly'))
     assert short_verdict(task) == (
-        f'`scenes`: `foh` ({foh:+.2f} points) and `poly` ({poly:+.2f} points) differ from '
-        '`zoh_exact`. For the other methods no difference was found; their intervals lie within '
+        f'`scenes`: `foh` ({foh:+.2f} points) is worse than `zoh_exact`, and `poly` '
+        f'({poly:+.2f} points) is better than `zoh_exact`. For the other methods no difference was '
+        'found; their intervals lie within '
         f'±{furthest:.2f} points.'
     )
     rows = {row['method']: row for row in short_rows([task])}
@@ -172,8 +175,15 @@ def test_the_answer_in_short(results, tmp_path):
     assert rows['zoh_exact']['scenes'] == f'{np.mean(values):.2f} ({np.std(values, ddof=1):.2f})'
     assert rows['foh']['scenes'] == f'{foh:+.2f}' and rows['foh']['scenes, p'] == '**0.0029**'
     assert len(rows) == 7 and '*' not in rows['rk4']['scenes, p']
-    assert '0.0029 is the least corrected p that 12 pairs can give.' in cautions([task])
-    assert not any('lacks runs' in line for line in cautions([task]))
+    assert best_found([task]) == '`poly` was found to be better than the control.'
+    assert '0.0029 is the smallest corrected p possible with 12 pairs' in cautions([task])[0]
+    effects = [
+        found.deviation * detectable_effect(12, 0.05 / 6)
+        for arm, (found, _) in family(task).items()
+        if arm not in PLANTED
+    ]
+    assert f'{min(effects):.2f} to {max(effects):.2f} points' in cautions([task])[1]
+    assert not any('is open' in line for line in cautions([task]))
     same = TaskResults('scenes', task.runs | dict.fromkeys(PLANTED, task.runs['rk4']))
     assert 'no difference from `zoh_exact` was found. All intervals lie' in short_verdict(same)
 
@@ -199,7 +209,7 @@ def test_a_missing_method_is_waited_for(results, tmp_path):
             (tmp_path / 'scenes' / file.name).write_text(file.read_text())
     printed = _run(tmp_path, '--page', tmp_path / 'page.md')
     assert 'Nothing is concluded from an interim table' in printed and 'differs' not in printed
-    assert '0 to 11 (interim: methods are missing).' in printed
+    assert '0 to 11 (interim: methods are missing), which' in printed
     page = (tmp_path / 'page.md').read_text()
     assert '## In short' not in page and 'detectable' not in printed
 
@@ -229,20 +239,26 @@ def test_seeds_in_words(seeds, words):
 def test_a_variant_that_waits_in_words(results):
     (task,) = read_results(results)
     name = 'zoh_exact_averaged'
-    assert waits(name, 6, task).endswith(
-        'use these 6 and are interim. The other tables leave it out.'
+    runs = task.runs[name]
+    task.runs[name] = {seed: runs[seed] for seed in range(6)}
+    assert waits(name, task) == (
+        '`zoh_exact, averaged` has finished seeds 0 to 5 of them. Its comparisons use these and '
+        'are interim, and no other table contains it.'
     )
-    assert waits(name, 1, task).endswith('It is not compared.')
     task.final = True
-    assert 'interim' not in waits(name, 6, task)
+    assert 'interim' not in waits(name, task)
+    task.runs[name] = {seed: runs[seed] for seed in range(5)}
+    assert waits(name, task).endswith('They are too few for intervals.')
+    task.runs[name] = {0: runs[0]}
+    assert waits(name, task).endswith('has finished 1 of them, and is not compared.')
 
 
 @pytest.mark.parametrize(
     ('differ', 'words'),
     [
         ((), 'no difference from `zoh_exact` was found. All intervals lie within'),
-        (('foh',), '`foh` (-3.00 points) differs from `zoh_exact`. For the other methods'),
-        (FAMILY, 'and `rk4` (-3.00 points) differ from `zoh_exact`.'),
+        (('foh',), '`foh` (-3.00 points) is worse than `zoh_exact`. For the other methods'),
+        (FAMILY, 'and `rk4` (-3.00 points) are worse than `zoh_exact`.'),
     ],
 )
 def test_a_verdict_in_short_of_none_one_and_all(results, differ, words):
@@ -422,8 +438,13 @@ def test_the_page_names_mixed_cards_and_the_card_of_costs(results, tmp_path):
             run |= dict(card='a third', commit='123', date='2026-02-02')
         (tmp_path / 'scenes' / file.name).write_text(json.dumps(run))
     printed = _run(tmp_path)
-    assert 'different commits: seed 4 of abc, def.' in printed
-    assert 'different cards: seed 4 of a card, another card.' in printed
+    assert 'The runs of these seeds are of several commits: 4.' in printed
+    assert 'The runs of these seeds are of several cards: 4.' in printed
+    (row,) = (line for line in printed.splitlines() if re.match(r'\| rk4 +\| +11 \|', line))
+    (task,) = read_results(results)
+    pairs = [s for s in range(12) if s != 4]
+    values = [task.metrics(arm, seeds=pairs) for arm in ('rk4', 'zoh_exact')]
+    assert row.split('|')[-2].strip() == f'{np.mean(np.subtract(*values)):+.3f}'
     assert 'The cost of a step: card: a third; commit: 123; date: 2026-02-02.' in printed
 
 
@@ -493,6 +514,8 @@ def test_readmes_quote_the_page(readme):
     for start in ('|', '* '):
         quoted = [line for line in section.splitlines() if line.startswith(start)]
         assert quoted == [line for line in short.splitlines() if line.startswith(start)] != []
+    (caution,) = (line for line in short.splitlines() if line.startswith('"No difference'))
+    assert caution in ' '.join(section.split())
     costs = next(task.costs for task in read_results(RESULTS) if task.name == 'fashion')
     times = {arm: f'{costs[arm]["milliseconds"]:.1f}' for arm in ('zoh', 'zoh_exact', 'poly')}
     assert (
@@ -537,10 +560,41 @@ def test_the_protocol_has_the_figures_of_the_results():
         )
     )
     seeds = [tasks[name].waiting['zoh_exact_averaged'] for name in ('fashion', 'scenes')]
-    protocol = (ROOT / 'docs/study_protocol.md').read_text()
+
+    def drop(arm, name):
+        return np.subtract(scenes.metrics(arm, '1'), scenes.metrics(arm, name))
+
+    drops = {
+        (arm, name): compare(drop(arm, name), drop('zoh_exact', name))
+        for arm in ('foh', 'poly')
+        for name in ('1.5/dt', '2/dt')
+    }
+    protocol = ' '.join((ROOT / 'docs/study_protocol.md').read_text().split())
     for sentence in (
         f'`foh` ({differences["foh"]:+.2f} points) and `poly` ({differences["poly"]:+.2f}) differ',
         f'makes up {gain[0]:.2f} points (p {gain[1]}), and {rest[0]:.2f} remain (p {rest[1]})',
+        'The intervals are {} and {}, and p is not corrected'.format(
+            *(
+                ' to '.join(
+                    sorted(
+                        secondary[pair][INTERVAL].replace('-', '').replace('+', '').split(' to ')
+                    )
+                )
+                for pair in (('foh, matched', 'foh'), ('foh, matched', 'zoh_exact'))
+            )
+        ),
+        'By the drop from that size, `poly` loses {:.2f} points less than the control at 1.5 times '
+        'the size (p {:.3f}) and {:.2f} less at 2 times (p {:.4f}), and `foh` loses {:.2f} and '
+        '{:.2f} more (p {:.4f} and {:.4f})'.format(
+            -drops['poly', '1.5/dt'].mean,
+            drops['poly', '1.5/dt'].p,
+            -drops['poly', '2/dt'].mean,
+            drops['poly', '2/dt'].p,
+            drops['foh', '1.5/dt'].mean,
+            drops['foh', '2/dt'].mean,
+            drops['foh', '1.5/dt'].p,
+            drops['foh', '2/dt'].p,
+        ),
         f'has {seeds[0]} seeds of `fashion` and {seeds[1]} of `scenes`',
         f'In these {seeds[1]} it is {both[0]:.2f} points behind the control, and `poly` '
         f'{poly[0]:.2f} behind it',

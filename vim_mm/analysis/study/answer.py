@@ -11,6 +11,7 @@ from vim_mm.analysis.study.comparison import (
     PRIMARY,
     TaskResults,
     can_differ,
+    detectable,
     deviation,
     family,
     furthest,
@@ -52,16 +53,39 @@ def short_rows(tasks: Sequence[TaskResults]) -> list[dict[str, str]]:
 def short_verdict(task: TaskResults) -> str:
     """One sentence or two on all methods of a tested task."""
     found = family(task)
-    differ = [arm for arm, (_, p) in found.items() if p < LEVEL]
+    differ = {arm: comparison for arm, (comparison, p) in found.items() if p < LEVEL}
     same = [comparison for arm, (comparison, _) in found.items() if arm not in differ]
     within = f'intervals lie within ±{max(map(furthest, same), default=0.0):.2f} points'
     if not differ:
         return f'`{task.name}`: no difference from `{task.control}` was found. All {within}.'
-    named = _listed([f'`{title(arm)}` ({found[arm][0].mean:+.2f} points)' for arm in differ])
-    text = f'`{task.name}`: {named} differ{"s" if len(differ) == 1 else ""} from `{task.control}`.'
+    parts = []
+    for word, sign in (('worse', -1), ('better', 1)):
+        arms = [arm for arm, comparison in differ.items() if sign * comparison.mean > 0]
+        named = [f'`{title(arm)}` ({differ[arm].mean:+.2f} points)' for arm in arms]
+        if arms:
+            verb = 'is' if len(arms) == 1 else 'are'
+            parts.append(f'{_listed(named)} {verb} {word} than `{task.control}`')
+    text = f'`{task.name}`: {", and ".join(parts)}.'
     if same:
         text += f' For the other methods no difference was found; their {within}.'
     return text
+
+
+def best_found(tasks: Sequence[TaskResults]) -> str:
+    """The answer in one sentence: which methods were found to be better than the control.
+
+    Args:
+        tasks (Sequence): Tested ones.
+    """
+    better = {
+        f'`{title(arm)}`': None
+        for task in tasks
+        for arm, (comparison, p) in family(task).items()
+        if p < LEVEL and comparison.mean > 0
+    }
+    return (
+        f'{_listed([*better]) if better else "No method"} was found to be better than the control.'
+    )
 
 
 def cautions(tasks: Sequence[TaskResults]) -> list[str]:
@@ -85,18 +109,38 @@ def cautions(tasks: Sequence[TaskResults]) -> list[str]:
         lines[0] += f' {that} of {_listed(unclear)} {exclude} 0, but no difference was found there.'
     bounds = {len(family(task)) * least_p(len(task.seeds)): len(task.seeds) for task in tasks}
     for least, pairs in bounds.items():
-        if any(np.isclose(p, least) for *_, p in found):
-            lines.append(f'{_digits(least)} is the least corrected p that {pairs} pairs can give.')
+        if sum(np.isclose(p, least) for *_, p in found) > 1:
+            lines[0] += (
+                f' {_digits(least)} is the smallest corrected p possible with {pairs} pairs, so '
+                'large differences have the same p.'
+            )
+    lines.append(
+        '"No difference was found" does not mean "equal". '
+        + ' '.join(_power(task) for task in tasks)
+    )
     variant = 'zoh_exact_averaged'
     open_tasks = [task for task in tasks if 'poly' in task.compared and variant not in task.arms]
     if open_tasks:
+        has = [f'{task.waiting.get(variant, 0)} of {len(task.seeds)} seeds on `{task.name}`'
+               for task in open_tasks]  # fmt: skip
         lines.append(
-            '`poly` has other coefficients than the control, and it scans each direction in both '
-            f'orders. Which of the two matters is open (H3): `{title(variant)}`, with these scans '
-            'and the coefficients of the control, lacks runs on '
-            f'{_listed([f"`{task.name}`" for task in open_tasks])}.'
+            '`poly` differs from the control in its coefficients and in its scans: it scans each '
+            f'direction in both orders. How much each contributes is open. `{title(variant)}` has '
+            f'these scans and the coefficients of the control, and so far {_listed(has)}.'
         )
     return lines
+
+
+def _power(task: TaskResults) -> str:
+    """Which differences would have been found, in a sentence."""
+    found = [c for c, p in family(task).values() if p >= LEVEL]
+    if not found:
+        return ''
+    effects = [detectable(c, len(FAMILY), c.count) for c in found]
+    return (
+        f'On `{task.name}` a difference of {min(effects):.2f} to {max(effects):.2f} points, '
+        'depending on the method, would have been found with a probability of 0.8.'
+    )
 
 
 def _digits(p: float) -> str:

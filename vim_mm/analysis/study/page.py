@@ -4,12 +4,19 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vim_mm.analysis.study.answer import cautions, is_tested, short_rows, short_verdict
+from vim_mm.analysis.study.answer import (
+    best_found,
+    cautions,
+    is_tested,
+    short_rows,
+    short_verdict,
+)
 from vim_mm.analysis.study.comparison import (
     ABOVE,
     CONTROL,
     INTERVAL,
     TaskResults,
+    can_differ,
     cost_cells,
     diverged,
     facts,
@@ -28,9 +35,11 @@ from vim_mm.analysis.tables import markdown_table, write_text
 Rows = list[dict[str, str]]
 _HEAD = """# The methods compared
 
-Small Vision Mamba models were trained with each method, with the same seeds and settings.
-[The protocol](study_protocol.md) describes hypotheses, tasks and statistics, and what may be
-concluded. Its first version was committed before the runs."""
+A state space model needs a formula that turns its continuous system into steps. Small Vision Mamba
+models were trained with six such formulas ([methods](methods.md)) and a control, with the same
+seeds and settings. [The protocol](study_protocol.md) describes hypotheses, tasks and statistics.
+Its first version was committed before the runs; later changes, some of them after results had been
+seen, are [listed](study_protocol.md#changes)."""
 _HOW = """## How this page is made
 
 A script makes it from the results of the runs, one JSON each. Do not edit it:
@@ -61,8 +70,9 @@ _TERMS = {
     'it covers the true mean in 86 % of cases with 6 seeds, 88 % with 8 and 91 % with 12',
     'p; p, Holm': 'exact p of the sign-flip test; the same after correction (Holm) for the methods '
     'of the table',
-    'detectable': 'the difference that so many pairs detect with a probability of 0.8, at 0.05 '
-    'over the number of methods, if differences vary as they do here',
+    'detectable': 'the smallest true difference that this number of pairs detects with a '
+    'probability of 0.8. The level is 0.05 divided by the number of methods; the standard '
+    'deviation is the observed one',
     'interquartile mean': 'mean over seeds without the quarter at each end',
     'mIoU': 'intersection over union, the mean over classes',
     'ms a step, MiB': 'time and peak memory of the GPU of one training step, alone on the card',
@@ -98,24 +108,27 @@ _SHORT = (
     f'The table has the mean of the control, the exact zero-order hold (`{CONTROL}`), with its '
     'standard deviation over seeds. For each method it has the mean difference from the control '
     f'over seeds, in percentage points, with {INTERVAL} and p. Positive means better than the '
-    'control. {tasks} The models start from random weights{sizes}. Settings are the same for all '
-    'methods, and none was adapted to a method: the learning rate comes from earlier runs of other '
-    "models, and the initialization is Mamba's."
+    'control. {tasks} The models start from random weights{sizes}. All methods have the same '
+    "settings. The initialization is Mamba's, which was made for `zoh`, and the learning rate was "
+    'chosen with `zoh` before the study. A method may do better with settings of its own; that was '
+    'not tested.'
 )
 _SEE = (
     '[The protocol](study_protocol.md#question-and-hypotheses) has the answers to H2 to H4, and '
-    '[what may be concluded](study_protocol.md#what-may-be-concluded): a difference of `poly` or '
-    '`highorder` speaks for the formula, not for a hold or an order of accuracy.'
+    '[what may be concluded](study_protocol.md#what-may-be-concluded). Among that: `foh` is not '
+    'the first-order hold of textbooks, and `poly` and `highorder` add terms of different units. '
+    'So a difference of theirs says nothing about holds or orders of accuracy in general.'
 )
 LONG = 'long'  # the task of one longer run, which compares nothing
 _BESIDE = f"""## Fashion-MNIST beside other models
 
-Accuracy in percent on the 10,000 test images, standard split. The rows with parameters were trained
-by the code of the study (`--arms deit resnet18`, and `--tasks long --seeds 0`), in 10 epochs where
-the row does not say otherwise. The recipe was chosen for Vim; another may serve the others better.
-The goal of the longer run was 95.4 %.
+Accuracy in percent on the 10,000 test images, standard split. The rows with a number of seeds were
+trained by the code of the study (`--arms deit resnet18`, and `--tasks long --seeds 0`), in 10
+epochs where the row does not say otherwise. The recipe was chosen for Vim; another may serve the
+others better.
+The goal of the longer run, DenseNet-BC's 95.4 %, was missed.
 
-The rows without parameters were not run here, and their recipes differ. All but the last were
+The rows without were not run here, and their recipes differ. All but the last were
 [submitted to the data set's README]({SOURCE}), which did not verify them. The last is from
 [a later paper]({PAPER})."""
 
@@ -177,18 +190,29 @@ def model_and_metric(task: TaskResults) -> str | None:
 
 
 def mixed(task: TaskResults) -> list[str]:
-    """Which seeds have runs of several commits or cards, and of which."""
+    """Which seeds have runs of several commits or cards, and what the pairs without them show."""
     lines = []
-    compared = [*task.arms, *task.waiting]
     for key in ('commit', 'card'):
-        found = {
-            s: sorted({task.runs[a][s][key] for a in compared if s in task.runs[a]})
-            for s in task.seeds
-        }
-        seeds = [f'seed {s} of {", ".join(names)}' for s, names in found.items() if len(names) > 1]
+        seeds = [s for s in task.seeds if len({task.runs[a][s][key] for a in task.arms}) > 1]
         if seeds:
-            lines.append(f'Runs of one seed are of different {key}s: {"; ".join(seeds)}.')
-    return lines
+            lines.append(f'The runs of these seeds are of several {key}s: {which(seeds)}.')
+    return lines + [markdown_table(rows) for rows in [alike_rows(task)] if lines and rows]
+
+
+def alike_rows(task: TaskResults) -> Rows:
+    """The differences from the control in the pairs of one commit and card alone."""
+    rows = []
+    for arm in task.compared if task.control in task.arms else ():
+        ours, control = task.runs[arm], task.runs[task.control]
+        seeds = [
+            s for s in task.seeds if all(ours[s][k] == control[s][k] for k in ('commit', 'card'))
+        ]
+        differences = [ours[s]['metric'] - control[s]['metric'] for s in seeds]
+        mean = f'{sum(differences) / len(seeds):+.3f}' if seeds else ''
+        rows.append(
+            {'pairs of one commit and card': title(arm), 'pairs': str(len(seeds)), 'A - B': mean}
+        )
+    return rows
 
 
 def machines(found: dict[str, list[str]]) -> str:
@@ -226,13 +250,17 @@ def which(seeds: list[int]) -> str:
     return ', '.join(map(str, seeds))
 
 
-def waits(arm: str, has: int, task: TaskResults) -> str:
+def waits(arm: str, task: TaskResults) -> str:
     """What becomes of a variant that lacks seeds."""
-    text = f'`{title(arm)}` has finished {has} of these {len(task.seeds)} seeds. '
-    if has < 2:
-        return text + 'It is not compared.'
+    seeds = sorted(task.runs[arm].keys() & {*task.seeds})
+    if len(seeds) < 2:
+        return f'`{title(arm)}` has finished {len(seeds)} of them, and is not compared.'
     interim = '' if task.final else ' and are interim'
-    return text + f'Its comparisons use these {has}{interim}. The other tables leave it out.'
+    return (
+        f'`{title(arm)}` has finished seeds {which(seeds)} of them. Its comparisons use these'
+        f'{interim}, and no other table contains it.'
+        + ('' if can_differ(len(seeds), 1) else ' They are too few for intervals.')
+    )
 
 
 def describe(task: TaskResults, picture: str | None = None) -> str:
@@ -249,13 +277,13 @@ def describe(task: TaskResults, picture: str | None = None) -> str:
     parts = [
         f'## {heading(task)}',
         *filter(None, [model_and_metric(task)]),
-        f'The tables use the seeds that every method and variant in them has finished: '
-        f'{which(task.seeds)}{interim}.',
+        f'The tables use seeds {which(task.seeds)}{interim}, which all methods and variants in '
+        'them have finished.',
     ]
     if task.missing:
         names = '; '.join(f'`{title(arm)}`' for arm in task.missing)
         parts.append(f'No run yet: {names}.')
-    parts += [waits(arm, has, task) for arm, has in task.waiting.items()]
+    parts += [waits(arm, task) for arm in task.waiting]
     if picture:
         parts.append(f'![{task.name}]({picture})')
     tables = sections(task)
@@ -312,6 +340,7 @@ def in_short(tasks: list[TaskResults]) -> str:
     return '\n\n'.join(
         [
             '## In short',
+            best_found(tasks),
             '\n'.join(f'* {short_verdict(task)}' for task in tasks),
             _SHORT.format(
                 tasks=' '.join(f'`{task.name}` is {_MEASURED[task.kind][2]}.' for task in tasks),
