@@ -196,6 +196,15 @@ class Interrupted(Counting):
             self.finished = True
 
 
+@pytest.fixture
+def ctrl_c():
+    """Python's handler, which a shell takes from what it starts in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures('ctrl_c')
 def test_ctrl_c_does_not_throw_the_model_out_of_its_work():
     predictor, kept = Interrupted(), Kept()
     summary = stream(Drawn([draw(i) for i in range(30)]), predictor, [kept]).run()
@@ -204,6 +213,7 @@ def test_ctrl_c_does_not_throw_the_model_out_of_its_work():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures('ctrl_c')
 def test_a_second_ctrl_c_does_not_wait():
     predictor, kept = Interrupted(times=2), Kept()
     summary = stream(Drawn([draw(i) for i in range(30)]), predictor, [kept]).run()
@@ -211,6 +221,7 @@ def test_a_second_ctrl_c_does_not_wait():
     assert summary.interrupted
 
 
+@pytest.mark.usefixtures('ctrl_c')
 def test_ctrl_c_while_the_sinks_still_write():
     """Everything is predicted by then; the sinks get it all, and are closed."""
     kept = Kept(seconds=0.05)
@@ -249,6 +260,7 @@ def test_a_stream_in_a_thread_leaves_signals_alone():
     assert summaries[0].predicted == 30
 
 
+@pytest.mark.usefixtures('ctrl_c')
 def test_ctrl_c_ends_the_wait_for_a_camera():
     over = threading.Event()
 
