@@ -3,10 +3,12 @@
 import json
 import runpy
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from tests.tools.conftest import TOOLS, configs  # noqa: F401  fixture
+from vim_mm.stream.running import Summary
 
 pytest.importorskip('mmseg')
 TOOL = str(TOOLS / 'analysis/benchmark_stream.py')
@@ -40,6 +42,14 @@ def test_stages_add_up_to_the_wall_clock(configs, tmp_path, monkeypatch, capsys)
         assert record['rate'] > 0 and 0 <= record['mask_beyond'] <= 1
     assert printed.count('| tiny_seg') == 4
     assert printed.count('graph: CUDA graphs need CUDA') == 2
+
+
+def test_a_stream_that_the_user_ends_is_no_measurement(monkeypatch):
+    tool = runpy.run_path(TOOL)
+    ended = SimpleNamespace(run=lambda: Summary(predicted=60, interrupted=True))
+    monkeypatch.setitem(tool['side_by_side'].__globals__, 'Stream', lambda *_, **__: ended)
+    with pytest.raises(KeyboardInterrupt):
+        tool['side_by_side'](None, None, None)
 
 
 def test_what_does_not_add_up_or_failed_is_said():
