@@ -438,9 +438,13 @@ def test_the_page_names_mixed_cards_and_the_card_of_costs(results, tmp_path):
             run |= dict(card='a third', commit='123', date='2026-02-02')
         (tmp_path / 'scenes' / file.name).write_text(json.dumps(run))
     printed = _run(tmp_path)
-    assert 'The runs of these seeds are of several commits: 4.' in printed
-    assert 'The runs of these seeds are of several cards: 4.' in printed
-    (row,) = (line for line in printed.splitlines() if re.match(r'\| rk4 +\| +11 \|', line))
+    assert 'Seeds whose runs are of several commits: 4.' in printed
+    assert 'Seeds whose runs are of several cards: 4.' in printed
+    (row,) = (
+        line
+        for line in printed.splitlines()
+        if re.match(r'\| rk4 +\| +11 \| +[+-]\d\.\d{3} \|$', line)
+    )
     (task,) = read_results(results)
     pairs = [s for s in range(12) if s != 4]
     values = [task.metrics(arm, seeds=pairs) for arm in ('rk4', 'zoh_exact')]

@@ -195,7 +195,7 @@ def mixed(task: TaskResults) -> list[str]:
     for key in ('commit', 'card'):
         seeds = [s for s in task.seeds if len({task.runs[a][s][key] for a in task.arms}) > 1]
         if seeds:
-            lines.append(f'The runs of these seeds are of several {key}s: {which(seeds)}.')
+            lines.append(f'Seeds whose runs are of several {key}s: {which(seeds)}.')
     return lines + [markdown_table(rows) for rows in [alike_rows(task)] if lines and rows]
 
 
@@ -210,7 +210,11 @@ def alike_rows(task: TaskResults) -> Rows:
         differences = [ours[s]['metric'] - control[s]['metric'] for s in seeds]
         mean = f'{sum(differences) / len(seeds):+.3f}' if seeds else ''
         rows.append(
-            {'pairs of one commit and card': title(arm), 'pairs': str(len(seeds)), 'A - B': mean}
+            {
+                'method': title(arm),
+                'pairs of one commit and card': str(len(seeds)),
+                'their mean difference from the control': mean,
+            }
         )
     return rows
 
