@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from convergence import EXACT, STEPS, order
 from matplotlib.figure import Figure
-from page_parts import Rows, bullets, quoted, tidy
+from page_parts import Rows, quoted, tidy
 from signals import INPUTS
 
 from vim_mm.analysis.pictures.methods import STYLES
 from vim_mm.analysis.study.comparison import CONTROL
-from vim_mm.analysis.tables import figures, markdown_table
+from vim_mm.analysis.tables import bullets, figures, markdown_table
 
 SHOWN_RATE = -4.0  # of the tables; the picture has all
 SHOWN_STEPS = STEPS[::2]

@@ -14,7 +14,6 @@ from convergence_page import (
     plot_convergence,
     shown,
 )
-from page_parts import bullets
 from recovery_page import HEAD as RECOVERY_HEAD
 from recovery_page import (
     describe_recovery,
@@ -28,7 +27,7 @@ from recovery_page import (
 from signals import INPUTS
 
 from vim_mm.analysis.study.comparison import CONTROL, FAMILY, TaskResults
-from vim_mm.analysis.tables import write_text
+from vim_mm.analysis.tables import bullets, write_text
 
 _HEAD = """# A regression with a known answer
 

@@ -12,11 +12,6 @@ def quoted(methods: Iterable[str]) -> str:
     return ', '.join(f'`{method}`' for method in methods)
 
 
-def bullets(lines: list[str]) -> str:
-    """Sentences as a list of Markdown."""
-    return '\n'.join(f'* {line}' for line in lines)
-
-
 def tidy(axes: Axes) -> None:
     """A grid, and a frame at the left and at the bottom only."""
     axes.grid(alpha=0.3)

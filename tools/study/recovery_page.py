@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from page_parts import Rows, bullets, quoted, tidy
+from page_parts import Rows, quoted, tidy
 from recovery import ARMS, RANGES, RATES
 from signals import INPUTS
 
@@ -19,7 +19,7 @@ from vim_mm.analysis.study.comparison import (
     family_rows,
     secondary_rows,
 )
-from vim_mm.analysis.tables import figures, markdown_table
+from vim_mm.analysis.tables import bullets, figures, markdown_table
 
 LEAST_DRAWN = 0.1  # percent; what is below stands at the edge
 WITH_FACTOR = tuple(name for name, arm in ARMS.items() if arm.factor)

@@ -1,5 +1,6 @@
 """Tables as ``tools/`` print them: to be read in a terminal and pasted into a document."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from vim_mm.whole_file import whole_file
@@ -16,6 +17,11 @@ def markdown_table(rows: list[dict[str, str]]) -> str:
         + ' |'
         for first, *rest in lines
     )
+
+
+def bullets(lines: Iterable[str]) -> str:
+    """Sentences as a list of Markdown."""
+    return '\n'.join(f'* {line}' for line in lines)
 
 
 def latex_table(rows: list[dict[str, str]]) -> str:

@@ -107,17 +107,14 @@ def cautions(tasks: Sequence[TaskResults]) -> list[str]:
     if unclear:
         that, exclude = ('That', 'excludes') if len(unclear) == 1 else ('Those', 'exclude')
         lines[0] += f' {that} of {_listed(unclear)} {exclude} 0, but no difference was found there.'
-    bounds = {len(family(task)) * least_p(len(task.seeds)): len(task.seeds) for task in tasks}
-    for least, pairs in bounds.items():
+    for pairs in {len(task.seeds): None for task in tasks}:
+        least = len(FAMILY) * least_p(pairs)
         if sum(np.isclose(p, least) for *_, p in found) > 1:
             lines[0] += (
                 f' {_digits(least)} is the smallest corrected p possible with {pairs} pairs, so '
                 'large differences have the same p.'
             )
-    lines.append(
-        '"No difference was found" does not mean "equal". '
-        + ' '.join(_power(task) for task in tasks)
-    )
+    lines.append('"No difference was found" does not mean "equal". ' + ' '.join(map(_power, tasks)))
     variant = 'zoh_exact_averaged'
     open_tasks = [task for task in tasks if 'poly' in task.compared and variant not in task.arms]
     if open_tasks:

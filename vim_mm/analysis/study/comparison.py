@@ -137,14 +137,23 @@ class TaskResults:
     @property
     def arms(self) -> list[str]:
         """Those of the tables, in their order."""
-        known = [arm for arm in ARMS if arm in self.runs]
-        others = sorted(self.runs.keys() - {*ARMS})
-        return [arm for arm in (*known, *others) if arm not in self.waiting]
+        entering = self.runs.keys() - self.waiting.keys()
+        return [arm for arm in ARMS if arm in entering] + sorted(entering - {*ARMS})
 
     @property
     def seeds(self) -> list[int]:
         """Those that every arm of the tables has finished, the only ones that enter."""
         return sorted(set.intersection(*(set(self.runs[arm]) for arm in self.arms)))
+
+    @property
+    def entries(self) -> list[tuple[str, int, dict[str, Any]]]:
+        """Arm, seed and run of all that enters a comparison, of variants that wait as well."""
+        return [
+            (arm, seed, self.runs[arm][seed])
+            for arm in (*self.arms, *self.waiting)
+            for seed in self.seeds
+            if seed in self.runs[arm]
+        ]
 
     def metrics(
         self, arm: str, resolution: str | None = None, seeds: Sequence[int] | None = None
@@ -379,11 +388,6 @@ def verdicts(task: TaskResults) -> list[str]:
 
 def diverged(task: TaskResults) -> Iterable[str]:
     """The runs that enter a comparison and whose loss was not finite."""
-    for arm in task.arms:
-        for seed in task.seeds:
-            if task.runs[arm][seed].get('diverged'):
-                yield f'{title(arm)}, seed {seed}'
-    for arm in task.waiting:
-        for seed, run in sorted(task.runs[arm].items()):
-            if run.get('diverged'):
-                yield f'{title(arm)}, seed {seed}'
+    for arm, seed, run in task.entries:
+        if run.get('diverged'):
+            yield f'{title(arm)}, seed {seed}'

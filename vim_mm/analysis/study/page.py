@@ -2,7 +2,9 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+
+import numpy as np
 
 from vim_mm.analysis.study.answer import (
     best_found,
@@ -30,7 +32,7 @@ from vim_mm.analysis.study.comparison import (
 )
 from vim_mm.analysis.study.others import PAPER, SOURCE, other_rows
 from vim_mm.analysis.study.plots import plot_task
-from vim_mm.analysis.tables import markdown_table, write_text
+from vim_mm.analysis.tables import bullets, markdown_table, write_text
 
 Rows = list[dict[str, str]]
 _HEAD = """# The methods compared
@@ -77,22 +79,31 @@ _TERMS = {
     'mIoU': 'intersection over union, the mean over classes',
     'ms a step, MiB': 'time and peak memory of the GPU of one training step, alone on the card',
 }
-# By task of the study: what it is, the metric of its tables and the data, and both in short.
+
+
+class _Measured(NamedTuple):
+    """What a task of the study is, the metric of its tables with the data, and both in short."""
+
+    title: str
+    metric: str
+    short: str
+
+
 _MEASURED = {
-    'fashion': (
+    'fashion': _Measured(
         'Classification',
         'the accuracy in percent on the 10,000 test images of Fashion-MNIST. Training used its '
         '60,000 training images',
         'the accuracy of the classification of Fashion-MNIST',
     ),
-    'scenes': (
+    'scenes': _Measured(
         'Segmentation',
         'the mIoU in percent over 11 classes, ten garments and the ground, on 2,000 test scenes: '
         'grey images of 128 x 128, drawn from garments of Fashion-MNIST that are scaled, turned '
         'and pasted on a noisy ground. Training used 8,000 other scenes',
         'the mIoU of the segmentation of synthetic scenes of garments',
     ),
-    'recall': (
+    'recall': _Measured(
         'Recall',
         'the accuracy in percent on the regions of 2,000 test images. A cue, at least 129 tokens '
         'earlier in the scan, tells the class of the region. Training used 32,000 other images',
@@ -184,7 +195,7 @@ def model_and_metric(task: TaskResults) -> str | None:
     ranges = sorted({tuple(run['settings'].get('dt_range', ())) for run in runs})
     starts = ''.join(f' Its `dt` starts between {r[0]:g} and {r[1]:g}.' for r in ranges if r)
     return (
-        f'The metric is {measured[1]}. Differences are in percentage points. The model is the '
+        f'The metric is {measured.metric}. Differences are in percentage points. The model is the '
         f'`VisionMamba` of the protocol{size}.{starts}'
     )
 
@@ -196,7 +207,9 @@ def mixed(task: TaskResults) -> list[str]:
         seeds = [s for s in task.seeds if len({task.runs[a][s][key] for a in task.arms}) > 1]
         if seeds:
             lines.append(f'Seeds whose runs are of several {key}s: {which(seeds)}.')
-    return lines + [markdown_table(rows) for rows in [alike_rows(task)] if lines and rows]
+    if lines and (rows := alike_rows(task)):
+        lines.append(markdown_table(rows))
+    return lines
 
 
 def alike_rows(task: TaskResults) -> Rows:
@@ -207,8 +220,8 @@ def alike_rows(task: TaskResults) -> Rows:
         seeds = [
             s for s in task.seeds if all(ours[s][k] == control[s][k] for k in ('commit', 'card'))
         ]
-        differences = [ours[s]['metric'] - control[s]['metric'] for s in seeds]
-        mean = f'{sum(differences) / len(seeds):+.3f}' if seeds else ''
+        values = [task.metrics(a, seeds=seeds) for a in (arm, task.control)]
+        mean = f'{np.mean(np.subtract(*values)):+.3f}' if seeds else ''
         rows.append(
             {
                 'method': title(arm),
@@ -222,12 +235,6 @@ def alike_rows(task: TaskResults) -> Rows:
 def machines(found: dict[str, list[str]]) -> str:
     """Cards, commits and dates in words."""
     return '; '.join(f'{key}: {", ".join(values)}' for key, values in found.items() if values)
-
-
-def table_runs(task: TaskResults) -> list[dict[str, Any]]:
-    """The runs that enter the tables, those of variants that wait among them."""
-    arms = [*task.arms, *task.waiting]
-    return [task.runs[arm][s] for arm in arms for s in task.seeds if s in task.runs[arm]]
 
 
 def costs_alone(task: TaskResults) -> str:
@@ -244,7 +251,7 @@ def heading(task: TaskResults) -> str:
     """Of a task of the study what it is, and its name."""
     if not task.planned or task.kind not in _MEASURED:
         return task.name
-    return f'{_MEASURED[task.kind][0]} (`{task.name}`)'
+    return f'{_MEASURED[task.kind].title} (`{task.name}`)'
 
 
 def which(seeds: list[int]) -> str:
@@ -275,9 +282,11 @@ def describe(task: TaskResults, picture: str | None = None) -> str:
         picture (str, optional): Its address, relative to the page.
     """
     count = len(task.seeds)
-    interim = f' ({count} of {task.planned}: interim)' if task.interim else ''
-    if task.interim and task.missing and count >= task.planned:
-        interim = ' (interim: methods are missing)'
+    interim = ''
+    if task.interim:
+        why = f'{count} of {task.planned}: interim'
+        interim = f' ({why if count < task.planned else "interim: methods are missing"})'
+    against_control = family_rows(task)
     parts = [
         f'## {heading(task)}',
         *filter(None, [model_and_metric(task)]),
@@ -291,14 +300,14 @@ def describe(task: TaskResults, picture: str | None = None) -> str:
     if picture:
         parts.append(f'![{task.name}]({picture})')
     tables = sections(task)
-    if family_rows(task) and not any(INTERVAL in rows[0] for _, rows in tables):
+    if against_control and not any(INTERVAL in rows[0] for _, rows in tables):
         parts.append(f'{count} pairs are too few for a {INTERVAL}.')
     if task.chance is not None:
         parts.append(ends(task))
     for name, rows in tables:
         parts += filter(None, [f'### {name}', _NOTES.get(name), markdown_table(rows)])
-    if family_rows(task):
-        parts += ['### What this shows', '\n'.join(f'* {line}' for line in verdicts(task))]
+    if against_control:
+        parts += ['### What this shows', bullets(verdicts(task))]
     lost = [*diverged(task)]
     if lost:
         parts.append('Diverged, and counted with their value: ' + '; '.join(lost) + '.')
@@ -324,7 +333,7 @@ def ends(task: TaskResults) -> str:
 
 def made_by(task: TaskResults) -> list[str]:
     """By which cards and commits a task's figures were made, in paragraphs."""
-    found = machines(facts(table_runs(task)))
+    found = machines(facts(run for *_, run in task.entries))
     parts = [f'### Cards and commits of `{task.name}`', f'{found}.'] if found else []
     parts += mixed(task)
     if any('card' in cost for cost in task.costs.values()):
@@ -339,15 +348,15 @@ def in_short(tasks: list[TaskResults]) -> str:
     tasks = [task for task in tasks if is_tested(task)]
     if not tasks:
         return ''
-    runs = [run for task in tasks for run in table_runs(task)]
+    runs = [run for task in tasks for *_, run in task.entries]
     sizes = [f'{n / 1e6:.2f}' for n in sorted({r['parameters'] for r in runs if 'parameters' in r})]
     return '\n\n'.join(
         [
             '## In short',
             best_found(tasks),
-            '\n'.join(f'* {short_verdict(task)}' for task in tasks),
+            bullets(map(short_verdict, tasks)),
             _SHORT.format(
-                tasks=' '.join(f'`{task.name}` is {_MEASURED[task.kind][2]}.' for task in tasks),
+                tasks=' '.join(f'`{task.name}` is {_MEASURED[task.kind].short}.' for task in tasks),
                 sizes=f' and have {" and ".join(sizes)} million parameters' if sizes else '',
             ),
             markdown_table(short_rows(tasks)),
@@ -403,7 +412,6 @@ def write_page(
         others = _facts_of_others(by_name['fashion'], long)
         texts += [_BESIDE, f'DeiT, ResNet-18 and the longer run: {others}.', markdown_table(rows)]
     if study:
-        names = {task.name for task in tasks}
-        texts += [f'## {name}\n\nNo run yet.' for name in _MEASURED if name not in names]
+        texts += [f'## {name}\n\nNo run yet.' for name in _MEASURED if name not in by_name]
         texts.append(_HOW.format(commands=commands(tasks, long)))
     write_text(page, '\n\n'.join(texts))
