@@ -136,8 +136,7 @@ _BESIDE = f"""## Fashion-MNIST beside other models
 Accuracy in percent on the 10,000 test images, standard split. The rows with a number of seeds were
 trained by the code of the study (`--arms deit resnet18`, and `--tasks long --seeds 0`), in 10
 epochs where the row does not say otherwise. The recipe was chosen for Vim; another may serve the
-others better.
-The goal of the longer run, DenseNet-BC's 95.4 %, was missed.
+others better. The goal of the longer run, DenseNet-BC's 95.4 %, was missed.
 
 The rows without were not run here, and their recipes differ. All but the last were
 [submitted to the data set's README]({SOURCE}), which did not verify them. The last is from
