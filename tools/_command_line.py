@@ -133,7 +133,7 @@ def numbers(text: str) -> list[int]:
 
 
 def positive(text: str) -> int:
-    """A number of calls, images or channels: of none of them there is nothing to measure."""
+    """A whole number from 1: of calls, images, channels or processes."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f'expected a whole number from 1, got {text!r}')
     return int(text)

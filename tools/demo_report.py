@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from _command_line import add_debug, end
+from _command_line import add_debug, end, positive
 
 if TYPE_CHECKING:  # --help takes no PyTorch
     from mmengine.config import Config
@@ -18,7 +18,10 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument('work_dir', type=Path, help='working directory of a finished run')
     parser.add_argument(
-        '--images', type=int, default=8, help='images to draw, four times as many of a classifier'
+        '--images',
+        type=positive,
+        default=8,
+        help='images to draw, four times as many of a classifier',
     )
     add_debug(parser)
     return parser.parse_args()

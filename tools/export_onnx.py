@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from _command_line import end
+from _command_line import end, positive
 from _export import BOUND, add_export_arguments, load_source, report_differences
 
 if TYPE_CHECKING:  # --help takes no PyTorch
@@ -33,7 +33,11 @@ def parse_args() -> Namespace:
         "the config's training data",
     )
     parser.add_argument(
-        '--calibration-images', type=int, default=64, metavar='N', help='for --int8 (default: 64)'
+        '--calibration-images',
+        type=positive,
+        default=64,
+        metavar='N',
+        help='for --int8 (default: 64)',
     )
     parser.add_argument(
         '--int8-keep',
@@ -49,7 +53,7 @@ def parse_args() -> Namespace:
         'PyTorch and of each file',
     )
     parser.add_argument(
-        '--threads', type=int, default=0, help='of the CPU for --evaluate (default: all)'
+        '--threads', type=positive, default=0, help='of the CPU for --evaluate (default: all)'
     )
     return parser.parse_args()
 

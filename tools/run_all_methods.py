@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import train
-from _command_line import end, numbers
+from _command_line import end, numbers, positive
 
 TOOLS = Path(__file__).resolve().parent
 # What two starts of a run must have in common, and what each is called.
@@ -327,9 +327,11 @@ def parse_args() -> tuple[Namespace, list[str]]:
     parser.add_argument(
         '--gpus', help="numbers of the GPUs to use, '0..3' or 'all' (default: what one run takes)"
     )
-    parser.add_argument('--jobs-per-gpu', type=int, default=1, help='without a GPU, on the CPU')
     parser.add_argument(
-        '--processes', type=int, default=int(env('GPUS') or 0),
+        '--jobs-per-gpu', type=positive, default=1, help='without a GPU, on the CPU'
+    )
+    parser.add_argument(
+        '--processes', type=positive, default=env('GPUS') or '1',
         help='train each run by dist_train.sh in so many processes; variable GPUS',
     )  # fmt: skip
     parser.add_argument('--work-dir', type=Path, default=Path(env('WORK_DIR') or 'work_dirs'))
@@ -337,9 +339,6 @@ def parse_args() -> tuple[Namespace, list[str]]:
     args, extra = parser.parse_known_args()
     if not args.config:
         parser.error('--config or the variable CONFIG is required')
-    if args.jobs_per_gpu < 1:
-        parser.error('--jobs-per-gpu must be at least 1')
-    args.processes = args.processes or 1
     return args, extra
 
 

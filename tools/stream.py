@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from _command_line import add_arguments, end, same_file
+from _command_line import add_arguments, end, positive, same_file
 
 if TYPE_CHECKING:  # --help takes no PyTorch
     from mmengine.config import Config
@@ -26,7 +26,7 @@ def parse_args() -> Namespace:
         '--out', type=Path, metavar='FILE', help='the video with the predictions: .mkv, .avi, .mp4'
     )
     parser.add_argument('--show', action='store_true', help='in a window; q ends the stream')
-    parser.add_argument('--max-frames', type=int, metavar='N', help='end after so many')
+    parser.add_argument('--max-frames', type=positive, metavar='N', help='end after so many')
     parser.add_argument(
         '--native',
         action='store_true',
@@ -40,8 +40,6 @@ def parse_args() -> Namespace:
         '--no-graph', action='store_true', help='on a GPU, without CUDA graphs; slower'
     )
     args = parser.parse_args()
-    if args.max_frames is not None and args.max_frames < 1:
-        parser.error('--max-frames must be at least 1')
     if args.out is not None and same_file(args.source, args.out):
         parser.error(f'--out must be another file than the source, got {args.out}')
     return args

@@ -3,7 +3,7 @@
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from _command_line import add_arguments, end
+from _command_line import add_arguments, end, positive
 
 
 def parse_args(arguments: list[str] | None = None) -> Namespace:
@@ -38,7 +38,7 @@ def parse_args(arguments: list[str] | None = None) -> Namespace:
     )
     parser.add_argument(
         '--batch-per-gpu',
-        type=int,
+        type=positive,
         metavar='N',
         help='images that fit a GPU at once, short for --cfg-options train_dataloader.batch_size=N;'
         ' the gradients of several such batches make the batch of the recipe',

@@ -8,7 +8,7 @@ and the backward scan contribute). Each writes DIR/WHAT.png.
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from _command_line import add_arguments, end, parse_first
+from _command_line import add_arguments, end, parse_first, positive
 
 PICTURES = ('predictions', 'methods', 'features', 'receptive-field', 'directions')
 
@@ -26,20 +26,16 @@ def parse_args() -> Namespace:
         help='for methods: weights that were trained with a method, in place of CHECKPOINT',
     )
     parser.add_argument(
-        '--images', type=int, default=4, help='number, of the test set, spread evenly'
+        '--images', type=positive, default=4, help='number, of the test set, spread evenly'
     )
     parser.add_argument(
-        '--layers', type=int, default=4, help='number, spread evenly, the last among them'
+        '--layers', type=positive, default=4, help='number, spread evenly, the last among them'
     )
     parser.add_argument(
         '--score', type=float, default=0.5, help='least score of a detection that is drawn'
     )
     parser.add_argument('--out', type=Path, default=Path('work_dirs/visualize'), metavar='DIR')
-    args = parser.parse_args()
-    for name in ('images', 'layers'):
-        if getattr(args, name) < 1:
-            parser.error(f'--{name} must be at least 1, got {getattr(args, name)}')
-    return args
+    return parser.parse_args()
 
 
 # Above PyTorch, so that --help and a wrong option are answered at once.

@@ -1,4 +1,6 @@
-"""Tools that measure refuse in one sentence what leaves nothing to do, and a missing GPU."""
+"""Tools refuse in one sentence what leaves nothing to do, and a missing GPU."""
+
+from pathlib import Path
 
 import pytest
 
@@ -12,29 +14,44 @@ A_SIZE = 'argument --sizes: expected SIDE or HEIGHTxWIDTH, got '
 @pytest.mark.parametrize(
     ('tool', 'arguments', 'sentence'),
     [
-        ('benchmark_latency_flops', 'a.py --n_trials=0', f"argument --n_trials: {A_NUMBER}'0'"),
-        ('benchmark_latency_flops', 'a.py --batch=0', f"argument --batch: {A_NUMBER}'0'"),
-        ('benchmark_latency_flops', 'a.py --threads=-1', f"argument --threads: {A_NUMBER}'-1'"),
-        ('benchmark_latency_flops', 'a.py --sizes=64x', f"{A_SIZE}'64x': {A_NUMBER}''"),
-        ('benchmark_latency_flops', 'a.py --sizes=0x64', f"{A_SIZE}'0x64': {A_NUMBER}'0'"),
-        ('measure_batch', 'a.py --steps=0', f"argument --steps: {A_NUMBER}'0'"),
-        ('benchmark_scan', '--n_trials=0', f"argument --n_trials: {A_NUMBER}'0'"),
-        ('profile_discretization', '--seqlen=0', f"argument --seqlen: {A_NUMBER}'0'"),
-        ('profile_discretization', '--dim=0', f"argument --dim: {A_NUMBER}'0'"),
-        ('verify_discretization', '--dstate=0', f"argument --dstate: {A_NUMBER}'0'"),
-        ('verify_discretization', '--no_checks',
+        ('analysis/benchmark_latency_flops',
+         'a.py --n_trials=0', f"argument --n_trials: {A_NUMBER}'0'"),
+        ('analysis/benchmark_latency_flops',
+         'a.py --batch=0', f"argument --batch: {A_NUMBER}'0'"),
+        ('analysis/benchmark_latency_flops',
+         'a.py --threads=-1', f"argument --threads: {A_NUMBER}'-1'"),
+        ('analysis/benchmark_latency_flops',
+         'a.py --sizes=64x', f"{A_SIZE}'64x': {A_NUMBER}''"),
+        ('analysis/benchmark_latency_flops',
+         'a.py --sizes=0x64', f"{A_SIZE}'0x64': {A_NUMBER}'0'"),
+        ('analysis/measure_batch', 'a.py --steps=0', f"argument --steps: {A_NUMBER}'0'"),
+        ('analysis/benchmark_scan', '--n_trials=0', f"argument --n_trials: {A_NUMBER}'0'"),
+        ('analysis/profile_discretization', '--seqlen=0', f"argument --seqlen: {A_NUMBER}'0'"),
+        ('analysis/profile_discretization', '--dim=0', f"argument --dim: {A_NUMBER}'0'"),
+        ('analysis/profile_training', 'a.py --batch=0', f"argument --batch: {A_NUMBER}'0'"),
+        ('demo_report', 'run --images=0', f"argument --images: {A_NUMBER}'0'"),
+        ('run_all_methods', '--config=a.py --jobs-per-gpu=0',
+         f"argument --jobs-per-gpu: {A_NUMBER}'0'"),
+        ('run_all_methods', '--config=a.py --processes=-2',
+         f"argument --processes: {A_NUMBER}'-2'"),
+        ('stream', 'a.py weights.pth video.avi --max-frames=0',
+         f"argument --max-frames: {A_NUMBER}'0'"),
+        ('train', 'a.py --batch-per-gpu=0', f"argument --batch-per-gpu: {A_NUMBER}'0'"),
+        ('visualize', 'methods a.py weights.pth --layers=0', f"argument --layers: {A_NUMBER}'0'"),
+        ('analysis/verify_discretization', '--dstate=0', f"argument --dstate: {A_NUMBER}'0'"),
+        ('analysis/verify_discretization', '--no_checks',
          '--no_checks leaves nothing to do without --pictures DIR'),
-        ('verify_performance_issues', '--dim=-3', f"argument --dim: {A_NUMBER}'-3'"),
-        ('verify_performance_issues', '--skip-checks=1,2,3,4,5,6,7',
+        ('analysis/verify_performance_issues', '--dim=-3', f"argument --dim: {A_NUMBER}'-3'"),
+        ('analysis/verify_performance_issues', '--skip-checks=1,2,3,4,5,6,7',
          '--skip-checks skips every check: nothing would be checked'),
     ],
 )  # fmt: skip
-def test_a_value_that_measures_nothing_is_refused(tool, arguments, sentence, tmp_path):
+def test_a_value_that_leaves_nothing_to_do_is_refused(tool, arguments, sentence, tmp_path):
     """Before PyTorch is there."""
     *before, last = arguments.split()
-    done, _ = ask((str(TOOLS / f'analysis/{tool}.py'), *before), last, tmp_path)
+    done, _ = ask((str(TOOLS / f'{tool}.py'), *before), last, tmp_path)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == f'{tool}.py: error: {sentence}'
+    assert done.stderr.splitlines()[-1] == f'{Path(tool).name}.py: error: {sentence}'
 
 
 @pytest.mark.parametrize(

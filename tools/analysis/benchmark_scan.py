@@ -27,7 +27,7 @@ from statistics import geometric_mean
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import DTYPES, add_methods, add_run_arguments, end, parse_first
+from _command_line import DTYPES, add_methods, add_run_arguments, end, parse_first, positive
 
 # (B, D, L) and dtype: Vim's, by size and image side (b: batch), and the shape of the seed notes.
 TABLE = {
@@ -50,10 +50,10 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('--batch', type=int, default=2, help='B')
-    parser.add_argument('--dim', type=int, default=384, help='D')
-    parser.add_argument('--seqlen', type=int, default=1024, help='L')
-    parser.add_argument('--dstate', type=int, default=16, help='N')
+    parser.add_argument('--batch', type=positive, default=2, help='B')
+    parser.add_argument('--dim', type=positive, default=384, help='D')
+    parser.add_argument('--seqlen', type=positive, default=1024, help='L')
+    parser.add_argument('--dstate', type=positive, default=16, help='N')
     parser.add_argument(
         '--shapes',
         nargs='+',

@@ -36,7 +36,7 @@ from time import perf_counter
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import add_arguments, end, parse_first
+from _command_line import add_arguments, end, parse_first, positive
 
 PROFILED = 3  # iterations, the last ones
 
@@ -49,9 +49,9 @@ def parse_args() -> Namespace:
     parser.add_argument(
         '--repeat-batch', action='store_true', help='train on the first batch: no loader'
     )
-    parser.add_argument('--iters', type=int, default=60)
+    parser.add_argument('--iters', type=positive, default=60)
     parser.add_argument('--warmup', type=int, default=20, help='iterations that do not count')
-    parser.add_argument('--pictures', type=int, default=32, help='to time the transforms with')
+    parser.add_argument('--pictures', type=positive, default=32, help='to time the transforms with')
     parser.add_argument('--out', type=Path, help='write the figures as JSON to this file')
     args = parser.parse_args()
     if args.iters < args.warmup + PROFILED + 1:

@@ -20,17 +20,19 @@ from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import add_arguments, end, parse_first
+from _command_line import add_arguments, end, parse_first, positive
 
 
 def parse_args() -> Namespace:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     add_arguments(parser, launcher=False)
-    parser.add_argument('--size', nargs=2, type=int, required=True, metavar=('HEIGHT', 'WIDTH'))
-    parser.add_argument('--batch', type=int, default=2)
-    parser.add_argument('--steps', type=int, default=5)
-    parser.add_argument('--depth', type=int, default=2, help='of the modules that are timed')
-    parser.add_argument('--rows', type=int, default=25, help='of a table')
+    parser.add_argument(
+        '--size', nargs=2, type=positive, required=True, metavar=('HEIGHT', 'WIDTH')
+    )
+    parser.add_argument('--batch', type=positive, default=2)
+    parser.add_argument('--steps', type=positive, default=5)
+    parser.add_argument('--depth', type=positive, default=2, help='of the modules that are timed')
+    parser.add_argument('--rows', type=positive, default=25, help='of a table')
     parser.add_argument('--out', type=Path, help='write the figures as JSON to this file')
     parser.add_argument('--markdown', type=Path, help='write the tables to this file as well')
     return parser.parse_args()

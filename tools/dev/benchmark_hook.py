@@ -18,7 +18,7 @@ from time import perf_counter
 
 TOOLS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TOOLS), str(TOOLS / 'analysis')]  # for _command_line and benchmark_training
-from _command_line import add_arguments, end, parse_first
+from _command_line import add_arguments, end, parse_first, positive
 
 
 def parse_args() -> Namespace:
@@ -27,8 +27,8 @@ def parse_args() -> Namespace:
     parser.add_argument('hook', help='the type of a hook that the training has')
     parser.add_argument('--amp', action='store_true', help='as in tools/train.py')
     parser.add_argument('--graph', action='store_true', help='as in tools/train.py')
-    parser.add_argument('--pairs', type=int, default=20, help='of blocks')
-    parser.add_argument('--block', type=int, default=10, help='iterations of a block')
+    parser.add_argument('--pairs', type=positive, default=20, help='of blocks')
+    parser.add_argument('--block', type=positive, default=10, help='iterations of a block')
     parser.add_argument('--warmup', type=int, default=20, help='iterations that do not count')
     parser.add_argument('--out', type=Path, help='write the figures as JSON to this file')
     return parser.parse_args()

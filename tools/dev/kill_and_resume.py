@@ -19,15 +19,18 @@ from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import add_debug, end, parse_first
+from _command_line import add_debug, end, parse_first, positive
 
 
 def parse_args() -> Namespace:
     parser = ArgumentParser(description=__doc__.partition('\n')[0])
     parser.add_argument(
-        '--kills', type=int, default=20, help='of trainings that had not ended before the moment'
+        '--kills',
+        type=positive,
+        default=20,
+        help='of trainings that had not ended before the moment',
     )
-    parser.add_argument('--iterations', type=int, default=30)
+    parser.add_argument('--iterations', type=positive, default=30)
     parser.add_argument('--workers', type=int, default=1, help='loader workers')
     parser.add_argument('--seed', type=int, default=0, help='of the moments')
     add_debug(parser)

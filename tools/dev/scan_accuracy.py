@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import add_debug, add_methods, end, parse_first
+from _command_line import add_debug, add_methods, end, parse_first, positive
 
 LENGTHS = (1, 2, 63, 64, 197, 1000, 1024, 1025, 4097, 6084)
 
@@ -24,7 +24,7 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_methods(parser)
-    parser.add_argument('--lengths', nargs='+', type=int, default=LENGTHS)
+    parser.add_argument('--lengths', nargs='+', type=positive, default=LENGTHS)
     add_debug(parser)
     return parser.parse_args()
 

@@ -22,7 +22,7 @@ from queue import Queue
 from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
-from _command_line import add_debug, add_methods, end
+from _command_line import add_debug, add_methods, end, positive
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = {'seg': 'seg/upernet_vim_shapes.py', 'det': 'det/mask_rcnn_vim_shapes.py'}
@@ -125,12 +125,12 @@ def compare(task: str, method: str, args: Namespace) -> dict[str, str]:
 
 def parse_args() -> Namespace:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--gpus', type=int, default=2)
+    parser.add_argument('--gpus', type=positive, default=2)
     parser.add_argument('--tasks', nargs='+', choices=CONFIGS, default=[*CONFIGS])
     add_methods(parser)
-    parser.add_argument('--iters', type=int, default=200)
-    parser.add_argument('--batch', type=int, default=8, help='of all GPUs together')
-    parser.add_argument('--jobs', type=int, default=1, help='trainings side by side')
+    parser.add_argument('--iters', type=positive, default=200)
+    parser.add_argument('--batch', type=positive, default=8, help='of all GPUs together')
+    parser.add_argument('--jobs', type=positive, default=1, help='trainings side by side')
     parser.add_argument('--data', type=Path, default=Path('data/shapes'))
     parser.add_argument('--out', type=Path, default=Path('work_dirs/several_gpus'))
     add_debug(parser)
