@@ -116,20 +116,20 @@ DTYPES = ('fp32', 'fp16', 'bf16')  # of vim_mm.analysis.timing.DTYPES, those tha
 
 
 def numbers(text: str) -> list[int]:
-    """'0..11', '0,3,5' or a mixture of both."""
-    found: list[int] = []
+    """'0..11', '0,3,5' or a mixture of both: whole numbers from 0, each once."""
+    found: dict[int, None] = {}
     try:
         for part in text.split(','):
             first, _, last = part.partition('..')
             part_of = range(int(first), int(last or first) + 1)
-            if not part_of:
+            if not part_of or part_of[0] < 0:
                 raise ValueError
-            found += part_of
+            found |= dict.fromkeys(part_of)
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"expected numbers such as '0..11' or '0,3', got {text!r}"
         ) from None
-    return found
+    return [*found]
 
 
 def positive(text: str) -> int:

@@ -8,9 +8,9 @@ holds its logs, its weights and run.json: config, method, seed, command with VIM
 VIM_MM_BACKEND, the path of the scans by the profiler's names, commit and versions. Runs go by seed,
 then method.
 
-Started again with the same arguments, finished runs are skipped and interrupted ones resume. A
-folder whose run had another config, argument, commit, VIM_USE_CUDA_KERNEL or VIM_MM_BACKEND is
-refused.
+Started again with the same arguments, finished and diverged runs are skipped and interrupted ones
+resume. A folder whose run had another config, argument, commit, VIM_USE_CUDA_KERNEL or
+VIM_MM_BACKEND is refused. Several starts may share a --work-dir: each run is trained by one.
 """
 
 import fcntl
@@ -40,6 +40,7 @@ IDENTITY = {
     'commit': 'the commit of the code',
 }
 VARIABLES = ('VIM_USE_CUDA_KERNEL', 'VIM_MM_BACKEND')  # they choose the path of the scan
+DONE = ('finished', 'diverged')
 _PATIENCE = 30.0  # seconds that a run gets to end before it is killed
 
 
@@ -84,6 +85,16 @@ class Run:
             for words in [IDENTITY.get(name, name)]
         ]
 
+    def check(self) -> None:
+        """Refuse what the folder holds of another run."""
+        if not self.record.exists() and any(self.folder.glob('*.pth')):
+            raise SystemExit(f'{self.folder} holds weights and no record of what trained them')
+        if different := self.differences():
+            raise SystemExit(
+                f'{self.folder} holds the run of other arguments: it differs in '
+                f'{" and in ".join(different)}. Set WORK_DIR to another directory, or remove it.'
+            )
+
     def acquire(self) -> bool:
         """Lock the folder for this process and the training it starts; False if it is taken."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -112,8 +123,11 @@ def config_of(pattern: str, method: str) -> str:
 
 def resolve(
     config: str, method: str, seed: int | None, extra: list[str]
-) -> tuple[list[str], str, int | None]:
-    """Arguments of train.py for a run, the digest of all that its config says, and its seed.
+) -> tuple[list[str], dict[str, Any]]:
+    """Arguments of train.py for a run, and what its record has of its config.
+
+    That is the seed, the digest of all that the config says, and the digest of what it says beside
+    method and seed, which runs that are compared have in common.
 
     Raises:
         Whatever is wrong with the config or an argument, before anything is trained.
@@ -125,10 +139,22 @@ def resolve(
         options.append(f'randomness.seed={seed}')
     arguments = [config, *extra, '--cfg-options', *options]
     args = train.parse_args(arguments)
+    for name in ('resume', 'record'):
+        if getattr(args, name) is not None:
+            raise SystemExit(f'--{name} is set for each run, and cannot be an argument')
     del args.launcher  # that of this process says nothing
-    cfg = read_config(args, import_library=False)
-    said = json.dumps(cfg.to_dict(), sort_keys=True, default=repr)
-    return arguments, sha256(said.encode()).hexdigest(), cfg.get('randomness', {}).get('seed')
+    said = read_config(args, import_library=False).to_dict()
+    whole, backbone, randomness = digest(said), said['model']['backbone'], said.get('randomness')
+    if (chosen := backbone.pop('discretization_method')) != method:
+        raise SystemExit(f'the arguments choose {chosen} for the run of {method}; use --methods')
+    chosen = randomness.pop('seed', None) if randomness else None
+    said.pop('work_dir', None)  # named by the method
+    return arguments, {'seed': chosen, 'config_sha256': whole, 'shared_sha256': digest(said)}
+
+
+def digest(said: dict[str, Any]) -> str:
+    text = json.dumps(said, sort_keys=True, default=repr)
+    return sha256(text.encode()).hexdigest()
 
 
 def make_runs(args: Namespace, extra: list[str]) -> list[Run]:
@@ -151,24 +177,18 @@ def make_runs(args: Namespace, extra: list[str]) -> list[Run]:
             name = Path(config).stem
             name = name if name.endswith(f'_{method}') else f'{name}_{method}'
             folder = args.work_dir / (name if seed is None else f'{name}_seed{seed}')
-            arguments, digest, chosen = resolve(config, method, seed, extra)
+            arguments, said = resolve(config, method, seed, extra)
             identity = {
-                'config_sha256': digest,
+                'config_sha256': said.pop('config_sha256'),
                 'arguments': extra,
                 'processes': args.processes,
                 'commit': code,
                 **{name: os.environ.get(name) for name in VARIABLES},
             }
             facts = {'config': config, 'task': task_name(args.config), 'method': method}
-            runs.append(Run(folder, arguments, identity, {**facts, 'seed': chosen}))
+            runs.append(Run(folder, arguments, identity, {**facts, **said}))
     for run in runs:
-        if not run.record.exists() and any(run.folder.glob('*.pth')):
-            raise SystemExit(f'{run.folder} holds weights and no record of what trained them')
-        if different := run.differences():
-            raise SystemExit(
-                f'{run.folder} holds the run of other arguments: it differs in '
-                f'{" and in ".join(different)}. Set WORK_DIR to another directory, or remove it.'
-            )
+        run.check()
     return runs
 
 
@@ -256,7 +276,9 @@ def finish(run: Run, code: int) -> str:
     """Write how a run ended into its record; returns that."""
     from vim_mm.engine.watching.observed import update_record
 
-    status = 'finished' if code == 0 else 'diverged' if 'diverged' in run.read() else 'failed'
+    # train.py itself notes that a loss was not finite.
+    diverged = run.status() == 'diverged'
+    status = 'finished' if code == 0 else 'diverged' if diverged else 'failed'
     update_record(run.record, status=status, exit_code=code)
     run.release()
     return status
@@ -273,8 +295,15 @@ def train_all(runs: list[Run], slots: list[str | None], args: Namespace) -> None
                 if not run.acquire():
                     print(f'{run.folder} is being trained by another process.', flush=True)
                     continue
+                # Another process may have trained it since this one began.
+                run.check()
+                status = run.status()
+                if status in DONE:
+                    run.release()
+                    print(f'{run.folder} {describe(run, status, len(slots))}', flush=True)
+                    continue
                 place = free.pop(0)
-                verb = 'begins' if run.status() is None else 'goes on'
+                verb = 'begins' if status is None else 'goes on'
                 print(f'{run.folder} {verb}.', flush=True)
                 running[start(run, place, args, len(slots))] = run, place
             for process in [p for p in running if p.poll() is not None]:
@@ -295,7 +324,8 @@ def describe(run: Run, status: str, count: int) -> str:
     if status == 'failed':
         # A run alone has told the terminal.
         output = run.folder / 'output.txt'
-        lines = output.read_text().strip().splitlines() if count > 1 else []
+        # A process that is killed may end within a character.
+        lines = output.read_text(errors='replace').strip().splitlines() if count > 1 else []
         return 'failed' + (f': {lines[-1]}' if lines else '.')
     return f'{status}.' if status == 'diverged' else 'is finished.'
 
@@ -349,7 +379,8 @@ def known_methods(args: Namespace) -> list[str]:
     if unknown := {*args.methods} - {*METHODS}:
         raise SystemExit(f'unknown methods {sorted(unknown)}, there are {[*METHODS]}')
     with_control = args.seeds is not None
-    return args.methods or [m for m in METHODS if with_control or not METHODS[m].control]
+    asked = [*dict.fromkeys(args.methods)]
+    return asked or [m for m in METHODS if with_control or not METHODS[m].control]
 
 
 def main(args: Namespace, extra: list[str]) -> int:
@@ -361,12 +392,8 @@ def main(args: Namespace, extra: list[str]) -> int:
         return 0
     slots = places(visible_gpus(args.gpus, args.processes), args.processes, args.jobs_per_gpu)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    done = ('finished', 'diverged')
-    for run in runs:
-        if run.status() in done:
-            print(f'{run.folder} {describe(run, run.status(), len(slots))}', flush=True)
-    train_all([run for run in runs if run.status() not in done], slots, args)
-    ended = [run for run in runs if run.status() in done]
+    train_all(runs, slots, args)
+    ended = [run for run in runs if run.status() in DONE]
     code = report(ended, seeds=args.seeds is not None)
     if missing := [str(run.folder) for run in runs if run not in ended]:
         raise SystemExit(f'not finished: {", ".join(missing)}')

@@ -26,6 +26,7 @@ from vim_mm.analysis.study.comparison import (
 from vim_mm.analysis.study.page import waits, which
 from vim_mm.analysis.study.plots import draw_task, plot_task
 from vim_mm.analysis.study.statistics import compare, detectable_effect
+from vim_mm.analysis.tables import latex_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / 'docs/study/results'
@@ -323,6 +324,15 @@ def test_how_far_a_difference_may_lie_and_which_would_be_found(results):
     assert line.endswith(f'lies within ±{max(abs(found.low), abs(found.high)):.2f} points.')
     (row,) = (row for row in family_rows(task, power=True) if row['A'] == 'bilinear')
     assert row['detectable'] == f'{found.deviation * detectable_effect(12, 0.05 / 6):.2f}'
+    # Of fewer methods the level is higher.
+    del task.runs['rk4'], task.runs['poly']
+    (row,) = (row for row in family_rows(task, power=True) if row['A'] == 'bilinear')
+    assert row['detectable'] == f'{found.deviation * detectable_effect(12, 0.05 / 4):.2f}'
+
+
+def test_latex_has_no_character_that_means_something():
+    text = latex_table([{'a_b': '5 %', 'p > 0': 'x & y'}])
+    assert r'a\_b & p $>$ 0 \\' in text and r'5 \% & x \& y \\' in text
 
 
 def test_tables_at_another_resolution_are_of_that_resolution(results, tmp_path):

@@ -1,6 +1,8 @@
 """The profile as a user runs it, its dense subject, and a verdict that follows the figures."""
 
 import json
+import math
+import re
 import runpy
 
 import pytest
@@ -106,6 +108,40 @@ def test_what_does_not_fit_is_refused(tool):
     assert 3 * matrix < needed < 20 * matrix
     record = {'method': 'bilinear', 'path': 'dense inverse', 'refused': reason}
     assert tool['table']([record]).startswith(f'Refused: bilinear by dense inverse {reason}')
+
+
+def test_what_fits_is_told_by_the_memory_that_is_free(tool, monkeypatch):
+    """8 rows of 64 steps take 800 bytes here, and in proportion all the rest."""
+    refusal = tool['refusal']
+    part, whole = ScanShape(1, 8, 64, 4), ScanShape(4, 125, 4096, 4)
+    needed = 800 * whole.size / part.size
+    grown = needed * math.log(4097) / math.log(65)
+    monkeypatch.setitem(refusal.__globals__, 'peak_memory', lambda call, device: call)
+    for levels, exact in ((False, needed), (True, grown)):
+        for free, fits in ((exact / 0.89, True), (exact / 0.91, False)):
+            monkeypatch.setitem(refusal.__globals__, 'free_memory', lambda device, free=free: free)
+            found = refusal(lambda shape: 800, whole, 'cpu', levels)
+            assert (found is None) == fits
+
+
+def test_the_inverse_is_compared_with_the_exponential(tool):
+    exp, inverse = ({'seconds': s, 'peak_bytes': b} for s, b in ((2.0, 10), (9.0, 30)))
+    assert tool['compare_bare']([exp, inverse]) == (
+        'The matrix inverse takes 4.5 times as long as the exponential and 3.0 times its memory.'
+    )
+
+
+def test_units_of_the_table(tool):
+    record = {'method': 'zoh', 'path': 'Python', 'forward': 0.002, 'backward': 0.003,
+              'forward_steps_per_second': 5000.0, 'both_steps_per_second': 2000.0,
+              'peak_bytes': 3 * 2**20, 'out_error': 1e-7}  # fmt: skip
+    header, _, row = tool['table']([record]).splitlines()
+    found = dict(zip(*(re.split(r'\s*\|\s*', line) for line in (header, row)), strict=True))
+    del found['']
+    assert found == {
+        'method': 'zoh', 'path': 'Python', 'forward, ms': '2', 'backward, ms': '3',
+        'forward, ksteps/s': '5', 'both, ksteps/s': '2', 'peak, MiB': '3', 'out error': '1.0e-07',
+    }  # fmt: skip
 
 
 def scans(**seconds):

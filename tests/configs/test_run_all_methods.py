@@ -5,18 +5,23 @@ import json
 import os
 import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from mmengine.config import Config
 
 from tests.configs.data_on_disk import write_ade20k
 from tests.forked import forked_python
+from vim_mm.engine.watching.nonfinite import NonFiniteLossError
+from vim_mm.engine.watching.observed import note_divergence
 from vim_mm.ops import METHODS
 from vim_mm.ops.library import has_kernel
 
@@ -134,25 +139,198 @@ def test_places(gpus, processes, jobs, expected, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / 'tools')
     tool = runpy.run_path(str(ROOT / 'tools/run_all_methods.py'))
     assert tool['places'](gpus, processes, jobs) == expected
-    assert tool['numbers']('0..2,7') == [0, 1, 2, 7]
+    assert tool['numbers']('0..2,7,1') == [0, 1, 2, 7]
     # None at all would be the seed of the config, and the GPUs of nobody.
-    with pytest.raises(argparse.ArgumentTypeError, match=r"got '11\.\.0'"):
-        tool['numbers']('11..0')
+    for text in ('11..0', '-1', '-1..2', 'two', ''):
+        with pytest.raises(argparse.ArgumentTypeError, match=re.escape(f'got {text!r}')):
+            tool['numbers'](text)
 
 
-def test_a_run_alone_has_told_its_failure_to_the_terminal(tmp_path, monkeypatch):
+@pytest.fixture
+def tool(monkeypatch) -> dict[str, Any]:
+    """The functions of run_all_methods.py."""
     monkeypatch.syspath_prepend(ROOT / 'tools')
-    describe = runpy.run_path(str(ROOT / 'tools/run_all_methods.py'))['describe']
-    (tmp_path / 'output.txt').write_text('of another start: CUDA out of memory\n')
+    return runpy.run_path(str(ROOT / 'tools/run_all_methods.py'))
+
+
+def test_the_gpus_that_are_asked_for(tool, monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 4)
+    monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
+    visible = tool['visible_gpus']
+    assert visible(None, 2) == ['0', '1']
+    assert visible('1..2', 1) == ['1', '2'] and visible('all', 1) == ['0', '1', '2', '3']
+    with pytest.raises(SystemExit, match='this machine has 4 GPUs, from 0 on'):
+        visible('4', 1)
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '6,7,8,9')
+    assert visible('1..2', 1) == ['7', '8']
+
+
+def a_run(tool, folder: Path, method: str = 'zoh', **identity) -> Any:
+    """A run of run_all_methods.py whose training is not started."""
+    same = {'config_sha256': 'a', 'arguments': [], 'processes': 1, 'commit': 'c',
+            'VIM_USE_CUDA_KERNEL': None, 'VIM_MM_BACKEND': None}  # fmt: skip
+    return tool['Run'](folder, ['a.py'], same | identity, {'method': method})
+
+
+class Ended:
+    """A process that ended well."""
+
+    returncode = 0
+
+    def poll(self) -> int:
+        return self.returncode
+
+
+@pytest.fixture
+def trained(tool, monkeypatch) -> list[tuple[str, str | None]]:
+    """Folder and CUDA_VISIBLE_DEVICES of each training that begins; each ends at once, well."""
+    found = []
+
+    def start(command, env, **options):
+        place = env.get('CUDA_VISIBLE_DEVICES')
+        found.append((Path(command[command.index('--work-dir') + 1]).name, place))
+        return Ended()
+
+    monkeypatch.setattr(tool['subprocess'], 'Popen', start)
+    return found
+
+
+def train(tool, runs: list, slots: list) -> None:
+    tool['train_all'](runs, slots, argparse.Namespace(processes=1))
+
+
+def test_runs_go_to_the_gpus_of_their_places(tool, trained, tmp_path):
+    runs = [a_run(tool, tmp_path / name) for name in 'abc']
+    train(tool, runs, ['2', '3'])
+    assert trained == [('a', '2'), ('b', '3'), ('c', '2')]
+    assert [run.status() for run in runs] == ['finished'] * 3
+
+
+def test_a_run_that_another_process_trains_is_left_alone(tool, trained, tmp_path, capsys):
+    mine, theirs = a_run(tool, tmp_path / 'a'), a_run(tool, tmp_path / 'a')
+    assert theirs.acquire()
+    train(tool, [mine], [None])
+    assert trained == [] and 'is being trained by another process' in capsys.readouterr().out
+    theirs.release()
+    train(tool, [mine], [None])
+    assert [name for name, _ in trained] == ['a']
+
+
+def test_a_run_that_another_process_has_trained_is_not_repeated(tool, trained, tmp_path):
+    """Between the start of this one and the run's turn: its record is read under the lock."""
+    runs = [a_run(tool, tmp_path / name) for name in 'ab']
+    runs[1].folder.mkdir()
+    runs[1].record.write_text(json.dumps(runs[1].identity | {'status': 'finished', 'note': 1}))
+    train(tool, runs, [None])
+    assert [name for name, _ in trained] == ['a'] and runs[1].read()['note'] == 1
+    other = a_run(tool, tmp_path / 'b', config_sha256='of another learning rate')
+    with pytest.raises(SystemExit, match='b holds the run of other arguments'):
+        train(tool, [other], [None])
+    assert len(trained) == 1
+
+
+def test_a_run_can_be_trained_again_when_the_lock_is_let_go(tool, tmp_path):
+    first, second = a_run(tool, tmp_path), a_run(tool, tmp_path)
+    assert first.acquire() and not second.acquire()
+    first.release()
+    assert second.acquire()
+
+
+@pytest.mark.parametrize('name', ['config_sha256', 'arguments', 'processes', 'commit',
+                                  'VIM_USE_CUDA_KERNEL', 'VIM_MM_BACKEND'])  # fmt: skip
+def test_what_two_starts_must_have_in_common(tool, name, tmp_path):
+    run = a_run(tool, tmp_path)
+    run.record.write_text(json.dumps(run.identity))
+    run.check()
+    with pytest.raises(SystemExit, match='holds the run of other arguments'):
+        a_run(tool, tmp_path, **{name: 'other'}).check()
+
+
+def test_weights_without_a_record_are_refused(tool, tmp_path):
+    (tmp_path / 'iter_2.pth').touch()
+    with pytest.raises(SystemExit, match='holds weights and no record of what trained them'):
+        a_run(tool, tmp_path).check()
+
+
+def test_a_diverged_run_stays_diverged(tool, trained, tmp_path):
+    """train.py has noted it; also where this process was gone by then."""
+    run = a_run(tool, tmp_path / 'a')
+    run.folder.mkdir()
+    note_divergence(run.record, NonFiniteLossError('The loss of iteration 3 is nan.'))
+    record = run.read() | run.identity
+    run.record.write_text(json.dumps(record))
+    assert tool['finish'](run, 1) == 'diverged' == run.status()
+    train(tool, [run], [None])
+    assert trained == []
+    failed = a_run(tool, tmp_path / 'b')
+    failed.folder.mkdir()
+    assert tool['finish'](failed, 1) == 'failed' == failed.status()
+
+
+@pytest.mark.parametrize(
+    ('extra', 'words'),
+    [
+        (['--discretization-method', 'foh'], 'the arguments choose foh for the run of zoh'),
+        (['--resume', 'a.pth'], '--resume is set for each run'),
+        (['--record', 'a.json'], '--record is set for each run'),
+    ],
+)
+def test_arguments_that_would_undo_the_comparison_are_refused(tool, extra, words):
+    config = str(ROOT / 'configs/seg/upernet_vim_shapes.py')
+    with pytest.raises(SystemExit, match=words):
+        tool['resolve'](config, 'zoh', 0, extra)
+
+
+@pytest.mark.parametrize('pattern', [
+    'seg/upernet_vim_t_{method}.py', 'seg/upernet_vim_fashion_{method}.py',
+    'det/cascade_mask_rcnn_vim_t_{method}.py', 'det/mask_rcnn_vim_t_{method}.py',
+    'det/mask_rcnn_vim_fashion_{method}.py', 'cls/vim_fashion_{method}.py',
+])  # fmt: skip
+def test_shipped_configs_differ_in_the_method_only(tool, pattern):
+    found = [
+        tool['resolve'](str(ROOT / 'configs' / pattern.format(method=method)), method, 3, [])[1]
+        for method in METHODS
+    ]
+    assert {said['seed'] for said in found} == {3}
+    assert len({said['shared_sha256'] for said in found}) == 1
+    assert len({said['config_sha256'] for said in found}) == len(METHODS)
+
+
+@pytest.mark.parametrize(
+    ('codes', 'expected', 'begun'),
+    [((0, 0), 0, 2), ((1, 0), 1, 2), ((0, 3), 3, 2), ((130, 0), 130, 1)],
+)
+def test_a_failure_of_segmentation_leaves_detection(codes, expected, begun, tmp_path):
+    for task, code in zip(('seg', 'det'), codes, strict=True):
+        (tmp_path / task).mkdir()
+        script = tmp_path / task / 'run_all_methods.sh'
+        script.write_text(f'echo begun "$@"\nexit {code}\n')
+    (tmp_path / 'tools').mkdir()
+    name = 'run-all-discretization-experiments.sh'
+    script = shutil.copy(ROOT / 'tools' / name, tmp_path / 'tools')
+    bare = {k: v for k, v in os.environ.items() if k != 'CONFIG'}
+    done = subprocess.run(
+        ['bash', script, '--seeds', '0'], env=bare, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (expected, 'begun --seeds 0\n' * begun)
+    (tmp_path / 'tools/run_all_methods.sh').write_text('echo "$@"\n')
+    for option in (['--config', 'a.py'], ['--config=a.py']):
+        done = subprocess.run(['bash', script, *option], env=bare, capture_output=True, text=True)
+        assert done.stdout == ' '.join(option) + '\n'
+
+
+def test_a_run_alone_has_told_its_failure_to_the_terminal(tmp_path, tool):
+    describe = tool['describe']
+    # Cut off within a character.
+    (tmp_path / 'output.txt').write_bytes('a\nof another start: CUDA out of memory ä'.encode()[:-1])
     run = SimpleNamespace(folder=tmp_path)
     assert describe(run, 'failed', 1) == 'failed.'
-    assert describe(run, 'failed', 2) == 'failed: of another start: CUDA out of memory'
+    assert describe(run, 'failed', 2) == 'failed: of another start: CUDA out of memory \ufffd'
 
 
-def test_a_table_that_cannot_be_made_is_said_once(tmp_path, monkeypatch, capfd):
+def test_a_table_that_cannot_be_made_is_said_once(tmp_path, tool, capfd):
     """By the tool that makes it; its command and its exit code tell the user nothing."""
-    monkeypatch.syspath_prepend(ROOT / 'tools')
-    report = runpy.run_path(str(ROOT / 'tools/run_all_methods.py'))['report']
+    report = tool['report']
     run = SimpleNamespace(folder=tmp_path, status=lambda: 'finished')
     assert report([run], seeds=False) == 1
     assert capfd.readouterr().err.splitlines() == [

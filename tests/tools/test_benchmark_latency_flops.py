@@ -1,6 +1,8 @@
 """The benchmarks of whole models as a user runs them, at sizes that say nothing about speed."""
 
+import importlib
 import json
+import re
 import runpy
 import subprocess
 import sys
@@ -18,6 +20,8 @@ from vim_mm.analysis.benchmarks.latency import (
     comparison_rows,
     insist_on_one_machine,
     merge,
+    read_results,
+    table,
 )
 from vim_mm.config import config_path
 from vim_mm.ops.library import has_kernel
@@ -64,9 +68,12 @@ def segmentor(run, configs, tmp_path_factory):
 
 def check_paths(found, mode):
     kernel, python = found['kernel', mode], found['python', mode]
+    if not has_kernel('cpu'):
+        assert kernel['left_out'].endswith('the compiled scan did not run, but: PyTorch operators')
+        return
     assert not {'left_out'} & (kernel.keys() | python.keys()), found
     assert kernel['parameters'] == python['parameters']
-    assert kernel['ran'] == ('CPU kernel' if has_kernel('cpu') else 'PyTorch operators')
+    assert kernel['ran'] == 'CPU kernel'
     assert python['ran'] == 'PyTorch operators'
     assert python['peak_bytes'] > kernel['peak_bytes'] > 4 * kernel['parameters']
     assert kernel['operations'] == python['operations'] > 1e6
@@ -86,6 +93,15 @@ def test_both_paths_train_the_same(run, configs, tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+def test_a_kernel_that_does_not_run_has_no_figures(run, configs, tmp_path, monkeypatch):
+    monkeypatch.setenv('VIM_USE_CUDA_KERNEL', '0')
+    found = both_paths(run, configs['seg'], tmp_path / 'seg.json', '--passes', 'infer')
+    assert found['kernel', 'infer']['left_out'] == (
+        'ValueError: the compiled scan did not run, but: PyTorch operators'
+    )
+    assert found['python', 'infer']['ran'] == 'PyTorch operators'
+
+
 def test_machine_commit_and_clocks_stand_with_the_figures(segmentor):
     facts = json.loads(segmentor.read_text())['environment']
     assert {'commit', 'processor', 'torch', 'versions', 'clocks', 'clock'} <= facts.keys()
@@ -93,7 +109,7 @@ def test_machine_commit_and_clocks_stand_with_the_figures(segmentor):
 
 
 def test_what_cannot_be_measured_is_said(segmentor):
-    line = 'left out: tiny_seg, kernel, config, inference, graph: CUDA graphs need CUDA'
+    line = 'left out: tiny_seg, kernel, graph, inference, graph: CUDA graphs need CUDA'
     assert line in segmentor.with_suffix('.md').read_text()
 
 
@@ -153,6 +169,51 @@ def test_each_at_its_best():
     (row,) = best_table([*records, left_out]).splitlines()[2:]
     cells = [cell.strip() for cell in row.strip('|').split('|')]
     assert cells == ['a', '1', '90', '90', 'eager', '30', '30', 'graph']
+
+
+def test_what_was_left_out_is_told_apart():
+    lost = [
+        record('graph', 0.0) | {'size': [side, side], 'batch': batch, 'left_out': 'no room'}
+        for side in (512, 1024)
+        for batch in (8, 16)
+    ]
+    lines = table(lost).splitlines()
+    assert 'left out: a, 512 x 512, 16, training step, graph: no room' in lines
+    assert len({*filter(None, lines)}) == 4
+
+
+def test_latency_is_that_of_a_call_alone():
+    cells = record('eager', 10.0) | {'latency': 0.25, 'seconds': 0.1, 'operations': 2e9}
+    header, _, row = table([cells]).splitlines()
+    found = dict(zip(*(re.split(r'\s*\|\s*', line) for line in (header, row)), strict=True))
+    assert (found['latency, ms'], found['images/s'], found['G operations']) == ('250', '10', '2')
+
+
+def test_figures_of_another_path_are_marked():
+    results = {
+        name: {'environment': {}, 'records': [record('eager', 1.0) | {'ran': ran}]}
+        for name, ran in (('a', 'CPU kernel'), ('b', 'PyTorch operators'))
+    }
+    (row,) = comparison_rows(results)
+    assert row['path that ran'] == 'CPU kernel / PyTorch operators'
+    results['b'] = results['a']
+    assert 'path that ran' not in comparison_rows(results)[0]
+
+
+@pytest.mark.parametrize('key', ['device', 'CUDA', 'processor', 'threads', 'torch'])
+def test_figures_of_unlike_machines_are_refused(key):
+    machine = dict.fromkeys(('device', 'CUDA', 'processor', 'threads', 'torch'), 1)
+    results = {name: {'environment': machine} for name in 'ab'}
+    insist_on_one_machine(results)
+    results['b'] = {'environment': machine | {key: 2}}
+    with pytest.raises(UnlikeMachinesError, match=f'{key} is 1 in a, 2 in b'):
+        insist_on_one_machine(results)
+
+
+def test_a_result_without_records_is_refused(tmp_path):
+    (tmp_path / 'a.json').write_text('{"environment": {}, "records": []}')
+    with pytest.raises(ValueError, match=r'a\.json is no result .*, or has no record'):
+        read_results([tmp_path / 'a.json'])
 
 
 def test_parts_of_a_run_are_merged():
@@ -246,6 +307,39 @@ def test_runs_of_one_config_are_several_models(tool, monkeypatch, tmp_path):
     assert names_of(tool, monkeypatch, *folders) == [*map(str, folders)]
 
 
+def test_each_method_of_a_config_that_names_none(tool, configs, monkeypatch):
+    names = names_of(tool, monkeypatch, configs['seg'], '--each-method', '--methods', 'zoh', 'foh')
+    assert names == ['tiny_seg_zoh', 'tiny_seg_foh']
+    argv = ['benchmark', str(configs['seg']), '--each-method', '--sizes', '32x64', '--batch', '1']
+    monkeypatch.setattr(sys, 'argv', argv)
+    args = tool['parse_args']()
+    tool['complete'](args)
+    monkeypatch.syspath_prepend(str(ANALYSIS))
+    found = {c.method: tool['read'](c, {}).model.backbone for c in tool['cases'](args)}
+    assert {m: backbone.discretization_method for m, backbone in found.items()} == {
+        m: m for m in args.methods
+    }
+
+
+def test_the_death_of_a_worker_is_said(tool, tmp_path, monkeypatch):
+    """It is not waited for, and the next case has a worker."""
+    (tmp_path / 'measures.py').write_text(
+        'import os\ndef dies(*case):\n    os.abort()\ndef ends(*case):\n    return {}\n'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    measures = importlib.import_module('measures')
+    worker = tool['Worker']()
+    case = SimpleNamespace(form='graph')
+    try:
+        monkeypatch.setitem(worker.measure.__globals__, 'measure', measures.dies)
+        lost = {'left_out': 'the process that measured it was killed'}
+        assert worker.measure(case, None) == lost
+        monkeypatch.setitem(worker.measure.__globals__, 'measure', measures.ends)
+        assert worker.measure(case, None) == {}
+    finally:
+        worker.close()
+
+
 class Memory:
     """The peak of a GPU's allocator, in bytes."""
 
@@ -264,12 +358,20 @@ class Memory:
         self.peak = max(self.peak, size)
 
 
-@pytest.mark.parametrize(('form', 'peak'), [('graph', 20), ('eager', 10)])
-def test_a_peak_is_that_of_its_form(tool, monkeypatch, form, peak):
-    """Counting takes 100 bytes, with the mixer unfused; capturing 20, a pass 10."""
+@pytest.mark.parametrize(
+    ('device', 'form', 'peak'), [('cuda', 'graph', 20), ('cuda', 'eager', 10), ('cpu', 'eager', 37)]
+)
+def test_a_peak_is_that_of_its_form(tool, monkeypatch, device, form, peak):
+    """Counting takes 100 bytes, with the mixer unfused; capturing 20, a pass 10.
+
+    On the CPU a call's own peak, 30 bytes, does not contain what the model holds, 7 bytes.
+    """
     import whole_models
 
+    from vim_mm.analysis import timing
+
     memory = Memory(monkeypatch)
+    monkeypatch.setattr(timing, 'peak_memory', lambda call, device: 30)
 
     class Passes:
         def __init__(self, *args):
@@ -278,6 +380,9 @@ def test_a_peak_is_that_of_its_form(tool, monkeypatch, form, peak):
         def form(self, name):
             memory.use(20)
             return lambda: memory.use(0 if name == 'graph' else 10)
+
+        def held_bytes(self):
+            return 7
 
     def count_operations(passes):
         memory.use(100)
@@ -290,9 +395,10 @@ def test_a_peak_is_that_of_its_form(tool, monkeypatch, form, peak):
     figures_of = tool['figures_of']
     monkeypatch.setitem(figures_of.__globals__, 'read', lambda case, options: None)
     monkeypatch.setitem(figures_of.__globals__, 'times', lambda run, case, args: {})
-    case = tool['Case']('a', 'a.py', None, 'config', 'config', (32, 32), 1, 'fp32', form, 'infer')
-    found = figures_of(case, SimpleNamespace(device='cuda', cfg_options={}))
-    assert found['peak_bytes'] == peak
+    size = (32, 32)
+    case = tool['Case']('a', 'a.py', None, None, 'config', 'config', size, 4, 'fp32', form, 'infer')
+    found = figures_of(case, SimpleNamespace(device=device, cfg_options={}))
+    assert (found['peak_bytes'], found['operations']) == (peak, 0.25)
 
 
 def test_nothing_measured_is_no_success(run, configs, capsys):

@@ -8,7 +8,8 @@
 
 A CONFIG is a file, a config that vim_mm ships, 'mmseg::', 'mmdet::' or 'mmpretrain::' and a config
 of that library, or the folder of a run, which is measured with its last weights and bears its own
-name. {method} stands for each of --methods. Weights are random, and nothing is downloaded.
+name. {method} stands for each of --methods; --each-method sets them in a file without it. Weights
+are random, and nothing is downloaded.
 
 Latency is the median of what a caller waits for one call; throughput is that of calls that follow
 one another. A call takes normalized pictures that lie on the device: inference gives labels, boxes
@@ -50,6 +51,7 @@ class Case:
     name: str  # of the file or of the run's folder: runs of one config are several models
     config: str
     checkpoint: str | None
+    method: str | None  # set in the config; None leaves the config's
     path: str
     heads: str
     size: tuple[int, int]
@@ -73,6 +75,8 @@ def parse_args() -> Namespace:
     parser.add_argument('configs', nargs='+', metavar='CONFIG')
     parser.add_argument('--methods', nargs='+', type=METHODS, metavar='METHOD',
                         help='what {method} stands for (default: the six)')  # fmt: skip
+    parser.add_argument('--each-method', action='store_true',
+                        help='measure a file without {method} with each method')  # fmt: skip
     parser.add_argument('--paths', nargs='+', default=['config'],
                         choices=('config', 'kernel', 'python'))  # fmt: skip
     parser.add_argument('--heads', nargs='+', choices=('config', 'mmseg', 'fast'),
@@ -98,17 +102,22 @@ def parse_args() -> Namespace:
     return parser.parse_args()
 
 
-def resolve(name: str, methods: list[str]) -> list[tuple[str, str, str | None]]:
-    """What a CONFIG stands for: the file or folder, its config, and the checkpoint to load."""
+def resolve(
+    name: str, methods: list[str], each_method: bool
+) -> list[tuple[str, str, str | None, str | None]]:
+    """What a CONFIG stands for: file or folder, its config, checkpoint to load, method to set."""
     from whole_models import find_config
 
     from vim_mm.analysis.runs.work_dir import find_checkpoint
     from vim_mm.analysis.runs.work_dir import find_config as dumped_config
 
     if Path(name).is_dir():
-        return [(name, str(dumped_config(name)), str(find_checkpoint(name)))]
-    names = [name.replace('{method}', m) for m in methods] if '{method}' in name else [name]
-    return [(str(file), str(file), None) for file in map(find_config, names)]
+        return [(name, str(dumped_config(name)), str(find_checkpoint(name)), None)]
+    if '{method}' not in name:
+        file = str(find_config(name))
+        return [(file, file, None, method) for method in (methods if each_method else [None])]
+    files = [str(find_config(name.replace('{method}', method))) for method in methods]
+    return [(file, file, None, None) for file in files]
 
 
 def cases(args: Namespace) -> list[Case]:
@@ -117,15 +126,21 @@ def cases(args: Namespace) -> list[Case]:
 
     from vim_mm.analysis.benchmarks.latency import distinct_names, own_name
 
-    sources = [found for name in args.configs for found in resolve(name, args.methods)]
+    sources = [
+        found for name in args.configs for found in resolve(name, args.methods, args.each_method)
+    ]
     names = distinct_names(
         (source for source, *_ in sources),
         lambda path: own_name(path) if path.is_dir() else path.stem,
     )
+    models = [
+        (names[source] + (f'_{method}' if method else ''), file, checkpoint, method)
+        for source, file, checkpoint, method in sources
+    ]
     return [
-        Case(names[source], file, checkpoint, path, heads, size, batch, dtype, form, mode)
-        for form, (source, file, checkpoint), size, batch, dtype, mode, heads, path in product(
-            sorted(args.forms, key=FORMS.index), sources, args.sizes, args.batch, args.dtypes,
+        Case(*model, path, heads, size, batch, dtype, form, mode)
+        for form, model, size, batch, dtype, mode, heads, path in product(
+            sorted(args.forms, key=FORMS.index), models, args.sizes, args.batch, args.dtypes,
             args.passes, args.heads, args.paths,
         )
     ]  # fmt: skip
@@ -168,7 +183,7 @@ def figures_of(case: Case, args: Namespace) -> dict[str, Any]:
     from whole_models import Passes, build, count_operations, make_batch
 
     from vim_mm.analysis.timing import peak_memory
-    from vim_mm.engine.watching.observed import observe
+    from vim_mm.engine.watching.observed import PYTORCH, observe
     from vim_mm.models import Mamba
 
     cuda = args.device == 'cuda'
@@ -189,6 +204,8 @@ def figures_of(case: Case, args: Namespace) -> dict[str, Any]:
         with observe() as seen:
             passes.eager()
         record['ran'] = seen.path(mixers)
+        if case.path == 'kernel' and record['ran'] in (PYTORCH, 'mixed'):
+            raise ValueError(f'the compiled scan did not run, but: {record["ran"]}')
         record['kernels'] = seen.our_kernels
     # Operations are counted with the mixer unfused, which takes more memory than what is measured.
     begin_peak()
@@ -235,7 +252,7 @@ def times(run: Any, case: Case, args: Namespace) -> dict[str, Any]:
 def read(case: Case, options: dict[str, Any]) -> Any:
     """The config of a case, ready to be built; its library is imported."""
     from mmengine.config import Config
-    from whole_models import adapt
+    from whole_models import adapt, is_vim
 
     from vim_mm.config import merge_options
     from vim_mm.engine import activate
@@ -246,6 +263,10 @@ def read(case: Case, options: dict[str, Any]) -> Any:
     merge_options(cfg, options)
     import_task_library(cfg)
     adapt(cfg, case.size, case.path, case.heads)
+    if case.method:
+        if not is_vim(cfg):
+            raise ValueError(f'{cfg.model.backbone.type} has no discretization methods')
+        cfg.model.backbone.discretization_method = case.method
     return cfg
 
 
@@ -256,18 +277,26 @@ class Worker:
         self.pool: Any = None
 
     def measure(self, case: Case, args: Namespace) -> dict[str, Any]:
+        from concurrent.futures import ProcessPoolExecutor
+        from concurrent.futures.process import BrokenProcessPool
         from multiprocessing import get_context
 
-        self.pool = self.pool or get_context('spawn').Pool(1)
-        record = self.pool.apply(measure, (case, args))
+        self.pool = self.pool or ProcessPoolExecutor(1, get_context('spawn'))
+        try:
+            record = self.pool.submit(measure, case, args).result()
+        except BrokenProcessPool:  # by a crash, or by the kernel when memory is short
+            record = {'left_out': 'the process that measured it was killed'}
         if 'left_out' in record or case.form == 'compiled':
             self.close()
         return record
 
     def close(self) -> None:
+        from multiprocessing import active_children
+
         if self.pool is not None:
-            self.pool.terminate()
-            self.pool.join()
+            for child in active_children():  # it may still compile
+                child.terminate()
+            self.pool.shutdown()
         self.pool = None
 
 

@@ -173,7 +173,9 @@ class Subjects:
 
         found: dict[str, dict[str, dict[str, str]]] = {}
         for name, run in self.runs.items():
-            found.setdefault(run['task'], {})[name] = entries(find_config(run['folder']))
+            # A record of train.py alone has no task.
+            task = run.get('task', 'trained alone')
+            found.setdefault(task, {})[name] = entries(find_config(run['folder']))
         return found
 
     def recorded(self, name: str) -> dict[str, Any]:

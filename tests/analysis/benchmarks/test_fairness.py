@@ -201,6 +201,9 @@ def test_another_thread_count_is_seen(calls):
 
     found = faults(check_threads({**calls, 'foh': greedy}))
     assert f'threads is {before} for zoh; {before}, {before + 1} for foh' in found
+    # Also where all methods do.
+    found = faults(check_threads(dict.fromkeys(METHODS, greedy)))
+    assert all(f'method {method} changes the number of threads' in found for method in METHODS)
 
 
 def test_runs_of_other_threads_are_seen(calls):
@@ -306,15 +309,26 @@ def test_a_loop_in_python_is_seen():
     assert 'zoh dispatches' not in found
 
 
+def test_a_scan_slower_than_python_is_seen():
+    calls = {'zoh': lambda length: lambda: 2.0, 'foh': lambda length: lambda: 1.0}
+    python = dict.fromkeys(calls, lambda length: lambda: 1.5)
+    found = faults(check_operations(calls, (64, 128), lambda call: [call()], python))
+    assert 'zoh is slower than its Python reference' in found
+    assert 'foh is slower' not in found
+
+
 def test_a_comparison_that_does_not_repeat_is_seen():
     def clock(call):
         return [call()]
 
     quiet = {'zoh': lambda: 1.0, 'foh': lambda: 2.0}
     assert check_comparison(quiet, clock).status == 'passed'
-    values = iter([1.0, 1.5])
-    found = faults(check_comparison({**quiet, 'rk4': lambda: next(values)}, clock))
-    assert 'rk4 took 50 % longer in one pass' in found
+    for second, passes in ((1.5, False), (1.21, False), (1.19, True)):
+        values = iter([1.0, second])
+        result = check_comparison({**quiet, 'rk4': lambda values=values: next(values)}, clock)
+        assert (result.status == 'passed') == passes
+        if not passes:
+            assert f'rk4 took {100 * second - 100:.0f} % longer in one pass' in faults(result)
 
 
 @pytest.fixture

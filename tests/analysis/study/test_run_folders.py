@@ -86,6 +86,10 @@ def test_interrupted_runs_are_left_out_and_diverged_ones_count(work_dirs, tmp_pa
         ({'ran': RAN | {'versions': {'torch': '2.12'}}}, 'torch is 2.11'),
         ({'ran': RAN | {'card': 'another card'}}, 'machine is a card'),
         ({'ran': RAN | {'threads': 2}}, 'threads is 1'),
+        ({'resumed': [{'card': 'another card'}]}, 'machine is a card'),
+        ({'resumed': [{'versions': {'torch': '2.12'}}, {'threads': 2}]}, 'torch is 2.11'),
+        ({'processes': 2}, 'number of processes is'),
+        ({'shared_sha256': 'def'}, 'config without method and seed'),
     ],
 )
 def test_unlike_runs_are_refused(change, words, tmp_path):
@@ -95,6 +99,47 @@ def test_unlike_runs_are_refused(change, words, tmp_path):
         read_runs(find_runs([tmp_path]))
     ((task,), _) = read_runs(find_runs([tmp_path]), allow_unlike=True)
     assert task.metrics('foh') == [31.0]
+
+
+@pytest.mark.parametrize('value', [float('nan'), float('inf')])
+def test_a_metric_that_is_not_finite_is_refused(value, tmp_path):
+    write_run(tmp_path / 'a', 'zoh', 0, 30.0)
+    write_run(tmp_path / 'b', 'foh', 0, value)
+    with pytest.raises(ValueError, match=rf'b: mIoU of step 4 is {value}'):
+        read_runs(find_runs([tmp_path]))
+
+
+def test_the_metric_is_the_last_of_the_curve(tmp_path):
+    write_run(tmp_path / 'a', 'zoh', 0, 30.0)
+    log = tmp_path / 'a/20260101_000000/vis_data/scalars.json'
+    log.write_text(log.read_text().replace('"mIoU": 25.0', '"mIoU": 35.0'))
+    ((task,), _) = read_runs(find_runs([tmp_path]))
+    assert task.runs['zoh'][0]['curve'] == [[2, 35.0], [4, 30.0]]
+    assert task.metrics('zoh') == [30.0]
+
+
+def test_a_detector_that_finds_nothing_counts(tmp_path):
+    """MMDetection then logs a validation without metrics."""
+    for method, seed, ap in (('zoh', 0, 0.3), ('zoh', 1, None), ('foh', 0, 0.2), ('foh', 1, 0.1)):
+        folder = tmp_path / f'{method}{seed}'
+        write_run(folder, method, seed, None)
+        found = {} if ap is None else {'coco/bbox_mAP': ap}
+        lines = [{'step': 4, 'loss': 1.0}, {'step': 4, 'data_time': 0.1, **found}]
+        log = folder / '20260101_000000/vis_data/scalars.json'
+        log.parent.mkdir(parents=True)
+        log.write_text('\n'.join(map(json.dumps, lines)))
+    ((task,), left_out) = read_runs(find_runs([tmp_path]))
+    assert left_out == [] and task.name == 'small box AP'
+    assert task.metrics('zoh') == [30.0, 0.0] and task.metrics('foh') == [20.0, 10.0]
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path, monkeypatch):
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run/benchmark.json').write_text('{"environment": {}, "records": []}')
+    with pytest.raises(SystemExit) as refused:
+        run(monkeypatch, tmp_path)
+    assert 'holds no run with a run.json' in str(refused.value)
+    assert 'benchmark.json is no result of the study' in str(refused.value)
 
 
 def test_a_run_without_a_pair_is_refused(tmp_path):
@@ -194,20 +239,30 @@ def test_without_the_control_nothing_is_compared(tmp_path, monkeypatch, capsys):
     assert 'Primary: each method against `zoh`' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(('unit', 'steps'), [('epoch', (6, 12)), ('iter', (0,))])
-def test_metrics_by_epoch(unit, steps, tmp_path, monkeypatch, capsys):
-    """Their steps are epochs, the losses' are iterations; by iterations MMEngine notes epoch 0."""
+@pytest.mark.parametrize(
+    ('unit', 'steps', 'kept'),
+    [('epoch', (6, 12), True), ('epoch', (600, 1200), False), ('iter', (0,), True)],
+)
+def test_metrics_by_epoch(unit, steps, kept, tmp_path, monkeypatch, capsys):
+    """Their steps are epochs, the losses' are iterations; by iterations MMEngine notes epoch 0.
+
+    The log tells as well where the weights were deleted, also where epochs of two iterations are
+    as many as an iteration that has a loss.
+    """
     for method, metric in (('zoh', 40.0), ('zoh_exact', 41.0)):
         for seed in range(2):
             folder = tmp_path / f'{method}{seed}'
             write_run(folder, method, seed, None)
-            lines = [{'step': 600, 'loss': 1.0}, *({'step': s, 'mIoU': metric} for s in steps)]
+            epoch = {'epoch': steps[-1]} if unit == 'epoch' else {}
+            lines = [{'step': step, 'loss': 1.0, **epoch} for step in (600, 2400)]
+            lines += [{'step': s, 'mIoU': metric} for s in steps]
             log = folder / '20260101_000000/vis_data/scalars.json'
             log.parent.mkdir(parents=True)
             log.write_text('\n'.join(map(json.dumps, lines)))
-            name = 'epoch_12.pth' if unit == 'epoch' else 'iter_600.pth'
-            (folder / name).touch()
-            (folder / 'last_checkpoint').write_text(str(folder / name))
+            if kept:
+                name = 'epoch_12.pth' if unit == 'epoch' else 'iter_2400.pth'
+                (folder / name).touch()
+                (folder / 'last_checkpoint').write_text(str(folder / name))
     run(monkeypatch, tmp_path)
     printed = capsys.readouterr().out
     assert 'left out' not in printed and '-1.000' in printed

@@ -5,6 +5,8 @@ import pytest
 from scipy import stats
 
 from vim_mm.analysis.study.statistics import (
+    DRAWS,
+    MAX_EXACT,
     RESAMPLES,
     bootstrap_interval,
     compare,
@@ -55,6 +57,12 @@ def test_sign_flip_of_many_pairs_is_estimated(mean):
     p = sign_flip_p(values)
     assert p == sign_flip_p(values) > 0
     assert p == pytest.approx(stats.ttest_1samp(values, 0).pvalue, rel=0.15, abs=2e-3)
+    # The observed pattern is one of them, so p is not 0.
+    assert sign_flip_p([1.0] * 60) == 1 / (DRAWS + 1)
+
+
+def test_sign_flip_is_exact_up_to_its_bound():
+    assert sign_flip_p([1.0] * MAX_EXACT) == 2 / 2**MAX_EXACT and MAX_EXACT == 20
 
 
 def test_bootstrap_is_scipys():
@@ -122,3 +130,5 @@ def test_a_difference_is_found():
     )
     with pytest.raises(ValueError, match='two pairs or more, got 3 and 2 values'):
         compare([1, 2, 3], [1, 2])
+    with pytest.raises(ValueError, match='must be finite'):
+        compare([1.0, float('nan')], [1.0, 2.0])

@@ -84,6 +84,22 @@ def test_a_run_does_not_go_on_by_another_path(model, tmp_path, monkeypatch):
     assert json.loads(file.read_text())['ran']['path'] == 'CPU kernel'
 
 
+def test_what_a_resumed_run_went_on_by_is_added(model, tmp_path):
+    """The first iteration stays; a comparison sees both."""
+    file = tmp_path / 'run.json'
+    step(RecordHook(file), model)
+    step(RecordHook(file), model)
+    first = json.loads(file.read_text())
+    assert 'resumed' not in first
+    ran = first['ran'] | {'card': 'another', 'date': '2026-01-01', 'other_operators': 1}
+    update_record(file, ran=ran)
+    step(RecordHook(file), model)
+    record = json.loads(file.read_text())
+    assert record['ran'] == ran
+    (resumed,) = record['resumed']
+    assert resumed == {name: first['ran'][name] for name in ('card', 'date')}
+
+
 @pytest.mark.parametrize(
     ('operators', 'kernels', 'path'),
     [
@@ -127,4 +143,4 @@ def test_operators_are_counted():
 def test_a_divergence_is_noted(tmp_path):
     note_divergence(tmp_path / 'run.json', NonFiniteLossError('The loss of iteration 3 is nan.'))
     record = json.loads((tmp_path / 'run.json').read_text())
-    assert record == {'diverged': 'The loss of iteration 3 is nan.'}
+    assert record == {'diverged': 'The loss of iteration 3 is nan.', 'status': 'diverged'}

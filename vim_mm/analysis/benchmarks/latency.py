@@ -58,8 +58,8 @@ def read_results(files: Iterable[Path]) -> dict[str, Result]:
     found = {}
     for file in files:
         result = read_json(file)
-        if not {'environment', 'records'} <= result.keys():
-            raise ValueError(f'{file} is no result of benchmark_latency_flops.py')
+        if not {'environment', 'records'} <= result.keys() or not result['records']:
+            raise ValueError(f'{file} is no result of benchmark_latency_flops.py, or has no record')
         found[str(file)] = result
     return found
 
@@ -124,7 +124,7 @@ def table(records: list[Record]) -> str:
         rows.append(row)
     parts = [markdown_table(rows)] if rows else []
     parts += [
-        f'left out: {r["name"]}, {r["path"]}, {r["heads"]}, {MODES[r["mode"]]}, {r["form"]}: '
+        f'left out: {", ".join([*described(r, columns).values(), MODES[r["mode"]], r["form"]])}: '
         f'{r["left_out"]}'
         for r in records
         if 'left_out' in r
@@ -205,10 +205,13 @@ def comparison_rows(results: dict[str, Result]) -> list[dict[str, str]]:
     label = labels(results)
     shared = [found for found in by_case.values() if first in found and len(found) > 1]
     columns = varying([r for found in shared for r in found.values()])
+    paths = [[*dict.fromkeys(r.get('ran', '') for r in found.values())] for found in shared]
     rows = []
-    for found in shared:
+    for found, ran in zip(shared, paths, strict=True):
         base = found[first]
         row = described(base, columns) | {'pass': MODES[base['mode']]}
+        if any(len(each) > 1 for each in paths):
+            row['path that ran'] = ' / '.join(ran)
         for name in results:
             r = found.get(name)
             row[f'{label[name]}, images/s'] = figures(r['images_per_second']) if r else ''

@@ -1,5 +1,6 @@
 """What a training run left in its working directory, read for pictures and tables."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
@@ -54,45 +55,67 @@ def find_checkpoint(work_dir: str | Path) -> Path:
     return checkpoint
 
 
-def read_log(
-    work_dir: str | Path,
-) -> tuple[list[tuple[int, float]], dict[str, list[tuple[int, float]]]]:
-    """Losses and metrics of a run by iterations, over all times it was resumed.
+Curve = list[tuple[int, float]]
 
-    Args:
-        work_dir (str | Path): Working directory of an iteration-based run.
 
-    Returns:
-        tuple: (iteration, training loss) in order, none of a run that is shorter than the logger's
-        interval; and by name of the metric (iteration, percent) in order, no names before the first
-        validation.
+@dataclass
+class Log:
+    """What a run logged, over all times it was resumed. Curves are in order of their steps.
+
+    Attributes:
+        losses (list): (iteration, training loss), none of a run that is shorter than the logger's
+            interval.
+        metrics (dict): By name of the metric (step, percent). Steps are epochs in a loop by epochs,
+            else iterations.
+        validated (list[int]): The steps of all validations. MMDetection logs no metric of one in
+            which nothing was detected.
+        epoch (int, optional): The last epoch that has a loss, where the log counts epochs.
+    """
+
+    losses: Curve
+    metrics: dict[str, Curve]
+    validated: list[int]
+    epoch: int | None
+
+
+def read_log(work_dir: str | Path) -> Log:
+    """The log of a run from its working directory.
 
     Raises:
         ValueError: A file of the log holds something else; names the file.
     """
-    losses, metrics = {}, {}
+    losses: dict[int, float] = {}
+    metrics: dict[str, dict[int, float]] = {}
+    validated: set[int] = set()
+    epochs: list[int] = []
     for log in sorted(Path(work_dir).glob('*/vis_data/scalars.json')):
         for record in read_json_lines(log):
             if 'loss' in record:
                 losses[record['step']] = record['loss']
+                epochs += [record['epoch']] if 'epoch' in record else []
+            elif 'step' in record:
+                validated.add(record['step'])
             for key, (name, factor) in _METRICS.items():
                 if key in record:
                     metrics.setdefault(name, {})[record['step']] = factor * record[key]
-    return sorted(losses.items()), {name: sorted(each.items()) for name, each in metrics.items()}
+    return Log(
+        losses=sorted(losses.items()),
+        metrics={name: sorted(each.items()) for name, each in metrics.items()},
+        validated=sorted(validated),
+        epoch=max(epochs, default=None),
+    )
 
 
-def read_history(
-    work_dir: str | Path,
-) -> tuple[list[tuple[int, float]], dict[str, list[tuple[int, float]]]]:
-    """As :func:`read_log`, of a run that has logged a loss or a metric.
+def read_history(work_dir: str | Path) -> tuple[Curve, dict[str, Curve]]:
+    """Losses and metrics as :class:`Log` has them, of a run that has logged any.
 
     Raises:
         FileNotFoundError: It has logged neither.
     """
-    losses, metrics = read_log(work_dir)
-    if not losses and not metrics:
+    log = read_log(work_dir)
+    if not log.losses and not log.metrics:
         raise FileNotFoundError(f'{work_dir} holds no log of training')
-    return losses, metrics
+    return log.losses, log.metrics
 
 
 def predict_samples(

@@ -170,10 +170,16 @@ def read_results(folder: Path) -> list[TaskResults]:
 
     Raises:
         FileNotFoundError: There are none.
+        ValueError: A file holds something else; names it.
     """
     tasks: dict[str, TaskResults] = {}
     for file in sorted(folder.glob('*/*.json')):
         record = read_json(file)
+        if 'arm' not in record:
+            raise ValueError(
+                f'{folder} holds no run with a run.json of run_all_methods.py, and {file} is no '
+                'result of the study'
+            )
         task = tasks.setdefault(file.parent.name, TaskResults(file.parent.name))
         if 'seed' in record:
             runs = task.peers if record['arm'] in PEERS else task.runs

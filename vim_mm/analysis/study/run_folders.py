@@ -1,10 +1,11 @@
 """The runs that ``tools/run_all_methods.py`` made, read for the comparison of methods."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vim_mm.analysis.runs.work_dir import read_log
+from vim_mm.analysis.runs.work_dir import Log, read_log
 from vim_mm.analysis.study.comparison import TaskResults
 from vim_mm.engine.checkpoints.reading import last_checkpoint
 from vim_mm.json_lines import read_json
@@ -17,10 +18,13 @@ _ALIKE = {
     'machine': ('ran', 'card'),
     'arguments': ('arguments',),
     'threads': ('ran', 'threads'),
+    'number of processes': ('processes',),
+    'config without method and seed (its digest)': ('shared_sha256',),
 }
 _NEEDED = ('task', 'method', 'seed', 'commit')  # of a record
 # A run whose loss became NaN counts; its spoilt weights predict nothing.
 DIVERGED_METRIC = 0.0
+NOTHING_FOUND = 0.0  # the AP of a detector without a detection, of which MMDetection logs none
 
 
 class UnlikeRunsError(ValueError):
@@ -51,8 +55,8 @@ def read_runs(
 
     Raises:
         UnlikeRunsError: Runs of a task differ in what ``_ALIKE`` names.
-        ValueError: A run has no seed, or two have the same method and seed; or a file holds
-            something else than it should, and is named.
+        ValueError: A run has no seed, or two have the same method and seed, or the last metric of
+            one is not finite; or a file holds something else than it should, and is named.
     """
     grouped: dict[str, list[dict[str, Any]]] = {}
     left_out = []
@@ -76,13 +80,23 @@ def read_runs(
 
 def _insist_on_likeness(task: str, records: list[dict[str, Any]]) -> None:
     for words, keys in _ALIKE.items():
-        values = {str(_look_up(record, keys)): record['folder'] for record in records}
+        values = {
+            str(_look_up(record | {'ran': ran}, keys)): record['folder']
+            for record in records
+            for ran in _starts(record)
+        }
         if len(values) > 1:
             examples = ', '.join(f'{value} in {folder}' for value, folder in values.items())
             raise UnlikeRunsError(
                 f'the runs of {task} differ in more than method and seed: {words} is {examples}. '
                 'Insist with --allow-unlike.'
             )
+
+
+def _starts(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """What ran when the run began, and each time that it went on by something else."""
+    ran = record.get('ran', {})
+    return [ran, *(ran | changed for changed in record.get('resumed', []))]
 
 
 def _look_up(record: Any, keys: tuple[str, ...]) -> Any:
@@ -93,15 +107,18 @@ def _look_up(record: Any, keys: tuple[str, ...]) -> Any:
 
 def _tasks(name: str, records: list[dict[str, Any]]) -> tuple[list[TaskResults], list[str]]:
     """One for each metric that the runs logged, and a line for each run that is left out."""
-    histories = {record['folder']: read_log(record['folder']) for record in records}
-    metrics = dict.fromkeys(metric for _, found in histories.values() for metric in found)
+    logs = {record['folder']: read_log(record['folder']) for record in records}
+    metrics = dict.fromkeys(metric for log in logs.values() for metric in log.metrics)
     if not metrics:
         raise ValueError(f'no run of {name} has logged a metric')
-    end = max(_last_step(folder, *history) for folder, history in histories.items())
+    end = max(_last_step(folder, log) for folder, log in logs.items())
     tasks, left_out = [], []
     for metric in metrics:
         task = TaskResults(f'{name} {metric}', planned=None)
-        points = {folder: dict(found.get(metric, [])) for folder, (_, found) in histories.items()}
+        points = {
+            folder: dict.fromkeys(log.validated, NOTHING_FOUND) | dict(log.metrics.get(metric, []))
+            for folder, log in logs.items()
+        }
         finished = [points[r['folder']] for r in records if r['status'] == 'finished']
         # A run that was killed in a validation lacks that point of its curve: then all do.
         shared = set.intersection(*([{*each} for each in finished if end in each] or [{end}]))
@@ -115,6 +132,8 @@ def _tasks(name: str, records: list[dict[str, Any]]) -> tuple[list[TaskResults],
                     f'left out: {folder} has no {metric} of step {end}, the last one, {last}.'
                 )
                 continue
+            if record['status'] == 'finished' and not math.isfinite(points[folder][end]):
+                raise ValueError(f'{folder}: {metric} of step {end} is {points[folder][end]}')
             runs = task.runs.setdefault(arm, {})
             if seed in runs:
                 raise ValueError(f'{name} has two runs of {arm} with seed {seed}')
@@ -124,26 +143,25 @@ def _tasks(name: str, records: list[dict[str, Any]]) -> tuple[list[TaskResults],
     return tasks, left_out
 
 
-def _last_step(
-    folder: Path, losses: list[tuple[int, float]], metrics: dict[str, list[tuple[int, float]]]
-) -> int:
+def _last_step(folder: Path, log: Log) -> int:
     """The last step of a run that its log or its checkpoint knows, in the unit of its metrics.
 
     That is epochs in a loop by epochs, whose losses have iterations. In a loop by iterations
     MMEngine's own log notes epoch 0 with all metrics; the shipped configs change that.
     """
-    validated = [step for points in metrics.values() for step, _ in points]
-    trained = [step for step, _ in losses]
+    trained = [step for step, _ in log.losses]
     checkpoint = last_checkpoint(folder)
     unit, _, count = checkpoint.stem.partition('_') if checkpoint else ('', '', '')
-    if validated and not any(validated):
+    # Losses are logged at intervals. The checkpoint is of the end.
+    saved = [int(count)] if count.isdecimal() else []
+    if log.validated and not any(log.validated):
         return 0
-    if unit == 'epoch' and count.isdecimal():
-        return max([*validated, int(count)])
-    if unit == 'iter' and count.isdecimal():
-        # Losses are logged at intervals. The checkpoint is of the end.
-        return max([*validated, *trained, int(count)])
-    return max(validated + trained if {*validated} & {*trained} else validated, default=0)
+    if unit == 'epoch' or log.epoch is not None:
+        ended = [log.epoch] if log.epoch is not None else []
+        return max([*log.validated, *ended, *(saved if unit == 'epoch' else [])], default=0)
+    if unit == 'iter':
+        return max([*log.validated, *trained, *saved], default=0)
+    return max([*log.validated, *(trained if {*log.validated} & {*trained} else [])], default=0)
 
 
 def _result(record: dict[str, Any], points: dict[int, float], steps: list[int]) -> dict[str, Any]:

@@ -107,11 +107,13 @@ def compare(a: Sequence[float], b: Sequence[float]) -> Comparison:
     """A against B, paired by position; at least two pairs.
 
     Raises:
-        ValueError: They are of different length, or of fewer than two pairs.
+        ValueError: They are of different length, or of fewer than two pairs, or not finite.
     """
     if len(a) != len(b) or len(a) < 2:
         raise ValueError(f'a and b must be two pairs or more, got {len(a)} and {len(b)} values')
     differences = np.subtract(a, b)
+    if not np.isfinite(differences).all():
+        raise ValueError(f'a and b must be finite, got {[*a]} and {[*b]}')
     low, high = bootstrap_interval(differences)
     return Comparison(
         count=len(differences),

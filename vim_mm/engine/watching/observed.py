@@ -31,6 +31,8 @@ from vim_mm.whole_file import whole_file
 _COMPILED = ('vim_mm::selective_scan_fwd', 'vim_mm::mixer_fwd')
 _TRITON = ('vim_mm::triton_scan_fwd', 'vim_mm::triton_mixer_fwd')
 PYTORCH = 'PyTorch operators'
+# Facts of an iteration, which differ between those of one run.
+_COUNTED = ('compiled_scans', 'operators', 'other_operators', 'kernels', 'date')
 _LIBRARIES = ('torch', 'numpy', 'mmengine', 'mmcv', 'mmseg', 'mmdet', 'mmpretrain', 'timm')
 
 
@@ -127,7 +129,8 @@ class RecordHook(Hook):
     """Notes in a run's record what ran in its first iteration, and insists on it when resuming.
 
     ``ran`` in the record gets the path of the scans by the profiler's names, those names, the card,
-    the threads, ``VIM_USE_CUDA_KERNEL``, ``VIM_MM_BACKEND``, commit, versions and date.
+    the threads, ``VIM_USE_CUDA_KERNEL``, ``VIM_MM_BACKEND``, commit, versions and date. ``resumed``
+    gets a dict for each time that the run went on with another of these facts: those that differ.
     ``batches`` gets the number of batches that CUDA graphs computed (``replayed``), and of those
     whose kernels were launched one by one, when the first is replayed and when the training ends;
     it is missing without graphs.
@@ -164,13 +167,20 @@ class RecordHook(Hook):
         self.watch = None
         mixers = sum(isinstance(module, Mamba) for module in runner.model.modules())
         ran = what_ran(self.seen, mixers)
-        before = read_json(self.file).get('ran') if self.file.exists() else None
-        if before and before['path'] != ran['path']:
+        record = read_json(self.file) if self.file.exists() else {}
+        before = record.get('ran')
+        if before is None:
+            update_record(self.file, ran=ran)
+            return
+        if before['path'] != ran['path']:
             raise PathChangedError(
                 f'This run was trained by the {before["path"]} and would go on by the '
                 f'{ran["path"]}.'
             )
-        update_record(self.file, ran=ran)
+        changed = {n: v for n, v in ran.items() if n not in _COUNTED and v != before.get(n)}
+        if changed:
+            resumed = [*record.get('resumed', []), changed | {'date': ran['date']}]
+            update_record(self.file, resumed=resumed)
 
     def after_train(self, runner) -> None:
         """Write how many batches graphs computed."""
@@ -209,4 +219,4 @@ def what_ran(seen: Observed, mixers: int) -> dict[str, Any]:
 def note_divergence(file: Path, error: NonFiniteLossError) -> None:
     """Note in a run's record that its loss was not finite, and where."""
     if is_main_process():
-        update_record(file, diverged=str(error))
+        update_record(file, diverged=str(error), status='diverged')
