@@ -97,7 +97,10 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename and error.strerror:
         text = f'{error.filename}: {error.strerror}'
     elif isinstance(error, OSError) and error.errno in _FULL:
-        text = f'{error.strerror}: free some where the run writes, or choose another --work-dir'
+        text = (
+            f'{error.strerror}: free some where it is written, or choose another place '
+            '(--work-dir or --out)'
+        )
     if 'Original Traceback' in text:  # of a worker of a DataLoader
         text = text.rstrip().splitlines()[-1]
     text = ' '.join(text.split())

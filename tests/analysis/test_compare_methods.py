@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import cv2
@@ -68,6 +69,18 @@ def test_planted_differences_are_found(results):
     for arm, points in PLANTED.items():
         assert found[arm][0].low < points < found[arm][0].high
     assert len(verdicts(task)) == 6 and len(secondary_rows(task)) == 4
+
+
+@pytest.mark.parametrize(
+    ('key', 'other'),
+    [('settings', {'steps': 200}), ('data', {'train': 'b'}), ('versions', {'torch': '2.4'})],
+)
+def test_runs_of_other_settings_are_refused(key, other, results, tmp_path):
+    shutil.copytree(results / 'scenes', tmp_path / 'scenes')
+    file = tmp_path / 'scenes/foh_4.json'
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: other}))
+    with pytest.raises(ValueError, match=f'must have the same {key}: .*json has .*, .*json has'):
+        read_results(tmp_path)
 
 
 def test_only_seeds_that_all_have_enter(results, tmp_path):

@@ -94,6 +94,22 @@ def test_interrupted_run_leaves_no_data_set(tmp_path, monkeypatch):
     assert write_dataset(tmp_path / 'set', config)
 
 
+def test_two_processes_do_not_make_one_data_set(tmp_path):
+    """The one would delete what the other has written, and both would end well."""
+    out, manifest = tmp_path / 'set', {'seed': 1}
+
+    def write(folder):
+        (folder / 'images').mkdir(parents=True)
+        with pytest.raises(FileExistsError, match=r'another process is making .*set: wait for its'):
+            layouts.write_once(out, manifest, write, 'set')
+        (folder / 'images/1.jpg').touch()
+
+    assert layouts.write_once(out, manifest, write, 'set')
+    assert not layouts.write_once(out, manifest, write, 'set')
+    assert [path.name for path in tmp_path.iterdir()] == ['set']
+    assert (out / 'images/1.jpg').exists()
+
+
 @pytest.mark.parametrize('manifest', [None, '{"name": "webapp"}', 'not JSON'])
 def test_foreign_directory_is_left_alone(tmp_path, manifest):
     (tmp_path / 'precious.txt').write_text('mine')

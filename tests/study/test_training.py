@@ -1,8 +1,10 @@
 """Runs of the study: they repeat, learn, count when they diverge, and a graph is the eager step."""
 
+import errno
 import json
 import math
 import multiprocessing
+import os
 import re
 import time
 from dataclasses import replace
@@ -212,6 +214,19 @@ def test_a_cost_replaces_the_older_one_and_a_run_does_not(tmp_path):
     assert (cost['milliseconds'], kept['metric']) == (2.0, 1.0)
 
 
+def test_a_line_that_was_cut_off_takes_no_other_with_it(tmp_path, monkeypatch):
+    """As on a disk that is full within a line."""
+    append(tmp_path, result(seed=0))
+    write = os.write
+    with monkeypatch.context() as full, pytest.raises(OSError, match=r'fashion\.jsonl') as raised:
+        full.setattr(os, 'write', lambda file, line: write(file, line[:20]))
+        append(tmp_path, result(seed=1))
+    assert raised.value.errno == errno.ENOSPC
+    append(tmp_path, result(seed=2))
+    append(tmp_path, result(seed=3))
+    assert [record['seed'] for record in read_lines(tmp_path)] == [0, 2, 3]
+
+
 def test_a_line_that_is_no_record_is_named(tmp_path):
     append(tmp_path, {'task': 'fashion', 'seed': 0})
     with pytest.raises(ValueError, match='a line without task or arm'):
@@ -344,7 +359,7 @@ def test_processes_restart_and_spread(make_data, tiny_tasks, tmp_path, monkeypat
     steps = {'scenes': 5}
     jobs = [Job('scenes', arm, 0) for arm in ('zoh', 'poly', 'zoh_exact_averaged')]
     append(out, {**vars(jobs[0]), 'metric': 1.0, 'settings': {'steps': 5}})
-    (out / 'scenes.jsonl').open('a').write('{"cut off\n')
+    (out / 'scenes.jsonl').open('a').write('{"cut off')
     missing = [job for job in jobs if job.file not in finished(out, results, steps)]
     assert missing == jobs[1:]
     plan = Plan(

@@ -4,6 +4,7 @@ A GPU machine gives back few files, so a run appends a line to ``OUT/<task>.json
 ``run.py import`` spreads the lines to ``docs/study/results/<task>/<arm>_<seed>.json``.
 """
 
+import errno
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -42,12 +43,22 @@ def file_name(record: dict[str, Any]) -> str:
 
 
 def append(out: Path, record: dict[str, Any]) -> None:
-    """Add a record to the lines of its task, whole or not at all, beside other processes."""
+    """Add a record to the lines of its task, beside other processes.
+
+    Raises:
+        OSError: The disk was full within the line, which is then no record. The next one has a line
+            of its own.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(record, allow_nan=False) + '\n'
-    file = os.open(out / f'{record["task"]}.jsonl', os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    path = out / f'{record["task"]}.jsonl'
+    line = json.dumps(record, allow_nan=False).encode() + b'\n'
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(file, line.encode())
+        size = os.fstat(file).st_size
+        if size and os.pread(file, 1, size - 1) != b'\n':  # one that was cut off
+            line = b'\n' + line
+        if os.write(file, line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(file)
 

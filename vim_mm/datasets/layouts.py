@@ -5,9 +5,11 @@ ADE20K: images/{training,validation}/*.jpg and annotations/{training,validation}
 parameters and is written last.
 """
 
+import fcntl
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,23 +73,49 @@ def write_once(
         bool: True if it was made, False if an identical one was there.
 
     Raises:
-        FileExistsError: ``out`` holds something else than such a data set.
+        FileExistsError: ``out`` holds something else than such a data set, or another process is
+            making one there.
     """
-    if out.exists():
-        present = _read_manifest(out)
-        if present.keys() != manifest.keys():
-            raise FileExistsError(f'{out} exists and holds no {name}: name another place')
-        if present == manifest:
+    if _is_there(out, manifest, name):
+        return False
+    with _locked(out):
+        if _is_there(out, manifest, name):  # another process has made it
             return False
-    partial = out.with_name(f'{out.name}.partial')
-    if partial.exists():
-        shutil.rmtree(partial)
-    write(partial)
-    (partial / 'manifest.json').write_text(json.dumps(manifest))
-    if out.exists():
-        shutil.rmtree(out)
-    partial.rename(out)
+        partial = out.with_name(f'{out.name}.partial')
+        if partial.exists():
+            shutil.rmtree(partial)
+        write(partial)
+        (partial / 'manifest.json').write_text(json.dumps(manifest))
+        if out.exists():
+            shutil.rmtree(out)
+        partial.rename(out)
     return True
+
+
+def _is_there(out: Path, manifest: dict[str, Any], name: str) -> bool:
+    """Whether ``out`` holds the data set of this manifest; FileExistsError for something else."""
+    if not out.exists():
+        return False
+    present = _read_manifest(out)
+    if present.keys() != manifest.keys():
+        raise FileExistsError(f'{out} exists and holds no {name}: name another place')
+    return present == manifest
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Keep other processes from making a data set in the same place, as long as this one lives."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    path = out.with_name(f'.{out.name}.lock')
+    with path.open('w') as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FileExistsError(f'another process is making {out}: wait for its end') from None
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _read_manifest(root: Path) -> dict[str, Any]:

@@ -6,9 +6,18 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from matplotlib.contour import QuadContourSet
+from matplotlib.figure import Figure
 
 from tests.tools.conftest import TOOLS
-from vim_mm.analysis.pictures.methods import METHOD_NAMES, STYLES, simulate, transfer
+from vim_mm.analysis.pictures.methods import (
+    METHOD_NAMES,
+    STYLES,
+    plot_errors,
+    plot_stability,
+    simulate,
+    transfer,
+)
 from vim_mm.ops import METHODS, selective_scan_ref
 
 SINE = 2.0  # rad per unit of time
@@ -70,6 +79,65 @@ def test_frequency_response_is_that_of_the_recurrence(method):
     np.testing.assert_allclose(x[200] / np.exp(1j * omega * t[200]), response, rtol=1e-9)
     if method == 'poly':
         assert abs(response.imag) < 1e-12  # no phase: it looks as far ahead as back
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are saved."""
+    figures = []
+    monkeypatch.setattr(Figure, 'savefig', lambda figure, path: figures.append(figure))
+    return figures
+
+
+def contours(axes):
+    """Levels of each set of lines, and the points z on them."""
+    for lines in axes.collections:
+        if isinstance(lines, QuadContourSet) and not lines.filled:
+            paths = zip(lines.levels, lines.get_paths(), strict=True)
+            yield {level: path.vertices @ (1, 1j) for level, path in paths}
+
+
+def test_contours_are_those_of_their_titles(drawn):
+    plot_stability(None)
+    left, middle, right = drawn[0].axes
+    exponential, runge_kutta = contours(left)
+    (bilinear,) = contours(middle)
+    assert len(exponential) == len(bilinear) == 8
+    for level, z in exponential.items():
+        np.testing.assert_allclose(np.abs(np.exp(z)), level, rtol=0.01)
+    for level, z in bilinear.items():
+        near_pole = np.abs(z - 2) < 0.3  # where lines lie closer than points of the grid
+        found = np.abs((1 + z / 2) / (1 - z / 2))
+        np.testing.assert_allclose(found[~near_pole], level, rtol=0.02)
+    (boundary,) = runge_kutta.values()
+    steps = 1 + boundary + boundary**2 / 2 + boundary**3 / 6 + boundary**4 / 24
+    np.testing.assert_allclose(np.abs(steps), 1, atol=0.01)
+    exact, tustin, _ = right.lines
+    np.testing.assert_allclose(exact.get_ydata(), np.exp(exact.get_xdata()))
+    z = tustin.get_xdata()
+    np.testing.assert_allclose(tustin.get_ydata(), (1 + z / 2) / (1 - z / 2))
+
+
+def test_errors_are_relative_differences(drawn):
+    plot_errors(None)
+    left, right, errors, scaled = drawn[0].axes
+    for axes in (left, right):
+        lines = dict(zip([name for name in METHOD_NAMES if name != 'zoh_exact'], axes.lines))
+        z = -lines['zoh'].get_xdata()
+        hold = np.expm1(z) / z  # over dt
+        truths = {'zoh': 1 / hold - 1, 'bilinear': 1 / (1 - z / 2) / hold - 1}
+        for method, truth in truths.items():
+            found = lines[method].get_ydata()
+            np.testing.assert_allclose(found, np.abs(truth), rtol=1e-6, atol=1e-9)
+    by_method = dict(zip(STYLES, errors.lines))
+    steps = by_method['zoh'].get_xdata()
+    assert steps[0] == 0.5 and steps[-1] == 2.0**-9
+    for method, line in zip([m for m in STYLES if m not in ('foh', 'poly')], scaled.lines):
+        np.testing.assert_allclose(line.get_ydata(), by_method[method].get_ydata() / steps)
+    # Relative to the amplitude of the settled state.
+    amplitude = 1 / np.hypot(1, SINE)
+    found = by_method['zoh'].get_ydata()[5]
+    assert found == pytest.approx(error('zoh', steps[5]) / amplitude, rel=0.02)
 
 
 @pytest.mark.slow

@@ -45,6 +45,7 @@ PRIMARY = ('fashion', 'scenes')  # tasks; the others are exploratory
 # Of a task on which many runs stay at chance: chance, and percentages above which runs are counted.
 CHANCE = {'recall': 100 / 15}
 ABOVE = (10.0, 50.0)
+_ALIKE = ('settings', 'data', 'versions')  # of all runs of a task
 
 
 @dataclass
@@ -170,9 +171,11 @@ def read_results(folder: Path) -> list[TaskResults]:
 
     Raises:
         FileNotFoundError: There are none.
-        ValueError: A file holds something else; names it.
+        ValueError: A file holds something else, or the runs of a task differ in their settings, the
+            digest of their data or their versions; names the file.
     """
     tasks: dict[str, TaskResults] = {}
+    first: dict[tuple[str, str], Path] = {}
     for file in sorted(folder.glob('*/*.json')):
         record = read_json(file)
         if 'arm' not in record:
@@ -182,6 +185,13 @@ def read_results(folder: Path) -> list[TaskResults]:
             )
         task = tasks.setdefault(file.parent.name, TaskResults(file.parent.name))
         if 'seed' in record:
+            for key in _ALIKE:
+                like = first.setdefault((task.name, key), file)
+                if record.get(key) != (other := read_json(like).get(key)):
+                    raise ValueError(
+                        f'runs of {task.name} that are compared must have the same {key}: {file} '
+                        f'has {record.get(key)}, {like} has {other}'
+                    )
             runs = task.peers if record['arm'] in PEERS else task.runs
             runs.setdefault(record['arm'], {})[record['seed']] = record
         else:
