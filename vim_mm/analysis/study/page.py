@@ -61,8 +61,8 @@ python tools/analysis/compare_methods.py NEW
 ```"""
 _TERMS = {
     '`zoh_exact`': 'the control: the exact zero-order hold, of which `zoh` is a simplification',
-    'foh, matched': 'a variant of `foh`: B is scaled at initialization so that its mean input gain '
-    'equals that of `zoh`',
+    'foh, matched': 'a variant of `foh`: B is scaled at initialization so that for small `dt |a|` '
+    'its input gain, the mean over channels, equals that of `zoh`; most channels stay far below',
     'zoh_exact, averaged': 'a variant of the control: each direction is scanned in both orders, '
     'and the outputs are averaged, as in `poly`',
     'A - B': 'mean over the seeds of the difference between A and B with the same seed',
@@ -70,8 +70,8 @@ _TERMS = {
     INTERVAL: 'of the mean difference, a percentile bootstrap over seeds, not corrected for the '
     'number of comparisons. With few seeds it is too narrow: for normally distributed differences '
     'it covers the true mean in 86 % of cases with 6 seeds, 88 % with 8 and 91 % with 12',
-    'p; p, Holm': 'exact p of the sign-flip test; the same after correction (Holm) for the methods '
-    'of the table',
+    'p; p, Holm': 'exact p of the sign-flip test, if differences are as likely to be above their '
+    'mean as below it; the same after correction (Holm) for the methods of the table',
     'detectable': 'the smallest true difference that this number of pairs detects with a '
     'probability of 0.8. The level is 0.05 divided by the number of methods; the standard '
     'deviation is the observed one',
