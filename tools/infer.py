@@ -102,13 +102,15 @@ def noting(failed: list[str], picture: Path, *fatal: type[Exception]) -> Iterato
     """
     import torch
 
+    from vim_mm.engine.batches.samples import why_unreadable
+
     try:
         yield
     except (torch.cuda.OutOfMemoryError, *fatal):
         raise
     except Exception as error:  # whatever the libraries make of a picture that they cannot take
-        reason = ' '.join(str(error).split()) or type(error).__name__
-        failed.append(f'{picture}: {reason}')
+        reason = why_unreadable(str(picture)) or ' '.join(str(error).split())
+        failed.append(f'{picture}: {reason or type(error).__name__}')
 
 
 def main(args: Namespace) -> None:

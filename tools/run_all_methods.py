@@ -139,14 +139,14 @@ def resolve(
         options.append(f'randomness.seed={seed}')
     arguments = [config, *extra, '--cfg-options', *options]
     args = train.parse_args(arguments)
-    for name in ('resume', 'record'):
+    for name in ('discretization_method', 'resume', 'record'):
         if getattr(args, name) is not None:
-            raise SystemExit(f'--{name} is set for each run, and cannot be an argument')
+            option = name.replace('_', '-')
+            raise SystemExit(f'--{option} is set for each run, and cannot be an argument')
     del args.launcher  # that of this process says nothing
     said = read_config(args, import_library=False).to_dict()
     whole, backbone, randomness = digest(said), said['model']['backbone'], said.get('randomness')
-    if (chosen := backbone.pop('discretization_method')) != method:
-        raise SystemExit(f'the arguments choose {chosen} for the run of {method}; use --methods')
+    del backbone['discretization_method']
     chosen = randomness.pop('seed', None) if randomness else None
     said.pop('work_dir', None)  # named by the method
     return arguments, {'seed': chosen, 'config_sha256': whole, 'shared_sha256': digest(said)}

@@ -12,7 +12,9 @@ if TYPE_CHECKING:  # --help takes no PyTorch
     from mmengine.config import Config
     from torch import nn
 
+    from vim_mm.stream.frames import Source
     from vim_mm.stream.running import Summary
+    from vim_mm.stream.sinks import VideoFile
 
 
 def parse_args() -> Namespace:
@@ -45,16 +47,21 @@ def parse_args() -> Namespace:
     return args
 
 
-def stream(args: Namespace, cfg: 'Config', model: 'nn.Module') -> 'Summary':
+def stream(
+    args: Namespace,
+    cfg: 'Config',
+    model: 'nn.Module',
+    source: 'Source',
+    video: 'VideoFile | None',
+) -> 'Summary':
     """Run the stream that the arguments describe."""
     import torch
     from infer import build_pipeline, dataset_meta
 
-    from vim_mm.stream.frames import open_source
     from vim_mm.stream.models import make_predictor
     from vim_mm.stream.overlay import Overlay
     from vim_mm.stream.running import Stream
-    from vim_mm.stream.sinks import VideoFile, Window
+    from vim_mm.stream.sinks import Window
 
     predictor = make_predictor(
         model,
@@ -65,10 +72,8 @@ def stream(args: Namespace, cfg: 'Config', model: 'nn.Module') -> 'Summary':
         score=args.score,
     )
     meta = dataset_meta(cfg)
-    source = open_source(args.source)
     sinks = [Window()] if args.show else []
-    if args.out is not None:
-        video = VideoFile(args.out, source.rate)
+    if video is not None:
         sinks.append(video)
         if video.path_while_open != video.path:
             print(f'{video.path_while_open} plays only when it is done, and is then {video.path}.')
@@ -76,7 +81,7 @@ def stream(args: Namespace, cfg: 'Config', model: 'nn.Module') -> 'Summary':
     overlay = Overlay(meta['classes'], meta['palette'])
     summary = Stream(source, predictor, overlay, sinks, limit=args.max_frames).run()
     print(summary)
-    if args.out is not None:
+    if video is not None:
         print(f'{video.path}: {video.frames} frames, {source.rate:g} frames/s')
     return summary
 
@@ -85,8 +90,9 @@ def main(args: Namespace) -> None:
     from infer import build_model
 
     from vim_mm.engine.cli import read_config
+    from vim_mm.stream.frames import open_source
     from vim_mm.stream.models import for_stream
-    from vim_mm.stream.sinks import path_while_open
+    from vim_mm.stream.sinks import VideoFile, path_while_open
 
     if args.out is not None and same_file(args.source, path_while_open(args.out)):
         raise SystemExit(
@@ -94,9 +100,12 @@ def main(args: Namespace) -> None:
             'closed.'
         )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
+    # Before the model, whose weights may take long to read.
+    source = open_source(args.source)
+    video = None if args.out is None else VideoFile(args.out, source.rate)
     cfg = read_config(args)
     for_stream(cfg, native=args.native)
-    summary = stream(args, cfg, build_model(cfg, args.checkpoint))
+    summary = stream(args, cfg, build_model(cfg, args.checkpoint), source, video)
     if summary.interrupted:
         raise KeyboardInterrupt
     if not summary.predicted:

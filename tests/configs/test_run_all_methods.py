@@ -270,7 +270,8 @@ def test_a_diverged_run_stays_diverged(tool, trained, tmp_path):
 @pytest.mark.parametrize(
     ('extra', 'words'),
     [
-        (['--discretization-method', 'foh'], 'the arguments choose foh for the run of zoh'),
+        (['--discretization-method', 'foh'], '--discretization-method is set for each run'),
+        (['--disc', 'foh'], '--discretization-method is set for each run'),
         (['--resume', 'a.pth'], '--resume is set for each run'),
         (['--record', 'a.json'], '--record is set for each run'),
     ],
@@ -279,6 +280,10 @@ def test_arguments_that_would_undo_the_comparison_are_refused(tool, extra, words
     config = str(ROOT / 'configs/seg/upernet_vim_shapes.py')
     with pytest.raises(SystemExit, match=words):
         tool['resolve'](config, 'zoh', 0, extra)
+    # The script's own options come last.
+    options = ['--cfg-options', 'model.backbone.discretization_method=foh']
+    found = [tool['resolve'](config, method, 0, options)[1] for method in ('zoh', 'foh')]
+    assert found[0]['config_sha256'] != found[1]['config_sha256']
 
 
 @pytest.mark.parametrize('pattern', [

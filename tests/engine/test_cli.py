@@ -66,3 +66,6 @@ def test_activated_activates_before_the_script_of_somebody_else(tmp_path, monkey
     monkeypatch.setattr(sys, 'argv', ['vim_mm/activated.py'])
     with pytest.raises(SystemExit, match=r'usage: python -m vim_mm\.activated SCRIPT'):
         runpy.run_module('vim_mm.activated', run_name='__main__')
+    monkeypatch.setattr(sys, 'argv', ['vim_mm/activated.py', 'nothing.py'])
+    with pytest.raises(SystemExit, match=r'error: there is no file nothing\.py'):
+        runpy.run_module('vim_mm.activated', run_name='__main__')

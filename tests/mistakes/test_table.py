@@ -166,6 +166,12 @@ def test_mixer(arguments, expected):
     assert_matches(expected, sentence_of(Mamba, **{'d_model': 8, **arguments}))
 
 
+@pytest.mark.parametrize('shape', [(2, 5, 7), (5, 8), (2, 3, 5, 8)])
+def test_the_input_of_a_mixer(shape):
+    expected = f'hidden_states: expected shape (B, L, 8), got {shape}'
+    assert sentence_of(Mamba(8), torch.zeros(shape)) == expected
+
+
 @pytest.mark.parametrize(('arguments', 'expected'), NECK)
 def test_neck(arguments, expected):
     assert_matches(expected, sentence_of(SimpleFPN, **arguments))
@@ -523,6 +529,17 @@ def test_a_data_root_of_weights(tmp_path):
         f"_base_ = 'vim_mm::{SEG}'\ndata_root = '/mine'\nload_from = data_root + '/vim.pth'\n"
     )
     assert read_config(arguments(file, data_root='/yours')).load_from == '/yours/vim.pth'
+
+
+def test_two_options_that_name_the_method_must_agree():
+    data_config(SEG)
+    args = arguments(config_path(SEG), **{'model.backbone.discretization_method': 'zoh'})
+    for args.discretization_method in ('zoh', None):
+        assert read_config(args).model.backbone.discretization_method == 'zoh'
+    args.discretization_method = 'rk4'
+    assert sentence_of(read_config, args).startswith(
+        "--discretization-method is 'rk4', and --cfg-options sets model.backbone."
+    )
 
 
 def test_options_move_datasets_out_of_the_data_root(tmp_path):

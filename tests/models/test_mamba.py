@@ -162,7 +162,7 @@ def test_biases_of_the_outer_projections_act():
     # A bias of the input projection is the same as one more input channel that is always 1.
     extended = torch.cat([mixer.in_proj.weight, mixer.in_proj.bias[:, None]], dim=1)
     ones = torch.cat([x, torch.ones(2, 11, 1)], dim=2)
-    plain.in_proj.weight = torch.nn.Parameter(extended.detach())
+    plain.d_model, plain.in_proj.weight = 9, torch.nn.Parameter(extended.detach())
     torch.testing.assert_close(mixer(x), plain(ones) + mixer.out_proj.bias)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from vim_mm.stream.pixels import Preprocessing, Resize
+from vim_mm.stream.pixels import FrameError, Preprocessing, Resize
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,15 @@ def test_a_frame_is_what_infer_makes_of_the_picture(task, size, request, tmp_pat
     assert expected['inputs'].std() > 0.5
     theirs, ours = expected['data_samples'][0].metainfo, preprocess.sample.metainfo
     assert {**theirs, 'img_path': ''} == {**ours, 'img_path': ''}
+
+
+def test_frames_that_would_have_no_pixels_are_refused(seg):
+    from mmcv.transforms import Resize as Transform
+
+    transforms = [*seg.transforms]
+    transforms[1] = Transform((64, 64), keep_ratio=True)
+    with pytest.raises(FrameError, match='frames of 1 x 300 pixels cannot be resized'):
+        Preprocessing(transforms, seg.model.data_preprocessor, (1, 300))
 
 
 def test_other_pipelines_are_refused(seg):

@@ -23,6 +23,7 @@ from tests.stream.conftest import (
 from vim_mm.stream.frames import Source, Video
 from vim_mm.stream.models import make_predictor
 from vim_mm.stream.overlay import Overlay
+from vim_mm.stream.pixels import FrameError
 from vim_mm.stream.predictor import Instances, Slot
 from vim_mm.stream.running import SLOTS, Stream
 from vim_mm.stream.sinks import VideoFile, fit
@@ -126,6 +127,21 @@ def test_an_unreadable_frame_is_counted_and_its_place_taken_by_the_one_before():
     assert drawn_numbers(sink.pictures) == [0, 1, 2, 2, 2, 5]
     assert (summary.predicted, summary.unreadable) == (3, 3)
     assert '3 of 6 frames predicted' in str(summary) and '3 unreadable' in str(summary)
+
+
+def test_a_frame_that_cannot_be_resized_is_told_and_counted(capfd):
+    class Particular(Counting):
+        def prepare(self, size):
+            if size[0] < 2:
+                raise FrameError(f'frames of {size[0]} x {size[1]} pixels cannot be resized')
+
+    thin = np.zeros((1, 300, 3), np.uint8)
+    frames = [draw(0), *[thin] * (2 * SLOTS), draw(2), draw(3)]
+    sink = Kept()
+    summary = stream(Drawn(frames), Particular(), [sink]).run()
+    assert (summary.predicted, summary.unreadable) == (3, 2 * SLOTS)
+    assert drawn_numbers(sink.pictures) == [0] * (2 * SLOTS + 1) + [2, 3]
+    assert 'frames of 1 x 300 pixels cannot be resized' in capfd.readouterr().out
 
 
 def test_the_limit_and_a_sink_that_wants_no_more():

@@ -29,6 +29,9 @@ from vim_mm.mistakes import sentence
 TASK_LIBRARIES = ('mmseg', 'mmdet', 'mmpretrain')
 
 
+_METHOD = 'model.backbone.discretization_method'  # what --discretization-method is short for
+
+
 class ConfigError(ValueError):
     """A config, or an option that changes it, cannot be used."""
 
@@ -64,7 +67,12 @@ def read_config(args: Namespace, import_library: bool = True) -> Config:
     check_data_root(cfg, Path(args.config))  # options may give each dataset a place of its own
     options = dict(args.cfg_options)
     if getattr(args, 'discretization_method', None) is not None:
-        options['model.backbone.discretization_method'] = args.discretization_method
+        method = options.setdefault(_METHOD, args.discretization_method)
+        if method != args.discretization_method:
+            raise ConfigError(
+                f'--discretization-method is {args.discretization_method!r}, and --cfg-options '
+                f'sets {_METHOD}={method}'
+            )
     try:
         merge_options(cfg, options)
     except Exception as error:

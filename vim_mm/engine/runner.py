@@ -290,7 +290,12 @@ class VimRunner(Runner):
         """As in Runner; ``strict`` None is True when resuming or testing."""
         if strict is None:
             strict = self.insists_on_checkpoint
-        checkpoint = super().load_checkpoint(filename, map_location, strict, **kwargs)
+        try:
+            checkpoint = super().load_checkpoint(filename, map_location, strict, **kwargs)
+        except RuntimeError as error:  # of weights that do not fit
+            if type(error) is not RuntimeError or str(filename) in str(error):
+                raise
+            raise RuntimeError(f'{filename}: {error}') from error
         self._scheduler_states = checkpoint.get('param_schedulers')
         return checkpoint
 

@@ -259,7 +259,16 @@ class Mamba(nn.Module):
         return weight.dtype if isinstance(weight, Tensor) else self.A_log.dtype
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Mix along the sequence: (B, L, d_model) to the same shape."""
+        """Mix along the sequence: (B, L, d_model), L from 1, to the same shape.
+
+        Raises:
+            ValueError: Another shape.
+        """
+        if hidden_states.ndim != 3 or hidden_states.shape[2] != self.d_model:
+            raise ValueError(
+                f'hidden_states: expected shape (B, L, {self.d_model}), got '
+                f'{tuple(hidden_states.shape)}'
+            )
         path = self.fused_path(hidden_states)
         arguments = None if path is None else self.fused_arguments(path[1])
         if arguments is None:

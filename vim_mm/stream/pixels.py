@@ -6,6 +6,7 @@ The values are the same: :func:`resize` has OpenCV's fixed-point arithmetic.
 from collections.abc import Sequence
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,10 @@ _ONE = 2048
 # Of a transform of the pipeline, the values that OpenCV's reading and resizing stand for.
 _READING = {'to_float32': False, 'color_type': 'color', 'imdecode_backend': 'cv2'}
 _RESIZING = {'interpolation': 'bilinear', 'backend': 'cv2'}
+
+
+class FrameError(ValueError):
+    """A frame has a size that the pipeline cannot take."""
 
 
 class Resize(nn.Module):
@@ -89,6 +94,7 @@ class Preprocessing:
 
     Raises:
         ValueError: The pipeline does something else.
+        FrameError: It makes a picture without pixels of such frames.
     """
 
     def __init__(self, transforms: Sequence, data_preprocessor: nn.Module, size: tuple[int, int]):
@@ -102,8 +108,13 @@ class Preprocessing:
             img_id=0,
             img_path='',
         )
-        for transform in transforms[1:]:
-            results = transform(results)
+        try:
+            for transform in transforms[1:]:
+                results = transform(results)
+        except cv2.error as error:
+            raise FrameError(
+                f'frames of {size[0]} x {size[1]} pixels cannot be resized: {error.err}'
+            ) from error
         self.sample = results['data_samples']
         target = tuple(results['inputs'].shape[1:])
         self.resize = Resize(size, target, data_preprocessor.device)

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from vim_mm.progress import progress
+from vim_mm.progress import progress, say
 from vim_mm.stream.frames import Source
 from vim_mm.stream.overlay import Overlay
+from vim_mm.stream.pixels import FrameError
 from vim_mm.stream.predictor import Prediction, Predictor, Slot
 
 SLOTS = 6
@@ -34,8 +35,8 @@ class Summary:
 
     Attributes:
         predicted (int): Frames that were predicted.
-        unreadable (int): Frames that could not be read, or of a camera that nobody took in time. A
-            written video has the frame before in their places.
+        unreadable (int): Frames that could not be read or resized, or of a camera that nobody took
+            in time. A written video has the frame before in their places.
         length (int | None): What the source says of its number of frames.
         limit (int | None): The number of frames that the user wants at most.
         seconds (float): From the first frame that was there to the last that was done.
@@ -257,7 +258,13 @@ class Stream:
                 return
             if slot is not None:
                 # What is made once for a size is no part of any frame.
-                self.predictor.prepare(slot.picture.shape[:2])
+                try:
+                    self.predictor.prepare(slot.picture.shape[:2])
+                except FrameError as error:
+                    say(str(error))
+                    self.free.put(slot)
+                    self.predicted.put(None)
+                    continue
                 self.room.acquire()
                 if self.stop.is_set():
                     return

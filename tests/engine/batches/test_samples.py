@@ -192,6 +192,49 @@ def test_labels_of_another_size_are_named(shapes):
         first_sample(shapes)
 
 
+def test_labels_in_colours_are_named(shapes):
+    _, labels = (sorted(path.parent.iterdir())[0] for path in files(shapes))
+    Image.open(labels).convert('RGB').save(labels)
+    with pytest.raises(SampleError, match='the map of labels has 3 channels; it must be a grey'):
+        first_sample(shapes)
+
+
+def coco_sample(folder, **annotation):
+    """The first sample of a picture with one object, or with none if nothing is said of it."""
+    pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
+    pytest.importorskip('mmdet.datasets')
+    Image.new('RGB', (32, 32)).save(folder / '1.png')
+    square = {'id': 1, 'image_id': 1, 'category_id': 1, 'bbox': [4, 4, 8, 8], 'area': 64,
+              'iscrowd': 0, 'segmentation': [[4, 4, 12, 4, 12, 12, 4, 12]]}  # fmt: skip
+    square.update(annotation)
+    content = {
+        'images': [{'id': 1, 'file_name': '1.png', 'width': 32, 'height': 32}],
+        'annotations': [{k: v for k, v in square.items() if v is not None}] if annotation else [],
+        'categories': [{'id': 1, 'name': 'a'}],
+    }
+    (folder / 'ann.json').write_text(json.dumps(content))
+    dataset = dict(
+        type='mmdet.CocoDataset', data_root=str(folder), ann_file='ann.json',
+        data_prefix=dict(img=''), metainfo=dict(classes=('a',)),
+        filter_cfg=dict(filter_empty_gt=True),
+        pipeline=[
+            dict(type='mmcv.transforms.LoadImageFromFile'),
+            dict(type='mmdet.LoadAnnotations', with_bbox=True, with_mask=True),
+            dict(type='mmdet.PackDetInputs', meta_keys=()),
+        ],
+    )  # fmt: skip
+    cfg = dict(dataset=dataset, sampler=dict(type='InfiniteSampler'), batch_size=1, num_workers=0)
+    return next(iter(VimRunner.build_dataloader(cfg, seed=0)))
+
+
+def test_objects_that_are_missing_are_named(tmp_path):
+    coco_sample(tmp_path, iscrowd=0)
+    with pytest.raises(SampleError, match=r'1\.png: an object of it has no segmentation'):
+        coco_sample(tmp_path, segmentation=None)
+    with pytest.raises(SampleError, match=r'ann\.json: no picture with an object of the classes'):
+        coco_sample(tmp_path)
+
+
 @pytest.mark.parametrize('text', ['{"images": [', json.dumps({'images': []})])
 def test_an_annotation_file_is_named(text, tmp_path):
     pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')

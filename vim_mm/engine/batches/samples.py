@@ -51,7 +51,10 @@ class CheckedDataset(Dataset):
             if not dataset.get('ann_file'):
                 raise
             file = Path(dataset.get('data_root') or '') / dataset['ann_file']
-            raise SampleError(f'{file}: {type(error).__name__}: {error}') from error
+            reason = f'{type(error).__name__}: {error}'
+            if 'at least one array' in reason:  # NumPy's, when all pictures were filtered out
+                reason = 'no picture with an object of the classes is left.'
+            raise SampleError(f'{file}: {reason}') from error
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -99,14 +102,17 @@ class CheckedDataset(Dataset):
     def _describe(self, index: int, error: Exception) -> str:
         paths = self._paths(index)
         for path in paths:
-            if reason := _why_unreadable(path):
+            if reason := why_unreadable(path):
                 return f'{path}: {reason}'
         # The files are pictures: then it is what a transform makes of them.
         name = ' with '.join(paths) or f'sample {index}'
+        if isinstance(error, KeyError) and error.args == ('mask',):
+            return f'{name}: an object of it has no segmentation, and the pipeline loads masks.'
         return f'{name}: {type(error).__name__}: {error}'
 
 
-def _why_unreadable(path: str) -> str | None:
+def why_unreadable(path: str) -> str | None:
+    """Why a file is no picture, in words that follow its name; None for one that is."""
     from PIL import Image
 
     if not Path(path).is_file():
@@ -141,6 +147,11 @@ def _label_problem(sample, num_classes: int | None, ignored: Sequence[int]) -> s
         return None
     if 'gt_sem_seg' in truth:
         labels = truth.gt_sem_seg.data
+        if labels.ndim == 3 and labels.shape[0] != 1 and labels.shape[2] in (2, 3, 4):
+            return (
+                f'the map of labels has {labels.shape[2]} channels; it must be a grey picture, or '
+                'one with a palette.'
+            )
         shape, size = tuple(labels.shape[-2:]), tuple(truth.metainfo.get('img_shape', ())[:2])
         if size and shape != size and 'inputs' in sample:
             picture = tuple(sample['inputs'].shape[-2:])
