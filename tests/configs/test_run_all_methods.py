@@ -246,6 +246,18 @@ def test_what_two_starts_must_have_in_common(tool, name, tmp_path):
         a_run(tool, tmp_path, **{name: 'other'}).check()
 
 
+def test_what_a_run_is_known_by(tool, tmp_path, monkeypatch):
+    monkeypatch.setenv('VIM_USE_CUDA_KERNEL', '0')
+    config = str(ROOT / 'configs/seg/upernet_vim_shapes.py')
+    asked = dict(config=config, methods=['foh'], seeds=[3], processes=2, work_dir=tmp_path)
+    (run,) = tool['make_runs'](argparse.Namespace(**asked), ['--amp'])
+    assert run.identity.keys() == {*tool['IDENTITY'], *tool['VARIABLES']}
+    known = {name: run.identity[name] for name in ('processes', 'arguments', 'VIM_USE_CUDA_KERNEL')}
+    assert known == {'processes': 2, 'arguments': ['--amp'], 'VIM_USE_CUDA_KERNEL': '0'}
+    assert run.folder == tmp_path / 'upernet_vim_shapes_foh_seed3'
+    assert {name: run.facts[name] for name in ('method', 'seed')} == {'method': 'foh', 'seed': 3}
+
+
 def test_weights_without_a_record_are_refused(tool, tmp_path):
     (tmp_path / 'iter_2.pth').touch()
     with pytest.raises(SystemExit, match='holds weights and no record of what trained them'):
