@@ -100,6 +100,7 @@ def noting(failed: list[str], picture: Path, *fatal: type[Exception]) -> Iterato
         picture (Path): What the block works on.
         fatal (type[Exception]): These end the tool, and so does a full memory.
     """
+    import cv2
     import torch
 
     from vim_mm.engine.batches.samples import why_unreadable
@@ -109,8 +110,10 @@ def noting(failed: list[str], picture: Path, *fatal: type[Exception]) -> Iterato
     except (torch.cuda.OutOfMemoryError, *fatal):
         raise
     except Exception as error:  # whatever the libraries make of a picture that they cannot take
-        reason = why_unreadable(str(picture)) or ' '.join(str(error).split())
-        failed.append(f'{picture}: {reason or type(error).__name__}')
+        reason = ' '.join(str(error).split()) or type(error).__name__
+        if cv2.imread(str(picture)) is None:
+            reason = why_unreadable(str(picture)) or reason
+        failed.append(f'{picture}: {reason}')
 
 
 def main(args: Namespace) -> None:

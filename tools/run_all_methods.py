@@ -68,7 +68,9 @@ class Run:
 
     def status(self) -> str | None:
         """'finished', 'diverged', 'interrupted' or 'failed'; None for one that is new."""
-        return self.read().get('status')
+        from vim_mm.engine.watching.observed import status_of
+
+        return status_of(self.read())
 
     def read(self) -> dict[str, Any]:
         from vim_mm.json_lines import read_json
@@ -140,7 +142,7 @@ def resolve(
     arguments = [config, *extra, '--cfg-options', *options]
     args = train.parse_args(arguments)
     for name in ('discretization_method', 'resume', 'record'):
-        if getattr(args, name) is not None:
+        if getattr(args, name) not in (None, 'auto'):
             option = name.replace('_', '-')
             raise SystemExit(f'--{option} is set for each run, and cannot be an argument')
     del args.launcher  # that of this process says nothing
@@ -277,9 +279,7 @@ def finish(run: Run, code: int) -> str:
     """Write how a run ended into its record; returns that."""
     from vim_mm.engine.watching.observed import update_record
 
-    # train.py itself notes that a loss was not finite.
-    diverged = run.status() == 'diverged'
-    status = 'finished' if code == 0 else 'diverged' if diverged else 'failed'
+    status = 'finished' if code == 0 else 'diverged' if 'diverged' in run.read() else 'failed'
     update_record(run.record, status=status, exit_code=code)
     run.release()
     return status
@@ -297,11 +297,13 @@ def train_all(runs: list[Run], slots: list[str | None], args: Namespace) -> None
                     print(f'{run.folder} is being trained by another process.', flush=True)
                     continue
                 # Another process may have trained it since this one began.
-                run.check()
                 status = run.status()
-                if status in DONE:
-                    run.release()
+                if different := run.differences():
+                    print(f'{run.folder} is left alone: {" and ".join(different)}.', flush=True)
+                elif status in DONE:
                     print(f'{run.folder} {describe(run, status, len(slots))}', flush=True)
+                if different or status in DONE:
+                    run.release()
                     continue
                 place = free.pop(0)
                 verb = 'begins' if status is None else 'goes on'
@@ -393,8 +395,11 @@ def main(args: Namespace, extra: list[str]) -> int:
         return 0
     slots = places(visible_gpus(args.gpus, args.processes), args.processes, args.jobs_per_gpu)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    train_all(runs, slots, args)
-    ended = [run for run in runs if run.status() in DONE]
+    done = [run for run in runs if run.status() in DONE]
+    for run in done:
+        print(f'{run.folder} {describe(run, run.status(), len(slots))}', flush=True)
+    train_all([run for run in runs if run not in done], slots, args)
+    ended = [run for run in runs if run.status() in DONE and not run.differences()]
     code = report(ended, seeds=args.seeds is not None)
     if missing := [str(run.folder) for run in runs if run not in ended]:
         raise SystemExit(f'not finished: {", ".join(missing)}')

@@ -12,9 +12,7 @@ if TYPE_CHECKING:  # --help takes no PyTorch
     from mmengine.config import Config
     from torch import nn
 
-    from vim_mm.stream.frames import Source
     from vim_mm.stream.running import Summary
-    from vim_mm.stream.sinks import VideoFile
 
 
 def parse_args() -> Namespace:
@@ -47,21 +45,16 @@ def parse_args() -> Namespace:
     return args
 
 
-def stream(
-    args: Namespace,
-    cfg: 'Config',
-    model: 'nn.Module',
-    source: 'Source',
-    video: 'VideoFile | None',
-) -> 'Summary':
+def stream(args: Namespace, cfg: 'Config', model: 'nn.Module') -> 'Summary':
     """Run the stream that the arguments describe."""
     import torch
     from infer import build_pipeline, dataset_meta
 
+    from vim_mm.stream.frames import open_source
     from vim_mm.stream.models import make_predictor
     from vim_mm.stream.overlay import Overlay
     from vim_mm.stream.running import Stream
-    from vim_mm.stream.sinks import Window
+    from vim_mm.stream.sinks import VideoFile, Window
 
     predictor = make_predictor(
         model,
@@ -72,8 +65,10 @@ def stream(
         score=args.score,
     )
     meta = dataset_meta(cfg)
+    source = open_source(args.source)
     sinks = [Window()] if args.show else []
-    if video is not None:
+    if args.out is not None:
+        video = VideoFile(args.out, source.rate)
         sinks.append(video)
         if video.path_while_open != video.path:
             print(f'{video.path_while_open} plays only when it is done, and is then {video.path}.')
@@ -81,7 +76,7 @@ def stream(
     overlay = Overlay(meta['classes'], meta['palette'])
     summary = Stream(source, predictor, overlay, sinks, limit=args.max_frames).run()
     print(summary)
-    if video is not None:
+    if args.out is not None:
         print(f'{video.path}: {video.frames} frames, {source.rate:g} frames/s')
     return summary
 
@@ -90,9 +85,9 @@ def main(args: Namespace) -> None:
     from infer import build_model
 
     from vim_mm.engine.cli import read_config
-    from vim_mm.stream.frames import open_source
+    from vim_mm.stream.frames import check_source
     from vim_mm.stream.models import for_stream
-    from vim_mm.stream.sinks import VideoFile, path_while_open
+    from vim_mm.stream.sinks import check_ending, path_while_open
 
     if args.out is not None and same_file(args.source, path_while_open(args.out)):
         raise SystemExit(
@@ -100,12 +95,13 @@ def main(args: Namespace) -> None:
             'closed.'
         )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
-    # Before the model, whose weights may take long to read.
-    source = open_source(args.source)
-    video = None if args.out is None else VideoFile(args.out, source.rate)
+    # Before the weights, which may take long to read.
+    check_source(args.source)
+    if args.out is not None:
+        check_ending(args.out)
     cfg = read_config(args)
     for_stream(cfg, native=args.native)
-    summary = stream(args, cfg, build_model(cfg, args.checkpoint), source, video)
+    summary = stream(args, cfg, build_model(cfg, args.checkpoint))
     if summary.interrupted:
         raise KeyboardInterrupt
     if not summary.predicted:

@@ -17,7 +17,7 @@ if __name__ == '__main__':
     if len(sys.argv) < 2:
         sys.exit('usage: python -m vim_mm.activated SCRIPT [ARGUMENT ...]')
     del sys.argv[0]
-    if not Path(sys.argv[0]).is_file():
+    if not Path(sys.argv[0]).exists():
         sys.exit(f'vim_mm.activated: error: there is no file {sys.argv[0]}')
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)  # as `python SCRIPT` has it
     runpy.run_path(sys.argv[0], run_name='__main__')

@@ -216,7 +216,7 @@ def test_a_run_that_another_process_trains_is_left_alone(tool, trained, tmp_path
     assert [name for name, _ in trained] == ['a']
 
 
-def test_a_run_that_another_process_has_trained_is_not_repeated(tool, trained, tmp_path):
+def test_a_run_that_another_process_has_trained_is_not_repeated(tool, trained, tmp_path, capsys):
     """Between the start of this one and the run's turn: its record is read under the lock."""
     runs = [a_run(tool, tmp_path / name) for name in 'ab']
     runs[1].folder.mkdir()
@@ -224,9 +224,12 @@ def test_a_run_that_another_process_has_trained_is_not_repeated(tool, trained, t
     train(tool, runs, [None])
     assert [name for name, _ in trained] == ['a'] and runs[1].read()['note'] == 1
     other = a_run(tool, tmp_path / 'b', config_sha256='of another learning rate')
-    with pytest.raises(SystemExit, match='b holds the run of other arguments'):
-        train(tool, [other], [None])
-    assert len(trained) == 1
+    last = a_run(tool, tmp_path / 'c')
+    train(tool, [other, last], [None])
+    said = capsys.readouterr().out
+    assert f"b is left alone: {tool['IDENTITY']['config_sha256']} ('a', now 'of another" in said
+    assert [name for name, _ in trained] == ['a', 'c'], 'the others go on'
+    assert runs[1].acquire(), 'the lock is let go'
 
 
 def test_a_run_can_be_trained_again_when_the_lock_is_let_go(tool, tmp_path):
@@ -251,6 +254,10 @@ def test_what_a_run_is_known_by(tool, tmp_path, monkeypatch):
     config = str(ROOT / 'configs/seg/upernet_vim_shapes.py')
     asked = dict(config=config, methods=['foh'], seeds=[3], processes=2, work_dir=tmp_path)
     (run,) = tool['make_runs'](argparse.Namespace(**asked), ['--amp'])
+    run.folder.mkdir()
+    run.record.write_text(json.dumps(run.identity | {'commit': 'another'}))
+    with pytest.raises(SystemExit, match='holds the run of other arguments'):
+        tool['make_runs'](argparse.Namespace(**asked), ['--amp'])
     assert run.identity.keys() == {*tool['IDENTITY'], *tool['VARIABLES']}
     known = {name: run.identity[name] for name in ('processes', 'arguments', 'VIM_USE_CUDA_KERNEL')}
     assert known == {'processes': 2, 'arguments': ['--amp'], 'VIM_USE_CUDA_KERNEL': '0'}
@@ -268,12 +275,11 @@ def test_a_diverged_run_stays_diverged(tool, trained, tmp_path):
     """train.py has noted it; also where this process was gone by then."""
     run = a_run(tool, tmp_path / 'a')
     run.folder.mkdir()
+    run.record.write_text(json.dumps(run.identity | {'status': 'interrupted'}))
     note_divergence(run.record, NonFiniteLossError('The loss of iteration 3 is nan.'))
-    record = run.read() | run.identity
-    run.record.write_text(json.dumps(record))
-    assert tool['finish'](run, 1) == 'diverged' == run.status()
     train(tool, [run], [None])
-    assert trained == []
+    assert trained == [] and run.status() == 'diverged'
+    assert tool['finish'](run, 1) == 'diverged' == run.read()['status']
     failed = a_run(tool, tmp_path / 'b')
     failed.folder.mkdir()
     assert tool['finish'](failed, 1) == 'failed' == failed.status()
@@ -296,6 +302,16 @@ def test_arguments_that_would_undo_the_comparison_are_refused(tool, extra, words
     options = ['--cfg-options', 'model.backbone.discretization_method=foh']
     found = [tool['resolve'](config, method, 0, options)[1] for method in ('zoh', 'foh')]
     assert found[0]['config_sha256'] != found[1]['config_sha256']
+
+
+def test_work_directories_by_method_are_no_difference(tool, tmp_path):
+    base = ROOT / 'configs/seg/upernet_vim_shapes.py'
+    for method in ('zoh', 'foh'):
+        text = f'_base_ = {str(base)!r}\nwork_dir = "runs/{method}"\n'
+        (tmp_path / f'{method}.py').write_text(text)
+    found = [tool['resolve'](str(tmp_path / f'{m}.py'), m, 0, ['--resume'])[1]
+             for m in ('zoh', 'foh')]  # fmt: skip
+    assert found[0]['shared_sha256'] == found[1]['shared_sha256']
 
 
 @pytest.mark.parametrize('pattern', [

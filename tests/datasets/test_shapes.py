@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 import cv2
@@ -108,6 +109,28 @@ def test_two_processes_do_not_make_one_data_set(tmp_path):
     assert not layouts.write_once(out, manifest, write, 'set')
     assert [path.name for path in tmp_path.iterdir()] == ['set']
     assert (out / 'images/1.jpg').exists()
+
+
+def test_what_another_process_made_meanwhile_is_taken(tmp_path, monkeypatch):
+    out, manifest = tmp_path / 'set', {'seed': 1}
+
+    @contextmanager
+    def later(out):
+        out.mkdir()
+        (out / 'manifest.json').write_text(json.dumps(manifest))
+        yield
+
+    monkeypatch.setattr(layouts, '_locked', later)
+    assert not layouts.write_once(out, manifest, lambda folder: pytest.fail('made again'), 'set')
+
+
+def test_a_lock_that_was_taken_away_is_none(tmp_path, monkeypatch):
+    """By the process that held it: a third one may have made another."""
+    out = tmp_path / 'set'
+    lock = tmp_path / '.set.lock'
+    monkeypatch.setattr(layouts.fcntl, 'flock', lambda *args: lock.unlink())
+    with pytest.raises(FileExistsError, match='another process is making'):
+        layouts.write_once(out, {'seed': 1}, lambda folder: pytest.fail('made'), 'set')
 
 
 @pytest.mark.parametrize('manifest', [None, '{"name": "webapp"}', 'not JSON'])

@@ -15,6 +15,7 @@ import torch
 from mmengine.fileio import LocalBackend
 from mmengine.model import MMDistributedDataParallel
 from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
 from torch import distributed, nn
 
 from tests.engine.processes import free_port, torchrun_environment
@@ -29,13 +30,21 @@ from vim_mm.engine.processes import (
 )
 
 
-def test_weights_that_do_not_fit_are_named_by_their_file(tmp_path):
+def test_weights_that_do_not_fit_are_named_by_their_file(tmp_path, monkeypatch):
     make_runner(tmp_path / 'a').train()
     file = tmp_path / 'a/iter_2.pth'
     other = make_runner(tmp_path / 'b', ToyModel(ssm_cfg=dict(d_state=8)), load_from=str(file))
     words = re.escape(f'{file}: the checkpoint was made by another architecture')
     with pytest.raises(RuntimeError, match=words):
         other.train()
+
+    def fail(*args, **kwargs):
+        raise RuntimeError(f'{file}: it is of another size')
+
+    monkeypatch.setattr(Runner, 'load_checkpoint', fail)  # which names it already
+    with pytest.raises(RuntimeError) as raised:
+        other.load_checkpoint(str(file))
+    assert str(raised.value).count(str(file)) == 1
 
 
 @pytest.fixture(params=['pytorch', 'slurm'])

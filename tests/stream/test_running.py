@@ -130,8 +130,11 @@ def test_an_unreadable_frame_is_counted_and_its_place_taken_by_the_one_before():
 
 
 def test_a_frame_that_cannot_be_resized_is_told_and_counted(capfd):
+    asked = []
+
     class Particular(Counting):
         def prepare(self, size):
+            asked.append(size)
             if size[0] < 2:
                 raise FrameError(f'frames of {size[0]} x {size[1]} pixels cannot be resized')
 
@@ -141,7 +144,8 @@ def test_a_frame_that_cannot_be_resized_is_told_and_counted(capfd):
     summary = stream(Drawn(frames), Particular(), [sink]).run()
     assert (summary.predicted, summary.unreadable) == (3, 2 * SLOTS)
     assert drawn_numbers(sink.pictures) == [0] * (2 * SLOTS + 1) + [2, 3]
-    assert 'frames of 1 x 300 pixels cannot be resized' in capfd.readouterr().out
+    assert capfd.readouterr().out.count('frames of 1 x 300 pixels cannot be resized') == 1
+    assert asked.count((1, 300)) == 1
 
 
 def test_the_limit_and_a_sink_that_wants_no_more():

@@ -10,7 +10,7 @@ import run
 import tasks
 import torch
 import training
-from arms import ARMS, make_net
+from arms import ARMS
 from pool import Plan
 from results import Job
 from tasks import TASKS, Data, load_splits
@@ -29,7 +29,6 @@ def test_an_arm_trains_with_its_method(arm, tiny_tasks, make_data):
     net = training.build(arm, tiny_tasks['fashion'], 0, Settings())
     assert {mixer.discretization_method for mixer in net.mixers()} == {ARMS[arm].method}
     images = normalized(make_data('fashion'))
-    # A head of random weights, as all outputs would be 0.
     zoh = training.build('zoh', tiny_tasks['fashion'], 0, Settings())
     outputs = [each.eval()(images) for each in (net, zoh)]
     assert torch.equal(*outputs) == (arm == 'zoh')
@@ -266,12 +265,6 @@ def test_the_miou_is_over_pixels_of_all_scenes(tiny_tasks):
     # Of each scene's 4 quarters 6 are ground and well predicted, 1/2 is taken for ground.
     ground, ones = 6 / 6.5, 1.5 / 2
     assert found == pytest.approx(100 * (ground + ones) / 2)
-
-
-def test_what_is_compared_is_built_on_the_cpu(tiny_tasks):
-    """So that the weights of a seed do not follow from the card."""
-    net = make_net(ARMS['poly'], tiny_tasks['fashion'].size, False, 0, (1e-3, 0.1), 0.1)
-    assert {param.device for param in net.parameters()} == {CPU}
 
 
 def test_data_are_named_by_their_content(make_data):

@@ -2,10 +2,13 @@
 
 import importlib
 import json
+import os
 import re
 import runpy
 import subprocess
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import cv2
@@ -24,6 +27,7 @@ from vim_mm.analysis.benchmarks.latency import (
     table,
 )
 from vim_mm.config import config_path
+from vim_mm.engine.watching.observed import Observed
 from vim_mm.ops.library import has_kernel
 
 pytest.importorskip('mmseg')
@@ -100,6 +104,9 @@ def test_a_kernel_that_does_not_run_has_no_figures(run, configs, tmp_path, monke
         'ValueError: the compiled scan did not run, but: PyTorch operators'
     )
     assert found['python', 'infer']['ran'] == 'PyTorch operators'
+    monkeypatch.setattr(Observed, 'path', lambda *args: 'mixed')
+    found = both_paths(run, configs['seg'], tmp_path / 'seg.json', '--passes', 'infer')
+    assert found['kernel', 'infer']['left_out'].endswith('did not run, but: mixed')
 
 
 def test_machine_commit_and_clocks_stand_with_the_figures(segmentor):
@@ -109,7 +116,7 @@ def test_machine_commit_and_clocks_stand_with_the_figures(segmentor):
 
 
 def test_what_cannot_be_measured_is_said(segmentor):
-    line = 'left out: tiny_seg, kernel, graph, inference, graph: CUDA graphs need CUDA'
+    line = 'left out: tiny_seg, kernel, inference, graph: CUDA graphs need CUDA'
     assert line in segmentor.with_suffix('.md').read_text()
 
 
@@ -196,7 +203,10 @@ def test_figures_of_another_path_are_marked():
     }
     (row,) = comparison_rows(results)
     assert row['path that ran'] == 'CPU kernel / PyTorch operators'
-    results['b'] = results['a']
+    results['c'] = results['a']  # each in its place
+    (row,) = comparison_rows(results)
+    assert row['path that ran'] == 'CPU kernel / PyTorch operators / CPU kernel'
+    del results['b']
     assert 'path that ran' not in comparison_rows(results)[0]
 
 
@@ -321,13 +331,72 @@ def test_each_method_of_a_config_that_names_none(tool, configs, monkeypatch):
     }
 
 
-def test_the_death_of_a_worker_is_said(tool, tmp_path, monkeypatch):
-    """It is not waited for, and the next case has a worker."""
+@pytest.fixture
+def measures(tmp_path, monkeypatch):
+    """Measurements that a worker can import."""
     (tmp_path / 'measures.py').write_text(
-        'import os\ndef dies(*case):\n    os.abort()\ndef ends(*case):\n    return {}\n'
+        'import os, time\n'
+        'def dies(*case):\n    os.abort()\n'
+        'def ends(*case):\n    return {}\n'
+        'def lasts(file, *case):\n    open(file, "w").write(str(os.getpid()))\n    time.sleep(90)\n'
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    measures = importlib.import_module('measures')
+    yield importlib.import_module('measures')
+    sys.modules.pop('measures')
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_worker_that_measures_is_ended(tool, measures, tmp_path, monkeypatch):
+    """As by Ctrl-C."""
+    worker, file = tool['Worker'](), tmp_path / 'begun'
+    monkeypatch.setitem(worker.measure.__globals__, 'measure', measures.ends)
+    worker.measure(SimpleNamespace(form='graph'), None)
+    worker.pool.submit(measures.lasts, str(file))
+    wait_for(file.exists)
+    began = time.monotonic()
+    worker.close()
+    assert time.monotonic() - began < 30
+
+
+ORPHAN = """
+import os, runpy, signal, sys
+from types import SimpleNamespace
+
+if __name__ == '__main__':
+    import measures
+
+    worker = runpy.run_path(sys.argv[1])['Worker']()
+    worker.measure.__globals__['measure'] = measures.ends
+    worker.measure(SimpleNamespace(form='graph'), None)
+    future = worker.pool.submit(measures.lasts, sys.argv[2])
+    future.add_done_callback(lambda done: None)
+    while not os.path.exists(sys.argv[2]) or not open(sys.argv[2]).read():
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_worker_does_not_outlive_the_tool(measures, tmp_path):
+    """It would keep the memory of a GPU."""
+    (tmp_path / 'orphan.py').write_text(ORPHAN)
+    tool, file = ANALYSIS / 'benchmark_latency_flops.py', tmp_path / 'begun'
+    path = os.pathsep.join([str(tmp_path), str(ANALYSIS), *sys.path])
+    subprocess.run(
+        [sys.executable, str(tmp_path / 'orphan.py'), str(tool), str(file)],
+        env=environment(PYTHONPATH=path), timeout=120,
+    )  # fmt: skip
+    worker = Path('/proc') / file.read_text()
+    wait_for(lambda: not worker.exists() or ') Z ' in (worker / 'stat').read_text(), 30)
+
+
+def test_the_death_of_a_worker_is_said(tool, measures, monkeypatch):
+    """It is not waited for, and the next case has a worker."""
     worker = tool['Worker']()
     case = SimpleNamespace(form='graph')
     try:

@@ -281,7 +281,11 @@ class Worker:
         from concurrent.futures.process import BrokenProcessPool
         from multiprocessing import get_context
 
-        self.pool = self.pool or ProcessPoolExecutor(1, get_context('spawn'))
+        from vim_mm.engine.processes import end_with_parent
+
+        self.pool = self.pool or ProcessPoolExecutor(
+            1, get_context('spawn'), initializer=end_with_parent
+        )
         try:
             record = self.pool.submit(measure, case, args).result()
         except BrokenProcessPool:  # by a crash, or by the kernel when memory is short

@@ -57,7 +57,7 @@ def append(out: Path, record: dict[str, Any]) -> None:
         size = os.fstat(file).st_size
         if size and os.pread(file, 1, size - 1) != b'\n':  # one that was cut off
             line = b'\n' + line
-        if os.write(file, line) != len(line):
+        if os.write(file, line) < len(line) - 1:  # without its end it is a record
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(file)

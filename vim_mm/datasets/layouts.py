@@ -7,6 +7,7 @@ parameters and is written last.
 
 import fcntl
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -110,8 +111,12 @@ def _locked(out: Path) -> Iterator[None]:
     with path.open('w') as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another process may have taken the file away when it ended.
+            ours = path.exists() and os.path.samestat(os.fstat(lock.fileno()), path.stat())
         except BlockingIOError:
-            raise FileExistsError(f'another process is making {out}: wait for its end') from None
+            ours = False
+        if not ours:
+            raise FileExistsError(f'another process is making {out}: wait for its end')
         try:
             yield
         finally:

@@ -3,8 +3,10 @@
 import atexit
 import contextlib
 import gc
+import multiprocessing
 import os
 import subprocess
+import threading
 from datetime import timedelta
 
 import torch
@@ -55,6 +57,19 @@ def choose_allocator() -> None:
     if 'PYTORCH_ALLOC_CONF' not in os.environ and torch.cuda.is_available():
         # The older name: PyTorch 2.9 reads this option by no other.
         os.environ.setdefault('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segments:True')
+
+
+def end_with_parent() -> None:
+    """Let this process of multiprocessing end when the one that started it does, however it does.
+
+    An executor's worker waits for work for ever, with the memory that it has on a GPU.
+    """
+
+    def wait() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def threads_of_environment() -> int:

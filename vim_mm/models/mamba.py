@@ -262,7 +262,7 @@ class Mamba(nn.Module):
         """Mix along the sequence: (B, L, d_model), L from 1, to the same shape.
 
         Raises:
-            ValueError: Another shape.
+            ValueError: Another number of dimensions or channels.
         """
         if hidden_states.ndim != 3 or hidden_states.shape[2] != self.d_model:
             raise ValueError(

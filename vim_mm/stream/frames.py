@@ -48,14 +48,19 @@ def open_source(source: str) -> Source:
         FileNotFoundError: There is nothing of that name.
         ValueError: It cannot be read.
     """
+    check_source(source)
     path = Path(source)
-    if source.isdecimal() and not path.exists():
+    if not path.exists():
         return Camera(int(source))
     if path.is_dir():
         return Folder(path)
-    if not path.exists():
-        raise FileNotFoundError(f'There is no {path}.')
     return Folder(path) if path.suffix.lower() in PICTURES else Video(path)
+
+
+def check_source(source: str) -> None:
+    """Raise FileNotFoundError for a path that is not there; nothing is opened."""
+    if not source.isdecimal() and not Path(source).exists():
+        raise FileNotFoundError(f'There is no {source}.')
 
 
 def find_pictures(path: Path) -> list[Path]:

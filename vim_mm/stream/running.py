@@ -175,6 +175,7 @@ class Stream:
         self.room = threading.Semaphore(PREDICTED_AT_A_TIME)
         self.summary = Summary(length=source.length, limit=limit)
         self._begin: float | None = None
+        self._refused: set[tuple[int, int]] = set()  # sizes that cannot be predicted
 
     def run(self) -> Summary:
         """Until the source ends, a sink wants no more, the limit is reached, or Ctrl-C.
@@ -257,11 +258,7 @@ class Stream:
             if self.summary.interrupted:
                 return
             if slot is not None:
-                # What is made once for a size is no part of any frame.
-                try:
-                    self.predictor.prepare(slot.picture.shape[:2])
-                except FrameError as error:
-                    say(str(error))
+                if not self._prepare(slot.picture.shape[:2]):
                     self.free.put(slot)
                     self.predicted.put(None)
                     continue
@@ -273,6 +270,18 @@ class Stream:
                     self._begin = slot.taken
                 self.predictor.submit(slot)
             self.predicted.put(slot)
+
+    def _prepare(self, size: tuple[int, int]) -> bool:
+        """Make what is made once for frames of a size, as no part of any frame; False if none."""
+        if size in self._refused:
+            return False
+        try:
+            self.predictor.prepare(size)
+        except FrameError as error:
+            say(str(error))
+            self._refused.add(size)
+            return False
+        return True
 
     def _draw(self) -> None:
         for number, slot in enumerate(_until_end(self.predicted)):

@@ -17,6 +17,12 @@ def path_while_open(path: Path) -> Path:
     return path.with_suffix(f'.partial{path.suffix}') if whole else path
 
 
+def check_ending(path: Path) -> None:
+    """Raise ValueError unless a video can be written into a file of that name."""
+    if path.suffix.lower() not in CODECS:
+        raise ValueError(f'--out must end in one of {", ".join(CODECS)}, got {path}.')
+
+
 class VideoFile:
     """A video file of one size, that of its first frame; other frames are fitted into it.
 
@@ -35,8 +41,7 @@ class VideoFile:
     """
 
     def __init__(self, path: Path, rate: float):
-        if path.suffix.lower() not in CODECS:
-            raise ValueError(f'--out must end in one of {", ".join(CODECS)}, got {path}.')
+        check_ending(path)
         self.path, self.rate, self.frames = path, rate, 0
         self.path_while_open = path_while_open(path)
         self._writer: cv2.VideoWriter | None = None

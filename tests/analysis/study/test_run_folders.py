@@ -69,9 +69,16 @@ def test_interrupted_runs_are_left_out_and_diverged_ones_count(work_dirs, tmp_pa
             write_run(tmp_path / f'{method}{seed}', method, seed, 30.0)
     write_run(tmp_path / 'zoh2', 'zoh', 2, 31.0, status='interrupted')
     write_run(tmp_path / 'early', 'rk4', 0, None, status='diverged')
-    write_run(tmp_path / 'late', 'rk4', 1, 20.0, status='diverged')
+    # Its loss was not finite when the process that starts the runs had been killed.
+    write_run(tmp_path / 'late', 'rk4', 1, 20.0, status='interrupted', diverged='The loss is nan.')
+    # A training by hand, of which nobody says how it ended.
+    (tmp_path / 'alone').mkdir()
+    (tmp_path / 'alone/run.json').write_text(json.dumps({'ran': RAN, 'diverged': 'It is nan.'}))
     ((task,), left_out) = read_runs(find_runs([tmp_path]))
-    assert left_out == [f'left out: {tmp_path / "zoh2"} is interrupted.']
+    assert left_out == [
+        f'left out: {tmp_path / "alone"} is unfinished.',
+        f'left out: {tmp_path / "zoh2"} is interrupted.',
+    ]
     assert task.metrics('rk4') == [0.0, 0.0]
     assert task.runs['rk4'][0]['curve'] == [[2, 0.0], [4, 0.0]]
     assert task.runs['rk4'][1]['diverged'] and task.metrics('zoh') == [30.0, 30.0]
@@ -131,6 +138,25 @@ def test_a_detector_that_finds_nothing_counts(tmp_path):
     ((task,), left_out) = read_runs(find_runs([tmp_path]))
     assert left_out == [] and task.name == 'small box AP'
     assert task.metrics('zoh') == [30.0, 0.0] and task.metrics('foh') == [20.0, 10.0]
+
+
+def test_scalars_of_another_hook_are_no_validation(tmp_path):
+    write_run(tmp_path / 'killed', 'zoh', 0, 30.0, lost=(3,))
+    log = tmp_path / 'killed/20260101_000000/vis_data/scalars.json'
+    log.write_text(log.read_text() + '\n{"norm_of_a_head": 1.0, "step": 4}')
+    write_run(tmp_path / 'other', 'zoh', 1, 31.0)
+    ((task,), left_out) = read_runs(find_runs([tmp_path]))
+    assert [*task.runs['zoh']] == [1] and len(left_out) == 1
+
+
+def test_a_segmentor_without_a_metric_has_none(tmp_path):
+    """Only a detector may log a validation without metrics."""
+    write_run(tmp_path / 'odd', 'zoh', 0, 30.0, lost=(3,))
+    log = tmp_path / 'odd/20260101_000000/vis_data/scalars.json'
+    log.write_text(log.read_text() + '\n{"data_time": 1.0, "step": 4}')
+    write_run(tmp_path / 'other', 'zoh', 1, 31.0)
+    ((task,), left_out) = read_runs(find_runs([tmp_path]))
+    assert [*task.runs['zoh']] == [1] and len(left_out) == 1
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path, monkeypatch):
@@ -237,6 +263,18 @@ def test_without_the_control_nothing_is_compared(tmp_path, monkeypatch, capsys):
     assert 'no run of the control zoh_exact' in printed and 'Primary' not in printed
     run(monkeypatch, tmp_path, '--control', 'zoh')
     assert 'Primary: each method against `zoh`' in capsys.readouterr().out
+
+
+def test_a_loop_by_iterations_whose_log_counts_epochs(tmp_path):
+    """As MMEngine's own log does; the last validation was lost."""
+    write_run(tmp_path / 'a', 'zoh', 0, None)
+    lines = [{'step': s, 'loss': 1.0, 'epoch': 1} for s in (2000, 4000)]
+    lines += [{'step': 2000, 'mIoU': 30.0}]
+    log = tmp_path / 'a/20260101_000000/vis_data/scalars.json'
+    log.parent.mkdir(parents=True)
+    log.write_text('\n'.join(map(json.dumps, lines)))
+    (tmp_path / 'a/iter_4000.pth').touch()
+    assert 'only of step 2000' in read_runs(find_runs([tmp_path]))[1][0]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from vim_mm.engine.watching.observed import (
     RecordHook,
     note_divergence,
     observe,
+    status_of,
     update_record,
 )
 from vim_mm.models import VisionMamba
@@ -27,9 +28,9 @@ def model():
     return VisionMamba(dict(embed_dims=8, num_layers=2), img_size=32, out_indices=(1,))
 
 
-def step(hook, model):
+def step(hook, model, iteration=0):
     """An iteration of a runner, as a hook sees it."""
-    runner = SimpleNamespace(model=model, hooks=[])
+    runner = SimpleNamespace(model=model, hooks=[], iter=iteration)
     hook.before_train_iter(runner, 0)
     model(torch.randn(1, 3, 32, 32))[0].sum().backward()
     hook.after_train_iter(runner, 0)
@@ -88,16 +89,21 @@ def test_what_a_resumed_run_went_on_by_is_added(model, tmp_path):
     """The first iteration stays; a comparison sees both."""
     file = tmp_path / 'run.json'
     step(RecordHook(file), model)
-    step(RecordHook(file), model)
+    step(RecordHook(file), model, iteration=2)
     first = json.loads(file.read_text())
-    assert 'resumed' not in first
-    ran = first['ran'] | {'card': 'another', 'date': '2026-01-01', 'other_operators': 1}
+    assert first['resumed'] == []
+    counted = {'other_operators': 1, 'operators': {}, 'compiled_scans': 0, 'kernels': ['a']}
+    ran = first['ran'] | {'card': 'another', 'date': '2026-01-01', **counted}
     update_record(file, ran=ran)
-    step(RecordHook(file), model)
+    step(RecordHook(file), model, iteration=2)
     record = json.loads(file.read_text())
     assert record['ran'] == ran
     (resumed,) = record['resumed']
     assert resumed == {name: first['ran'][name] for name in ('card', 'date')}
+    # Begun again: what ran before has left nothing.
+    step(RecordHook(file), model)
+    record = json.loads(file.read_text())
+    assert record['ran']['card'] == first['ran']['card'] and record['resumed'] == []
 
 
 @pytest.mark.parametrize(
@@ -143,4 +149,9 @@ def test_operators_are_counted():
 def test_a_divergence_is_noted(tmp_path):
     note_divergence(tmp_path / 'run.json', NonFiniteLossError('The loss of iteration 3 is nan.'))
     record = json.loads((tmp_path / 'run.json').read_text())
-    assert record == {'diverged': 'The loss of iteration 3 is nan.', 'status': 'diverged'}
+    assert record == {'diverged': 'The loss of iteration 3 is nan.'}
+    assert status_of(record) is None and status_of({}) is None
+    for status in ('finished', 'diverged', 'failed'):
+        assert status_of({'status': status}) == status_of(record | {'status': status}) == status
+    assert status_of({'status': 'interrupted'}) == 'interrupted'
+    assert status_of(record | {'status': 'interrupted'}) == 'diverged'

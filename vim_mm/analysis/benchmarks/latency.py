@@ -123,8 +123,9 @@ def table(records: list[Record]) -> str:
             row['kernels, ms'] = figures(1e3 * r['kernel_seconds']) if 'kernel_seconds' in r else ''
         rows.append(row)
     parts = [markdown_table(rows)] if rows else []
+    others = [name for name in columns if name != 'form']
     parts += [
-        f'left out: {", ".join([*described(r, columns).values(), MODES[r["mode"]], r["form"]])}: '
+        f'left out: {", ".join([*described(r, others).values(), MODES[r["mode"]], r["form"]])}: '
         f'{r["left_out"]}'
         for r in records
         if 'left_out' in r
@@ -205,12 +206,12 @@ def comparison_rows(results: dict[str, Result]) -> list[dict[str, str]]:
     label = labels(results)
     shared = [found for found in by_case.values() if first in found and len(found) > 1]
     columns = varying([r for found in shared for r in found.values()])
-    paths = [[*dict.fromkeys(r.get('ran', '') for r in found.values())] for found in shared]
+    paths = [[r.get('ran', 'no scan') for r in found.values()] for found in shared]
     rows = []
     for found, ran in zip(shared, paths, strict=True):
         base = found[first]
         row = described(base, columns) | {'pass': MODES[base['mode']]}
-        if any(len(each) > 1 for each in paths):
+        if any(len({*each}) > 1 for each in paths):
             row['path that ran'] = ' / '.join(ran)
         for name in results:
             r = found.get(name)

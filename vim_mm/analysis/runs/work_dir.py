@@ -23,6 +23,7 @@ _METRICS = {
     'coco/bbox_mAP': ('box AP', 100),
     'coco/segm_mAP': ('mask AP', 100),
 }
+DETECTION_METRICS = ('box AP', 'mask AP')
 
 
 def spread_evenly(length: int, count: int | None = None) -> list[int]:
@@ -93,7 +94,8 @@ def read_log(work_dir: str | Path) -> Log:
             if 'loss' in record:
                 losses[record['step']] = record['loss']
                 epochs += [record['epoch']] if 'epoch' in record else []
-            elif 'step' in record:
+            elif 'data_time' in record or not _METRICS.keys().isdisjoint(record):
+                # Else a scalar that somebody's hook has added.
                 validated.add(record['step'])
             for key, (name, factor) in _METRICS.items():
                 if key in record:

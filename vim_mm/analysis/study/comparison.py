@@ -4,7 +4,7 @@ What a figure is stands in docs/study_protocol.md.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,12 @@ PRIMARY = ('fashion', 'scenes')  # tasks; the others are exploratory
 # Of a task on which many runs stay at chance: chance, and percentages above which runs are counted.
 CHANCE = {'recall': 100 / 15}
 ABOVE = (10.0, 50.0)
-_ALIKE = ('settings', 'data', 'versions')  # of all runs of a task
+# What the records of all runs of a task have in common.
+_ALIKE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    'settings': lambda record: record.get('settings'),
+    'data': lambda record: record.get('data'),
+    'torch': lambda record: record.get('versions', {}).get('torch'),
+}
 
 
 @dataclass
@@ -166,13 +171,17 @@ class TaskResults:
         return [run['resolutions'][resolution] for run in runs]
 
 
-def read_results(folder: Path) -> list[TaskResults]:
+def read_results(folder: Path, allow_unlike: bool = False) -> list[TaskResults]:
     """All results under a folder, ``<task>/<arm>_<seed>.json`` and ``<task>/<arm>_cost.json``.
+
+    Args:
+        folder (Path): Of the results.
+        allow_unlike (bool): Take runs of other settings, data or torch as well.
 
     Raises:
         FileNotFoundError: There are none.
         ValueError: A file holds something else, or the runs of a task differ in their settings, the
-            digest of their data or their versions; names the file.
+            digest of their data or torch; names the file.
     """
     tasks: dict[str, TaskResults] = {}
     first: dict[tuple[str, str], Path] = {}
@@ -185,12 +194,12 @@ def read_results(folder: Path) -> list[TaskResults]:
             )
         task = tasks.setdefault(file.parent.name, TaskResults(file.parent.name))
         if 'seed' in record:
-            for key in _ALIKE:
+            for key, look_up in {} if allow_unlike else _ALIKE.items():
                 like = first.setdefault((task.name, key), file)
-                if record.get(key) != (other := read_json(like).get(key)):
+                if look_up(record) != (other := look_up(read_json(like))):
                     raise ValueError(
                         f'runs of {task.name} that are compared must have the same {key}: {file} '
-                        f'has {record.get(key)}, {like} has {other}'
+                        f'has {look_up(record)}, {like} has {other}. Insist with --allow-unlike.'
                     )
             runs = task.peers if record['arm'] in PEERS else task.runs
             runs.setdefault(record['arm'], {})[record['seed']] = record

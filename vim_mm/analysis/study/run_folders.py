@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vim_mm.analysis.runs.work_dir import Log, read_log
+from vim_mm.analysis.runs.work_dir import DETECTION_METRICS, Log, read_log
 from vim_mm.analysis.study.comparison import TaskResults
 from vim_mm.engine.checkpoints.reading import last_checkpoint
+from vim_mm.engine.watching.observed import status_of
 from vim_mm.json_lines import read_json
 
 # What all runs of a comparison must have in common, and where their records have it.
@@ -62,12 +63,13 @@ def read_runs(
     left_out = []
     for folder in folders:
         record = read_json(folder / 'run.json') | {'folder': folder}
-        if record.get('status') in ('finished', 'diverged'):
+        record['status'] = status_of(record)
+        if record['status'] in ('finished', 'diverged'):
             if missing := [name for name in _NEEDED if name not in record]:
                 raise ValueError(f'{folder / "run.json"} lacks {", ".join(missing)}')
             grouped.setdefault(record['task'], []).append(record)
         else:
-            left_out.append(f'left out: {folder} is {record.get("status", "unfinished")}.')
+            left_out.append(f'left out: {folder} is {record["status"] or "unfinished"}.')
     tasks = []
     for name, records in grouped.items():
         if not allow_unlike:
@@ -115,10 +117,10 @@ def _tasks(name: str, records: list[dict[str, Any]]) -> tuple[list[TaskResults],
     tasks, left_out = [], []
     for metric in metrics:
         task = TaskResults(f'{name} {metric}', planned=None)
-        points = {
-            folder: dict.fromkeys(log.validated, NOTHING_FOUND) | dict(log.metrics.get(metric, []))
-            for folder, log in logs.items()
-        }
+        points = {folder: dict(log.metrics.get(metric, [])) for folder, log in logs.items()}
+        if metric in DETECTION_METRICS:
+            for folder, log in logs.items():
+                points[folder] = dict.fromkeys(log.validated, NOTHING_FOUND) | points[folder]
         finished = [points[r['folder']] for r in records if r['status'] == 'finished']
         # A run that was killed in a validation lacks that point of its curve: then all do.
         shared = set.intersection(*([{*each} for each in finished if end in each] or [{end}]))
@@ -156,11 +158,11 @@ def _last_step(folder: Path, log: Log) -> int:
     saved = [int(count)] if count.isdecimal() else []
     if log.validated and not any(log.validated):
         return 0
-    if unit == 'epoch' or log.epoch is not None:
-        ended = [log.epoch] if log.epoch is not None else []
-        return max([*log.validated, *ended, *(saved if unit == 'epoch' else [])], default=0)
     if unit == 'iter':
         return max([*log.validated, *trained, *saved], default=0)
+    if unit == 'epoch' or log.epoch is not None:
+        ended = [log.epoch] if log.epoch is not None else []
+        return max([*log.validated, *ended, *saved], default=0)
     return max([*log.validated, *(trained if {*log.validated} & {*trained} else [])], default=0)
 
 

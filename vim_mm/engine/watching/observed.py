@@ -169,14 +169,14 @@ class RecordHook(Hook):
         ran = what_ran(self.seen, mixers)
         record = read_json(self.file) if self.file.exists() else {}
         before = record.get('ran')
-        if before is None:
-            update_record(self.file, ran=ran)
-            return
-        if before['path'] != ran['path']:
+        if before is not None and before['path'] != ran['path']:
             raise PathChangedError(
                 f'This run was trained by the {before["path"]} and would go on by the '
                 f'{ran["path"]}.'
             )
+        if before is None or runner.iter == 0:  # begun, or begun again
+            update_record(self.file, ran=ran, resumed=[])
+            return
         changed = {n: v for n, v in ran.items() if n not in _COUNTED and v != before.get(n)}
         if changed:
             resumed = [*record.get('resumed', []), changed | {'date': ran['date']}]
@@ -219,4 +219,13 @@ def what_ran(seen: Observed, mixers: int) -> dict[str, Any]:
 def note_divergence(file: Path, error: NonFiniteLossError) -> None:
     """Note in a run's record that its loss was not finite, and where."""
     if is_main_process():
-        update_record(file, diverged=str(error), status='diverged')
+        update_record(file, diverged=str(error))
+
+
+def status_of(record: dict[str, Any]) -> str | None:
+    """How a run ended, by its record: 'finished', 'diverged', 'failed', 'interrupted' or None.
+
+    A training may have diverged after the process that would have noted it was killed.
+    """
+    status = record.get('status')
+    return 'diverged' if status == 'interrupted' and 'diverged' in record else status
