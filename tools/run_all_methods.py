@@ -361,11 +361,15 @@ def parse_args() -> tuple[Namespace, list[str]]:
         '--gpus', help="numbers of the GPUs to use, '0..3' or 'all' (default: what one run takes)"
     )
     parser.add_argument(
-        '--jobs-per-gpu', type=positive, default=1, help='without a GPU, on the CPU'
+        '--jobs-per-gpu',
+        type=positive,
+        default=1,
+        help='runs side by side on each GPU, or on the CPU where there is none (default: 1)',
     )
     parser.add_argument(
         '--processes', type=positive, default=env('GPUS') or '1',
-        help='train each run by dist_train.sh in so many processes; variable GPUS',
+        help='of one run, with a GPU each; several are started by dist_train.sh (default: the '
+        'variable GPUS, else 1)',
     )  # fmt: skip
     parser.add_argument('--work-dir', type=Path, default=Path(env('WORK_DIR') or 'work_dirs'))
     parser.add_argument('--dry-run', action='store_true', help='print the commands and end')

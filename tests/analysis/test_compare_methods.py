@@ -122,7 +122,7 @@ def test_a_variant_does_not_take_seeds_from_the_methods(results, tmp_path):
     )
     assert secondary_rows(task)[2]['A - B'] == f'{np.mean(np.subtract(ours, control)):+.3f}'
     printed = _run(tmp_path)
-    assert '`zoh_exact, averaged` has finished seeds 0, 2, 3, 4, 5, 6, 8, 9 of them.' in printed
+    assert '`zoh_exact, averaged` has finished only seeds 0, 2, 3, 4, 5, 6, 8, 9. It' in printed
     assert 'rk4, seed 3; zoh_exact, averaged, seed 3.' in printed
     assert any('so far 8 of 12 seeds on `scenes`' in line for line in cautions([task]))
     (tmp_path / 'scenes/foh_0.json').unlink()
@@ -192,7 +192,7 @@ def test_the_answer_in_short(results, tmp_path):
     assert rows['foh']['scenes'] == f'{foh:+.2f}' and rows['foh']['scenes, p'] == '**0.0029**'
     assert len(rows) == 7 and '*' not in rows['rk4']['scenes, p']
     assert best_found([task]) == '`poly` was found to be better than the control.'
-    assert '0.0029 is the smallest corrected p possible with 12 pairs' in cautions([task])[0]
+    assert 'With 12 pairs 0.0029 is the smallest corrected p possible' in cautions([task])[0]
     effects = [
         found.deviation * detectable_effect(12, 0.05 / 6)
         for arm, (found, _) in family(task).items()
@@ -258,15 +258,15 @@ def test_a_variant_that_waits_in_words(results):
     runs = task.runs[name]
     task.runs[name] = {seed: runs[seed] for seed in range(6)}
     assert waits(name, task) == (
-        '`zoh_exact, averaged` has finished seeds 0 to 5 of them. Its comparisons use these and '
-        'are interim, and no other table contains it.'
+        '`zoh_exact, averaged` has finished only seeds 0 to 5. It is in the table of variants '
+        'alone; its rows there use these seeds and are interim.'
     )
     task.final = True
     assert 'interim' not in waits(name, task)
     task.runs[name] = {seed: runs[seed] for seed in range(5)}
     assert waits(name, task).endswith('They are too few for intervals.')
     task.runs[name] = {0: runs[0]}
-    assert waits(name, task).endswith('has finished 1 of them, and is not compared.')
+    assert waits(name, task).endswith('has finished only 1 of these, and is not compared.')
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@
 
 A CONFIG is a file, a config that vim_mm ships, 'mmseg::', 'mmdet::' or 'mmpretrain::' and a config
 of that library, or the folder of a run, which is measured with its last weights and bears its own
-name. {method} stands for each of --methods; --each-method sets them in a file without it. Weights
-are random, and nothing is downloaded.
+name. {method} stands for each of --methods; --each-method sets them in a file without it. Other
+weights are random, and nothing is downloaded.
 
 Latency is the median of what a caller waits for one call; throughput is that of calls that follow
 one another. A call takes normalized pictures that lie on the device: inference gives labels, boxes
@@ -80,7 +80,8 @@ def parse_args() -> Namespace:
     parser.add_argument('--paths', nargs='+', default=['config'],
                         choices=('config', 'kernel', 'python'))  # fmt: skip
     parser.add_argument('--heads', nargs='+', choices=('config', 'mmseg', 'fast'),
-                        default=['config'], help='of segmentors')  # fmt: skip
+                        default=['config'],
+                        help="of segmentors: as it says, MMSegmentation's, or ours")  # fmt: skip
     parser.add_argument('--sizes', nargs='+', type=image_size, default=[(512, 512)],
                         metavar='HxW')  # fmt: skip
     parser.add_argument('--batch', nargs='+', type=positive, default=[8])

@@ -111,8 +111,8 @@ def cautions(tasks: Sequence[TaskResults]) -> list[str]:
         least = len(FAMILY) * least_p(pairs)
         if sum(np.isclose(p, least) for *_, p in found) > 1:
             lines[0] += (
-                f' {_digits(least)} is the smallest corrected p possible with {pairs} pairs, so '
-                'large differences have the same p.'
+                f' With {pairs} pairs {_digits(least)} is the smallest corrected p possible: that '
+                'of differences that all have one sign, whatever their size.'
             )
     lines.append('"No difference was found" does not mean "equal". ' + ' '.join(map(_power, tasks)))
     variant = 'zoh_exact_averaged'

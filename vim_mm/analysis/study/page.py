@@ -61,7 +61,7 @@ python tools/analysis/compare_methods.py NEW
 ```"""
 _TERMS = {
     '`zoh_exact`': 'the control: the exact zero-order hold, of which `zoh` is a simplification',
-    'foh, matched': 'a variant of `foh`: B is scaled at initialization so that for small `dt |a|` '
+    'foh, matched': 'a variant of `foh`: B is scaled at initialization so that for small steps '
     'its input gain, the mean over channels, equals that of `zoh`; most channels stay far below',
     'zoh_exact, averaged': 'a variant of the control: each direction is scanned in both orders, '
     'and the outputs are averaged, as in `poly`',
@@ -70,11 +70,11 @@ _TERMS = {
     INTERVAL: 'of the mean difference, a percentile bootstrap over seeds, not corrected for the '
     'number of comparisons. With few seeds it is too narrow: for normally distributed differences '
     'it covers the true mean in 86 % of cases with 6 seeds, 88 % with 8 and 91 % with 12',
-    'p; p, Holm': 'exact p of the sign-flip test, if differences are as likely to be above their '
-    'mean as below it; the same after correction (Holm) for the methods of the table',
-    'detectable': 'the smallest true difference that this number of pairs detects with a '
-    'probability of 0.8. The level is 0.05 divided by the number of methods; the standard '
-    'deviation is the observed one',
+    'p; p, Holm': 'p of the sign-flip test, which is exact if the distribution of the differences '
+    'is symmetric about its mean; the same after correction (Holm) for the methods of the table',
+    'detectable': 'about the smallest true difference that this number of pairs detects with a '
+    'probability of 0.8: of a paired t test at the level 0.05 divided by the number of methods, '
+    'with the observed standard deviation of the differences',
     'interquartile mean': 'mean over seeds without the quarter at each end',
     'mIoU': 'intersection over union, the mean over classes',
     'ms a step, MiB': 'time and peak memory of the GPU of one training step, alone on the card',
@@ -264,11 +264,11 @@ def waits(arm: str, task: TaskResults) -> str:
     """What becomes of a variant that lacks seeds."""
     seeds = sorted(task.runs[arm].keys() & {*task.seeds})
     if len(seeds) < 2:
-        return f'`{title(arm)}` has finished {len(seeds)} of them, and is not compared.'
+        return f'`{title(arm)}` has finished only {len(seeds)} of these, and is not compared.'
     interim = '' if task.final else ' and are interim'
     return (
-        f'`{title(arm)}` has finished seeds {which(seeds)} of them. Its comparisons use these'
-        f'{interim}, and no other table contains it.'
+        f'`{title(arm)}` has finished only seeds {which(seeds)}. It is in the table of variants '
+        f'alone; its rows there use these seeds{interim}.'
         + ('' if can_differ(len(seeds), 1) else ' They are too few for intervals.')
     )
 
@@ -290,7 +290,7 @@ def describe(task: TaskResults, picture: str | None = None) -> str:
         f'## {heading(task)}',
         *filter(None, [model_and_metric(task)]),
         f'The tables use seeds {which(task.seeds)}{interim}, which all methods and variants in '
-        'them have finished.',
+        f'them have finished{", with the exception below" if task.waiting else ""}.',
     ]
     if task.missing:
         names = '; '.join(f'`{title(arm)}`' for arm in task.missing)
