@@ -91,6 +91,16 @@ def draw(
     visualizer.add_datasample(picture.name, image, prediction, draw_gt=False, out_file=str(overlay))
 
 
+def opens(picture: Path) -> bool:
+    """Whether OpenCV reads a picture."""
+    import cv2
+
+    try:
+        return cv2.imread(str(picture)) is not None
+    except cv2.error:  # of more pixels than it takes
+        return False
+
+
 @contextmanager
 def noting(failed: list[str], picture: Path, *fatal: type[Exception]) -> Iterator[None]:
     """Note what fails with a picture, and go on, except where all others would fail as well.
@@ -100,7 +110,6 @@ def noting(failed: list[str], picture: Path, *fatal: type[Exception]) -> Iterato
         picture (Path): What the block works on.
         fatal (type[Exception]): These end the tool, and so does a full memory.
     """
-    import cv2
     import torch
 
     from vim_mm.engine.batches.samples import why_unreadable
@@ -111,7 +120,7 @@ def noting(failed: list[str], picture: Path, *fatal: type[Exception]) -> Iterato
         raise
     except Exception as error:  # whatever the libraries make of a picture that they cannot take
         reason = ' '.join(str(error).split()) or type(error).__name__
-        if cv2.imread(str(picture)) is None:
+        if not opens(picture):
             reason = why_unreadable(str(picture)) or reason
         failed.append(f'{picture}: {reason}')
 

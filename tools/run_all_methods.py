@@ -142,7 +142,7 @@ def resolve(
     arguments = [config, *extra, '--cfg-options', *options]
     args = train.parse_args(arguments)
     for name in ('discretization_method', 'resume', 'record'):
-        if getattr(args, name) not in (None, 'auto'):
+        if getattr(args, name) is not None:
             option = name.replace('_', '-')
             raise SystemExit(f'--{option} is set for each run, and cannot be an argument')
     del args.launcher  # that of this process says nothing

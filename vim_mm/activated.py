@@ -17,7 +17,8 @@ if __name__ == '__main__':
     if len(sys.argv) < 2:
         sys.exit('usage: python -m vim_mm.activated SCRIPT [ARGUMENT ...]')
     del sys.argv[0]
-    if not Path(sys.argv[0]).exists():
-        sys.exit(f'vim_mm.activated: error: there is no file {sys.argv[0]}')
+    script = Path(sys.argv[0])
+    if not (script.is_file() or (script / '__main__.py').is_file()):
+        sys.exit(f'vim_mm.activated: error: there is no file {script}')
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)  # as `python SCRIPT` has it
     runpy.run_path(sys.argv[0], run_name='__main__')

@@ -232,6 +232,28 @@ def test_a_run_that_another_process_has_trained_is_not_repeated(tool, trained, t
     assert runs[1].acquire(), 'the lock is let go'
 
 
+def test_what_another_process_trained_otherwise_is_not_reported(tool, tmp_path, monkeypatch):
+    runs = [a_run(tool, tmp_path / name) for name in 'ab']
+
+    def end_both(runs, slots, args):
+        for run, commit in zip(runs, ('c', 'another'), strict=True):
+            run.folder.mkdir()
+            record = run.identity | {'commit': commit, 'status': 'finished'}
+            run.record.write_text(json.dumps(record))
+
+    reported = []
+    ours = tool['main'].__globals__
+    monkeypatch.setitem(ours, 'make_runs', lambda args, extra: runs)
+    monkeypatch.setitem(ours, 'train_all', end_both)
+    monkeypatch.setitem(ours, 'report', lambda runs, seeds: reported.extend(runs) or 0)
+    args = argparse.Namespace(
+        methods=['zoh'], seeds=[0], dry_run=False, gpus=None, processes=1, jobs_per_gpu=1
+    )
+    with pytest.raises(SystemExit, match=f'not finished: {tmp_path / "b"}'):
+        tool['main'](args, [])
+    assert reported == runs[:1]
+
+
 def test_a_run_can_be_trained_again_when_the_lock_is_let_go(tool, tmp_path):
     first, second = a_run(tool, tmp_path), a_run(tool, tmp_path)
     assert first.acquire() and not second.acquire()
@@ -291,6 +313,7 @@ def test_a_diverged_run_stays_diverged(tool, trained, tmp_path):
         (['--discretization-method', 'foh'], '--discretization-method is set for each run'),
         (['--disc', 'foh'], '--discretization-method is set for each run'),
         (['--resume', 'a.pth'], '--resume is set for each run'),
+        (['--resume'], '--resume is set for each run'),
         (['--record', 'a.json'], '--record is set for each run'),
     ],
 )
@@ -309,8 +332,7 @@ def test_work_directories_by_method_are_no_difference(tool, tmp_path):
     for method in ('zoh', 'foh'):
         text = f'_base_ = {str(base)!r}\nwork_dir = "runs/{method}"\n'
         (tmp_path / f'{method}.py').write_text(text)
-    found = [tool['resolve'](str(tmp_path / f'{m}.py'), m, 0, ['--resume'])[1]
-             for m in ('zoh', 'foh')]  # fmt: skip
+    found = [tool['resolve'](str(tmp_path / f'{m}.py'), m, 0, [])[1] for m in ('zoh', 'foh')]
     assert found[0]['shared_sha256'] == found[1]['shared_sha256']
 
 

@@ -124,11 +124,18 @@ def test_what_another_process_made_meanwhile_is_taken(tmp_path, monkeypatch):
     assert not layouts.write_once(out, manifest, lambda folder: pytest.fail('made again'), 'set')
 
 
-def test_a_lock_that_was_taken_away_is_none(tmp_path, monkeypatch):
-    """By the process that held it: a third one may have made another."""
+@pytest.mark.parametrize('another', [False, True])
+def test_a_lock_that_was_taken_away_is_none(another, tmp_path, monkeypatch):
+    """By the process that held it; a third one may have made another."""
     out = tmp_path / 'set'
     lock = tmp_path / '.set.lock'
-    monkeypatch.setattr(layouts.fcntl, 'flock', lambda *args: lock.unlink())
+
+    def flock(*args):
+        lock.rename(tmp_path / 'old')
+        if another:
+            lock.touch()
+
+    monkeypatch.setattr(layouts.fcntl, 'flock', flock)
     with pytest.raises(FileExistsError, match='another process is making'):
         layouts.write_once(out, {'seed': 1}, lambda folder: pytest.fail('made'), 'set')
 

@@ -5,9 +5,11 @@ import os
 import re
 import runpy
 import signal
+import struct
 import subprocess
 import sys
 import time
+import zlib
 
 import numpy as np
 import pytest
@@ -94,6 +96,10 @@ def test_infer_draws_over_every_picture(trained, data_root, tmp_path):
     (folder / 'notes.txt').write_text('not a picture')
     (folder / 'broken.png').write_text('neither')
     Image.new('RGB', (1, 1)).save(folder / 'dot.png')
+    # More pixels than OpenCV takes, by its header; Pillow calls it a bomb.
+    header = b'IHDR' + struct.pack('>IIBBBBB', 40_000, 40_000, 1, 0, 0, 0, 0)
+    chunk = struct.pack('>I', 13) + header + struct.pack('>I', zlib.crc32(header))
+    (folder / 'huge.png').write_bytes(b'\x89PNG\r\n\x1a\n' + chunk)
     sizes = {'wide': (96, 40), 'tall': (64, 80)}
     rng = np.random.default_rng(0)
     for name, (width, height) in sizes.items():
@@ -104,9 +110,9 @@ def test_infer_draws_over_every_picture(trained, data_root, tmp_path):
     log = run_tool(*arguments, cwd=tmp_path, fails=True)
     assert 'pictures/broken.png: not a picture that can be read' in log
     # MMSegmentation cannot draw over a single pixel; MMDetection can.
-    failed = {'seg': ['broken.png', 'dot.png'], 'det': ['broken.png']}[task]
+    failed = {'seg': ['broken.png', 'dot.png', 'huge.png'], 'det': ['broken.png', 'huge.png']}[task]
     *_, listed = log.splitlines()
-    assert listed == f'infer.py: error: {len(failed)} of 4 pictures could not be drawn.'
+    assert listed == f'infer.py: error: {len(failed)} of 5 pictures could not be drawn.'
     for name, line in zip(failed, log.splitlines()[-1 - len(failed) :], strict=False):
         assert f'pictures/{name}: ' in line
     drawn = {'wide.jpg.png', 'tall.jpg.png'} | ({'dot.png.png'} if task == 'det' else set())

@@ -27,7 +27,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--allow-unlike',
         action='store_true',
-        help='compare runs that differ in more than method and seed all the same',
+        help='compare folders of runs that differ in more than method and seed all the same',
     )
     parser.add_argument(
         '--final',
@@ -64,7 +64,7 @@ def read(paths: list[Path], allow_unlike: bool) -> list[TaskResults]:
         tasks, left_out = read_runs(folders, allow_unlike)
         print(*left_out, sep='\n', end='\n' if left_out else '')
         return tasks
-    return [task for path in paths for task in read_results(path, allow_unlike)]
+    return [task for path in paths for task in read_results(path)]
 
 
 def main(args: argparse.Namespace) -> None:

@@ -277,6 +277,18 @@ def test_a_loop_by_iterations_whose_log_counts_epochs(tmp_path):
     assert 'only of step 2000' in read_runs(find_runs([tmp_path]))[1][0]
 
 
+def test_a_loop_by_epochs_whose_checkpoints_count_iterations(tmp_path):
+    write_run(tmp_path / 'a', 'zoh', 0, None)
+    lines = [{'step': 1000 * epoch, 'loss': 1.0, 'epoch': epoch} for epoch in range(1, 13)]
+    lines += [{'step': epoch, 'mIoU': 30.0 + epoch} for epoch in range(1, 13)]
+    log = tmp_path / 'a/20260101_000000/vis_data/scalars.json'
+    log.parent.mkdir(parents=True)
+    log.write_text('\n'.join(map(json.dumps, lines)))
+    (tmp_path / 'a/iter_12000.pth').touch()
+    ((task,), left_out) = read_runs(find_runs([tmp_path]))
+    assert left_out == [] and task.metrics('zoh') == [42.0]
+
+
 @pytest.mark.parametrize(
     ('unit', 'steps', 'kept'),
     [('epoch', (6, 12), True), ('epoch', (600, 1200), False), ('iter', (0,), True)],

@@ -81,8 +81,10 @@ def test_a_run_does_not_go_on_by_another_path(model, tmp_path, monkeypatch):
     monkeypatch.setenv('VIM_USE_CUDA_KERNEL', '0')
     message = 'trained by the CPU kernel and would go on by the PyTorch operators'
     with pytest.raises(PathChangedError, match=message):
-        step(RecordHook(file), model)
+        step(RecordHook(file), model, iteration=2)
     assert json.loads(file.read_text())['ran']['path'] == 'CPU kernel'
+    step(RecordHook(file), model)  # begun again
+    assert json.loads(file.read_text())['ran']['path'] == 'PyTorch operators'
 
 
 def test_what_a_resumed_run_went_on_by_is_added(model, tmp_path):

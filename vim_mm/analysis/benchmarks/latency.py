@@ -206,12 +206,15 @@ def comparison_rows(results: dict[str, Result]) -> list[dict[str, str]]:
     label = labels(results)
     shared = [found for found in by_case.values() if first in found and len(found) > 1]
     columns = varying([r for found in shared for r in found.values()])
-    paths = [[r.get('ran', 'no scan') for r in found.values()] for found in shared]
+    paths = [
+        [found[name].get('ran', 'no scan') if name in found else '' for name in results]
+        for found in shared
+    ]
     rows = []
     for found, ran in zip(shared, paths, strict=True):
         base = found[first]
         row = described(base, columns) | {'pass': MODES[base['mode']]}
-        if any(len({*each}) > 1 for each in paths):
+        if any(len({*each} - {''}) > 1 for each in paths):
             row['path that ran'] = ' / '.join(ran)
         for name in results:
             r = found.get(name)

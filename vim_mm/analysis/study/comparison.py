@@ -171,12 +171,8 @@ class TaskResults:
         return [run['resolutions'][resolution] for run in runs]
 
 
-def read_results(folder: Path, allow_unlike: bool = False) -> list[TaskResults]:
+def read_results(folder: Path) -> list[TaskResults]:
     """All results under a folder, ``<task>/<arm>_<seed>.json`` and ``<task>/<arm>_cost.json``.
-
-    Args:
-        folder (Path): Of the results.
-        allow_unlike (bool): Take runs of other settings, data or torch as well.
 
     Raises:
         FileNotFoundError: There are none.
@@ -194,12 +190,12 @@ def read_results(folder: Path, allow_unlike: bool = False) -> list[TaskResults]:
             )
         task = tasks.setdefault(file.parent.name, TaskResults(file.parent.name))
         if 'seed' in record:
-            for key, look_up in {} if allow_unlike else _ALIKE.items():
+            for key, look_up in _ALIKE.items():
                 like = first.setdefault((task.name, key), file)
                 if look_up(record) != (other := look_up(read_json(like))):
                     raise ValueError(
                         f'runs of {task.name} that are compared must have the same {key}: {file} '
-                        f'has {look_up(record)}, {like} has {other}. Insist with --allow-unlike.'
+                        f'has {look_up(record)}, {like} has {other}'
                     )
             runs = task.peers if record['arm'] in PEERS else task.runs
             runs.setdefault(record['arm'], {})[record['seed']] = record

@@ -48,7 +48,7 @@ def read_runs(
 
     Args:
         folders (Iterable[Path]): As :func:`find_runs` gives them.
-        allow_unlike (bool): Take runs of another path, commit, torch or machine as well.
+        allow_unlike (bool): Take runs that differ in what ``_ALIKE`` names as well.
 
     Returns:
         tuple: The tasks, and a line for each run that is left out because it has not ended, or has
@@ -158,11 +158,13 @@ def _last_step(folder: Path, log: Log) -> int:
     saved = [int(count)] if count.isdecimal() else []
     if log.validated and not any(log.validated):
         return 0
+    # The log of a loop by iterations may count epochs as well, and checkpoints iterations.
+    by_epoch = log.epoch is not None and max(log.validated, default=0) <= log.epoch
+    if unit == 'epoch' or by_epoch:
+        ended = [log.epoch] if by_epoch else []
+        return max([*log.validated, *ended, *(saved if unit == 'epoch' else [])], default=0)
     if unit == 'iter':
         return max([*log.validated, *trained, *saved], default=0)
-    if unit == 'epoch' or log.epoch is not None:
-        ended = [log.epoch] if log.epoch is not None else []
-        return max([*log.validated, *ended, *saved], default=0)
     return max([*log.validated, *(trained if {*log.validated} & {*trained} else [])], default=0)
 
 

@@ -169,14 +169,14 @@ class RecordHook(Hook):
         ran = what_ran(self.seen, mixers)
         record = read_json(self.file) if self.file.exists() else {}
         before = record.get('ran')
-        if before is not None and before['path'] != ran['path']:
+        if before is None or runner.iter == 0:  # begun, or begun again
+            update_record(self.file, ran=ran, resumed=[])
+            return
+        if before['path'] != ran['path']:
             raise PathChangedError(
                 f'This run was trained by the {before["path"]} and would go on by the '
                 f'{ran["path"]}.'
             )
-        if before is None or runner.iter == 0:  # begun, or begun again
-            update_record(self.file, ran=ran, resumed=[])
-            return
         changed = {n: v for n, v in ran.items() if n not in _COUNTED and v != before.get(n)}
         if changed:
             resumed = [*record.get('resumed', []), changed | {'date': ran['date']}]
