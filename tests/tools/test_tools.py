@@ -98,8 +98,11 @@ def test_infer_draws_over_every_picture(trained, data_root, tmp_path):
     Image.new('RGB', (1, 1)).save(folder / 'dot.png')
     # More pixels than OpenCV takes, by its header; Pillow calls it a bomb.
     header = b'IHDR' + struct.pack('>IIBBBBB', 40_000, 40_000, 1, 0, 0, 0, 0)
-    chunk = struct.pack('>I', 13) + header + struct.pack('>I', zlib.crc32(header))
-    (folder / 'huge.png').write_bytes(b'\x89PNG\r\n\x1a\n' + chunk)
+    chunks = (
+        struct.pack('>I', len(part) - 4) + part + struct.pack('>I', zlib.crc32(part))
+        for part in (header, b'IDAT' + zlib.compress(bytes(100)))
+    )
+    (folder / 'huge.png').write_bytes(b'\x89PNG\r\n\x1a\n' + b''.join(chunks))
     sizes = {'wide': (96, 40), 'tall': (64, 80)}
     rng = np.random.default_rng(0)
     for name, (width, height) in sizes.items():
