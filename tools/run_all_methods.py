@@ -155,7 +155,7 @@ def resolve(
 
 
 def digest(said: dict[str, Any]) -> str:
-    """Names what a config says; equal for equal ones."""
+    """SHA-256 of what a config says."""
     text = json.dumps(said, sort_keys=True, default=repr)
     return sha256(text.encode()).hexdigest()
 

@@ -13,7 +13,7 @@ import training
 from arms import ARMS
 from pool import Plan
 from results import Job
-from tasks import TASKS, Data, load_splits
+from tasks import TASKS, Data, Split, load_splits
 from timm.layers import DropPath
 from torch import nn
 from training import Settings, Step, autocast_of, train
@@ -28,14 +28,10 @@ CPU = torch.device('cpu')
 def test_an_arm_trains_with_its_method(arm, tiny_tasks, make_data):
     net = training.build(arm, tiny_tasks['fashion'], 0, Settings())
     assert {mixer.discretization_method for mixer in net.mixers()} == {ARMS[arm].method}
-    images = normalized(make_data('fashion'))
+    images = tasks.normalize(make_data('fashion').test_images[:2])
     zoh = training.build('zoh', tiny_tasks['fashion'], 0, Settings())
     outputs = [each.eval()(images) for each in (net, zoh)]
     assert torch.equal(*outputs) == (arm == 'zoh')
-
-
-def normalized(data):
-    return tasks.normalize(data.test_images[:2])
 
 
 @pytest.fixture
@@ -209,7 +205,7 @@ def test_a_split_is_of_its_own_garments(name, monkeypatch, tmp_path):
     assert again[0].digest() == train_split.digest() != test_split.digest()
 
 
-def test_labels_of_a_scene_lie_on_its_garments(monkeypatch):
+def test_labels_of_a_scene_lie_on_its_garments():
     """And its splits are drawn from generators of their own."""
     bright = tasks.Garments(np.full((60, 28, 28), 255, np.uint8), np.arange(60) % len(GARMENTS))
     images, labels = tasks._scene_arrays(range(20), 'train', bright, 128)
@@ -269,5 +265,5 @@ def test_the_miou_is_over_pixels_of_all_scenes(tiny_tasks):
 
 def test_data_are_named_by_their_content(make_data):
     data = make_data('fashion')
-    splits = [tasks.Split(*(np.zeros((3, 28, 28), np.uint8), np.zeros(3, np.uint8)))] * 2
-    assert Data(data.task, splits, CPU).digest != data.digest
+    split = Split(np.zeros((3, 28, 28), np.uint8), np.zeros(3, np.uint8))
+    assert Data(data.task, [split, split], CPU).digest != data.digest

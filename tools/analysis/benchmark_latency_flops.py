@@ -253,7 +253,7 @@ def times(run: Any, case: Case, args: Namespace) -> dict[str, Any]:
 def read(case: Case, options: dict[str, Any]) -> Any:
     """The config of a case, ready to be built; its library is imported."""
     from mmengine.config import Config
-    from whole_models import adapt, is_vim
+    from whole_models import adapt
 
     from vim_mm.config import merge_options
     from vim_mm.engine import activate
@@ -263,11 +263,7 @@ def read(case: Case, options: dict[str, Any]) -> Any:
     cfg = Config.fromfile(case.config)
     merge_options(cfg, options)
     import_task_library(cfg)
-    adapt(cfg, case.size, case.path, case.heads)
-    if case.method:
-        if not is_vim(cfg):
-            raise ValueError(f'{cfg.model.backbone.type} has no discretization methods')
-        cfg.model.backbone.discretization_method = case.method
+    adapt(cfg, case.size, case.path, case.heads, case.method)
     return cfg
 
 

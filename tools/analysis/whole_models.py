@@ -67,7 +67,13 @@ def forget_pretrained(value: Any) -> None:
             forget_pretrained(item)
 
 
-def adapt(cfg: Config, size: tuple[int, int], path: str = 'config', heads: str = 'config') -> None:
+def adapt(
+    cfg: Config,
+    size: tuple[int, int],
+    path: str = 'config',
+    heads: str = 'config',
+    method: str | None = None,
+) -> None:
     """Change the model of a config, in place, for a benchmark.
 
     Args:
@@ -77,6 +83,7 @@ def adapt(cfg: Config, size: tuple[int, int], path: str = 'config', heads: str =
             reference, in the same plain block; 'config' leaves what the config says.
         heads (str): 'mmseg' or 'fast' gives a segmentor MMSegmentation's heads or ours, which are
             the same functions.
+        method (str, optional): Discretization; None leaves what the config says.
     """
     model = cfg.model
     forget_pretrained(model)
@@ -94,6 +101,10 @@ def adapt(cfg: Config, size: tuple[int, int], path: str = 'config', heads: str =
         ssm_cfg = model.backbone.get('ssm_cfg') or {}
         kernel = False if path == 'python' else None
         model.backbone.ssm_cfg = {**ssm_cfg, 'fused': False, 'use_cuda_kernel': kernel}
+    if method is not None:
+        if not is_vim(cfg):
+            raise ValueError(f'{model.backbone.type} has no discretization methods')
+        model.backbone.discretization_method = method
     if heads != 'config' and cfg.default_scope == 'mmseg':
         for name in ('decode_head', 'auxiliary_head'):
             if model.get(name):

@@ -27,8 +27,6 @@ from vim_mm.mistakes import sentence
 
 # By task: segmentation, detection, classification.
 TASK_LIBRARIES = ('mmseg', 'mmdet', 'mmpretrain')
-
-
 _METHOD = 'model.backbone.discretization_method'  # what --discretization-method is short for
 
 

@@ -160,3 +160,9 @@ def check_images(x: Any, in_channels: int) -> None:
         )
     if x.shape[2] == 0 or x.shape[3] == 0:
         raise ValueError(f'images: expected at least one pixel, got shape {tuple(x.shape)}')
+
+
+def check_tokens(x: Tensor, d_model: int) -> None:
+    """ValueError if ``x`` is no batch of tokens (B, L, d_model)."""
+    if x.dim() != 3 or x.shape[2] != d_model:
+        raise ValueError(f'hidden_states: expected shape (B, L, {d_model}), got {tuple(x.shape)}')

@@ -15,6 +15,7 @@ from vim_mm.models.arguments import (
     check_int,
     check_number,
     check_positive,
+    check_tokens,
 )
 from vim_mm.models.paths import (
     why_call_all,
@@ -264,11 +265,7 @@ class Mamba(nn.Module):
         Raises:
             ValueError: Another number of dimensions or channels.
         """
-        if hidden_states.ndim != 3 or hidden_states.shape[2] != self.d_model:
-            raise ValueError(
-                f'hidden_states: expected shape (B, L, {self.d_model}), got '
-                f'{tuple(hidden_states.shape)}'
-            )
+        check_tokens(hidden_states, self.d_model)
         path = self.fused_path(hidden_states)
         arguments = None if path is None else self.fused_arguments(path[1])
         if arguments is None:

@@ -19,6 +19,7 @@ PLANTED = {'foh': -3.0}  # points from the control
 SEEDS = 10
 
 
+LOG = '20260101_000000/vis_data/scalars.json'
 RAN = {'path': 'CUDA kernel', 'card': 'a card', 'threads': 1, 'date': '2026-01-01',
        'versions': {'torch': '2.11'}}  # fmt: skip
 
@@ -35,9 +36,15 @@ def write_run(folder, method, seed, metric, lost=(), **record):
     if metric is not None:
         lines = [{'step': 2, 'loss': 1.0}, {'step': 2, 'mIoU': metric - 5},
                  {'step': 4, 'loss': 0.5}, {'step': 4, 'mIoU': metric}]  # fmt: skip
-        log = folder / '20260101_000000/vis_data/scalars.json'
-        log.parent.mkdir(parents=True)
-        log.write_text('\n'.join(json.dumps(x) for i, x in enumerate(lines) if i not in lost))
+        write_log(folder, *(line for i, line in enumerate(lines) if i not in lost))
+
+
+def write_log(folder, *lines):
+    """Append lines to the log of a run."""
+    log = folder / LOG
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open('a') as file:
+        file.writelines(json.dumps(line) + '\n' for line in lines)
 
 
 @pytest.fixture(scope='module')
@@ -118,8 +125,7 @@ def test_a_metric_that_is_not_finite_is_refused(value, tmp_path):
 
 def test_the_metric_is_the_last_of_the_curve(tmp_path):
     write_run(tmp_path / 'a', 'zoh', 0, 30.0)
-    log = tmp_path / 'a/20260101_000000/vis_data/scalars.json'
-    log.write_text(log.read_text().replace('"mIoU": 25.0', '"mIoU": 35.0'))
+    write_log(tmp_path / 'a', {'step': 2, 'mIoU': 35.0})  # as of a run that was resumed
     ((task,), _) = read_runs(find_runs([tmp_path]))
     assert task.runs['zoh'][0]['curve'] == [[2, 35.0], [4, 30.0]]
     assert task.metrics('zoh') == [30.0]
@@ -131,29 +137,20 @@ def test_a_detector_that_finds_nothing_counts(tmp_path):
         folder = tmp_path / f'{method}{seed}'
         write_run(folder, method, seed, None)
         found = {} if ap is None else {'coco/bbox_mAP': ap}
-        lines = [{'step': 4, 'loss': 1.0}, {'step': 4, 'data_time': 0.1, **found}]
-        log = folder / '20260101_000000/vis_data/scalars.json'
-        log.parent.mkdir(parents=True)
-        log.write_text('\n'.join(map(json.dumps, lines)))
+        write_log(folder, {'step': 4, 'loss': 1.0}, {'step': 4, 'data_time': 0.1, **found})
     ((task,), left_out) = read_runs(find_runs([tmp_path]))
     assert left_out == [] and task.name == 'small box AP'
     assert task.metrics('zoh') == [30.0, 0.0] and task.metrics('foh') == [20.0, 10.0]
 
 
-def test_scalars_of_another_hook_are_no_validation(tmp_path):
+@pytest.mark.parametrize('line', [
+    pytest.param({'norm_of_a_head': 1.0}, id='a scalar of another hook'),
+    # Only a detector may log a validation without metrics.
+    pytest.param({'data_time': 1.0}, id='a validation of a segmentor'),
+])  # fmt: skip
+def test_what_has_no_metric_is_no_metric_of_0(line, tmp_path):
     write_run(tmp_path / 'killed', 'zoh', 0, 30.0, lost=(3,))
-    log = tmp_path / 'killed/20260101_000000/vis_data/scalars.json'
-    log.write_text(log.read_text() + '\n{"norm_of_a_head": 1.0, "step": 4}')
-    write_run(tmp_path / 'other', 'zoh', 1, 31.0)
-    ((task,), left_out) = read_runs(find_runs([tmp_path]))
-    assert [*task.runs['zoh']] == [1] and len(left_out) == 1
-
-
-def test_a_segmentor_without_a_metric_has_none(tmp_path):
-    """Only a detector may log a validation without metrics."""
-    write_run(tmp_path / 'odd', 'zoh', 0, 30.0, lost=(3,))
-    log = tmp_path / 'odd/20260101_000000/vis_data/scalars.json'
-    log.write_text(log.read_text() + '\n{"data_time": 1.0, "step": 4}')
+    write_log(tmp_path / 'killed', {'step': 4, **line})
     write_run(tmp_path / 'other', 'zoh', 1, 31.0)
     ((task,), left_out) = read_runs(find_runs([tmp_path]))
     assert [*task.runs['zoh']] == [1] and len(left_out) == 1
@@ -224,8 +221,8 @@ def test_a_run_shorter_than_the_interval_of_the_logger_counts(tmp_path):
         ('run.json', '{"task": ', 'is no JSON file: Expecting value'),
         ('run.json', '[1]', 'holds no JSON object'),
         ('run.json', '{"status": "finished", "task": "small"}', 'lacks method, seed, commit'),
-        ('20260101_000000/vis_data/scalars.json', '{}\n5\n', ', line 2, holds no JSON object'),
-        ('20260101_000000/vis_data/scalars.json', b'\xff\xfe', 'is no JSON file: .*decode'),
+        (LOG, '{}\n5\n', ', line 2, holds no JSON object'),
+        (LOG, b'\xff\xfe', 'is no JSON file: .*decode'),
     ],
 )
 def test_a_damaged_file_is_named(name, content, words, tmp_path):
@@ -268,22 +265,17 @@ def test_without_the_control_nothing_is_compared(tmp_path, monkeypatch, capsys):
 def test_a_loop_by_iterations_whose_log_counts_epochs(tmp_path):
     """As MMEngine's own log does; the last validation was lost."""
     write_run(tmp_path / 'a', 'zoh', 0, None)
-    lines = [{'step': s, 'loss': 1.0, 'epoch': 1} for s in (2000, 4000)]
-    lines += [{'step': 2000, 'mIoU': 30.0}]
-    log = tmp_path / 'a/20260101_000000/vis_data/scalars.json'
-    log.parent.mkdir(parents=True)
-    log.write_text('\n'.join(map(json.dumps, lines)))
+    losses = ({'step': step, 'loss': 1.0, 'epoch': 1} for step in (2000, 4000))
+    write_log(tmp_path / 'a', *losses, {'step': 2000, 'mIoU': 30.0})
     (tmp_path / 'a/iter_4000.pth').touch()
     assert 'only of step 2000' in read_runs(find_runs([tmp_path]))[1][0]
 
 
 def test_a_loop_by_epochs_whose_checkpoints_count_iterations(tmp_path):
     write_run(tmp_path / 'a', 'zoh', 0, None)
-    lines = [{'step': 1000 * epoch, 'loss': 1.0, 'epoch': epoch} for epoch in range(1, 13)]
-    lines += [{'step': epoch, 'mIoU': 30.0 + epoch} for epoch in range(1, 13)]
-    log = tmp_path / 'a/20260101_000000/vis_data/scalars.json'
-    log.parent.mkdir(parents=True)
-    log.write_text('\n'.join(map(json.dumps, lines)))
+    for epoch in range(1, 13):
+        loss = {'step': 1000 * epoch, 'loss': 1.0, 'epoch': epoch}
+        write_log(tmp_path / 'a', loss, {'step': epoch, 'mIoU': 30.0 + epoch})
     (tmp_path / 'a/iter_12000.pth').touch()
     ((task,), left_out) = read_runs(find_runs([tmp_path]))
     assert left_out == [] and task.metrics('zoh') == [42.0]
@@ -304,11 +296,8 @@ def test_metrics_by_epoch(unit, steps, kept, tmp_path, monkeypatch, capsys):
             folder = tmp_path / f'{method}{seed}'
             write_run(folder, method, seed, None)
             epoch = {'epoch': steps[-1]} if unit == 'epoch' else {}
-            lines = [{'step': step, 'loss': 1.0, **epoch} for step in (600, 2400)]
-            lines += [{'step': s, 'mIoU': metric} for s in steps]
-            log = folder / '20260101_000000/vis_data/scalars.json'
-            log.parent.mkdir(parents=True)
-            log.write_text('\n'.join(map(json.dumps, lines)))
+            write_log(folder, *({'step': step, 'loss': 1.0, **epoch} for step in (600, 2400)))
+            write_log(folder, *({'step': step, 'mIoU': metric} for step in steps))
             if kept:
                 name = 'epoch_12.pth' if unit == 'epoch' else 'iter_2400.pth'
                 (folder / name).touch()

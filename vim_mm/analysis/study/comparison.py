@@ -180,7 +180,7 @@ def read_results(folder: Path) -> list[TaskResults]:
             digest of their data or torch; names the file.
     """
     tasks: dict[str, TaskResults] = {}
-    first: dict[tuple[str, str], Path] = {}
+    first: dict[tuple[str, str], tuple[Path, Any]] = {}  # by task and key: file and value
     for file in sorted(folder.glob('*/*.json')):
         record = read_json(file)
         if 'arm' not in record:
@@ -191,11 +191,12 @@ def read_results(folder: Path) -> list[TaskResults]:
         task = tasks.setdefault(file.parent.name, TaskResults(file.parent.name))
         if 'seed' in record:
             for key, look_up in _ALIKE.items():
-                like = first.setdefault((task.name, key), file)
-                if look_up(record) != (other := look_up(read_json(like))):
+                value = look_up(record)
+                like, other = first.setdefault((task.name, key), (file, value))
+                if value != other:
                     raise ValueError(
                         f'runs of {task.name} that are compared must have the same {key}: {file} '
-                        f'has {look_up(record)}, {like} has {other}'
+                        f'has {value}, {like} has {other}'
                     )
             runs = task.peers if record['arm'] in PEERS else task.runs
             runs.setdefault(record['arm'], {})[record['seed']] = record

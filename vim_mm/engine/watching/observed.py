@@ -31,7 +31,7 @@ from vim_mm.whole_file import whole_file
 _COMPILED = ('vim_mm::selective_scan_fwd', 'vim_mm::mixer_fwd')
 _TRITON = ('vim_mm::triton_scan_fwd', 'vim_mm::triton_mixer_fwd')
 PYTORCH = 'PyTorch operators'
-# Facts of an iteration, which differ between those of one run.
+# Facts that may differ from one iteration of a run to another.
 _COUNTED = ('compiled_scans', 'operators', 'other_operators', 'kernels', 'date')
 _LIBRARIES = ('torch', 'numpy', 'mmengine', 'mmcv', 'mmseg', 'mmdet', 'mmpretrain', 'timm')
 
