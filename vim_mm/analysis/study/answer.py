@@ -7,6 +7,7 @@ import numpy as np
 from vim_mm.analysis.study.comparison import (
     CONTROL,
     FAMILY,
+    INTERVAL,
     LEVEL,
     PRIMARY,
     TaskResults,
@@ -18,6 +19,7 @@ from vim_mm.analysis.study.comparison import (
     least_p,
     title,
 )
+from vim_mm.analysis.study.statistics import Comparison, compare
 
 
 def is_tested(task: TaskResults) -> bool:
@@ -115,17 +117,43 @@ def cautions(tasks: Sequence[TaskResults]) -> list[str]:
                 'of differences that all have one sign, whatever their size.'
             )
     lines.append('"No difference was found" does not mean "equal". ' + ' '.join(map(_power, tasks)))
-    variant = 'zoh_exact_averaged'
-    open_tasks = [task for task in tasks if 'poly' in task.compared and variant not in task.arms]
-    if open_tasks:
-        has = [f'{task.waiting.get(variant, 0)} of {len(task.seeds)} seeds on `{task.name}`'
-               for task in open_tasks]  # fmt: skip
-        lines.append(
-            '`poly` differs from the control in its coefficients and in its scans: it scans each '
-            f'direction in both orders. How much each contributes is open. `{title(variant)}` has '
-            f'these scans and the coefficients of the control, and so far {_listed(has)}.'
-        )
+    if any('poly' in task.compared for task in tasks):
+        lines.append(_scans_of_poly([task for task in tasks if 'poly' in task.compared]))
     return lines
+
+
+def _scans_of_poly(tasks: Sequence[TaskResults]) -> str:
+    """How much of the difference of ``poly`` comes from its scans, as far as runs tell."""
+    variant = 'zoh_exact_averaged'
+    text = (
+        '`poly` differs from the control in its coefficients and in its scans: it scans each '
+        f'direction in both orders. `{title(variant)}` has these scans and the coefficients of the '
+        'control'
+    )
+    if any(variant not in task.arms for task in tasks):
+        has = [
+            f'{task.waiting.get(variant, 0)} of {len(task.seeds)} seeds on `{task.name}`'
+            for task in tasks
+            if variant not in task.arms
+        ]
+        return f'{text}, and so far {_listed(has)}. How much each contributes is open.'
+    for task in tasks:
+        scans, rest = (
+            compare(task.metrics(a), task.metrics(b))
+            for a, b in ((variant, task.control), ('poly', variant))
+        )
+        text += (
+            f'. On `{task.name}` it differs from the control by {_effect(scans)}, and `poly` from '
+            f'it by {_effect(rest)}'
+        )
+    return f'{text}. These p are not corrected.'
+
+
+def _effect(found: Comparison) -> str:
+    return (
+        f'{found.mean:+.2f} points ({INTERVAL} {found.low:+.2f} to {found.high:+.2f}, '
+        f'p {_digits(found.p)})'
+    )
 
 
 def _power(task: TaskResults) -> str:
