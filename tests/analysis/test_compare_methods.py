@@ -24,13 +24,16 @@ from vim_mm.analysis.study.comparison import (
     summary_rows,
     verdicts,
 )
+from vim_mm.analysis.study.detection import detection_rows, metric_of
 from vim_mm.analysis.study.page import waits, which
 from vim_mm.analysis.study.plots import draw_task, plot_task
+from vim_mm.analysis.study.run_folders import find_runs, read_runs
 from vim_mm.analysis.study.statistics import compare, detectable_effect
 from vim_mm.analysis.tables import latex_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / 'docs/study/results'
+DETECTORS = ROOT / 'docs/study/detection'
 PAGE = ROOT / 'docs/methods_compared.md'
 PLANTED = {'foh': -3.0, 'poly': 0.8}  # points from the control
 
@@ -546,13 +549,37 @@ def test_no_results(tmp_path):
 
 @pytest.mark.skipif(not PAGE.exists(), reason='the page is made when there are results')
 def test_the_page_is_made_from_the_results(tmp_path):
-    _run(RESULTS, '--page', tmp_path / PAGE.name)
+    _run(RESULTS, DETECTORS, '--page', tmp_path / PAGE.name)
     assert (tmp_path / PAGE.name).read_text() == PAGE.read_text()
+
+
+def test_the_detectors_of_the_study():
+    """Task 5 of the protocol, whose figures the page, the protocol and det/README.md quote."""
+    tasks, left_out = read_runs(find_runs([DETECTORS]))
+    assert [metric_of(task) for task in tasks] == ['box AP', 'mask AP'] and not left_out
+    for task in tasks:
+        assert {*task.runs} == {'zoh', 'bilinear', 'poly', 'zoh_exact'}
+        assert all([*runs] == [0, 1, 2] for runs in task.runs.values())
+        assert {run['settings']['steps'] for *_, run in task.entries} == {4000}
+    rows = detection_rows(tasks)
+    readme = (ROOT / 'det/README.md').read_text()
+    quoted = [
+        [cell.strip() for cell in line.split('|')[1:-1]]
+        for line in readme.split('| method | box AP ')[1].split('\n\n')[0].splitlines()[2:]
+    ]
+    assert quoted == [[row[n] for n in row if 'each seed' not in n] for row in rows]
+    largest = max(abs(found.mean) for task in tasks for found, _ in family(task).values())
+    protocol = ' '.join((ROOT / 'docs/study_protocol.md').read_text().split())
+    assert f'No mean difference from the control is larger than {largest:.2f} points' in protocol
+    assert all(family(task)['poly'][0].mean > 0 for task in tasks)
+    records = [*DETECTORS.glob('*/run.json')]
+    assert len(records) == 12
+    assert not any('/tmp' in file.read_text() or '/opt' in file.read_text() for file in records)
 
 
 @pytest.mark.parametrize('readme', ['seg/README.md', 'det/README.md'])
 def test_readmes_quote_the_page(readme):
-    section = (ROOT / readme).read_text().split('## Which method is better?')[1].split('\n## ')[0]
+    section = (ROOT / readme).read_text().split('In [the study]')[1].split('\n## ')[0]
     short = PAGE.read_text().split('## In short')[1].split('\n## ')[0]
     for start in ('|', '* '):
         quoted = [line for line in section.splitlines() if line.startswith(start)]

@@ -1,9 +1,10 @@
 """Compares methods over seeds, from what their runs left.
 
     python tools/analysis/compare_methods.py work_dirs --page comparison.md --latex tables.tex
-    python tools/analysis/compare_methods.py docs/study/results --page docs/methods_compared.md
+    python tools/analysis/compare_methods.py docs/study/results docs/study/detection \\
+        --page docs/methods_compared.md
 
-Reads the folders that run_all_methods.py made, or the study's results (one JSON a run), and prints
+Reads the folders that run_all_methods.py made, and the study's results (one JSON a run), and prints
 the tables of docs/study_protocol.md: means over seeds, differences from the control paired by seed
 with their interval, exact p with Holm's correction, P(A > B), and what may be concluded.
 """
@@ -21,7 +22,10 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        'results', nargs='+', type=Path, help='folders of runs, or the folder above them'
+        'results',
+        nargs='+',
+        type=Path,
+        help="folders of runs, or the folder above them; or the study's results",
     )
     parser.add_argument('--control', help='the method to compare with (default: zoh_exact)')
     parser.add_argument(
@@ -59,12 +63,10 @@ def absent(task: TaskResults) -> str | None:
 
 
 def read(paths: list[Path], allow_unlike: bool) -> list[TaskResults]:
-    """Folders of runs, else the one folder of results."""
-    if folders := find_runs(paths):
-        tasks, left_out = read_runs(folders, allow_unlike)
-        print(*left_out, sep='\n', end='\n' if left_out else '')
-        return tasks
-    return [task for path in paths for task in read_results(path)]
+    """Of folders of runs, and of folders of the study's results."""
+    tasks, left_out = read_runs(find_runs(paths), allow_unlike)
+    print(*left_out, sep='\n', end='\n' if left_out else '')
+    return tasks + [task for path in paths if not find_runs([path]) for task in read_results(path)]
 
 
 def main(args: argparse.Namespace) -> None:
@@ -91,7 +93,7 @@ def main(args: argparse.Namespace) -> None:
         tables = [latex_table(rows) for task in tasks for _, rows in sections(task)]
         write_text(args.latex, '\n\n'.join(tables))
     if args.page:
-        write_page(tasks, args.page, study=not find_runs(args.results), long=long)
+        write_page(tasks, args.page, study=any(task.planned for task in tasks), long=long)
 
 
 if __name__ == '__main__':

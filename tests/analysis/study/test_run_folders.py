@@ -257,9 +257,27 @@ def test_without_the_control_nothing_is_compared(tmp_path, monkeypatch, capsys):
             write_run(tmp_path / f'{method}{seed}', method, seed, 30.0 + seed)
     run(monkeypatch, tmp_path)
     printed = capsys.readouterr().out
-    assert 'no run of the control zoh_exact' in printed and 'Primary' not in printed
+    assert 'no run of the control zoh_exact' in printed and 'against' not in printed
     run(monkeypatch, tmp_path, '--control', 'zoh')
-    assert 'Primary: each method against `zoh`' in capsys.readouterr().out
+    assert 'each method against `zoh`' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(('seeds', 'enough'), [(5, False), (6, True)])
+def test_pairs_that_are_too_few_for_a_test_are_described(
+    seeds, enough, tmp_path, monkeypatch, capsys
+):
+    for seed in range(seeds):
+        write_run(tmp_path / f'a{seed}', 'zoh_exact', seed, 30.0)
+        write_run(tmp_path / f'b{seed}', 'foh', seed, 30.0 + seed)
+    run(monkeypatch, tmp_path)
+    printed = capsys.readouterr().out
+    for words in ('### Primary', '95 % interval |', 'p, Holm |', '### What this shows'):
+        assert (words in printed) == enough
+    for words in (
+        '### Described, not tested', 'each seed |', '| +0.00, +1.00, +2.00, +3.00, +4.00 |',
+        '5 pairs are too few for a 95 % interval and for a test: p would be at least 0.0625.',
+    ):  # fmt: skip
+        assert (words in printed) != enough
 
 
 def test_a_loop_by_iterations_whose_log_counts_epochs(tmp_path):

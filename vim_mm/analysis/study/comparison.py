@@ -39,6 +39,7 @@ TITLES = {
     'resnet18': 'ResNet-18',
 }
 INTERVAL = '95 % interval'
+EACH = 'each seed'
 LEVEL = 0.05
 PLANNED_SEEDS = 12
 PRIMARY = ('fashion', 'scenes')  # tasks; the others are exploratory
@@ -274,14 +275,22 @@ def facts(records: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def _comparison_row(a: str, b: str, found: Comparison) -> dict[str, str]:
+    """Of pairs that are too few for an interval and p it has each difference in their place."""
+    enough = is_testable(found.count)
     return {
         'A': title(a),
         'B': title(b),
         'A - B': f'{found.mean:+.3f}',
-        INTERVAL: f'{found.low:+.3f} to {found.high:+.3f}' if has_interval(found) else '',
+        EACH: '' if enough else by_seed(found),
+        INTERVAL: f'{found.low:+.3f} to {found.high:+.3f}' if enough else '',
         'P(A > B)': f'{found.improvement:.2f}',
-        'p': f'{found.p:.4f}',
+        'p': f'{found.p:.4f}' if enough else '',
     }
+
+
+def by_seed(found: Comparison) -> str:
+    """The differences of all pairs, in the order of the seeds."""
+    return ', '.join(f'{difference:+.2f}' for difference in found.differences)
 
 
 def family_rows(
@@ -294,7 +303,8 @@ def family_rows(
     all_found = family(task, resolution)
     rows = []
     for arm, (found, p) in all_found.items():
-        row = {**_comparison_row(arm, task.control, found), 'p, Holm': f'{p:.4f}'}
+        corrected = f'{p:.4f}' if is_testable(found.count) else ''
+        row = {**_comparison_row(arm, task.control, found), 'p, Holm': corrected}
         if power and can_differ(found.count, len(all_found)):
             effect = detectable(found, len(all_found), found.count)
             row['detectable'] = f'{effect:.2f}' if math.isfinite(effect) else ''
@@ -352,9 +362,9 @@ def can_differ(pairs: int, comparisons: int) -> bool:
     return comparisons * least_p(pairs) < LEVEL
 
 
-def has_interval(found: Comparison) -> bool:
-    """Whether there are pairs enough for an interval: of fewer a bootstrap gives the range."""
-    return can_differ(found.count, comparisons=1)
+def is_testable(pairs: int) -> bool:
+    """Whether pairs are enough for p and an interval: of fewer a bootstrap gives the range."""
+    return can_differ(pairs, comparisons=1)
 
 
 def furthest(found: Comparison) -> float:

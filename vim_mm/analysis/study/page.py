@@ -23,6 +23,8 @@ from vim_mm.analysis.study.comparison import (
     diverged,
     facts,
     family_rows,
+    is_testable,
+    least_p,
     resolution_rows,
     resolutions,
     secondary_rows,
@@ -30,6 +32,7 @@ from vim_mm.analysis.study.comparison import (
     title,
     verdicts,
 )
+from vim_mm.analysis.study.detection import detection_rows
 from vim_mm.analysis.study.others import PAPER, SOURCE, other_rows
 from vim_mm.analysis.study.plots import plot_task
 from vim_mm.analysis.tables import bullets, markdown_table, write_text
@@ -44,10 +47,12 @@ Its first version was committed before the runs; later changes, some of them aft
 seen, are [listed](study_protocol.md#changes)."""
 _HOW = """## How this page is made
 
-A script makes it from the results of the runs, one JSON each. Do not edit it:
+A script makes it from the results of the runs, one JSON each, and the folders of the detectors. Do
+not edit it:
 
 ```bash
-python tools/analysis/compare_methods.py docs/study/results --page docs/methods_compared.md
+python tools/analysis/compare_methods.py docs/study/results docs/study/detection \\
+    --page docs/methods_compared.md
 ```
 
 These commands repeat the runs and make the tables again. DIR holds Fashion-MNIST's IDX files
@@ -143,6 +148,21 @@ The rows without were not run here, and their recipes differ. All but the last w
 [a later paper]({PAPER})."""
 
 
+_DETECTION = """## Detection
+
+Mask R-CNN on scenes of garments, 128 x 128, 8,000 to train and 2,000 to test. The model is that of
+`configs/det/mask_rcnn_vim_fashion_*.py`, from random weights, with 4,000 iterations of 8 pictures
+in bfloat16. The metrics are COCO's box AP and mask AP in percent, the means over thresholds of IoU
+from 0.5 to 0.95, with the standard deviation over seeds. Differences from the control
+(`zoh_exact`) are paired by seed, in points. With 3 pairs p would be at least 0.25, so nothing is
+tested, and no method can be called better or worse."""
+_DETECTION_HOW = """```bash
+CONFIG=configs/det/mask_rcnn_vim_fashion_{method}.py det/run_all_methods.sh \\
+    --methods zoh bilinear poly zoh_exact --seeds 0..2 --amp \\
+    --cfg-options train_cfg.max_iters=4000 train_cfg.val_interval=4000
+```"""
+
+
 def in_order(tasks: list[TaskResults]) -> list[TaskResults]:
     """The tasks in the order of the page; those that the study has not come first."""
     order = [*_MEASURED]
@@ -153,6 +173,7 @@ def sections(task: TaskResults) -> list[tuple[str, Rows]]:
     """Titles and tables of a task, those that are not empty."""
     as_planned = not task.planned or task.control == CONTROL
     kind = 'Primary' if task.primary and as_planned else 'Exploratory'
+    kind = kind if is_testable(len(task.seeds)) else 'Described, not tested'
     control = 'the control' if task.control == CONTROL else f'`{title(task.control)}`'
     methods = 'six methods' if len(task.compared) == 6 else 'each method'
     each = [('Each method', summary_rows(task))]
@@ -167,7 +188,7 @@ def sections(task: TaskResults) -> list[tuple[str, Rows]]:
         for name in resolutions(task)
     ]
     found = each + found if task.chance is not None else found + each
-    return [(name, with_interval(rows)) for name, rows in found if rows]
+    return [(name, without_empty_columns(rows)) for name, rows in found if rows]
 
 
 def at(resolution: str) -> str:
@@ -176,11 +197,10 @@ def at(resolution: str) -> str:
     return f'{factor} times the size' + (f', `dt` divided by {factor}' if divided else '')
 
 
-def with_interval(rows: Rows) -> Rows:
-    """Without the column of intervals where there is none."""
-    if any(row.get(INTERVAL) for row in rows):
-        return rows
-    return [{name: cell for name, cell in row.items() if name != INTERVAL} for row in rows]
+def without_empty_columns(rows: Rows) -> Rows:
+    """Without what no row has, such as the interval of few pairs."""
+    used = [name for name in rows[0] if any(row[name] for row in rows)]
+    return [{name: row[name] for name in used} for row in rows]
 
 
 def model_and_metric(task: TaskResults) -> str | None:
@@ -299,13 +319,17 @@ def describe(task: TaskResults, picture: str | None = None) -> str:
     if picture:
         parts.append(f'![{task.name}]({picture})')
     tables = sections(task)
-    if against_control and not any(INTERVAL in rows[0] for _, rows in tables):
-        parts.append(f'{count} pairs are too few for a {INTERVAL}.')
+    testable = is_testable(count)
+    if against_control and not testable:
+        parts.append(
+            f'{count} pairs are too few for a {INTERVAL} and for a test: p would be at least '
+            f'{least_p(count):.3g}. The tables have the difference of each seed.'
+        )
     if task.chance is not None:
         parts.append(ends(task))
     for name, rows in tables:
         parts += filter(None, [f'### {name}', _NOTES.get(name), markdown_table(rows)])
-    if against_control:
+    if against_control and (testable or task.interim):
         parts += ['### What this shows', bullets(verdicts(task))]
     lost = [*diverged(task)]
     if lost:
@@ -399,7 +423,15 @@ def write_page(
     """The tables in Markdown, and the pictures in ``images`` beside it.
 
     Of the study also how to repeat the runs, and which tasks have none yet.
+
+    Args:
+        tasks (list): By task and setting; of the study also those of its detectors' folders.
+        page (Path): The file.
+        study (bool): Whether the tasks are the study's.
+        long (TaskResults, optional): The study's longer run.
     """
+    detectors = [task for task in tasks if study and not task.planned]
+    tasks = [task for task in tasks if task not in detectors]
     texts = [_HEAD, *filter(None, [in_short(tasks)]), terms()] if study else ['# Methods compared']
     for task in tasks:
         picture = page.parent / 'images' / f'study_{task.name.replace(" ", "_")}.png'
@@ -410,6 +442,10 @@ def write_page(
     if 'fashion' in by_name and (rows := other_rows(by_name['fashion'], long)):
         others = _facts_of_others(by_name['fashion'], long)
         texts += [_BESIDE, f'DeiT, ResNet-18 and the longer run: {others}.', markdown_table(rows)]
+    if detectors:
+        made = machines(facts(run for *_, run in detectors[0].entries))
+        rows = markdown_table(detection_rows(detectors))
+        texts += [_DETECTION, rows, f'{made}.', _DETECTION_HOW]
     if study:
         texts += [f'## {name}\n\nNo run yet.' for name in _MEASURED if name not in by_name]
         texts.append(_HOW.format(commands=commands(tasks, long)))

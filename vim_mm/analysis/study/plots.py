@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vim_mm.analysis.study.comparison import TaskResults, family, has_interval, title
+from vim_mm.analysis.study.comparison import TaskResults, family, is_testable, title
 
 
 def plot_task(task: TaskResults, path: Path) -> None:
@@ -83,7 +83,7 @@ def _draw_ends(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
 def _draw_differences(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
     found = family(task)
     control = task.metrics(task.control)
-    spread = all(has_interval(comparison) for comparison, _ in found.values())
+    spread = is_testable(len(task.seeds))
     for row, (arm, (comparison, _)) in enumerate(found.items()):
         points = np.subtract(task.metrics(arm), control)
         axes.plot(points, np.full(len(points), row), '.', color=colours[arm], alpha=0.4)

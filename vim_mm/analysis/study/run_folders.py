@@ -1,6 +1,7 @@
 """The runs that ``tools/run_all_methods.py`` made, read for the comparison of methods."""
 
 import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ _ALIKE = {
     'number of processes': ('processes',),
     'config without method and seed (its digest)': ('shared_sha256',),
 }
+_LONG_HASH = re.compile(r'\b([0-9a-f]{10})[0-9a-f]{30}\b')
 _NEEDED = ('task', 'method', 'seed', 'commit')  # of a record
 # A run whose loss became NaN counts; its spoilt weights predict nothing.
 DIVERGED_METRIC = 0.0
@@ -179,6 +181,6 @@ def _result(record: dict[str, Any], points: dict[int, float], steps: list[int]) 
         'diverged': diverged,
         'settings': {'steps': steps[-1]},
         'card': ran.get('card', 'unknown'),
-        'commit': record['commit'],
+        'commit': _LONG_HASH.sub(r'\1', record['commit'] or 'unknown'),
         'date': ran.get('date', 'unknown'),
     }

@@ -94,13 +94,18 @@ def detectable_effect(count: int, level: float, power: float = 0.8) -> float:
 class Comparison:
     """A against B over the same seeds, in points; ``p`` is not corrected."""
 
-    count: int
+    differences: tuple[float, ...]  # by seed
     mean: float
     deviation: float  # standard deviation of the differences
     low: float
     high: float
     p: float
     improvement: float
+
+    @property
+    def count(self) -> int:
+        """How many pairs there are."""
+        return len(self.differences)
 
 
 def compare(a: Sequence[float], b: Sequence[float]) -> Comparison:
@@ -116,7 +121,7 @@ def compare(a: Sequence[float], b: Sequence[float]) -> Comparison:
         raise ValueError(f'a and b must be finite, got {[*a]} and {[*b]}')
     low, high = bootstrap_interval(differences)
     return Comparison(
-        count=len(differences),
+        differences=tuple(differences.tolist()),
         mean=float(differences.mean()),
         deviation=float(differences.std(ddof=1)),
         low=low,
