@@ -47,7 +47,7 @@ def parse_args() -> argparse.Namespace:
 # Above PyTorch, so that --help and a wrong option are answered at once.
 ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
-from vim_mm.analysis.study.comparison import CONTROL, TaskResults, read_results
+from vim_mm.analysis.study.comparison import CONTROL, TaskResults, holds_results, read_results
 from vim_mm.analysis.study.page import LONG, describe, in_order, sections, write_page
 from vim_mm.analysis.study.run_folders import find_runs, read_runs
 from vim_mm.analysis.tables import latex_table, write_text
@@ -63,10 +63,14 @@ def absent(task: TaskResults) -> str | None:
 
 
 def read(paths: list[Path], allow_unlike: bool) -> list[TaskResults]:
-    """Of folders of runs, and of folders of the study's results."""
-    tasks, left_out = read_runs(find_runs(paths), allow_unlike)
+    """Of folders of runs and of the study's results; another path beside them is ignored."""
+    folders = find_runs(paths)
+    results = [path for path in paths if holds_results(path)]
+    if not folders and not results:
+        results = paths  # whose reading says what is wrong
+    tasks, left_out = read_runs(folders, allow_unlike)
     print(*left_out, sep='\n', end='\n' if left_out else '')
-    return tasks + [task for path in paths if not find_runs([path]) for task in read_results(path)]
+    return tasks + [task for path in results for task in read_results(path)]
 
 
 def main(args: argparse.Namespace) -> None:

@@ -280,6 +280,31 @@ def test_pairs_that_are_too_few_for_a_test_are_described(
         assert (words in printed) != enough
 
 
+def test_other_paths_beside_runs_are_ignored(tmp_path, monkeypatch, capsys):
+    """As a shell's `work_dirs/*` names them: a plain training, a file, somebody's JSON."""
+    for seed in range(2):
+        for method in ('zoh_exact', 'foh'):
+            write_run(tmp_path / f'{method}{seed}', method, seed, 30.0 + seed)
+    (tmp_path / 'plain').mkdir()
+    (tmp_path / 'notes.txt').write_text('no run')
+    foreign = tmp_path / 'foreign/x'
+    foreign.mkdir(parents=True)
+    (foreign / 'list.json').write_text('[1]')
+    (foreign / 'y.json').write_text('{"a": 1}')
+    (foreign / 'z.json').write_text('{')
+    run(monkeypatch, *sorted(tmp_path.iterdir()))
+    assert '## small mIoU' in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r'list\.json holds no JSON object'):
+        run(monkeypatch, tmp_path / 'foreign')
+
+
+@pytest.mark.parametrize('ending', ['', '-dirty'])
+def test_the_commit_of_a_run_is_short(ending, tmp_path):
+    write_run(tmp_path / 'a', 'zoh', 0, 30.0, commit='0123456789' * 4 + ending)
+    ((task,), _) = read_runs(find_runs([tmp_path]))
+    assert task.runs['zoh'][0]['commit'] == f'0123456{ending}'
+
+
 def test_a_loop_by_iterations_whose_log_counts_epochs(tmp_path):
     """As MMEngine's own log does; the last validation was lost."""
     write_run(tmp_path / 'a', 'zoh', 0, None)

@@ -98,8 +98,9 @@ def cautions(tasks: Sequence[TaskResults]) -> list[str]:
     """
     found = [(task, arm, *both) for task in tasks for arm, both in family(task).items()]
     lines = [
-        f'p is corrected for the comparisons of a task (Holm). Where it is below {LEVEL}, in bold, '
-        'a difference was found. The intervals are not corrected.'
+        f'p is corrected for the comparisons of each task (Holm), not across tasks. Where it is '
+        f'below {LEVEL}, in bold, a difference was found. The intervals are not corrected, and '
+        'somewhat too narrow.'
     ]
     unclear = [
         f'`{title(arm)}` on `{task.name}`'
@@ -113,10 +114,13 @@ def cautions(tasks: Sequence[TaskResults]) -> list[str]:
         least = len(FAMILY) * least_p(pairs)
         if sum(np.isclose(p, least) for *_, p in found) > 1:
             lines[0] += (
-                f' With {pairs} pairs {_digits(least)} is the smallest corrected p possible: that '
-                'of differences that all have one sign, whatever their size.'
+                f' With {pairs} pairs {_digits(least)} is the smallest corrected p possible. It '
+                'comes about when all differences have one sign, so it does not tell their size.'
             )
-    lines.append('"No difference was found" does not mean "equal". ' + ' '.join(map(_power, tasks)))
+    powers = ' '.join(map(_power, tasks))
+    lines.append(
+        f'"No difference was found" does not mean "equal". {powers} Smaller differences may exist.'
+    )
     if any('poly' in task.compared for task in tasks):
         lines.append(_scans_of_poly([task for task in tasks if 'poly' in task.compared]))
     return lines
@@ -130,23 +134,23 @@ def _scans_of_poly(tasks: Sequence[TaskResults]) -> str:
         f'direction in both orders. `{title(variant)}` has these scans and the coefficients of the '
         'control'
     )
-    if any(variant not in task.arms for task in tasks):
-        has = [
-            f'{task.waiting.get(variant, 0)} of {len(task.seeds)} seeds on `{task.name}`'
-            for task in tasks
-            if variant not in task.arms
-        ]
-        return f'{text}, and so far {_listed(has)}. How much each contributes is open.'
+    unfinished = []
     for task in tasks:
+        if variant not in task.arms:
+            has = f'{task.waiting.get(variant, 0)} of {len(task.seeds)} seeds on `{task.name}`'
+            unfinished.append(has)
+            continue
         scans, rest = (
             compare(task.metrics(a), task.metrics(b))
             for a, b in ((variant, task.control), ('poly', variant))
         )
         text += (
             f'. On `{task.name}` it differs from the control by {_effect(scans)}, and `poly` from '
-            f'it by {_effect(rest)}'
+            f'it by {_effect(rest)}. These p are not corrected'
         )
-    return f'{text}. These p are not corrected.'
+    if unfinished:
+        text += f'. So far it has {_listed(unfinished)}; how much each contributes is open there'
+    return f'{text}.'
 
 
 def _effect(found: Comparison) -> str:
@@ -163,8 +167,8 @@ def _power(task: TaskResults) -> str:
         return ''
     effects = [detectable(c, len(FAMILY), c.count) for c in found]
     return (
-        f'On `{task.name}` a difference of {min(effects):.2f} to {max(effects):.2f} points, '
-        'depending on the method, would have been found with a probability of 0.8.'
+        f'On `{task.name}` a true difference of about {min(effects):.2f} to {max(effects):.2f} '
+        'points, depending on the method, would have been found with a probability of 0.8.'
     )
 
 

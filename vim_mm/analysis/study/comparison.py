@@ -172,6 +172,17 @@ class TaskResults:
         return [run['resolutions'][resolution] for run in runs]
 
 
+def holds_results(folder: Path) -> bool:
+    """Whether a folder has a file that is a result of the study."""
+    for file in folder.glob('*/*.json'):
+        try:
+            if 'arm' in read_json(file):
+                return True
+        except ValueError:  # somebody's file
+            continue
+    return False
+
+
 def read_results(folder: Path) -> list[TaskResults]:
     """All results under a folder, ``<task>/<arm>_<seed>.json`` and ``<task>/<arm>_cost.json``.
 

@@ -6,6 +6,13 @@ import numpy as np
 
 from vim_mm.analysis.study.comparison import EACH, TaskResults, by_seed, deviation, family, title
 
+_CONFIG = 'mask_rcnn_vim_fashion'
+
+
+def is_detection(task: TaskResults) -> bool:
+    """Whether a task is one of task 5 of the protocol, from folders of runs."""
+    return not task.planned and task.name.startswith(f'{_CONFIG} ')
+
 
 def detection_rows(tasks: Sequence[TaskResults]) -> list[dict[str, str]]:
     """A row for each method: mean, standard deviation and differences from the control by seed.

@@ -17,8 +17,8 @@ from vim_mm.analysis.study.comparison import (
     ABOVE,
     CONTROL,
     INTERVAL,
+    SECONDARY,
     TaskResults,
-    can_differ,
     cost_cells,
     diverged,
     facts,
@@ -32,7 +32,7 @@ from vim_mm.analysis.study.comparison import (
     title,
     verdicts,
 )
-from vim_mm.analysis.study.detection import detection_rows
+from vim_mm.analysis.study.detection import detection_rows, is_detection
 from vim_mm.analysis.study.others import PAPER, SOURCE, other_rows
 from vim_mm.analysis.study.plots import plot_task
 from vim_mm.analysis.tables import bullets, markdown_table, write_text
@@ -65,9 +65,15 @@ python tools/study/run.py import OUT --results NEW
 python tools/analysis/compare_methods.py NEW
 ```"""
 _TERMS = {
+    '`zoh`, `foh`, `bilinear`, `poly`, `highorder`, `rk4`': 'the six methods that are compared; '
+    '[their formulas](methods.md)',
     '`zoh_exact`': 'the control: the exact zero-order hold, of which `zoh` is a simplification',
-    'foh, matched': 'a variant of `foh`: B is scaled at initialization so that for small steps '
-    'its input gain, the mean over channels, equals that of `zoh`; most channels stay far below',
+    '`dt`': 'the step size, which the model computes for each token',
+    'seed': 'of all random numbers of a run: first weights, order of the data, augmentation, drop '
+    'path. They are the same for every method',
+    'foh, matched': 'a variant of `foh`: the projection that computes the input matrix is scaled '
+    'at initialization so that for small steps the input coefficient, the mean over channels, '
+    'equals that of `zoh`. Most channels stay far below that mean',
     'zoh_exact, averaged': 'a variant of the control: each direction is scanned in both orders, '
     'and the outputs are averaged, as in `poly`',
     'A - B': 'mean over the seeds of the difference between A and B with the same seed',
@@ -82,7 +88,11 @@ _TERMS = {
     'with the observed standard deviation of the differences',
     'interquartile mean': 'mean over seeds without the quarter at each end',
     'mIoU': 'intersection over union, the mean over classes',
-    'ms a step, MiB': 'time and peak memory of the GPU of one training step, alone on the card',
+    'exploratory': 'of a secondary hypothesis or task; p is corrected where the column is '
+    '"p, Holm"',
+    'ms a step, MiB': 'time and peak memory of the GPU of one training step of this model, with '
+    "the protocol's batch and in bfloat16, replayed as a CUDA graph, alone on the card. "
+    '`zoh_exact, averaged` runs unfused, so its time is not that of its arithmetic',
 }
 
 
@@ -132,8 +142,9 @@ _SHORT = (
 _SEE = (
     '[The protocol](study_protocol.md#question-and-hypotheses) has the answers to H2 to H4, and '
     '[what may be concluded](study_protocol.md#what-may-be-concluded). Among that: `foh` is not '
-    'the first-order hold of textbooks, and `poly` and `highorder` add terms of different units. '
-    'So a difference of theirs says nothing about holds or orders of accuracy in general.'
+    'the first-order hold of textbooks, and the coefficients of `poly` and `highorder` add terms '
+    'of different physical units ([formulas](methods.md)). So a difference of theirs says nothing '
+    'about holds or orders of accuracy in general.'
 )
 LONG = 'long'  # the task of one longer run, which compares nothing
 _BESIDE = f"""## Fashion-MNIST beside other models
@@ -154,8 +165,11 @@ Mask R-CNN on scenes of garments, 128 x 128, 8,000 to train and 2,000 to test. T
 `configs/det/mask_rcnn_vim_fashion_*.py`, from random weights, with 4,000 iterations of 8 pictures
 in bfloat16. The metrics are COCO's box AP and mask AP in percent, the means over thresholds of IoU
 from 0.5 to 0.95, with the standard deviation over seeds. Differences from the control
-(`zoh_exact`) are paired by seed, in points. With 3 pairs p would be at least 0.25, so nothing is
-tested, and no method can be called better or worse."""
+(`{control}`) are paired by seed, in percentage points; COCO's AP of a run is logged to 0.1. They
+are described and not tested: with {count} pairs p would be at least {p:.2g}. So no method can be
+called better or worse.
+The protocol has these four methods: `foh`, one of the two that are worse on `scenes`, is not among
+them."""
 _DETECTION_HOW = """```bash
 CONFIG=configs/det/mask_rcnn_vim_fashion_{method}.py det/run_all_methods.sh \\
     --methods zoh bilinear poly zoh_exact --seeds 0..2 --amp \\
@@ -173,14 +187,18 @@ def sections(task: TaskResults) -> list[tuple[str, Rows]]:
     """Titles and tables of a task, those that are not empty."""
     as_planned = not task.planned or task.control == CONTROL
     kind = 'Primary' if task.primary and as_planned else 'Exploratory'
-    kind = kind if is_testable(len(task.seeds)) else 'Described, not tested'
+    testable = is_testable(len(task.seeds))
+    kind = kind if testable else 'Described, not tested'
     control = 'the control' if task.control == CONTROL else f'`{title(task.control)}`'
     methods = 'six methods' if len(task.compared) == 6 else 'each method'
     each = [('Each method', summary_rows(task))]
     tested = not task.interim and task.chance is None
     found = [
         (f'{kind}: {methods} against {control}', family_rows(task, power=tested)),
-        ('Exploratory: variants, p not corrected', secondary_rows(task)),
+        (
+            'Exploratory: variants, p not corrected' if testable else f'{kind}: variants',
+            secondary_rows(task),
+        ),
         ('Other resolutions', resolution_rows(task)),
     ]
     found += [
@@ -227,25 +245,36 @@ def mixed(task: TaskResults) -> list[str]:
         if seeds:
             lines.append(f'Seeds whose runs are of several {key}s: {which(seeds)}.')
     if lines and (rows := alike_rows(task)):
+        lines.append(
+            'This table repeats each comparison with the pairs whose two runs have commit and card '
+            'in common, where there are any. No test is made of it.'
+        )
         lines.append(markdown_table(rows))
     return lines
 
 
 def alike_rows(task: TaskResults) -> Rows:
-    """The differences from the control in the pairs of one commit and card alone."""
+    """The differences of all comparisons in the pairs of one commit and card alone."""
+    if task.control not in task.arms:
+        return []
     rows = []
-    for arm in task.compared if task.control in task.arms else ():
-        ours, control = task.runs[arm], task.runs[task.control]
+    for a, b in (*((arm, task.control) for arm in task.compared), *SECONDARY):
+        if not {a, b} <= {*task.arms, *task.waiting}:
+            continue
+        ours, theirs = task.runs[a], task.runs[b]
         seeds = [
-            s for s in task.seeds if all(ours[s][k] == control[s][k] for k in ('commit', 'card'))
+            seed
+            for seed in task.seeds
+            if seed in ours and seed in theirs
+            if all(ours[seed][key] == theirs[seed][key] for key in ('commit', 'card'))
         ]
-        values = [task.metrics(a, seeds=seeds) for a in (arm, task.control)]
-        mean = f'{np.mean(np.subtract(*values)):+.3f}' if seeds else ''
+        values = [task.metrics(arm, seeds=seeds) for arm in (a, b)]
         rows.append(
             {
-                'method': title(arm),
+                'A': title(a),
+                'B': title(b),
                 'pairs of one commit and card': str(len(seeds)),
-                'their mean difference from the control': mean,
+                'A - B in these': f'{np.mean(np.subtract(*values)):+.3f}' if seeds else '',
             }
         )
     return rows
@@ -289,7 +318,7 @@ def waits(arm: str, task: TaskResults) -> str:
     return (
         f'`{title(arm)}` has finished only seeds {which(seeds)}. It is in the table of variants '
         f'alone; its rows there use these seeds{interim}.'
-        + ('' if can_differ(len(seeds), 1) else ' They are too few for intervals.')
+        + ('' if is_testable(len(seeds)) else ' They are too few for an interval and a test.')
     )
 
 
@@ -430,7 +459,7 @@ def write_page(
         study (bool): Whether the tasks are the study's.
         long (TaskResults, optional): The study's longer run.
     """
-    detectors = [task for task in tasks if study and not task.planned]
+    detectors = [task for task in tasks if study and is_detection(task)]
     tasks = [task for task in tasks if task not in detectors]
     texts = [_HEAD, *filter(None, [in_short(tasks)]), terms()] if study else ['# Methods compared']
     for task in tasks:
@@ -444,8 +473,14 @@ def write_page(
         texts += [_BESIDE, f'DeiT, ResNet-18 and the longer run: {others}.', markdown_table(rows)]
     if detectors:
         made = machines(facts(run for *_, run in detectors[0].entries))
-        rows = markdown_table(detection_rows(detectors))
-        texts += [_DETECTION, rows, f'{made}.', _DETECTION_HOW]
+        count = len(detectors[0].seeds)
+        control = title(detectors[0].control)
+        texts += [
+            _DETECTION.format(control=control, count=count, p=least_p(count)),
+            markdown_table(without_empty_columns(detection_rows(detectors))),
+            f'{made}.',
+            _DETECTION_HOW,
+        ]
     if study:
         texts += [f'## {name}\n\nNo run yet.' for name in _MEASURED if name not in by_name]
         texts.append(_HOW.format(commands=commands(tasks, long)))

@@ -23,7 +23,7 @@ _ALIKE = {
     'number of processes': ('processes',),
     'config without method and seed (its digest)': ('shared_sha256',),
 }
-_LONG_HASH = re.compile(r'\b([0-9a-f]{10})[0-9a-f]{30}\b')
+_LONG_HASH = re.compile(r'\b([0-9a-f]{7})[0-9a-f]{33}\b')
 _NEEDED = ('task', 'method', 'seed', 'commit')  # of a record
 # A run whose loss became NaN counts; its spoilt weights predict nothing.
 DIVERGED_METRIC = 0.0

@@ -1,0 +1,78 @@
+"""The table of whole models on the page and the front page, from the figures of the runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+NAMES = {
+    'Vim-T': 'upernet_vim_t_zoh',
+    'DeiT-T': 'upernet_deit_t',
+    'Swin-T': 'swin-tiny',
+    'ConvNeXt-T': 'convnext-tiny',
+}
+MIB = 2**20
+
+
+def records(file):
+    """By backbone, form and mode."""
+    content = json.loads((ROOT / f'docs/benchmarks/{file}.json').read_text())
+    return {
+        (backbone, record['form'], record['mode']): record
+        for record in content['records']
+        for backbone, name in NAMES.items()
+        if record['name'].startswith(name)
+    }
+
+
+def rows(page, head):
+    """The cells of the table that begins so."""
+    table = (ROOT / page).read_text().split(head)[1].split('\n\n')[0]
+    return [[cell.strip() for cell in line.split('|')[1:-1]] for line in table.splitlines()[2:]]
+
+
+def three(value):
+    """Three digits, more of a number of four."""
+    return f'{value:.0f}' if value >= 1000 else f'{value:.3g}'
+
+
+def test_the_table_of_graphs():
+    found = records('upernet_h100')
+    quoted = rows('docs/benchmarks.md', '| backbone | M parameters | inference, images/s |')
+    front = rows('README.md', '| backbone | parameters, millions | inference, images/s |')
+    assert [row[0] for row in quoted] == [row[0] for row in front] == [*NAMES]
+    for row, short in zip(quoted, front):
+        infer, train = (found[row[0], 'graph', mode] for mode in ('infer', 'train'))
+        parameters = f'{infer["parameters"] / 1e6:.1f}'
+        speeds = [three(each['images_per_second']) for each in (infer, train)]
+        peaks = [f'{each["peak_bytes"] / MIB:.0f}' for each in (infer, train)]
+        assert row[1:] == [parameters, speeds[0], peaks[0], speeds[1], peaks[1]]
+        assert short[1:] == [parameters, *speeds]
+
+
+def test_the_table_of_forms():
+    found = records('upernet_h100') | records('upernet_compiled_h100')
+    quoted = rows('docs/benchmarks.md', '| backbone | form | inference, ms | kernels')
+    assert len(quoted) == 9
+    for backbone, form, *cells in quoted:
+        infer, train = (found[backbone, form, mode] for mode in ('infer', 'train'))
+        seconds = (infer['latency'], infer['kernel_seconds'], train['latency'])
+        expected = [*(1000 * value for value in (*seconds, train['kernel_seconds']))]
+        assert [float(cell) for cell in cells[:4]] == pytest.approx(expected, rel=0.006)
+        assert cells[4] == f'{train["peak_bytes"] / MIB:.0f}'
+
+
+def test_the_table_of_compiled_models():
+    alone, shared = (records(f'upernet_compiled_{name}h100') for name in ('', 'shared_'))
+    quoted = rows('docs/benchmarks.md', '| backbone, compiled | card |')
+    assert len(quoted) == 4
+    for backbone, card, *cells in quoted:
+        found = alone if card == 'alone' else shared
+        for mode, (speed, kernels, peak) in zip(('infer', 'train'), (cells[:3], cells[3:])):
+            record = found.get((backbone, 'compiled', mode))
+            assert (record is None) == (kernels == peak == '')
+            if record:
+                assert float(kernels) == pytest.approx(1000 * record['kernel_seconds'], rel=0.01)
+                assert peak == f'{record["peak_bytes"] / MIB:.0f}'
+                assert speed in ('', f'{record["images_per_second"]:.0f}')
