@@ -25,8 +25,9 @@ from vim_mm.analysis.study.comparison import (
     verdicts,
 )
 from vim_mm.analysis.study.detection import detection_rows, metric_of
-from vim_mm.analysis.study.page import waits, which
+from vim_mm.analysis.study.page import waits
 from vim_mm.analysis.study.plots import draw_task, plot_task
+from vim_mm.analysis.study.provenance import which
 from vim_mm.analysis.study.run_folders import find_runs, read_runs
 from vim_mm.analysis.study.statistics import compare, detectable_effect
 from vim_mm.analysis.tables import latex_table
@@ -92,6 +93,7 @@ def test_how_much_of_poly_are_its_scans(results):
     for seed, run in task.runs['zoh_exact_averaged'].items():
         run['metric'] = task.runs['zoh_exact'][seed]['metric'] - 3.0
         task.runs['poly'][seed]['metric'] = run['metric'] + 0.5
+    assert '  ' not in ' '.join(cautions([task]))
     (line,) = (line for line in cautions([task]) if line.startswith('`poly`'))
     assert line.endswith(
         'control. On `scenes` it differs from the control by -3.00 points (95 % interval -3.00 to '
@@ -102,8 +104,8 @@ def test_how_much_of_poly_are_its_scans(results):
     del other.runs['zoh_exact_averaged'][0]
     (line,) = (line for line in cautions([task, other]) if line.startswith('`poly`'))
     assert '-3.00 points' in line and line.endswith(
-        'not corrected. So far it has 11 of 12 seeds on `scenes`; how much each contributes is '
-        'open there.'
+        'not corrected. So far `zoh_exact, averaged` has 11 of 12 seeds on `scenes`; how much each '
+        'contributes is open there.'
     )
     del task.runs['poly']
     assert not any('scans' in line for line in cautions([task]))
@@ -153,7 +155,7 @@ def test_a_variant_does_not_take_seeds_from_the_methods(results, tmp_path):
     assert few['each seed'].count(', ') == 2 and not few['p'] and not few['95 % interval']
     (task,) = read_results(tmp_path)
     assert 'rk4, seed 3; zoh_exact, averaged, seed 3.' in printed
-    assert any('So far it has 8 of 12 seeds on `scenes`' in line for line in cautions([task]))
+    assert any('averaged` has 8 of 12 seeds on `scenes`' in line for line in cautions([task]))
     (tmp_path / 'scenes/foh_0.json').unlink()
     (task,) = read_results(tmp_path)
     assert variant in task.arms and task.seeds == [2, 3, 4, 5, 6, 8, 9]
@@ -503,6 +505,9 @@ def test_the_page_names_mixed_cards_and_the_card_of_costs(results, tmp_path):
     pairs = [s for s in range(12) if s != 4]
     values = [task.metrics(arm, seeds=pairs) for arm in ('rk4', 'zoh_exact')]
     assert row.split('|')[-2].strip() == f'{np.mean(np.subtract(*values)):+.3f}'
+    assert re.search(
+        r'\| zoh_exact, averaged +\| +zoh_exact \| +12 \| +[+-]\d\.\d{3} \|\n', printed
+    )
     assert 'The cost of a step: card: a third; commit: 123; date: 2026-02-02.' in printed
 
 
@@ -601,7 +606,7 @@ def test_the_detectors_beside_other_runs_and_another_control(tmp_path):
     page = (tmp_path / 'page.md').read_text()
     ours = page.split('## Detection')[1].split('\n## ')[0]
     assert page.count('\n## my_detector box AP') == 1 and 'my_detector' not in ours
-    assert '(`foh`) are paired by seed' in ' '.join(ours.split())
+    assert 'There is no run of `foh`, so no difference.' in ' '.join(ours.split())
     assert '| method    |       box AP |      mask AP |' in ours  # there is no run of foh
 
 
@@ -613,8 +618,10 @@ def test_readmes_quote_the_page(readme):
         quoted = [line for line in section.splitlines() if line.startswith(start)]
         assert quoted == [line for line in short.splitlines() if line.startswith(start)] != []
     (caution,) = (line for line in short.splitlines() if line.startswith('"No difference'))
-    for effects in re.findall(r'about ([0-9.]+ to [0-9.]+)', caution):
-        assert f'about {effects}' in ' '.join(section.split())
+    first, second = re.findall(r'about ([0-9.]+ to [0-9.]+) points', caution)
+    text = ' '.join(section.split())
+    assert f'On `fashion` a true difference of about {first} points' in text
+    assert f'on `scenes` one of about {second} points' in text
     costs = next(task.costs for task in read_results(RESULTS) if task.name == 'fashion')
     times = {arm: f'{costs[arm]["milliseconds"]:.1f}' for arm in ('zoh', 'zoh_exact', 'poly')}
     assert (
@@ -670,6 +677,7 @@ def test_the_protocol_has_the_figures_of_the_results():
         for arm in ('foh', 'poly')
         for name in ('1.5/dt', '2/dt')
     }
+    gaps = np.subtract(*(scenes.metrics(a) for a in ('zoh_exact', 'zoh_exact_averaged')))
     start = compare(scenes.metrics('poly', '1'), scenes.metrics('zoh_exact', '1'))
     protocol = ' '.join((ROOT / 'docs/study_protocol.md').read_text().split())
     for sentence in (
@@ -695,6 +703,8 @@ def test_the_protocol_has_the_figures_of_the_results():
         f'{interval("zoh_exact, averaged", "zoh_exact")} and '
         f'{interval("poly", "zoh_exact, averaged")}, and p is not corrected',
         f'it starts {-start.mean:.2f} points lower',
+        f'(0a6e3b0) are {gaps[:4].mean():.2f} points behind the control and its seeds 4 to 11 '
+        f'(371f189) {gaps[4:].mean():.2f}',
         f'at both sizes ({larger["foh"]:+.2f} and {at_two["foh"]:+.2f} points), `poly` at 1.5 '
         f'({larger["poly"]:+.2f})',
     ):

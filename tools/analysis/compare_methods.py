@@ -63,11 +63,18 @@ def absent(task: TaskResults) -> str | None:
 
 
 def read(paths: list[Path], allow_unlike: bool) -> list[TaskResults]:
-    """Of folders of runs and of the study's results; another path beside them is ignored."""
+    """Of folders of runs and of the study's results; what is neither is named and ignored."""
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f'there is no {path}')
     folders = find_runs(paths)
-    results = [path for path in paths if holds_results(path)]
+    others = [path for path in paths if not find_runs([path])]
+    results = [path for path in others if holds_results(path)]
     if not folders and not results:
-        results = paths  # whose reading says what is wrong
+        results = others  # whose reading says what is wrong
+    for path in others:
+        if path not in results:
+            print(f'ignored: {path} holds neither runs nor results of the study.')
     tasks, left_out = read_runs(folders, allow_unlike)
     print(*left_out, sep='\n', end='\n' if left_out else '')
     return tasks + [task for path in results for task in read_results(path)]

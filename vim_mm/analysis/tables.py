@@ -19,6 +19,12 @@ def markdown_table(rows: list[dict[str, str]]) -> str:
     )
 
 
+def without_empty_columns(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Rows without the columns that no row has."""
+    used = [name for name in rows[0] if any(row[name] for row in rows)]
+    return [{name: row[name] for name in used} for row in rows]
+
+
 def bullets(lines: Iterable[str]) -> str:
     """Sentences as a list of Markdown."""
     return '\n'.join(f'* {line}' for line in lines)

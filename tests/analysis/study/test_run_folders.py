@@ -291,9 +291,15 @@ def test_other_paths_beside_runs_are_ignored(tmp_path, monkeypatch, capsys):
     foreign.mkdir(parents=True)
     (foreign / 'list.json').write_text('[1]')
     (foreign / 'y.json').write_text('{"a": 1}')
-    (foreign / 'z.json').write_text('{')
+    (foreign / 'z.json').mkdir()
     run(monkeypatch, *sorted(tmp_path.iterdir()))
-    assert '## small mIoU' in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert '## small mIoU' in printed
+    for name in ('plain', 'notes.txt', 'foreign'):
+        assert f'ignored: {tmp_path / name} holds neither runs nor results of the study.' in printed
+    assert printed.count('ignored') == 3
+    with pytest.raises(SystemExit, match=r'there is no .*foreing'):
+        run(monkeypatch, tmp_path / 'foh0', tmp_path / 'foreing')
     with pytest.raises(SystemExit, match=r'list\.json holds no JSON object'):
         run(monkeypatch, tmp_path / 'foreign')
 

@@ -117,10 +117,11 @@ def cautions(tasks: Sequence[TaskResults]) -> list[str]:
                 f' With {pairs} pairs {_digits(least)} is the smallest corrected p possible. It '
                 'comes about when all differences have one sign, so it does not tell their size.'
             )
-    powers = ' '.join(map(_power, tasks))
-    lines.append(
-        f'"No difference was found" does not mean "equal". {powers} Smaller differences may exist.'
-    )
+    if powers := ' '.join(filter(None, map(_power, tasks))):
+        lines.append(
+            f'"No difference was found" does not mean "equal". {powers} Smaller differences may '
+            'exist.'
+        )
     if any('poly' in task.compared for task in tasks):
         lines.append(_scans_of_poly([task for task in tasks if 'poly' in task.compared]))
     return lines
@@ -146,10 +147,15 @@ def _scans_of_poly(tasks: Sequence[TaskResults]) -> str:
         )
         text += (
             f'. On `{task.name}` it differs from the control by {_effect(scans)}, and `poly` from '
-            f'it by {_effect(rest)}. These p are not corrected'
+            f'it by {_effect(rest)}'
         )
+    if len(unfinished) < len(tasks):
+        text += '. These p are not corrected'
     if unfinished:
-        text += f'. So far it has {_listed(unfinished)}; how much each contributes is open there'
+        text += (
+            f'. So far `{title(variant)}` has {_listed(unfinished)}; how much each contributes is '
+            'open there'
+        )
     return f'{text}.'
 
 

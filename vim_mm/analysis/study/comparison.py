@@ -5,6 +5,7 @@ What a figure is stands in docs/study_protocol.md.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -175,11 +176,9 @@ class TaskResults:
 def holds_results(folder: Path) -> bool:
     """Whether a folder has a file that is a result of the study."""
     for file in folder.glob('*/*.json'):
-        try:
+        with suppress(ValueError, OSError):  # of somebody's files
             if 'arm' in read_json(file):
                 return True
-        except ValueError:  # somebody's file
-            continue
     return False
 
 
@@ -323,6 +322,13 @@ def family_rows(
     return rows
 
 
+def pair_seeds(task: TaskResults, a: str, b: str) -> list[int]:
+    """The seeds of the tables that A and B have both, of variants that wait as well."""
+    if not {a, b} <= {*task.arms, *task.waiting}:
+        return []
+    return [seed for seed in task.seeds if seed in task.runs[a] and seed in task.runs[b]]
+
+
 def secondary_rows(
     task: TaskResults,
     pairs: Sequence[tuple[str, str]] = SECONDARY,
@@ -334,9 +340,7 @@ def secondary_rows(
     """
     rows = []
     for a, b in pairs:
-        if not {a, b} <= {*task.arms, *task.waiting}:
-            continue
-        seeds = sorted(task.runs[a].keys() & task.runs[b].keys() & {*task.seeds})
+        seeds = pair_seeds(task, a, b)
         if len(seeds) > 1:
             found = compare(*(task.metrics(arm, resolution, seeds) for arm in (a, b)))
             count = {'pairs': str(len(seeds))} if task.waiting else {}

@@ -4,8 +4,6 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from vim_mm.analysis.study.answer import (
     best_found,
     cautions,
@@ -17,9 +15,7 @@ from vim_mm.analysis.study.comparison import (
     ABOVE,
     CONTROL,
     INTERVAL,
-    SECONDARY,
     TaskResults,
-    cost_cells,
     diverged,
     facts,
     family_rows,
@@ -32,10 +28,16 @@ from vim_mm.analysis.study.comparison import (
     title,
     verdicts,
 )
-from vim_mm.analysis.study.detection import detection_rows, is_detection
+from vim_mm.analysis.study.detection import detection_section, is_detection
 from vim_mm.analysis.study.others import PAPER, SOURCE, other_rows
 from vim_mm.analysis.study.plots import plot_task
-from vim_mm.analysis.tables import bullets, markdown_table, write_text
+from vim_mm.analysis.study.provenance import machines, made_by, which
+from vim_mm.analysis.tables import (
+    bullets,
+    markdown_table,
+    without_empty_columns,
+    write_text,
+)
 
 Rows = list[dict[str, str]]
 _HEAD = """# The methods compared
@@ -159,24 +161,6 @@ The rows without were not run here, and their recipes differ. All but the last w
 [a later paper]({PAPER})."""
 
 
-_DETECTION = """## Detection
-
-Mask R-CNN on scenes of garments, 128 x 128, 8,000 to train and 2,000 to test. The model is that of
-`configs/det/mask_rcnn_vim_fashion_*.py`, from random weights, with 4,000 iterations of 8 pictures
-in bfloat16. The metrics are COCO's box AP and mask AP in percent, the means over thresholds of IoU
-from 0.5 to 0.95, with the standard deviation over seeds. Differences from the control
-(`{control}`) are paired by seed, in percentage points; COCO's AP of a run is logged to 0.1. They
-are described and not tested: with {count} pairs p would be at least {p:.2g}. So no method can be
-called better or worse.
-The protocol has these four methods: `foh`, one of the two that are worse on `scenes`, is not among
-them."""
-_DETECTION_HOW = """```bash
-CONFIG=configs/det/mask_rcnn_vim_fashion_{method}.py det/run_all_methods.sh \\
-    --methods zoh bilinear poly zoh_exact --seeds 0..2 --amp \\
-    --cfg-options train_cfg.max_iters=4000 train_cfg.val_interval=4000
-```"""
-
-
 def in_order(tasks: list[TaskResults]) -> list[TaskResults]:
     """The tasks in the order of the page; those that the study has not come first."""
     order = [*_MEASURED]
@@ -215,12 +199,6 @@ def at(resolution: str) -> str:
     return f'{factor} times the size' + (f', `dt` divided by {factor}' if divided else '')
 
 
-def without_empty_columns(rows: Rows) -> Rows:
-    """Without what no row has, such as the interval of few pairs."""
-    used = [name for name in rows[0] if any(row[name] for row in rows)]
-    return [{name: row[name] for name in used} for row in rows]
-
-
 def model_and_metric(task: TaskResults) -> str | None:
     """What the tables of a task of the study show, in which unit, of which model."""
     measured = _MEASURED.get(task.kind)
@@ -237,76 +215,11 @@ def model_and_metric(task: TaskResults) -> str | None:
     )
 
 
-def mixed(task: TaskResults) -> list[str]:
-    """Which seeds have runs of several commits or cards, and what the pairs without them show."""
-    lines = []
-    for key in ('commit', 'card'):
-        seeds = [s for s in task.seeds if len({task.runs[a][s][key] for a in task.arms}) > 1]
-        if seeds:
-            lines.append(f'Seeds whose runs are of several {key}s: {which(seeds)}.')
-    if lines and (rows := alike_rows(task)):
-        lines.append(
-            'This table repeats each comparison with the pairs whose two runs have commit and card '
-            'in common, where there are any. No test is made of it.'
-        )
-        lines.append(markdown_table(rows))
-    return lines
-
-
-def alike_rows(task: TaskResults) -> Rows:
-    """The differences of all comparisons in the pairs of one commit and card alone."""
-    if task.control not in task.arms:
-        return []
-    rows = []
-    for a, b in (*((arm, task.control) for arm in task.compared), *SECONDARY):
-        if not {a, b} <= {*task.arms, *task.waiting}:
-            continue
-        ours, theirs = task.runs[a], task.runs[b]
-        seeds = [
-            seed
-            for seed in task.seeds
-            if seed in ours and seed in theirs
-            if all(ours[seed][key] == theirs[seed][key] for key in ('commit', 'card'))
-        ]
-        values = [task.metrics(arm, seeds=seeds) for arm in (a, b)]
-        rows.append(
-            {
-                'A': title(a),
-                'B': title(b),
-                'pairs of one commit and card': str(len(seeds)),
-                'A - B in these': f'{np.mean(np.subtract(*values)):+.3f}' if seeds else '',
-            }
-        )
-    return rows
-
-
-def machines(found: dict[str, list[str]]) -> str:
-    """Cards, commits and dates in words."""
-    return '; '.join(f'{key}: {", ".join(values)}' for key, values in found.items() if values)
-
-
-def costs_alone(task: TaskResults) -> str:
-    """The cost of a step of what the table of costs lacks, in sentences."""
-    found = ''
-    for arm in sorted(task.costs.keys() - {*task.arms} - task.peers.keys()):
-        cells = [cell for cell in cost_cells(task, arm).items() if cell[1]]
-        found += f' `{title(arm)}`, measured beside them: '
-        found += ', '.join(f'{value} {unit.removesuffix(" a step")}' for unit, value in cells) + '.'
-    return found
-
-
 def heading(task: TaskResults) -> str:
     """Of a task of the study what it is, and its name."""
     if not task.planned or task.kind not in _MEASURED:
         return task.name
     return f'{_MEASURED[task.kind].title} (`{task.name}`)'
-
-
-def which(seeds: list[int]) -> str:
-    """'0 to 11', or each where they do not follow one another."""
-    if len(seeds) > 2 and seeds == [*range(seeds[0], seeds[-1] + 1)]:
-        return f'{seeds[0]} to {seeds[-1]}'
-    return ', '.join(map(str, seeds))
 
 
 def waits(arm: str, task: TaskResults) -> str:
@@ -381,18 +294,6 @@ def ends(task: TaskResults) -> str:
         f'the table counts the runs that end above {ABOVE[0]:g} % and above {ABOVE[1]:g} %, and '
         'with how many of these seeds the control does too. The counts were added after the runs.'
     )
-
-
-def made_by(task: TaskResults) -> list[str]:
-    """By which cards and commits a task's figures were made, in paragraphs."""
-    found = machines(facts(run for *_, run in task.entries))
-    parts = [f'### Cards and commits of `{task.name}`', f'{found}.'] if found else []
-    parts += mixed(task)
-    if any('card' in cost for cost in task.costs.values()):
-        parts.append(
-            f'The cost of a step: {machines(facts(task.costs.values()))}.{costs_alone(task)}'
-        )
-    return parts
 
 
 def in_short(tasks: list[TaskResults]) -> str:
@@ -472,15 +373,7 @@ def write_page(
         others = _facts_of_others(by_name['fashion'], long)
         texts += [_BESIDE, f'DeiT, ResNet-18 and the longer run: {others}.', markdown_table(rows)]
     if detectors:
-        made = machines(facts(run for *_, run in detectors[0].entries))
-        count = len(detectors[0].seeds)
-        control = title(detectors[0].control)
-        texts += [
-            _DETECTION.format(control=control, count=count, p=least_p(count)),
-            markdown_table(without_empty_columns(detection_rows(detectors))),
-            f'{made}.',
-            _DETECTION_HOW,
-        ]
+        texts.append(detection_section(detectors))
     if study:
         texts += [f'## {name}\n\nNo run yet.' for name in _MEASURED if name not in by_name]
         texts.append(_HOW.format(commands=commands(tasks, long)))
