@@ -30,7 +30,7 @@ from vim_mm.analysis.study.plots import draw_task, plot_task
 from vim_mm.analysis.study.provenance import which
 from vim_mm.analysis.study.run_folders import find_runs, read_runs
 from vim_mm.analysis.study.statistics import compare, detectable_effect
-from vim_mm.analysis.tables import latex_table
+from vim_mm.analysis.tables import latex_table, without_empty_columns
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / 'docs/study/results'
@@ -273,6 +273,12 @@ def test_secondary_comparisons_use_the_seeds_of_the_tables(results):
     assert task.waiting == {'zoh_exact_averaged': 7}
     assert [row['pairs'] for row in secondary_rows(task)] == ['8', '8', '7', '7']
     assert [row['pairs'] for row in secondary_rows(task)] != ['12', '12', '11', '11']
+
+
+def test_columns_that_no_row_has():
+    rows = [{'a': '1', 'b': '', 'c': ''}, {'a': '', 'b': '', 'c': '2'}]
+    assert without_empty_columns(rows) == [{'a': '1', 'c': ''}, {'a': '', 'c': '2'}]
+    assert without_empty_columns([]) == []
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from vim_mm.analysis.study.comparison import (
     family_rows,
     secondary_rows,
 )
-from vim_mm.analysis.tables import bullets, figures, markdown_table
+from vim_mm.analysis.tables import bullets, figures, markdown_table, without_empty_columns
 
 LEAST_DRAWN = 0.1  # percent; what is below stands at the edge
 WITH_FACTOR = tuple(name for name, arm in ARMS.items() if arm.factor)
@@ -73,17 +73,18 @@ def comparison_rows(task: TaskResults) -> Rows:
             difference, larger = row.pop('A - B'), row.pop('P(A > B)')
             cells = {'method': arm, 'steps': title, 'difference': difference}
             rows.append({**cells, 'P(larger)': larger, **row})
-    return rows
+    return without_empty_columns(rows)
 
 
 def factor_rows(tasks: list[TaskResults]) -> Rows:
     """The variants with a factor, against their method and the control, as trained."""
     pairs = [(name, other) for name in WITH_FACTOR for other in (ARMS[name].method, CONTROL)]
-    return [
+    rows = [
         {'A': row.pop('A'), 'input': task.name, **row}
         for task in tasks
         for row in secondary_rows(task, pairs, 'as trained')
     ]
+    return without_empty_columns(rows)
 
 
 def records_of(results: dict[str, Any], name: str, arm: str) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ def markdown_table(rows: list[dict[str, str]]) -> str:
 
 def without_empty_columns(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     """Rows without the columns that no row has."""
-    used = [name for name in rows[0] if any(row[name] for row in rows)]
+    used = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
     return [{name: row[name] for name in used} for row in rows]
 
 
