@@ -624,10 +624,7 @@ def test_readmes_quote_the_page(readme):
         quoted = [line for line in section.splitlines() if line.startswith(start)]
         assert quoted == [line for line in short.splitlines() if line.startswith(start)] != []
     (caution,) = (line for line in short.splitlines() if line.startswith('"No difference'))
-    first, second = re.findall(r'about ([0-9.]+ to [0-9.]+) points', caution)
-    text = ' '.join(section.split())
-    assert f'On `fashion` a true difference of about {first} points' in text
-    assert f'on `scenes` one of about {second} points' in text
+    assert caution in ' '.join(section.split())
     costs = next(task.costs for task in read_results(RESULTS) if task.name == 'fashion')
     times = {arm: f'{costs[arm]["milliseconds"]:.1f}' for arm in ('zoh', 'zoh_exact', 'poly')}
     assert (
@@ -720,8 +717,9 @@ def test_the_protocol_has_the_figures_of_the_results():
     for readme in ('seg/README.md', 'det/README.md'):
         text = ' '.join((ROOT / readme).read_text().split())
         assert (
-            f'worse than the control by {both[0]:.2f} points on `scenes`; `poly` differed from it '
-            f'by -{poly[0]:.2f} points (95 % interval {low:+.2f} to {high:+.2f}, p {p:.2f}'
+            f'differs from the control by -{both[0]:.2f} points, and `poly` from that variant by '
+            f'-{poly[0]:.2f} points (95 % interval {low:+.2f} to {high:+.2f}, p {p:.2f}, '
+            'not corrected)'
         ) in text
     assert all(
         np.mean(scenes.metrics(arm, name)) < 0.5 * np.mean(scenes.metrics(arm, '1'))

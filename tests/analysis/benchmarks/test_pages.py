@@ -30,8 +30,8 @@ def rows(page, head):
     return [[cell.strip() for cell in line.split('|')[1:-1]] for line in table.splitlines()[2:]]
 
 
-def three(value):
-    """Three digits; all of a number of four."""
+def shown(value):
+    """A number as the tables have it."""
     return f'{value:.0f}' if value >= 100 else f'{value:.1f}'
 
 
@@ -43,7 +43,7 @@ def test_the_table_of_graphs():
     for row, short in zip(quoted, front):
         infer, train = (found[row[0], 'graph', mode] for mode in ('infer', 'train'))
         parameters = f'{infer["parameters"] / 1e6:.1f}'
-        speeds = [three(each['images_per_second']) for each in (infer, train)]
+        speeds = [shown(each['images_per_second']) for each in (infer, train)]
         peaks = [f'{each["peak_bytes"] / MIB:.0f}' for each in (infer, train)]
         assert row[1:] == [parameters, speeds[0], peaks[0], speeds[1], peaks[1]]
         assert short[1:] == [parameters, *speeds]
@@ -56,7 +56,7 @@ def test_the_table_of_forms():
     for backbone, form, *cells in quoted:
         infer, train = (found[backbone, form, mode] for mode in ('infer', 'train'))
         keys = ('latency', 'kernel_seconds')
-        expected = [three(1000 * each[key]) for each in (infer, train) for key in keys]
+        expected = [shown(1000 * each[key]) for each in (infer, train) for key in keys]
         assert cells == [*expected, f'{train["peak_bytes"] / MIB:.0f}']
 
 
@@ -71,7 +71,7 @@ def test_the_table_of_compiled_models():
             if record is None:
                 assert speed == kernels == peak == ''
                 continue
-            assert kernels == three(1000 * record['kernel_seconds'])
+            assert kernels == shown(1000 * record['kernel_seconds'])
             assert peak == f'{record["peak_bytes"] / MIB:.0f}'
             too_little = card == 'shared' and mode == 'train'
             assert speed == ('' if too_little else f'{record["images_per_second"]:.0f}')

@@ -98,7 +98,7 @@ def cautions(tasks: Sequence[TaskResults]) -> list[str]:
     """
     found = [(task, arm, *both) for task in tasks for arm, both in family(task).items()]
     lines = [
-        f'p is corrected for the comparisons of each task (Holm), not across tasks. Where it is '
+        'p is corrected for the comparisons of each task (Holm), not across tasks. Where it is '
         f'below {LEVEL}, in bold, a difference was found. The intervals are not corrected, and '
         'somewhat too narrow.'
     ]
@@ -122,8 +122,8 @@ def cautions(tasks: Sequence[TaskResults]) -> list[str]:
             f'"No difference was found" does not mean "equal". {powers} Smaller differences may '
             'exist.'
         )
-    if any('poly' in task.compared for task in tasks):
-        lines.append(_scans_of_poly([task for task in tasks if 'poly' in task.compared]))
+    if with_poly := [task for task in tasks if 'poly' in task.compared]:
+        lines.append(_scans_of_poly(with_poly))
     return lines
 
 

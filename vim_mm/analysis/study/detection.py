@@ -21,15 +21,15 @@ _CONFIG = 'mask_rcnn_vim_fashion'
 _TEXT = """## Detection
 
 Mask R-CNN on scenes of garments, 128 x 128, 8,000 to train and 2,000 to test. The model is that of
-`configs/det/mask_rcnn_vim_fashion_*.py`, from random weights, with 4,000 iterations of 8 pictures
+`configs/det/{config}_*.py`, from random weights, with 4,000 iterations of 8 pictures
 in bfloat16. The metrics are COCO's box AP and mask AP in percent, the means over thresholds of IoU
 from 0.5 to 0.95, with the standard deviation over seeds. Differences from the control
 (`{control}`) are paired by seed, in percentage points; COCO's AP of a run is logged to 0.1. They
 are described and not tested: with {count} pairs p would be at least {p:.2g}. So no method can be
 called better or worse. The protocol planned these four methods alone; `foh`, one of the two that
 are worse on `scenes`, was not run.{lacking}"""
-_HOW = """```bash
-CONFIG=configs/det/mask_rcnn_vim_fashion_{method}.py det/run_all_methods.sh \\
+_HOW = f"""```bash
+CONFIG=configs/det/{_CONFIG}_{{method}}.py det/run_all_methods.sh \\
     --methods zoh bilinear poly zoh_exact --seeds 0..2 --amp \\
     --cfg-options train_cfg.max_iters=4000 train_cfg.val_interval=4000
 ```"""
@@ -53,7 +53,11 @@ def detection_section(tasks: Sequence[TaskResults]) -> str:
     return '\n\n'.join(
         [
             _TEXT.format(
-                control=title(first.control), count=count, p=least_p(count), lacking=lacking
+                config=_CONFIG,
+                control=title(first.control),
+                count=count,
+                p=least_p(count),
+                lacking=lacking,
             ),
             markdown_table(without_empty_columns(detection_rows(tasks))),
             f'{machines(facts(run for *_, run in first.entries))}.',

@@ -170,19 +170,16 @@ def in_order(tasks: list[TaskResults]) -> list[TaskResults]:
 def sections(task: TaskResults) -> list[tuple[str, Rows]]:
     """Titles and tables of a task, those that are not empty."""
     as_planned = not task.planned or task.control == CONTROL
-    kind = 'Primary' if task.primary and as_planned else 'Exploratory'
     testable = is_testable(len(task.seeds))
-    kind = kind if testable else 'Described, not tested'
+    secondary = 'Exploratory' if testable else 'Described, not tested'
+    kind = 'Primary' if testable and task.primary and as_planned else secondary
     control = 'the control' if task.control == CONTROL else f'`{title(task.control)}`'
     methods = 'six methods' if len(task.compared) == 6 else 'each method'
     each = [('Each method', summary_rows(task))]
     tested = not task.interim and task.chance is None
     found = [
         (f'{kind}: {methods} against {control}', family_rows(task, power=tested)),
-        (
-            'Exploratory: variants, p not corrected' if testable else f'{kind}: variants',
-            secondary_rows(task),
-        ),
+        (f'{secondary}: variants{", p not corrected" if testable else ""}', secondary_rows(task)),
         ('Other resolutions', resolution_rows(task)),
     ]
     found += [

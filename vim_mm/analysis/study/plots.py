@@ -82,10 +82,9 @@ def _draw_ends(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
 
 def _draw_differences(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
     found = family(task)
-    control = task.metrics(task.control)
     spread = is_testable(len(task.seeds))
     for row, (arm, (comparison, _)) in enumerate(found.items()):
-        points = np.subtract(task.metrics(arm), control)
+        points = comparison.differences
         axes.plot(points, np.full(len(points), row), '.', color=colours[arm], alpha=0.4)
         error = [[comparison.mean - comparison.low], [comparison.high - comparison.mean]]
         error = error if spread else None
