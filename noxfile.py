@@ -37,7 +37,7 @@ HALF, WHOLE = 4, 8  # iterations before and after the resume: few, the slowest s
 VALIDATED = 16  # pictures, all that there are of shapes
 TESTS = (
     'tests/test_compat.py',
-    'tests/engine/checkpoints/test_reading.py',
+    'tests/checkpoints/test_reading.py',
     'tests/engine/test_cli.py',
 )
 CONFIGS = ('seg/upernet_vim_shapes.py', 'det/mask_rcnn_vim_shapes.py', 'cls/vim_fashion_zoh.py')

@@ -52,15 +52,15 @@ def parse_args() -> Namespace:
 
 
 def main(args: Namespace) -> None:
-    from vim_mm.convert import ConversionError, convert_checkpoint, fit
-    from vim_mm.engine.checkpoints.conversion import (
+    from vim_mm.checkpoints import ConversionError, convert_checkpoint, fit
+    from vim_mm.checkpoints.converted_file import (
         as_arguments,
         as_checkpoint,
         differences,
         keep_backbone,
         write,
     )
-    from vim_mm.engine.checkpoints.reading import read_as_data
+    from vim_mm.checkpoints.reading import read_as_data
     from vim_mm.engine.cli import read_config
     from vim_mm.engine.converted_model import build_model, build_target
 

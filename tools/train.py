@@ -54,9 +54,9 @@ def parse_args(arguments: list[str] | None = None) -> Namespace:
 
 def main(args: Namespace) -> None:
     # After the arguments: --help takes no PyTorch.
+    from vim_mm.checkpoints.reading import last_checkpoint
     from vim_mm.engine import build_runner
     from vim_mm.engine.batches.batch import scale_learning_rate
-    from vim_mm.engine.checkpoints.reading import last_checkpoint
     from vim_mm.engine.checks.data import check_data
     from vim_mm.engine.cli import read_config
     from vim_mm.engine.optimization.graphed_step import train_by_graph

@@ -20,8 +20,8 @@ from torch import distributed, nn
 
 from tests.engine.processes import free_port, torchrun_environment
 from tests.engine.toy import Mean, ToyModel, make_runner
+from vim_mm.checkpoints.reading import last_checkpoint
 from vim_mm.engine import VimRunner
-from vim_mm.engine.checkpoints.reading import last_checkpoint
 from vim_mm.engine.determinism import sums_in_any_order
 from vim_mm.engine.processes import (
     choose_allocator,

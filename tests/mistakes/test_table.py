@@ -15,8 +15,8 @@ from mmengine.registry import MODELS
 
 from tests.configs.data_on_disk import write_ade20k, write_coco
 from tests.models.small import small_backbone
+from vim_mm.checkpoints.reading import load_from_local
 from vim_mm.config import config_path, merge_options
-from vim_mm.engine.checkpoints.reading import load_from_local
 from vim_mm.engine.checks.channels import check_channels
 from vim_mm.engine.checks.data import check_data
 from vim_mm.engine.checks.settings import check_settings

@@ -193,7 +193,7 @@ def figures_of(case: Case, args: Namespace) -> dict[str, Any]:
     if case.checkpoint:
         from mmengine.runner import load_checkpoint
 
-        from vim_mm.engine.checkpoints.provenance import check_switches
+        from vim_mm.checkpoints.provenance import check_switches
 
         loaded = load_checkpoint(model, case.checkpoint, map_location='cpu', strict=True)
         check_switches(model, loaded, case.checkpoint, allow=False)

@@ -44,9 +44,9 @@ import torch
 from mmengine.config import Config
 from mmengine.fileio import LocalBackend
 
+from vim_mm.checkpoints.reading import last_checkpoint
 from vim_mm.datasets.shapes import ShapesConfig, write_dataset
 from vim_mm.engine import activate, build_runner
-from vim_mm.engine.checkpoints.reading import last_checkpoint
 from vim_mm.engine.cli import import_task_library
 
 # Everything that draws random numbers is on: flips, order, drop path, dropout of the heads.

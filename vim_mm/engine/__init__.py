@@ -1,9 +1,9 @@
-"""Training: the runner, its optimizers and the checkpoint reader; importing this registers them."""
+"""Training: the runner, its optimizers and hooks; importing this registers them."""
 
+from vim_mm.checkpoints.provenance import CheckpointMismatchError
+from vim_mm.checkpoints.reading import UnsafeCheckpointError
 from vim_mm.engine import flops
 from vim_mm.engine.activation import activate
-from vim_mm.engine.checkpoints.provenance import CheckpointMismatchError
-from vim_mm.engine.checkpoints.reading import UnsafeCheckpointError
 from vim_mm.engine.label_file import LabelFile
 from vim_mm.engine.optimization.averaging import SideEMAHook
 from vim_mm.engine.optimization.flat_data_parallel import FlatDataParallel

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.utils import is_installed
 
+from vim_mm.checkpoints.reading import read_checkpoints_as_data
 from vim_mm.config import resolve_shipped_bases
-from vim_mm.engine.checkpoints.reading import read_checkpoints_as_data
 
 
 @cache
@@ -19,7 +19,7 @@ def activate() -> None:
 
     ``import vim_mm`` registers classes and leaves MMEngine alone. After this call
 
-    - checkpoints are read as data on every path, see :mod:`vim_mm.engine.checkpoints.reading`;
+    - checkpoints are read as data on every path, see :mod:`vim_mm.checkpoints.reading`;
     - ``_base_ = 'vim_mm::seg/upernet_vim_t_bilinear.py'`` finds a config of this package;
     - ``_base_ = 'mmseg::...'`` finds one of MMSegmentation, whichever distribution holds it;
     - MMPretrain can be imported beside a version of transformers that it does not know.

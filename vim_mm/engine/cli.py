@@ -16,10 +16,10 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import load_checkpoint
 from torch import nn
 
+from vim_mm.checkpoints.provenance import check_switches
 from vim_mm.compat import DISTRIBUTIONS
 from vim_mm.config import check_names, merge_options
 from vim_mm.engine.activation import activate
-from vim_mm.engine.checkpoints.provenance import check_switches
 from vim_mm.engine.checks.channels import check_channels
 from vim_mm.engine.checks.data import check_data_root
 from vim_mm.engine.checks.settings import check_settings

@@ -12,9 +12,9 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
+from vim_mm.checkpoints import Conversion, ConversionError
+from vim_mm.checkpoints.container import require
 from vim_mm.config import config_path
-from vim_mm.convert import Conversion, ConversionError
-from vim_mm.convert.container import require
 from vim_mm.engine.activation import activate
 from vim_mm.engine.cli import import_task_library
 from vim_mm.models import VisionMamba

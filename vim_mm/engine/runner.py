@@ -20,13 +20,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from vim_mm.checkpoints.reading import last_checkpoint
 from vim_mm.engine.activation import activate
 from vim_mm.engine.batches.batch import AccumulationHook, Batch, check_pooled_norms, plan_batch
 from vim_mm.engine.batches.randomness import NumberedSampler, SeedIterationHook
 from vim_mm.engine.batches.samples import build_dataloader, ignored_labels
-from vim_mm.engine.checkpoints.missed_validation import MissedValidationHook
-from vim_mm.engine.checkpoints.provenance import ProvenanceHook
-from vim_mm.engine.checkpoints.reading import last_checkpoint
 from vim_mm.engine.checks.classes import ClassesHook
 from vim_mm.engine.determinism import any_algorithms, sums_in_any_order
 from vim_mm.engine.optimization.schedule import fast_forward, reset_values, same_schedule
@@ -36,7 +34,9 @@ from vim_mm.engine.processes import (
     threads_of_environment,
 )
 from vim_mm.engine.watching.late_values import LateRuntimeInfoHook
+from vim_mm.engine.watching.missed_validation import MissedValidationHook
 from vim_mm.engine.watching.nonfinite import NonFiniteLossError, NonFiniteLossHook
+from vim_mm.engine.watching.provenance_hook import ProvenanceHook
 from vim_mm.whole_file import whole_file
 
 

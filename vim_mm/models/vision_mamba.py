@@ -24,7 +24,6 @@ from vim_mm.models.arguments import (
     parse_size,
     parse_ssm_cfg,
 )
-from vim_mm.models.checkpoint import adapt_checkpoint, note_layout
 from vim_mm.models.mamba import Mamba
 from vim_mm.models.patch_embed import PatchEmbed
 from vim_mm.models.paths import (
@@ -35,6 +34,7 @@ from vim_mm.models.paths import (
     why_call_all,
     why_call_norm,
 )
+from vim_mm.models.state_dict import adapt_checkpoint, note_layout
 from vim_mm.models.tokens import (
     CLS_TOKENS,
     insert_cls,

@@ -7,8 +7,8 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 
 from vim_mm import models
-from vim_mm.engine.checkpoints.pretrained import PretrainedBackbone
-from vim_mm.engine.checkpoints.provenance import is_pretrained
+from vim_mm.checkpoints.pretrained import PretrainedBackbone
+from vim_mm.checkpoints.provenance import is_pretrained
 
 
 @MODELS.register_module()
@@ -20,7 +20,7 @@ class VisionMamba(models.VisionMamba, BaseModule):
     Args:
         init_cfg (dict | list[dict], optional): MMEngine's initialization config. A checkpoint of
             ``type='Pretrained'`` is read as data, in any form: see
-            :class:`vim_mm.engine.checkpoints.pretrained.PretrainedBackbone`.
+            :class:`vim_mm.checkpoints.pretrained.PretrainedBackbone`.
     """
 
     def __init__(self, *args: Any, init_cfg: dict | list[dict] | None = None, **kwargs: Any):

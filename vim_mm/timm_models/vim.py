@@ -14,9 +14,9 @@ from timm.models import (
     register_model_deprecations,
 )
 
-from vim_mm.checkpoint_files import CLASSES, NUMPY_FUNCTIONS, read_file
+from vim_mm.checkpoints import CLASSES, NUMPY_FUNCTIONS, read_file
 from vim_mm.compat import safe_globals
-from vim_mm.models.checkpoint import describe_differences
+from vim_mm.models.state_dict import describe_differences
 from vim_mm.timm_models.classifier import VisionMambaClassifier
 
 __all__ = ['checkpoint_filter_fn']  # timm adds the models

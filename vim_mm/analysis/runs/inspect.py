@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from vim_mm.engine.checkpoints.provenance import backbones
+from vim_mm.checkpoints.provenance import backbones
 from vim_mm.models import VisionMamba
 from vim_mm.models.tokens import split_cls
 

@@ -11,7 +11,7 @@ from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS
 
 from vim_mm.analysis.pictures.plots import Region, Sample
-from vim_mm.engine.checkpoints.reading import last_checkpoint
+from vim_mm.checkpoints.reading import last_checkpoint
 from vim_mm.engine.cli import load_model
 from vim_mm.json_lines import read_json_lines
 from vim_mm.progress import progress

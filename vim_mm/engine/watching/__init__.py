@@ -1,1 +1,1 @@
-"""What a training shows while it runs: losses, the first NaN, and the kernels that ran."""
+"""What a training shows while it runs, and notes for whoever continues it or uses its weights."""

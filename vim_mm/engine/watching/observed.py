@@ -19,7 +19,7 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from torch.autograd.profiler import profile
 
-from vim_mm.engine.checkpoints.provenance import code_version
+from vim_mm.checkpoints.provenance import code_version
 from vim_mm.engine.optimization.graphed_step import GraphedStepHook
 from vim_mm.engine.watching.nonfinite import NonFiniteLossError
 from vim_mm.json_lines import read_json

@@ -4,11 +4,11 @@ import pytest
 import torch
 from mmengine.config import Config
 
-from tests.convert import released
+from tests.checkpoints import released
+from vim_mm.checkpoints import convert_checkpoint, fit
+from vim_mm.checkpoints.converted_file import differences
 from vim_mm.config import config_path
-from vim_mm.convert import convert_checkpoint, fit
 from vim_mm.engine import activate
-from vim_mm.engine.checkpoints.conversion import differences
 from vim_mm.engine.converted_model import build_model
 
 PLUS = 'vim_{}_patch16_stride8_224_bimambav2_final_pool_mean_abs_pos_embed_with_midclstok_div2'

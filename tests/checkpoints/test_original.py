@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.convert import original, released
-from vim_mm.convert import convert_checkpoint, fit
+from tests.checkpoints import original, released
+from vim_mm.checkpoints import convert_checkpoint, fit
 from vim_mm.engine.converted_model import build_target
 from vim_mm.models import VisionMamba
 from vim_mm.models.tokens import rotary_table

@@ -249,7 +249,7 @@ def test_a_prefix_that_the_file_lacks_is_told(tmp_path, prefix):
     torch.save(dict(state_dict=weights), tmp_path / 'model.pth')
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            'vim_mm.engine.checkpoints.pretrained.print_log',
+            'vim_mm.checkpoints.pretrained.print_log',
             lambda text, *_, **__: said.append(text),
         )
         init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'model.pth'), prefix=prefix)

@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.convert import released
+from tests.checkpoints import released
 from tests.models.small import small_backbone
 from vim_mm import registered
-from vim_mm.convert import ConversionError, convert_checkpoint, fit, needs_conversion
+from vim_mm.checkpoints import ConversionError, convert_checkpoint, fit, needs_conversion
+from vim_mm.checkpoints.converted_file import describe
+from vim_mm.checkpoints.reading import load_from_local, read_as_data
 from vim_mm.engine import UnsafeCheckpointError
-from vim_mm.engine.checkpoints.conversion import describe
-from vim_mm.engine.checkpoints.reading import load_from_local, read_as_data
 from vim_mm.engine.converted_model import build_target
 
 WIDTH, LAYERS, TOKENS = 16, 4, 17

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from vim_mm.convert import names as naming
-from vim_mm.convert.container import Contents, ConversionError, require, unwrap
-from vim_mm.convert.switches import Switches, find_switches
+from vim_mm.checkpoints import names as naming
+from vim_mm.checkpoints.container import Contents, ConversionError, require, unwrap
+from vim_mm.checkpoints.switches import Switches, find_switches
 from vim_mm.mistakes import did_you_mean
 from vim_mm.models.arguments import parse_arch
-from vim_mm.models.checkpoint import FASTVIM, LAYER_SCALE, other_architecture, plain
+from vim_mm.models.state_dict import FASTVIM, LAYER_SCALE, other_architecture, plain
 from vim_mm.models.vision_mamba import VisionMamba
 
 

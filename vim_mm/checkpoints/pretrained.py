@@ -9,9 +9,9 @@ from mmengine.model.weight_init import PretrainedInit, update_init_info
 from mmengine.runner.checkpoint import load_state_dict
 from torch import Tensor, nn
 
-from vim_mm.convert.container import Contents, ConversionError, unwrap
-from vim_mm.convert.names import backbone_roots
-from vim_mm.engine.checkpoints.reading import read_checkpoint
+from vim_mm.checkpoints.container import Contents, ConversionError, unwrap
+from vim_mm.checkpoints.names import backbone_roots
+from vim_mm.checkpoints.reading import read_checkpoint
 
 
 class PretrainedBackbone(PretrainedInit):

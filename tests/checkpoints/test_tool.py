@@ -9,14 +9,14 @@ import pytest
 import torch
 from mmengine.config import Config
 
-from tests.convert import released
+from tests.checkpoints import released
 from tests.tools.conftest import TOOLS, run_tool
 from vim_mm import registered
-from vim_mm.convert import ConversionError, convert_checkpoint
+from vim_mm.checkpoints import ConversionError, convert_checkpoint
+from vim_mm.checkpoints.converted_file import write
+from vim_mm.checkpoints.provenance import CheckpointMismatchError, check_switches
+from vim_mm.checkpoints.reading import read_as_data
 from vim_mm.engine import activate
-from vim_mm.engine.checkpoints.conversion import write
-from vim_mm.engine.checkpoints.provenance import CheckpointMismatchError, check_switches
-from vim_mm.engine.checkpoints.reading import read_as_data
 from vim_mm.engine.cli import load_model
 from vim_mm.models import VisionMamba
 

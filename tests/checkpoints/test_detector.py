@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from timm.layers import LayerNorm2d
 
-from tests.convert import released
-from tests.convert.test_original import build_on_cpu, relative
-from vim_mm.convert import convert_checkpoint
+from tests.checkpoints import released
+from tests.checkpoints.test_original import build_on_cpu, relative
+from vim_mm.checkpoints import convert_checkpoint
 
 WIDTH, CHANNELS, CLASSES = 16, 8, 3
 

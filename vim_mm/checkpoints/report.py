@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from vim_mm.convert.container import ConversionError
-from vim_mm.convert.conversion import Conversion, is_half
-from vim_mm.models.checkpoint import fit_pos_embed
+from vim_mm.checkpoints.container import ConversionError
+from vim_mm.checkpoints.conversion import Conversion, is_half
+from vim_mm.models.state_dict import fit_pos_embed
 from vim_mm.models.vision_mamba import VisionMamba
 
 _SHOWN = 12  # names in a list of the report

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vim_mm.convert.container import ConversionError
+from vim_mm.checkpoints.container import ConversionError
 from vim_mm.models.tokens import rotary_table
 from vim_mm.ops import METHODS
 

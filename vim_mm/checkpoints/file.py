@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from vim_mm.checkpoint_files.array_pickle import read_arrays
+from vim_mm.checkpoints.array_pickle import read_arrays
 
 _HEAD = 512  # bytes of a file that tell what it is
 # torch's pickles before 1.6 begin with a pickle of this number, in any protocol.

@@ -9,7 +9,7 @@ from mmengine.model import PretrainedInit
 from mmengine.runner.checkpoint import CheckpointLoader
 
 from tests.engine.toy import ToyModel, make_backbone, make_runner
-from vim_mm.engine.checkpoints.provenance import CheckpointMismatchError
+from vim_mm.checkpoints.provenance import CheckpointMismatchError
 
 # Each of them takes the same weights, so that nothing but the note can tell.
 CHANGES = [

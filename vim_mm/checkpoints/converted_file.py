@@ -7,10 +7,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from vim_mm.convert import Conversion
-from vim_mm.convert.conversion import is_half
-from vim_mm.engine.checkpoints.provenance import backbones, code_version
-from vim_mm.models.checkpoint import describe_differences
+from vim_mm.checkpoints.conversion import Conversion, is_half
+from vim_mm.checkpoints.provenance import backbones, code_version
+from vim_mm.models.state_dict import describe_differences
 from vim_mm.whole_file import whole_file
 
 

@@ -24,10 +24,12 @@ from mmengine.runner.checkpoint import (
     get_torchvision_models,
 )
 
-from vim_mm.checkpoint_files import CLASSES, NUMPY_FUNCTIONS, read_file
+from vim_mm.checkpoints.array_pickle import CLASSES, NUMPY_FUNCTIONS
+from vim_mm.checkpoints.container import ConversionError
+from vim_mm.checkpoints.conversion import convert_checkpoint, needs_conversion
+from vim_mm.checkpoints.converted_file import as_checkpoint, describe
+from vim_mm.checkpoints.file import read_file
 from vim_mm.compat import safe_globals
-from vim_mm.convert import ConversionError, convert_checkpoint, needs_conversion
-from vim_mm.engine.checkpoints.conversion import as_checkpoint, describe
 
 HISTORY_STATISTICS = ('min', 'max', 'current', 'mean')
 

@@ -16,9 +16,9 @@ from mmengine.runner.checkpoint import CheckpointLoader
 from torch.serialization import MAGIC_NUMBER
 
 from tests.engine.toy import ToyModel, make_backbone, make_runner
+from vim_mm.checkpoints import reading
+from vim_mm.checkpoints.reading import NonFiniteWeightsError
 from vim_mm.engine import UnsafeCheckpointError, activate
-from vim_mm.engine.checkpoints import reading
-from vim_mm.engine.checkpoints.reading import NonFiniteWeightsError
 
 activate()
 
@@ -156,7 +156,7 @@ def test_urls_are_read_as_files_are(tmp_path, monkeypatch):
 
 def test_no_reader_of_mmengine_is_left():
     modules = {loader.__module__ for loader in CheckpointLoader._schemes.values()}
-    assert modules == {'vim_mm.engine.checkpoints.reading'}
+    assert modules == {'vim_mm.checkpoints.reading'}
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""Files of weights: how they are read, what they say of a model, and what is written."""
