@@ -1,5 +1,6 @@
 """What timm's own tests of its models assert, of ours. TorchScript and FX are left out."""
 
+import copy
 import math
 import pickle
 from argparse import Namespace
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from timm.models import group_parameters
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+from timm.utils import ModelEmaV3
 
 from tests.models.small import scramble
 from vim_mm.models import VisionMamba
@@ -263,6 +265,19 @@ def test_groups_of_parameters(class_token):
     assert layers['norm_f.weight'] == 4 and layers['head.weight'] == 5
     scales = {group['lr_scale'] for group in groups}
     assert scales == {0.75**i for i in range(6)}
+
+
+def test_a_copy_names_the_same_parameters():
+    model = create()
+    names = model.no_weight_decay()
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+    for other in (model, copy.deepcopy(model), ModelEmaV3(model).module):
+        assert other.no_weight_decay() == names
+        groups = param_groups_weight_decay(other, 0.05, no_weight_decay_list=names)
+        undecayed = {
+            id(p) for group in groups if not group['weight_decay'] for p in group['params']
+        }
+        assert {id(p) for n, p in other.named_parameters() if n in names} <= undecayed
 
 
 @pytest.mark.parametrize('class_token', ['none', 'middle'])

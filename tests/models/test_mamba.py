@@ -131,13 +131,11 @@ def test_dt_init_b_vim_leaves_the_backward_direction_to_pytorch():
     assert weight.std() > 0.1 and weight.abs().max() <= 0.5  # Linear: uniform in +-rank^-0.5
 
 
-def test_no_weight_decay_marks():
-    marked = {
-        name
-        for name, param in Mamba(8).named_parameters()
-        if getattr(param, '_no_weight_decay', False)
-    }
-    assert marked == {'A_log', 'A_b_log', 'D', 'D_b', 'dt_proj.bias', 'dt_proj_b.bias'}
+@pytest.mark.parametrize('bimamba_type', ['none', 'v1', 'v2'])
+def test_no_weight_decay(bimamba_type):
+    forward, backward = {'A_log', 'D', 'dt_proj.bias'}, {'A_b_log', 'D_b', 'dt_proj_b.bias'}
+    expected = {'none': forward, 'v1': forward | {'A_b_log'}, 'v2': forward | backward}
+    assert Mamba(8, bimamba_type=bimamba_type).no_weight_decay() == expected[bimamba_type]
 
 
 def test_if_divide_out_halves_v2_only():

@@ -244,10 +244,9 @@ def test_layer_depths_are_those_of_mmpretrains_transformer(prefix):
         assert ours.get_layer_depth(name, prefix) == expected, name
 
 
-def test_no_weight_decay_marks_of_the_embeddings():
+def test_no_weight_decay_of_the_embeddings():
     model = small_backbone(cls_token='double')
-    marked = {n for n, p in model.named_parameters() if getattr(p, '_no_weight_decay', False)}
-    assert {n for n in marked if '.mixer.' not in n} == {
+    assert {n for n in model.no_weight_decay() if '.mixer.' not in n} == {
         'pos_embed',
         'cls_token_head',
         'cls_token_tail',

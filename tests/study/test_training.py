@@ -21,7 +21,7 @@ from other_models import PEERS
 from pool import Plan, run_all
 from results import Job, append, finished, read_lines, spread
 from tasks import TASKS, Split
-from training import Settings, Step, build, learning_rate, measure_step, train
+from training import Settings, Step, build, learning_rate, make_optimizer, measure_step, train
 
 from tests.tools.conftest import run_tool
 from vim_mm.ops import METHODS
@@ -91,7 +91,8 @@ def test_peers_are_what_their_names_say(tiny_tasks):
     patches, positions, head, norm = 4 * 128 + 128, 196 * 128, 1290, 256
     assert sizes['deit'] == 6 * block + patches + positions + head + norm
     net = build('deit', task, 0, Settings())
-    assert net.pos_embed._no_weight_decay
+    kept = make_optimizer(net, torch.tensor(1e-3), Settings()).param_groups[1]['params']
+    assert any(param is net.pos_embed for param in kept)
 
 
 def test_costs_are_of_the_arms_that_run(monkeypatch, tmp_path):

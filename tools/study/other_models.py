@@ -13,7 +13,7 @@ def deit(size: Size, drop_path: float) -> nn.Module:
 
     DeiT's block, heads of 64 channels; the mean over tokens, as the study's models, no class token.
     """
-    net = VisionTransformer(
+    return VisionTransformer(
         img_size=size.image,
         patch_size=size.patch,
         in_chans=1,
@@ -25,10 +25,6 @@ def deit(size: Size, drop_path: float) -> nn.Module:
         global_pool='avg',
         drop_path_rate=drop_path,
     )
-    for name in net.no_weight_decay():
-        if name in dict(net.named_parameters()):
-            net.get_parameter(name)._no_weight_decay = True
-    return net
 
 
 def resnet18(size: Size, drop_path: float) -> nn.Module:

@@ -13,6 +13,7 @@ from tasks import Data, Task, loss_of, test, test_resolutions
 from torch import Tensor, nn
 
 from vim_mm.engine.watching.observed import card
+from vim_mm.models.weight_decay import undecayed_parameters
 
 _TESTS = 5  # points of a learning curve
 _WARM_UP_CALLS = 3  # of a step, before it is captured
@@ -59,8 +60,9 @@ def build(arm: str, task: Task, seed: int, settings: Settings) -> nn.Module:
 def make_optimizer(net: nn.Module, lr: Tensor, settings: Settings) -> torch.optim.AdamW:
     """AdamW that reads its learning rate from a tensor; no decay of vectors and of what says so."""
     groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    undecayed = undecayed_parameters(net)
     for param in net.parameters():
-        groups[param.ndim > 1 and not getattr(param, '_no_weight_decay', False)].append(param)
+        groups[param.ndim > 1 and param not in undecayed].append(param)
     return torch.optim.AdamW(
         [
             {'params': groups[True], 'weight_decay': settings.weight_decay},

@@ -61,6 +61,11 @@ class SharedMaskCascadeRoIHead(CascadeRoIHead):
             rpn_results_list (InstanceList): Proposals of each image.
             batch_data_samples (SampleList): Images with their ground truth.
         """
+        if len(rpn_results_list) != len(batch_data_samples):
+            raise ValueError(
+                f'rpn_results_list must have one entry for each of {len(batch_data_samples)} '
+                f'samples, got {len(rpn_results_list)}'
+            )
         truth, ignored, metas = unpack_gt_instances(batch_data_samples)
         boxes = [result.bboxes for result in rpn_results_list]
         losses = {}
@@ -99,7 +104,7 @@ class SharedMaskCascadeRoIHead(CascadeRoIHead):
     ) -> list[Tensor]:
         """Boxes (n, 4) of each image after a stage, clipped to the image."""
         head = self.bbox_head[stage]
-        parts = zip(rois[:, 1:].split(counts), deltas.split(counts), metas)
+        parts = zip(rois[:, 1:].split(counts), deltas.split(counts), metas, strict=True)
         return [head.regress_by_class(b, None, delta, meta) for b, delta, meta in parts]
 
     def _refine_roi(

@@ -168,8 +168,6 @@ class Mamba(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.empty(self.d_inner, d_state)))
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias)
 
-        for param in (*self._each('D'), *self._each('dt_proj', 'bias'), *self._all_A_log()):
-            param._no_weight_decay = True
         self.reset_parameters()
 
     def _add_parameters(self, end: str, d_conv: int, conv_bias: bool) -> None:
@@ -189,6 +187,18 @@ class Mamba(nn.Module):
 
     def _all_A_log(self) -> list[nn.Parameter]:
         return [getattr(self, name) for name in self.A_names]
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that are not decayed: A, D and the bias of ``dt``."""
+        own = {*self.A_names, *(f'D{end}' for end in self.endings)}
+        biased = {f'dt_proj{end}' for end in self.endings}
+        # By parts of the names: a parametrization or an adapter puts others between them.
+        parts = {name: name.split('.') for name, _ in self.named_parameters()}
+        return {
+            name
+            for name, of in parts.items()
+            if not own.isdisjoint(of) or (of[0] in biased and of[-1] == 'bias')
+        }
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -43,6 +43,7 @@ from vim_mm.models.tokens import (
     rotate,
     split_cls,
 )
+from vim_mm.models.weight_decay import undecayed_parameters
 from vim_mm.ops.block import add_rms_norm, fused_block
 
 OUT_TYPES = ('featmap', 'cls_token', 'avg_featmap', 'raw')
@@ -270,8 +271,6 @@ class VisionMamba(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.empty(1, 1, self.embed_dims)))
         pos_embed = torch.empty(1, num_patches + num_cls, self.embed_dims)
         self.pos_embed = nn.Parameter(pos_embed) if if_abs_pos_embed else None
-        for param in self._embeddings():
-            param._no_weight_decay = True
 
     def _make_layers(self, drop_path_rate: float, mixer_cfg: dict) -> None:
         depth = self.num_layers
@@ -323,6 +322,15 @@ class VisionMamba(nn.Module):
         super().train(mode)
         self._freeze()
         return self
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that are not decayed: embeddings, and those of the mixers."""
+        own, of_mixers = {*self.cls_names, 'pos_embed'}, undecayed_parameters(self.layers)
+        return {
+            name
+            for name, param in self.named_parameters()
+            if param in of_mixers or not own.isdisjoint(name.split('.'))
+        }
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """Depth of a parameter for layer-wise learning rates, as mmpretrain's backbones tell it.

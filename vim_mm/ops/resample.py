@@ -179,6 +179,11 @@ def _differentiates(x: Tensor) -> bool:
     return x.dim() == 4 and x.is_floating_point() and x.requires_grad and torch.is_grad_enabled()
 
 
+def _is_size(size) -> bool:
+    """Whether it is one of two dimensions; what else PyTorch makes of it is PyTorch's to say."""
+    return isinstance(size, int) or (isinstance(size, list | tuple) and len(size) == 2)
+
+
 def _interpolate(
     input: Tensor,
     size=None,
@@ -190,6 +195,7 @@ def _interpolate(
 ) -> Tensor | None:
     """:func:`resize` for a call of ``F.interpolate``, None where it does something else."""
     other = scale_factor is not None or recompute_scale_factor or antialias
+    other = other or not _is_size(size)
     if other or mode not in ('bilinear', 'bicubic') or not _differentiates(input):
         return None
     size = (size, size) if isinstance(size, int) else tuple(int(n) for n in size)
@@ -198,6 +204,6 @@ def _interpolate(
 
 def _adaptive_avg_pool2d(input: Tensor, output_size) -> Tensor | None:
     """:func:`adaptive_average_pool` for a call of ``F.adaptive_avg_pool2d``, or None."""
-    if not _differentiates(input):
+    if not _differentiates(input) or not _is_size(output_size):
         return None
     return adaptive_average_pool(input, pooled_size(input, output_size))

@@ -18,10 +18,15 @@ def FastHead(of: str, **cfg) -> nn.Module:
 
     Raises:
         TypeError: The type is no subclass of ``BaseDecodeHead``.
+        ValueError: Its losses do not fit its output channels, see
+            :func:`vim_mm.segmentation.guards.check_losses`.
     """
+    from vim_mm.segmentation.guards import check_losses
     from vim_mm.segmentation.heads import fast_head_class
 
-    return fast_head_class(of)(**cfg)
+    head = fast_head_class(of)(**cfg)
+    check_losses(head)
+    return head
 
 
 @MODELS.register_module()

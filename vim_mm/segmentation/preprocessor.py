@@ -5,6 +5,7 @@ from typing import Any
 from mmseg.models import SegDataPreProcessor
 
 from vim_mm.compat import without_channel_swap
+from vim_mm.segmentation.guards import check_batch, check_channels_swap
 
 
 class FastSegDataPreProcessor(SegDataPreProcessor):
@@ -18,9 +19,12 @@ class FastSegDataPreProcessor(SegDataPreProcessor):
     def forward(self, data: dict, training: bool = False) -> dict[str, Any]:
         """As in ``SegDataPreProcessor``."""
         data = self.cast_data(data)
+        if training:
+            check_batch(data['inputs'], data.get('data_samples'), self.size)
         others, swaps_channels = without_channel_swap(self)
         if not swaps_channels or data['inputs'][0].size(0) != 3:
             return super().forward(data, training)
+        check_channels_swap(data['inputs'])
         others.cast_data = lambda cast: cast  # done above
         data['inputs'] = [image.flip(0) for image in data['inputs']]
         return SegDataPreProcessor.forward(others, data, training)

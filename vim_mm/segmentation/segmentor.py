@@ -10,6 +10,8 @@ from mmseg.models.utils import resize
 from mmseg.structures import SegDataSample
 from torch import Tensor
 
+from vim_mm.segmentation.guards import check_logits, check_samples, check_windows
+
 # Bytes that the logits of a chunk of classes take at most, unless those of one class take more.
 CHUNK_BYTES = 256 * 2**20
 # Logits of a window (B, C, h, w), the size that they are enlarged to, and its top left corner.
@@ -28,8 +30,16 @@ class FastEncoderDecoder(EncoderDecoder):
     heads that predict in a way of their own.
     """
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if self.test_cfg is not None:
+            check_windows('model.test_cfg', self.test_cfg)
+
     def predict(self, inputs: Tensor, data_samples: list | None = None) -> list:
         """As in ``EncoderDecoder``, without ``seg_logits``."""
+        check_windows('model.test_cfg', self.test_cfg)  # which may have changed
+        if data_samples is not None:
+            check_samples(data_samples, len(inputs))
         if not self.predicts_in_chunks():
             return super().predict(inputs, data_samples)
         if data_samples is None:
@@ -43,7 +53,9 @@ class FastEncoderDecoder(EncoderDecoder):
             size = tuple(inputs.shape[2:])
             windows = list(self._slide(inputs))
         else:
-            windows = [(self.decode_head(self.extract_feat(inputs)), size, (0, 0))]
+            logits = self.decode_head(self.extract_feat(inputs))
+            check_logits(logits, len(inputs))
+            windows = [(logits, size, (0, 0))]
         for i, sample in enumerate(data_samples):
             own = [(logits[i : i + 1], enlarged, at) for logits, enlarged, at in windows]
             labels = self.labels(own, size, None if metas is None else metas[i])
@@ -83,6 +95,7 @@ class FastEncoderDecoder(EncoderDecoder):
         for top, left in self.corners(inputs.shape[2:]):
             window = inputs[:, :, top : top + crop[0], left : left + crop[1]]
             logits = self.decode_head(self.extract_feat(window))
+            check_logits(logits, len(inputs), self.out_channels)
             yield logits, tuple(window.shape[2:]), (top, left)
 
     def labels(self, windows: list[Window], size: tuple[int, int], meta: dict | None) -> Tensor:

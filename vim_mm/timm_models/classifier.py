@@ -144,7 +144,6 @@ class VisionMambaClassifier(VisionMamba):
             old = self.pos_embed
             resized = self.resize_pos_embed(old.detach(), self.grid, grid, self.placement)
             self.pos_embed = nn.Parameter(resized, requires_grad=old.requires_grad)
-            self.pos_embed._no_weight_decay = True  # type: ignore[attr-defined]
         self.grid = grid
 
     def _resize_patches(self, patch_size: int | tuple[int, int]) -> None:
@@ -166,10 +165,6 @@ class VisionMambaClassifier(VisionMamba):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute layers in backward to save memory."""
         self.with_cp = enable
-
-    def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that are not decayed, whatever their dimension."""
-        return {n for n, p in self.named_parameters() if getattr(p, '_no_weight_decay', False)}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Patterns of names, from the input to the output, for layer-wise learning rates."""

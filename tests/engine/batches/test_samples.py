@@ -151,7 +151,9 @@ def test_a_label_beyond_the_classes_is_named(shapes):
     pixels = np.array(Image.open(labels))
     pixels[3, 3] = 9
     Image.fromarray(pixels).save(labels)
-    with pytest.raises(SampleError, match='a label is 8, but there are 7 classes') as caught:
+    with pytest.raises(
+        SampleError, match=r'the label 9; .* a label is 8, but there are 7 classes'
+    ) as caught:
         first_sample(shapes)
     assert str(caught.value).startswith(str(labels))
 

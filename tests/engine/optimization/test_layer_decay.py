@@ -1,8 +1,12 @@
+import copy
+import pickle
+
 import pytest
 import torch
-from mmengine.model import BaseModel
+from mmengine.model import BaseModel, ExponentialMovingAverage
 from mmengine.optim import build_optim_wrapper
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from tests.models.small import small_backbone
 from vim_mm.engine.optimization import layer_decay  # noqa: F401  registers the constructor
@@ -84,6 +88,108 @@ def test_wrapped_model_has_the_same_groups():
     model = Segmentor()
     plain = settings(model, build(model, layer_decay_rate=RATE))
     assert settings(model, build(Wrapper(model), layer_decay_rate=RATE)) == plain
+
+
+def as_copied(model):
+    return copy.deepcopy(model)
+
+
+def as_pickled(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+def as_assigned(model):
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+    return model
+
+
+def from_meta(model):
+    return copy.deepcopy(model).to('meta').to_empty(device='cpu')
+
+
+def with_new_parameters(model):
+    before = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        return model.double()
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(before)
+
+
+def with_new_parameters_by_hand(model):
+    for module in model.modules():
+        for name, param in [*module.named_parameters(recurse=False)]:
+            setattr(module, name, nn.Parameter(param.detach().clone(), param.requires_grad))
+    return model
+
+
+ROUTES = [
+    as_copied,
+    as_pickled,
+    as_assigned,
+    from_meta,
+    with_new_parameters,
+    with_new_parameters_by_hand,
+    lambda model: AveragedModel(model).module,
+    lambda model: ExponentialMovingAverage(model).module.requires_grad_(True),
+]
+
+
+@pytest.mark.parametrize('route', ROUTES)
+def test_a_model_whose_parameters_are_new_has_the_same_groups(route):
+    model = Segmentor()
+    expected = settings(model, build(model, layer_decay_rate=RATE))
+    names = model.backbone.no_weight_decay()
+    assert {'pos_embed', 'cls_token', 'layers.0.mixer.A_log', 'layers.1.mixer.A_b_log'} < names
+    model = route(model)
+    assert settings(model, build(model, layer_decay_rate=RATE)) == expected
+    assert model.backbone.no_weight_decay() == names
+
+
+@pytest.mark.parametrize('wrapper', [Wrapper, nn.Sequential, torch.compile])
+def test_a_wrapped_mixer_keeps_its_names(wrapper):
+    model = Segmentor()
+    plain = build(model).optimizer.param_groups
+    layer = model.backbone.layers[0]
+    layer.mixer = wrapper(layer.mixer)
+    for group, expected in zip(build(model).optimizer.param_groups, plain, strict=True):
+        assert group['weight_decay'] == expected['weight_decay']
+        assert {*map(id, group['params'])} == {*map(id, expected['params'])}
+
+
+def test_a_parametrized_matrix_is_not_decayed():
+    model = Segmentor()
+    nn.utils.parametrize.register_parametrization(model.backbone.layers[0].mixer, 'A_log', Same())
+    nn.utils.parametrize.register_parametrization(model.backbone, 'pos_embed', Same())
+    found = settings(model, build(model))
+    for name in ('layers.0.mixer.parametrizations.A_log', 'parametrizations.pos_embed'):
+        assert found[f'backbone.{name}.original'] == (LR, 0.0)
+
+
+class Same(nn.Module):
+    def forward(self, x):
+        return x
+
+
+class OfTimm(nn.Module):
+    """Says what it does not decay as timm's models do, also of what it lacks."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(2, 2))
+        self.weight = nn.Parameter(torch.ones(2, 2))
+
+    def no_weight_decay(self):
+        return {'table', 'dist_token'}
+
+
+def test_models_of_other_libraries_say_what_they_do_not_decay():
+    model = nn.ModuleDict(dict(ours=Segmentor(), theirs=OfTimm(), marked=nn.Linear(2, 2)))
+    model['marked'].weight._no_weight_decay = True  # as mamba_ssm does
+    found = settings(model, build(model))
+    assert found['theirs.table'] == found['marked.weight'] == (LR, 0.0)
+    assert found['theirs.weight'] == (LR, DECAY)
+    assert found['ours.backbone.pos_embed'] == (LR, 0.0)
 
 
 def test_without_a_rate_all_learn_at_the_full_one():

@@ -1,23 +1,23 @@
 """Between dataset and loader: samples drawn reproducibly, and faulty ones named by their files."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import torch
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS
+from mmengine.structures import BaseDataElement
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from vim_mm.engine.batches.batch import Steps
+from vim_mm.engine.batches.files import is_cut_off, why_unreadable, wrapped_label
 from vim_mm.engine.batches.loading import fit_workers
 from vim_mm.engine.batches.randomness import NumberedIndex, seed_sample
 
 # What the heads of MMSegmentation ignore unless they are told another.
 IGNORED_LABEL = 255
-# By these a file of its kind ends, apart from what other programs append.
-_ENDINGS = {'.jpg': b'\xff\xd9', '.jpeg': b'\xff\xd9', '.png': b'IEND'}
-_TAIL = 1024
 
 
 class SampleError(RuntimeError):
@@ -34,15 +34,20 @@ class CheckedDataset(Dataset):
         dataset (Mapping): Config of the dataset.
         seed (int, optional): Of the run. None leaves random numbers as they are.
         ignored (Sequence[int]): Labels of pixels that are of no class.
+        truth (Sequence[str]): Names, one of which a data sample must have, such as 'gt_label'.
 
     Raises:
         SampleError: The annotations of the whole dataset cannot be read.
     """
 
     def __init__(
-        self, dataset: Mapping, seed: int | None, ignored: Sequence[int] = (IGNORED_LABEL,)
+        self,
+        dataset: Mapping,
+        seed: int | None,
+        ignored: Sequence[int] = (IGNORED_LABEL,),
+        truth: Sequence[str] = (),
     ):
-        self.seed, self.ignored = seed, ignored
+        self.seed, self.ignored, self.truth = seed, ignored, truth
         try:
             self.dataset = DATASETS.build(dataset)
             if hasattr(self.dataset, 'full_init'):
@@ -55,6 +60,11 @@ class CheckedDataset(Dataset):
             if 'at least one array' in reason:  # NumPy's, when all pictures were filtered out
                 reason = 'no picture with an object of the classes is left.'
             raise SampleError(f'{file}: {reason}') from error
+        self._labels_in_8_bits = any(
+            getattr(type(load), '_load_seg_map', load).__module__.startswith('mmseg.')
+            for inner, _ in leaves(self.dataset, '')
+            for load in loading_transforms(inner)
+        )
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -80,22 +90,40 @@ class CheckedDataset(Dataset):
             raise SampleError(self._describe(index, error)) from error
         paths = self._paths(index)
         for path in paths:
-            if _is_cut_off(path):
+            if is_cut_off(path):
                 raise SampleError(f'{path}: the file is cut off.')
-        if problem := _label_problem(sample, self._num_classes(), self.ignored):
+        if problem := self._problem(sample, index):
             raise SampleError(f'{paths[-1] if paths else f"sample {index}"}: {problem}')
         return sample
+
+    def _problem(self, sample, index: int) -> str | None:
+        """What is wrong with the truth of a sample."""
+        truth = sample.get('data_samples') if isinstance(sample, Mapping) else None
+        if not isinstance(truth, BaseDataElement):
+            return None
+        info = self._info(index)
+        if self.truth and not any(name in truth for name in self.truth):
+            return (
+                f'the sample has no {" nor ".join(self.truth)}: its dataset or its pipeline '
+                '(LoadAnnotations) gives none.'
+            )
+        path = info.get('seg_map_path')
+        if self._labels_in_8_bits and isinstance(path, str) and (problem := wrapped_label(path)):
+            return problem
+        return _label_problem(sample, truth, self._num_classes(), self.ignored, info)
 
     def _num_classes(self) -> int | None:
         metainfo = getattr(self.dataset, 'metainfo', None) or {}
         classes = metainfo.get('classes')
         return None if classes is None else len(classes)
 
+    def _info(self, index: int) -> Mapping:
+        get = getattr(self.dataset, 'get_data_info', None)
+        return {} if get is None else get(index)
+
     def _paths(self, index: int) -> list[str]:
         """Files of a sample: its picture and, last, its map of labels if it has one."""
-        if not hasattr(self.dataset, 'get_data_info'):
-            return []
-        info = self.dataset.get_data_info(index)
+        info = self._info(index)
         paths = [info.get('img_path'), info.get('seg_map_path')]
         return [path for path in paths if isinstance(path, str)]
 
@@ -108,42 +136,39 @@ class CheckedDataset(Dataset):
         name = ' with '.join(paths) or f'sample {index}'
         if isinstance(error, KeyError) and error.args == ('mask',):
             return f'{name}: an object of it has no segmentation, and the pipeline loads masks.'
+        if isinstance(error, KeyError) and error.args:
+            return (
+                f'{name}: a transform asks for {error.args[0]!r}, which this sample does not have.'
+            )
         return f'{name}: {type(error).__name__}: {error}'
 
 
-def why_unreadable(path: str) -> str | None:
-    """Why a file is no picture, in words that follow its name; None for one that is."""
-    from PIL import Image
-
-    if not Path(path).is_file():
-        return None if '://' in path else 'there is no such file.'
-    try:
-        with Image.open(path) as picture:
-            picture.load()
-    except Exception as error:  # Pillow raises of every kind
-        return f'not a picture that can be read ({str(error).replace(path, "the file")}).'
-    return None
+def leaves(dataset, name: str) -> Iterator[tuple]:
+    """The datasets inside of one that repeats, joins or mixes them, with their names."""
+    if hasattr(dataset, 'datasets'):
+        for i, each in enumerate(dataset.datasets):
+            yield from leaves(each, f'{name}.datasets.{i}')
+    elif hasattr(dataset, 'dataset'):
+        yield from leaves(dataset.dataset, f'{name}.dataset')
+    else:
+        yield dataset, name
 
 
-def _is_cut_off(path: str) -> bool:
-    """Whether a JPEG or PNG lacks its end; OpenCV reads such files, and fills in grey."""
-    file = Path(path)
-    ending = _ENDINGS.get(file.suffix.lower())
-    if ending is None or not file.is_file():
-        return False
-    with file.open('rb') as stream:
-        size = stream.seek(0, 2)
-        stream.seek(max(size - _TAIL, 0))
-        if ending in stream.read():
-            return False
-        stream.seek(0)  # something long may be appended
-        return ending not in stream.read()
+def loading_transforms(dataset) -> list:
+    """The transforms by which the pipeline of a dataset begins, and which read its files."""
+    transforms = getattr(getattr(dataset, 'pipeline', None), 'transforms', None) or []
+    return [*takewhile(lambda each: type(each).__name__.startswith('Load'), transforms)]
 
 
-def _label_problem(sample, num_classes: int | None, ignored: Sequence[int]) -> str | None:
+def _label_problem(
+    sample: Mapping,
+    truth: BaseDataElement,
+    num_classes: int | None,
+    ignored: Sequence[int],
+    info: Mapping,
+) -> str | None:
     """What is wrong with the labels of a segmentation or detection sample."""
-    truth = sample.get('data_samples') if isinstance(sample, Mapping) else None
-    if truth is None or num_classes is None:
+    if num_classes is None:
         return None
     if 'gt_sem_seg' in truth:
         labels = truth.gt_sem_seg.data
@@ -160,7 +185,7 @@ def _label_problem(sample, num_classes: int | None, ignored: Sequence[int]) -> s
                 return f'the map of labels has {shape} pixels, the picture {picture}.'
         for label in ignored:
             labels = labels[labels != label]
-        problem = _out_of_range(labels, num_classes)
+        problem = _out_of_range(labels, num_classes, bool(info.get('reduce_zero_label')))
         if problem is None or IGNORED_LABEL in ignored:
             return problem
         return f'{problem} Of other labels the heads ignore {[*ignored] or "none"}.'
@@ -173,14 +198,18 @@ def _label_problem(sample, num_classes: int | None, ignored: Sequence[int]) -> s
     return None
 
 
-def _out_of_range(labels: torch.Tensor, num_classes: int) -> str | None:
+def _out_of_range(labels: torch.Tensor, num_classes: int, reduced: bool = False) -> str | None:
+    """What is wrong with labels, as the file has them if they were ``reduced`` by one."""
     if labels.numel() == 0:
         return None
     low, high = (int(x) for x in labels.aminmax())
     if low >= 0 and high < num_classes:
         return None
     value = low if low < 0 else high
-    return f'a label is {value}, but there are {num_classes} classes, from 0.'
+    problem = f'a label is {value}, but there are {num_classes} classes, from 0.'
+    if reduced and value != IGNORED_LABEL:  # which 0 and 255 of the file become
+        return f'the file has the label {value + 1}; after reduce_zero_label {problem}'
+    return problem
 
 
 def ignored_labels(model: nn.Module) -> list[int]:

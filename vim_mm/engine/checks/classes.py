@@ -10,6 +10,8 @@ from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 from torch import nn
 
+from vim_mm.engine.batches.samples import leaves
+
 # The heads of MMSegmentation, MMDetection and MMPretrain whose num_classes are those of the data
 # set; an RPN has one class, and a semantic branch of a detector has classes of its own.
 _HEAD = re.compile(r'(^|\.)((decode|auxiliary|bbox|mask|panoptic)_head|head)(\.\d+)?$')
@@ -56,7 +58,7 @@ def check_class_names(dataset, name: str) -> None:
     Raises:
         ValueError: A class has the name of another one, or no objects at all.
     """
-    for inner, its_name in _inner(dataset, name):
+    for inner, its_name in leaves(dataset, name):
         classes = (getattr(inner, 'metainfo', None) or {}).get('classes')
         if classes is None:
             continue
@@ -65,17 +67,6 @@ def check_class_names(dataset, name: str) -> None:
             _check_categories([*classes], inner, its_name)
         elif isinstance(folders := getattr(inner, 'folder_to_idx', None), dict):
             _check_folders([*classes], folders, its_name)
-
-
-def _inner(dataset, name: str) -> Iterator[tuple]:
-    """The datasets inside of one that repeats, joins or mixes them, with their names."""
-    if hasattr(dataset, 'datasets'):
-        for i, each in enumerate(dataset.datasets):
-            yield from _inner(each, f'{name}.datasets.{i}')
-    elif hasattr(dataset, 'dataset'):
-        yield from _inner(dataset.dataset, f'{name}.dataset')
-    else:
-        yield dataset, name
 
 
 def _category_names(dataset) -> list[str] | None:

@@ -6,7 +6,8 @@ from mmengine.config import Config
 from mmengine.registry import OPTIMIZERS
 
 from vim_mm.mistakes import did_you_mean
-from vim_mm.models.arguments import check_bools, check_choice, check_int, check_number
+from vim_mm.models.arguments import check_bools, check_int, check_number
+from vim_mm.segmentation.guards import check_windows
 
 _MOST_SEED = 2**32 - 1  # NumPy's
 _NUMBERS = ('lr', 'weight_decay', 'momentum', 'eps')  # of optimizers
@@ -42,7 +43,7 @@ def check_settings(cfg: Config) -> None:
         check_int('default_hooks.logger.interval', logger['interval'])
     if cfg.get('default_scope') == 'mmseg':
         model = _part(cfg, 'model')
-        _check_windows(_part(model, 'test_cfg'))
+        check_windows('model.test_cfg', _part(model, 'test_cfg'))
         # MMEngine puts one that stands beside the model into it.
         preprocessor = _part(model, 'data_preprocessor') or _part(cfg, 'data_preprocessor')
         _check_ignored_label(model, preprocessor)
@@ -86,20 +87,6 @@ def _check_randomness(randomness: Mapping) -> None:
             check_bools(**{f'randomness.{name}': value})
         elif value is not None:
             check_int('randomness.seed', value, 0, _MOST_SEED)
-
-
-def _check_windows(test_cfg: Mapping) -> None:
-    mode = test_cfg.get('mode', 'whole')
-    check_choice('model.test_cfg.mode', mode, ('whole', 'slide'))
-    for name in ('crop_size', 'stride') if mode == 'slide' else ():
-        value = test_cfg.get(name)
-        if not isinstance(value, list | tuple) or len(value) != 2:
-            raise ValueError(
-                f"model.test_cfg.{name} must be two integers with model.test_cfg.mode='slide', "
-                f'got {value!r}'
-            )
-        for side in value:
-            check_int(f'model.test_cfg.{name}', side)
 
 
 def _check_ignored_label(model: Mapping, preprocessor: Mapping) -> None:

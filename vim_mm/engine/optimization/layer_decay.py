@@ -7,6 +7,8 @@ from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+from vim_mm.models.weight_decay import undecayed_parameters
+
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
@@ -15,14 +17,14 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     The learning rate of depth d out of n is multiplied by ``layer_decay_rate ** (n - 1 - d)``,
     where ``model.backbone.get_layer_depth(name, 'backbone.')`` tells (d, n): heads and necks keep
     the full one. At a rate of 1 any model will do.
-    Weights of one dimension (unless ``flat_decay_mult`` says otherwise) and those that carry
-    ``_no_weight_decay`` (unless ``marked_decay_mult`` does) are not decayed.
+    Weights of one dimension (unless ``flat_decay_mult`` says otherwise) and those that a module's
+    ``no_weight_decay()`` names (unless ``marked_decay_mult`` does) are not decayed.
 
     Args:
         optim_wrapper_cfg (dict): As in MMEngine; the optimizer needs a ``lr``.
         paramwise_cfg (dict, optional): ``layer_decay_rate`` (float, 1.0 by default),
             ``marked_decay_mult`` (float, 0.0 by default: what multiplies the weight decay of
-            parameters with the mark), and whatever MMEngine's constructor takes; multipliers
+            such parameters), and whatever MMEngine's constructor takes; multipliers
             multiply.
 
     Raises:
@@ -61,6 +63,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
                 f'got {type(backbone).__name__}'
             )
         names = {param: name for name, param in module.named_parameters()}
+        undecayed = undecayed_parameters(module)
         merged = {}
         for group in params:
             (param,) = group.pop('params')
@@ -68,7 +71,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             if self.rate != 1:
                 depth, num_depths = backbone.get_layer_depth(names[param], 'backbone.')
                 group['lr'] *= self.rate ** (num_depths - 1 - depth)
-            if self.base_wd is not None and getattr(param, '_no_weight_decay', False):
+            if self.base_wd is not None and param in undecayed:
                 decay = group.get('weight_decay', self.base_wd)
                 group['weight_decay'] = decay * self.marked_decay_mult
             same = merged.setdefault(tuple(sorted(group.items())), dict(params=[], **group))
