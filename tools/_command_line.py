@@ -269,8 +269,14 @@ def parse_first(parse_args: Callable[[], Namespace]) -> Namespace:
 
 
 def end(main: Callable[[Namespace], int | None], args: Namespace) -> None:
-    """Run ``main(args)``, whose result is the exit code; see :func:`vim_mm.mistakes.end`."""
+    """Run ``main(args)``, whose result is the exit code; see :func:`vim_mm.mistakes.end`.
+
+    An output that is an input by the arguments is refused before.
+    """
     try:
+        from vim_mm.outputs import check_arguments
+
+        check_arguments(args)
         code = main(args)
     except BaseException as error:
         _finish(error, args)

@@ -87,7 +87,7 @@ def main(args: Namespace) -> None:
     from vim_mm.engine.cli import read_config
     from vim_mm.stream.frames import check_source
     from vim_mm.stream.models import for_stream
-    from vim_mm.stream.sinks import check_ending, path_while_open
+    from vim_mm.stream.sinks import check_out, path_while_open
 
     if args.out is not None and same_file(args.source, path_while_open(args.out)):
         raise SystemExit(
@@ -98,7 +98,7 @@ def main(args: Namespace) -> None:
     # Before the weights, which may take long to read.
     check_source(args.source)
     if args.out is not None:
-        check_ending(args.out)
+        check_out(args.out)
     cfg = read_config(args)
     for_stream(cfg, native=args.native)
     summary = stream(args, cfg, build_model(cfg, args.checkpoint))

@@ -1,7 +1,10 @@
 """Tests a checkpoint and prints the metrics: ``python tools/test.py CONFIG CHECKPOINT``."""
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from _command_line import add_arguments, add_speed_arguments, end
@@ -17,6 +20,7 @@ def parse_args() -> Namespace:
     parser.add_argument('checkpoint', help='path or URL of the weights')
     parser.add_argument(
         '--out',
+        type=Path,
         metavar='DIR',
         help='save the predictions: a PNG of labels for each image, for detection one file in '
         "COCO's result format for boxes and one for masks, for classification labels.csv",
@@ -24,36 +28,47 @@ def parse_args() -> Namespace:
     return parser.parse_args()
 
 
-def save_predictions(cfg: 'Config', out_dir: str) -> None:
-    """Let the metric, which formats predictions anyway, write them; classes have a table."""
-    Path(out_dir).mkdir(parents=True, exist_ok=True)
+@contextmanager
+def saved_predictions(cfg: 'Config', out_dir: Path) -> Iterator[None]:
+    """Let metrics of the config write predictions, which get their names when the block ends.
+
+    MMDetection's own metric writes its format; segmentors and classifiers have ours.
+    """
     metrics = cfg.test_evaluator
-    metrics = metrics if isinstance(metrics, list) else [metrics]
-    if cfg.default_scope == 'mmpretrain':
-        cfg.test_evaluator = [*metrics, dict(type='LabelFile', path=f'{out_dir}/labels.csv')]
+    metrics = metrics if isinstance(metrics, list | tuple) else [metrics]
+    out_dir.mkdir(parents=True, exist_ok=True)
+    if cfg.default_scope != 'mmdet':
+        ours = dict(type='LabelMaps', folder=str(out_dir))
+        if cfg.default_scope == 'mmpretrain':
+            ours = dict(type='LabelFile', path=str(out_dir / 'labels.csv'))
+        cfg.test_evaluator = [*metrics, ours]
+        yield
         return
-    if cfg.default_scope == 'mmdet':
-        option = dict(outfile_prefix=str(Path(out_dir) / 'predictions'))
-    else:
-        option = dict(output_dir=out_dir)
-    for metric in metrics:
-        metric.update(option)
+    # It writes its files where they would stay cut off on a full disk.
+    with TemporaryDirectory(dir=out_dir, prefix='.part') as part:
+        for metric in metrics:
+            metric.update(outfile_prefix=f'{part}/predictions')
+        yield
+        for file in sorted(Path(part).iterdir()):
+            file.replace(out_dir / file.name)
 
 
 def main(args: Namespace) -> None:
     from vim_mm import accelerate
-    from vim_mm.engine import VimRunner
+    from vim_mm.engine import LabelMaps, VimRunner
     from vim_mm.engine.checks.data import check_data
     from vim_mm.engine.cli import read_config
 
     cfg = read_config(args)
     check_data(cfg, 'test')
     cfg.load_from, cfg.resume = args.checkpoint, False
-    if args.out is not None:
-        save_predictions(cfg, args.out)
-    runner = VimRunner.from_cfg(cfg)
-    accelerate(runner.model, amp=args.amp, graph=args.graph, compile=args.compile)
-    runner.test()
+    with nullcontext() if args.out is None else saved_predictions(cfg, args.out):
+        runner = VimRunner.from_cfg(cfg)
+        accelerate(runner.model, amp=args.amp, graph=args.graph, compile=args.compile)
+        for metric in runner.test_loop.evaluator.metrics:
+            if isinstance(metric, LabelMaps):
+                metric.name(runner.test_loop.dataloader.dataset)
+        runner.test()
 
 
 if __name__ == '__main__':

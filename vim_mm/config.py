@@ -146,6 +146,12 @@ def merge_options(cfg: Config, options: dict) -> None:
     cfg.merge_from_dict(options)
 
 
+def type_name(options: Mapping) -> str:
+    """The name of the class that a config's part is of: ``type`` is a text or the class itself."""
+    kind = options.get('type', '')
+    return kind.rpartition('.')[2] if isinstance(kind, str) else getattr(kind, '__name__', '')
+
+
 def dataset_options(cfg: Config, *splits: str) -> Iterator[tuple[str, Mapping]]:
     """Options of the datasets of 'train', 'val' or 'test', by their names in the config.
 

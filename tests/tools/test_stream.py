@@ -3,6 +3,7 @@
 import re
 import signal
 import subprocess
+import sys
 import time
 
 import cv2
@@ -66,3 +67,30 @@ def test_a_run_that_is_ended_leaves_a_file_that_plays(how, seg, tmp_path):  # no
         assert summary.startswith(f'interrupted: {predicted} of {predicted} frames predicted; ')
         assert written == f'{out}: {predicted} frames, 25 frames/s'
         assert last == 'stream.py: interrupted'
+
+
+@pytest.mark.parametrize('ending', ['mkv', 'mp4'])
+def test_a_disk_that_takes_no_more_is_an_error(ending, seg, tmp_path):  # noqa: F811
+    grain = np.random.default_rng(0).integers(0, 256, (30, 120, 160, 3), dtype=np.uint8)
+    (tmp_path / 'in').mkdir()
+    for i, picture in enumerate(grain):
+        cv2.imwrite(str(tmp_path / 'in' / f'{i}.png'), picture)
+    out = f'out.{ending}'
+    # Limits are those of the process itself, not of a fork of another one.
+    call = command(
+        'stream.py', seg.config, seg.checkpoint, 'in', '--out', out, python=sys.executable
+    )
+    with subprocess.Popen(
+        ['bash', '-c', 'ulimit -f 50; exec "$@"', '_', *call],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        _, errors = process.communicate(timeout=150)
+    assert process.returncode == 1
+    assert errors.splitlines()[-1].startswith(
+        f'stream.py: error: {out} cannot be written: of 30 frames the disk took '
+    )
+    assert not (tmp_path / out).exists()

@@ -4,7 +4,7 @@ from vim_mm.checkpoints.provenance import CheckpointMismatchError
 from vim_mm.checkpoints.reading import UnsafeCheckpointError
 from vim_mm.engine import flops
 from vim_mm.engine.activation import activate
-from vim_mm.engine.label_file import LabelFile
+from vim_mm.engine.label_file import LabelFile, LabelMaps
 from vim_mm.engine.optimization.averaging import SideEMAHook
 from vim_mm.engine.optimization.flat_data_parallel import FlatDataParallel
 from vim_mm.engine.optimization.graphed_step import GraphedStepHook
@@ -21,6 +21,7 @@ __all__ = [
     'FlatDataParallel',
     'GraphedStepHook',
     'LabelFile',
+    'LabelMaps',
     'LayerDecayOptimWrapperConstructor',
     'SideEMAHook',
     'UnsafeCheckpointError',

@@ -21,9 +21,10 @@ from vim_mm.compat import DISTRIBUTIONS
 from vim_mm.config import check_names, merge_options
 from vim_mm.engine.activation import activate
 from vim_mm.engine.checks.channels import check_channels
-from vim_mm.engine.checks.data import check_data_root
+from vim_mm.engine.checks.data import check_data_root, check_outputs_of
 from vim_mm.engine.checks.settings import check_settings
 from vim_mm.mistakes import sentence
+from vim_mm.outputs import written_by
 
 # By task: segmentation, detection, classification.
 TASK_LIBRARIES = ('mmseg', 'mmdet', 'mmpretrain')
@@ -44,8 +45,8 @@ def read_config(args: Namespace, import_library: bool = True) -> Config:
     Raises:
         SystemExit: The config is of no such task, or the task's library is missing.
         ConfigError: The config fails when it is read, or with an option.
-        ValueError: Parts of the model do not fit each other, a setting cannot be used, or a
-            top-level name is misspelled.
+        ValueError: Parts of the model do not fit each other, a setting cannot be used, a top-level
+            name is misspelled, or an output would replace data.
         TypeError: A setting is of a wrong type.
     """
     if not Path(args.config).is_file():
@@ -91,6 +92,7 @@ def read_config(args: Namespace, import_library: bool = True) -> Config:
     if import_library:
         import_task_library(cfg)
         check_settings(cfg)
+        check_outputs_of(cfg, written_by(args))
     return cfg
 
 

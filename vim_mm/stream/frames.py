@@ -7,11 +7,15 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from vim_mm.progress import say
+
 PICTURES = {'.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp'}
 # Of a source that does not know its rate, in frames a second.
 USUAL_RATE = 25.0
 # A source that fails so often in a row has ended; a damaged part of a video fails less often.
 _PATIENCE = 64
+# Seconds between time stamps that damage or a pause explains; a longer jump is a wrong stamp.
+_LONGEST_GAP = 60.0
 
 # Takes (height, width, 3) and returns an array of it to decode into, None if there is none free.
 Allocate = Callable[[tuple[int, int, int]], np.ndarray | None]
@@ -66,13 +70,23 @@ def check_source(source: str) -> None:
 def find_pictures(path: Path) -> list[Path]:
     """The picture, or those in the folder, in the natural order of their names.
 
+    What is called like a picture and is a folder, a pipe, a socket or a device is skipped, and a
+    line says so: to open a pipe would wait for somebody who writes into it.
+
     Raises:
         FileNotFoundError: There is none.
     """
     if not path.exists():
         raise FileNotFoundError(f'There is no {path}.')
     candidates = sorted(path.iterdir(), key=_natural) if path.is_dir() else [path]
-    pictures = [p for p in candidates if p.suffix.lower() in PICTURES]
+    pictures = []
+    for candidate in candidates:
+        if candidate.suffix.lower() not in PICTURES:
+            continue
+        if candidate.exists() and not candidate.is_file():
+            say(f'{candidate} is skipped: it is no file')
+        else:  # a link that leads nowhere is a picture that cannot be read
+            pictures.append(candidate)
     if not pictures:
         hint = '; subfolders are not searched' if path.is_dir() else ''
         raise FileNotFoundError(f'{path} holds no picture ({", ".join(sorted(PICTURES))}){hint}.')
@@ -95,7 +109,10 @@ class Folder(Source):
     def frames(self, allocate: Allocate) -> Iterator[np.ndarray | None]:
         """As in :class:`Source`; pictures may differ in size."""
         for path in self.paths:
-            yield cv2.imread(str(path), cv2.IMREAD_COLOR)
+            try:
+                yield cv2.imread(str(path), cv2.IMREAD_COLOR)
+            except cv2.error:  # of more pixels than OpenCV takes
+                yield None
 
 
 class _Capture(Source):
@@ -119,7 +136,10 @@ class _Capture(Source):
         buffer = allocate((*(int(self._capture.get(side)) for side in size), 3))
         if buffer is None:
             return None
-        ok, picture = self._capture.retrieve(buffer)
+        try:
+            ok, picture = self._capture.retrieve(buffer)
+        except cv2.error:  # of a size that changes within the video
+            return None
         return picture if ok else None
 
     def close(self) -> None:
@@ -133,16 +153,19 @@ class Video(_Capture):
     A damaged part shows in the time stamps of its neighbours: each frame that fits into such a gap
     is one that could not be read. A video of variable rate has such gaps as well. What is damaged
     so slightly that the decoder conceals it is a frame; what follows the last readable one is none.
+    What is more than a minute ahead is no gap but a wrong stamp: the frame follows at once, and a
+    line says so once.
     """
 
     def __init__(self, path: Path):
         super().__init__(str(path))
+        self._path = path
         length = self._capture.get(cv2.CAP_PROP_FRAME_COUNT)
         self.length = int(length) if length > 0 else None
 
     def frames(self, allocate: Allocate) -> Iterator[np.ndarray | None]:
         """As in :class:`Source`."""
-        position, failures, origin = 0, 0, None
+        position, failures, origin, jumped = 0, 0, None, False
         while failures < _PATIENCE:
             if not self._capture.grab():
                 failures += 1
@@ -150,9 +173,19 @@ class Video(_Capture):
             failures = 0
             time = 1e-3 * self._capture.get(cv2.CAP_PROP_POS_MSEC)
             origin = time if origin is None else origin
-            while position < round((time - origin) * self.rate):
-                yield None
-                position += 1
+            ahead = time - origin - position / self.rate
+            if not abs(ahead) <= _LONGEST_GAP:
+                if not (jumped or ahead < 0):
+                    say(
+                        f'{self._path}: a time stamp is {ahead:.0f} s ahead at frame {position}; '
+                        f'gaps of more than {_LONGEST_GAP:.0f} s are not filled'
+                    )
+                    jumped = True
+                origin = time - position / self.rate
+            else:
+                while position < round((time - origin) * self.rate):
+                    yield None
+                    position += 1
             yield self._retrieve(allocate)
             position += 1
 

@@ -2,7 +2,8 @@
 
 import ast
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from mmengine.config import Config
@@ -10,7 +11,8 @@ from mmengine.dataset import BaseDataset
 from mmengine.fileio import exists
 from mmengine.registry import DATASETS
 
-from vim_mm.config import dataset_options, unused_data_root, uses_data_root
+from vim_mm.config import dataset_options, type_name, unused_data_root, uses_data_root
+from vim_mm.outputs import check_outputs
 
 # Where the layouts are described, by task.
 _PAGES = {
@@ -41,6 +43,39 @@ def check_data(cfg: Config, *splits: str) -> None:
         ]
         if len(datasets) == 1 and datasets[0] is not None:
             _check_evaluators(cfg, split, datasets[0])
+
+
+def check_outputs_of(cfg: Config, outputs: Iterable[str | Path]) -> None:
+    """Look whether outputs would replace files of the data sets, or lie among these.
+
+    Args:
+        cfg (Config): As for :func:`check_data`.
+        outputs: Files or folders that will be written.
+
+    Raises:
+        ValueError: An output is a file that a data set or an evaluator reads, or is inside of a
+            folder of a data set; the message says which.
+    """
+    outputs = [*outputs]
+    if not outputs:
+        return
+    read = []
+    for split in ('train', 'val', 'test'):
+        read += _evaluated_files(cfg, split).items()
+        for name, options in dataset_options(cfg, split):
+            with suppress(Exception):  # a data set that cannot be built is told where it is needed
+                read += _paths_of(_lazy_dataset(cfg, options), name)
+    check_outputs(outputs, read)
+    for name, folder in read:
+        inside = Path(folder).resolve()
+        # A data set whose folder holds the working directory has all else in it as well.
+        if not inside.is_dir() or Path.cwd().is_relative_to(inside):
+            continue
+        for output in outputs:
+            if Path(output).resolve().is_relative_to(inside):
+                raise ValueError(
+                    f'the output must be outside of {folder}, which is {name}, got {output}'
+                )
 
 
 def check_data_root(cfg: Config, file: Path) -> None:
@@ -98,35 +133,48 @@ def _evaluated_files(cfg: Config, split: str) -> dict[str, str]:
     return {name: file for name, file in files.items() if file}
 
 
-def _check_dataset(cfg: Config, name: str, options: Mapping) -> BaseDataset | None:
-    """A dataset whose files are there, with nothing read; None of what is not known."""
+def _lazy_dataset(cfg: Config, options: Mapping) -> BaseDataset | None:
+    """A dataset, of which nothing is read; None of what is no dataset of MMEngine."""
     with DATASETS.switch_scope_and_registry(cfg.default_scope) as registry:
         kind = options.get('type')
         kind = registry.get(kind) if isinstance(kind, str) else kind
         if not (isinstance(kind, type) and issubclass(kind, BaseDataset)):
             return None
         # The class knows best which paths its arguments make.
-        try:
-            dataset = registry.build({**options, 'pipeline': [], 'lazy_init': True})
-        except AssertionError as error:  # so some of MMSegmentation's look for their files
-            raise FileNotFoundError(
-                f'{kind.__name__} does not find its files for {name} in '
-                f'{options.get("data_root")}: --cfg-options {name}.data_root=... sets the place'
-            ) from error
-    if getattr(dataset, 'download', False):
+        return registry.build({**options, 'pipeline': [], 'lazy_init': True})
+
+
+def _paths_of(dataset: BaseDataset | None, name: str) -> list[tuple[str, str]]:
+    """What a dataset reads: names in the config, and paths of files and folders."""
+    if dataset is None:
+        return []
+    paths = [(f'{name}.ann_file', dataset.ann_file)]
+    paths += [(f'{name}.data_prefix.{key}', path) for key, path in dataset.data_prefix.items()]
+    return [(key, path) for key, path in paths if path]
+
+
+def _check_dataset(cfg: Config, name: str, options: Mapping) -> BaseDataset | None:
+    """A dataset whose files are there, with nothing read; None of what is not known."""
+    try:
+        dataset = _lazy_dataset(cfg, options)
+    except AssertionError as error:  # so some of MMSegmentation's look for their files
+        raise FileNotFoundError(
+            f'{type_name(options)} does not find its files for {name} in '
+            f'{options.get("data_root")}: --cfg-options {name}.data_root=... sets the place'
+        ) from error
+    if dataset is None or getattr(dataset, 'download', False):
         return None
-    paths = dict(ann_file=dataset.ann_file)
-    paths |= {f'data_prefix.{key}': path for key, path in dataset.data_prefix.items()}
-    for key, path in paths.items():
-        if path and not exists(path, backend_args=getattr(dataset, 'backend_args', None)):
-            what = 'annotation file' if key == 'ann_file' else 'folder'
+    for key, path in _paths_of(dataset, name):
+        if not exists(path, backend_args=getattr(dataset, 'backend_args', None)):
+            what = 'annotation file' if key.endswith('.ann_file') else 'folder'
             root = options.get('data_root')
-            setting = f'{name}.{"data_root" if root else key}'
+            setting = f'{name}.data_root' if root else key
             if root and root == cfg.get('data_root'):
                 setting = 'data_root'
             now = f', now {root},' if root else ''
             raise FileNotFoundError(
-                f'there is no {path}, the {what} {key} of {name}: --cfg-options {setting}=...'
-                f' sets the place{now} and {_PAGES[cfg.default_scope]} describes the layout'
+                f'there is no {path}, the {what} {key.removeprefix(f"{name}.")} of {name}: '
+                f'--cfg-options {setting}=... sets the place{now} and '
+                f'{_PAGES[cfg.default_scope]} describes the layout'
             )
     return dataset
