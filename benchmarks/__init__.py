@@ -1,1 +1,1 @@
-"""What the tools under ``tools/`` share: exact values, clocks, tables and pictures."""
+"""What measures and compares: clocks, tables, exact values, pictures, peers. Not in the wheel."""

@@ -1,7 +1,7 @@
 """Times whole backbones: ours by method, beside public Vim and DeiT, over the size of the image.
 
-    python tools/analysis/benchmark_backbone.py --device cuda --markdown backbone.md --picture b.png
-    python tools/analysis/benchmark_backbone.py --images 64x1 --modes infer train --n_trials 3
+    python benchmarks/benchmark_backbone.py --device cuda --markdown backbone.md --picture b.png
+    python benchmarks/benchmark_backbone.py --images 64x1 --modes infer train --n_trials 3
 
 ``--images`` takes SIDExBATCH, or names of sets of them: ``standard``, the sizes of classification,
 segmentation and detection; ``sweep``, sides from 224 to 2048 at batch 2, which ``--picture`` draws
@@ -30,7 +30,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import DTYPES, METHODS, Names, add_run_arguments, end, parse_first
 
 SETS = {
@@ -67,12 +66,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--methods', nargs='*', type=METHODS, default=['zoh', 'bilinear'], metavar='METHOD'
     )
-    peers = Names('peers.backbones', 'PEERS')
+    peers = Names('benchmarks.peers.backbones', 'PEERS')
     parser.add_argument('--peers', nargs='*', type=peers, default=peers, metavar='PEER')
     parser.add_argument(
         '--modes',
         nargs='+',
-        type=Names('peers.backbones', 'MODES'),
+        type=Names('benchmarks.peers.backbones', 'MODES'),
         metavar='MODE',
         default=['infer', 'graph', 'train', 'train_cp'],
         help='those of torch.compile take a minute of compilation each and are not in the default',
@@ -94,7 +93,10 @@ def parse_args() -> argparse.Namespace:
 ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import torch
-from peers.backbones import (
+
+from benchmarks.measure.tables import figures, markdown_table, write_text
+from benchmarks.measure.timing import describe, environment
+from benchmarks.peers.backbones import (
     MODES,
     PEERS,
     PUBLIC_VIM,
@@ -106,11 +108,8 @@ from peers.backbones import (
     measure,
     vim,
 )
-from peers.scans import peer_version
-
-from vim_mm.analysis.pictures.plots import Line, plot_lines
-from vim_mm.analysis.tables import figures, markdown_table, write_text
-from vim_mm.analysis.timing import describe, environment
+from benchmarks.peers.scans import peer_version
+from benchmarks.pictures.plots import Line, plot_lines
 from vim_mm.progress import progress
 
 # Field of a record, factor to the unit of the table, and the table's title.

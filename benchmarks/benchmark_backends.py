@@ -1,12 +1,12 @@
 """Times the backends of the scan side by side, then a whole Vim on each.
 
-    python tools/analysis/benchmark_backends.py --device cuda --markdown backends.md
-    python tools/analysis/benchmark_backends.py --backends torch reference --shapes small --images
+    python benchmarks/benchmark_backends.py --device cuda --markdown backends.md
+    python benchmarks/benchmark_backends.py --backends torch reference --shapes small --images
 
 Shapes are those of benchmark_scan.py, and ``small`` and ``seed_small`` for a CPU. All ``--shapes``
 are timed in ``--method``, and every method at the first of them. A time of a scan is that of
-``vim_mm.analysis.timing.pass_times``: on CUDA of the device alone. Tables have in brackets the time
-over that of the first backend. What cannot run here is left out, and said.
+``benchmarks.measure.timing.pass_times``: on CUDA of the device alone. Tables have in brackets the
+time over that of the first backend. What cannot run here is left out, and said.
 """
 
 import argparse
@@ -15,10 +15,8 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import DTYPES, METHODS, Names, add_run_arguments, end, parse_first
 
 BACKENDS = Names('vim_mm.ops', 'BACKENDS')
@@ -27,7 +25,7 @@ MODES = ('infer', 'graph', 'train')
 
 def image_sizes(word: str) -> list[tuple[int, int]]:
     """What one word of ``--images`` means, as (side, batch)."""
-    return import_module('benchmark_backbone').image_sizes(word)
+    return import_module('benchmarks.benchmark_backbone').image_sizes(word)
 
 
 def parse_args() -> argparse.Namespace:
@@ -57,12 +55,11 @@ def parse_args() -> argparse.Namespace:
 ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import torch
-from benchmark_scan import TABLE
-from peers.backbones import Workload, measure, vim
 
-from vim_mm.analysis.tables import figures, markdown_table, write_text
-from vim_mm.analysis.timing import DTYPES as DTYPE_OF
-from vim_mm.analysis.timing import (
+from benchmarks.benchmark_scan import TABLE
+from benchmarks.measure.tables import figures, markdown_table, write_text
+from benchmarks.measure.timing import DTYPES as DTYPE_OF
+from benchmarks.measure.timing import (
     ScanShape,
     describe,
     differentiable_scan,
@@ -70,6 +67,7 @@ from vim_mm.analysis.timing import (
     make_inputs,
     pass_times,
 )
+from benchmarks.peers.backbones import Workload, measure, vim
 from vim_mm.ops import path_of, selective_scan_fn
 from vim_mm.progress import progress
 

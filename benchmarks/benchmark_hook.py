@@ -1,6 +1,6 @@
 """What a hook costs in an iteration: blocks with and without it, in turn, in one training.
 
-    python tools/dev/benchmark_hook.py configs/seg/upernet_vim_t_zoh.py NonFiniteLossHook --amp \
+    python benchmarks/benchmark_hook.py configs/seg/upernet_vim_t_zoh.py NonFiniteLossHook --amp \
         --cfg-options train_dataloader.batch_size=8
 
 The training repeats its first batch, as ``benchmark_training.py --repeat-batch`` does. A block ends
@@ -9,15 +9,12 @@ the host and on the device.
 """
 
 import json
-import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-TOOLS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TOOLS), str(TOOLS / 'analysis')]  # for _command_line and benchmark_training
 from _command_line import add_arguments, end, parse_first, positive
 
 
@@ -38,12 +35,12 @@ def parse_args() -> Namespace:
 ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import torch
-from benchmark_training import prepare
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from vim_mm.analysis.tables import figures, markdown_table, write_text
-from vim_mm.analysis.timing import environment
+from benchmarks.benchmark_training import prepare
+from benchmarks.measure.tables import figures, markdown_table, write_text
+from benchmarks.measure.timing import environment
 from vim_mm.engine import build_runner
 from vim_mm.engine.cli import read_config
 

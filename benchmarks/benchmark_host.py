@@ -1,18 +1,15 @@
-"""Host time of the choice of path: ``python tools/dev/benchmark_host.py``.
+"""Host time of the choice of path: ``python benchmarks/benchmark_host.py``.
 
 Times what a layer of Vim-T does on the host before its fused operator is called: whether its
 modules are what the operator assumes, and their parameters. Runs on a CPU; for the share of a
-whole layer compare with the host's time per layer that ``tools/analysis/benchmark_backbone.py``
+whole layer compare with the host's time per layer that ``benchmarks/benchmark_backbone.py``
 finds on a GPU. ``--bound`` fails where the checks take more microseconds than that.
 """
 
-import sys
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 from time import process_time
 from timeit import repeat
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_debug, end, parse_first
 
 

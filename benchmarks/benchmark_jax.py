@@ -1,7 +1,7 @@
 """Times the compiled scan as JAX calls it beside the same scan written in JAX.
 
-    python tools/analysis/benchmark_jax.py --threads 1 --markdown jax.md
-    python tools/analysis/benchmark_jax.py --shapes 1x192x4096 --clock wall
+    python benchmarks/benchmark_jax.py --threads 1 --markdown jax.md
+    python benchmarks/benchmark_jax.py --shapes 1x192x4096 --clock wall
 
 ``ffi`` is ``vim_mm.jax.selective_scan_fn``; ``associative`` is ``jax.lax.associative_scan`` over
 time, ``sequential`` is ``jax.lax.scan``: all with bias, softplus, skip connection and gate, `zoh`,
@@ -15,12 +15,10 @@ takes a thread for every processor that this process may use (``taskset`` limits
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_debug, add_device, end, parse_first, positive
 
 SHAPES = [(1, 192, 196), (32, 60, 512), (2, 384, 1024), (1, 192, 4096)]
@@ -64,8 +62,8 @@ import numpy as np
 import torch
 from jax import Array
 
-from vim_mm.analysis.tables import figures, markdown_table, write_text
-from vim_mm.analysis.timing import ScanShape, describe, environment, make_inputs
+from benchmarks.measure.tables import figures, markdown_table, write_text
+from benchmarks.measure.timing import ScanShape, describe, environment, make_inputs
 from vim_mm.jax import selective_scan_fn
 from vim_mm.ops import selective_scan_fn as torch_scan
 from vim_mm.progress import progress

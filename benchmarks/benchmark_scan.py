@@ -1,11 +1,11 @@
 """Times the selective scan, forward and backward apart, beside its peers and its floors.
 
-    python tools/analysis/benchmark_scan.py --batch 2 --dim 384 --seqlen 1024 --dstate 16
-    python tools/analysis/benchmark_scan.py --device cuda --shapes all linear --markdown scan.md
+    python benchmarks/benchmark_scan.py --batch 2 --dim 384 --seqlen 1024 --dstate 16
+    python benchmarks/benchmark_scan.py --device cuda --shapes all linear --markdown scan.md
 
 ``--shapes all`` is the standard run: seven shapes of Vim in bf16 and the seed notes' in fp32.
 ``linear`` is one of them at L from 1024 to 65536. Inputs are those of a Mamba layer
-(``vim_mm.analysis.timing.make_inputs``), at two mean step sizes: ``--dt-bias -4``, where dt is
+(``benchmarks.measure.timing.make_inputs``), at two mean step sizes: ``--dt-bias -4``, where dt is
 about 0.02 and the phi functions are series, and 0, where dt is about 0.7 and closed forms occur.
 
 On CUDA a time is that of the device alone: several calls inside a CUDA graph, divided by their
@@ -19,14 +19,11 @@ Markdown go to the terminal, progress to its error output.
 import argparse
 import json
 import math
-import pathlib
-import sys
 from functools import partial
 from itertools import product
 from statistics import geometric_mean
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import DTYPES, add_methods, add_run_arguments, end, parse_first, positive
 
 # (B, D, L) and dtype: Vim's, by size and image side (b: batch), and the shape of the seed notes.
@@ -80,13 +77,10 @@ def parse_args() -> argparse.Namespace:
 ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import torch
-from peers.scans import Peer, installed_peers, peer_version
 
-from vim_mm.accuracy import relative_error
-from vim_mm.analysis.benchmarks.floors import Card
-from vim_mm.analysis.scan.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
-from vim_mm.analysis.tables import figures, markdown_table, write_text
-from vim_mm.analysis.timing import (
+from benchmarks.measure.floors import Card
+from benchmarks.measure.tables import figures, markdown_table, write_text
+from benchmarks.measure.timing import (
     Scan,
     ScanShape,
     describe,
@@ -96,6 +90,9 @@ from vim_mm.analysis.timing import (
     pass_times,
     peak_memory,
 )
+from benchmarks.peers.scans import Peer, installed_peers, peer_version
+from benchmarks.scan.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
+from vim_mm.accuracy import relative_error
 from vim_mm.progress import progress
 
 PASSES = ('forward', 'backward')

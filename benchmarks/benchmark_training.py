@@ -1,6 +1,6 @@
 """Where the time of a training iteration goes: data, host or device, in the loop of a config.
 
-    python tools/analysis/benchmark_training.py configs/seg/upernet_vim_t_zoh.py --amp \
+    python benchmarks/benchmark_training.py configs/seg/upernet_vim_t_zoh.py --amp \
         --cfg-options train_dataloader.batch_size=8
 
 Runs the config's own loop (loader, augmentation, transfer, step, optimizer, hooks) for some
@@ -26,7 +26,6 @@ import io
 import json
 import math
 import pickle
-import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
@@ -35,7 +34,6 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_arguments, end, parse_first, positive
 
 PROFILED = 3  # iterations, the last ones
@@ -71,8 +69,8 @@ from mmengine.hooks import Hook
 from mmengine.registry import LOOPS
 from mmengine.runner import IterBasedTrainLoop, Runner
 
-from vim_mm.analysis.tables import figures, markdown_table, write_text
-from vim_mm.analysis.timing import describe, environment
+from benchmarks.measure.tables import figures, markdown_table, write_text
+from benchmarks.measure.timing import describe, environment
 from vim_mm.config import merge_options
 from vim_mm.engine import build_runner
 from vim_mm.engine.cli import read_config

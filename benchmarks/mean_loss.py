@@ -1,4 +1,4 @@
-"""A hook for tools/dev/several_gpus.py, which configs find by ``custom_imports``."""
+"""A hook for benchmarks/several_gpus.py, which configs find by ``custom_imports``."""
 
 from mmengine.dist import all_reduce
 from mmengine.hooks import Hook

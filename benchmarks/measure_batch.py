@@ -1,6 +1,6 @@
 """Finds the largest batch that fits a card, its memory and its images per second, for configs.
 
-    python tools/analysis/measure_batch.py configs/seg/upernet_vim_t_zoh.py \
+    python benchmarks/measure_batch.py configs/seg/upernet_vim_t_zoh.py \
         configs/seg/upernet_vim_s_zoh.py --memory 24 80 --out batch.json --markdown batch.md
 
 Trains each config's own model and optimizer on random pictures of its size, in float32 and in
@@ -13,7 +13,6 @@ memory of the largest M.
 """
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -21,7 +20,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_debug, add_device, choose_device, end, parse_first, positive
 
 LEAST = 2  # images: batch norm of UPerNet's pooled maps needs as many
@@ -58,8 +56,8 @@ from mmengine.optim import OptimWrapper, build_optim_wrapper
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import PixelData
 
-from vim_mm.analysis.tables import figures, markdown_table, write_text
-from vim_mm.analysis.timing import describe, environment, steady_times
+from benchmarks.measure.tables import figures, markdown_table, write_text
+from benchmarks.measure.timing import describe, environment, steady_times
 from vim_mm.engine.cli import read_config
 from vim_mm.progress import progress
 

@@ -1,8 +1,8 @@
 """Where the GPU's time goes in a training step of a config, by kernel and by module.
 
-    python tools/analysis/profile_training.py configs/det/mask_rcnn_vim_t_zoh.py --size 800 1333
-    python tools/analysis/profile_training.py configs/det/mask_rcnn_vim_t_zoh.py --size 1024 1024
-    python tools/analysis/profile_training.py configs/seg/upernet_vim_t_zoh.py --size 512 512
+    python benchmarks/profile_training.py configs/det/mask_rcnn_vim_t_zoh.py --size 800 1333
+    python benchmarks/profile_training.py configs/det/mask_rcnn_vim_t_zoh.py --size 1024 1024
+    python benchmarks/profile_training.py configs/seg/upernet_vim_t_zoh.py --size 512 512
 
 The config's model trains on random pictures of one size, with random labels or boxes with masks,
 under bfloat16 autocast as ``--amp`` makes it. The table of kernels is the profiler's, of some
@@ -13,13 +13,11 @@ Detection needs mmcv with its CUDA operators.
 """
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_arguments, end, parse_first, positive
 
 
@@ -44,10 +42,10 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 import torch
 from mmengine.config import Config
 from mmengine.model import BaseModel
-from whole_models import adapt, build, make_batch
 
-from vim_mm.analysis.tables import figures, markdown_table, write_text
-from vim_mm.analysis.timing import describe, environment, kernel_table, steady_times
+from benchmarks.measure.tables import figures, markdown_table, write_text
+from benchmarks.measure.timing import describe, environment, kernel_table, steady_times
+from benchmarks.measure.whole_models import adapt, build, make_batch
 from vim_mm.engine import BFloat16OptimWrapper
 from vim_mm.engine.cli import read_config
 

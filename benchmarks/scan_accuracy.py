@@ -1,6 +1,6 @@
 """How exact the CUDA scan is: worst errors by method and dtype, over lengths and forms of B and C.
 
-    python tools/dev/scan_accuracy.py
+    python benchmarks/scan_accuracy.py
 
 Errors of outputs, the last state among them, and of every gradient, relative to the largest entry
 of what the scan in fp64 on the CPU gives for the same rounded inputs. All steps in both directions,
@@ -9,11 +9,8 @@ NaN. A table in Markdown, and exit code 1 where an error is above ``BOUNDS``.
 """
 
 import argparse
-import sys
 from itertools import product
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_debug, add_methods, end, parse_first, positive
 
 LENGTHS = (1, 2, 63, 64, 197, 1000, 1024, 1025, 4097, 6084)
@@ -34,11 +31,11 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import torch
 
+from benchmarks.measure.tables import markdown_table
+from benchmarks.measure.timing import ScanShape, make_inputs
+from benchmarks.scan.errors import errors_of, outputs_and_gradients, random_weights
+from benchmarks.scan.paths import CPU_KERNEL, CUDA_KERNEL
 from vim_mm.accuracy import largest
-from vim_mm.analysis.scan.errors import errors_of, outputs_and_gradients, random_weights
-from vim_mm.analysis.scan.paths import CPU_KERNEL, CUDA_KERNEL
-from vim_mm.analysis.tables import markdown_table
-from vim_mm.analysis.timing import ScanShape, make_inputs
 from vim_mm.progress import progress
 
 BATCH, CHANNELS, STATES = 2, 36, 16

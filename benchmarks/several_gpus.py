@@ -1,7 +1,7 @@
 """Trains the drawn shapes on several GPUs and on one, and compares the losses.
 
     python -m vim_mm.datasets.shapes --out data/shapes
-    python tools/dev/several_gpus.py --gpus 2 --out work_dirs/several_gpus
+    python benchmarks/several_gpus.py --gpus 2 --out work_dirs/several_gpus
 
 For each task and method: on all GPUs by tools/dist_train.sh, on one GPU with the same total batch,
 and on one GPU with another seed. Losses are means over processes and ten iterations.
@@ -21,10 +21,9 @@ from pathlib import Path
 from queue import Queue
 from statistics import fmean
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_debug, add_methods, end, positive
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = {'seg': 'seg/upernet_vim_shapes.py', 'det': 'det/mask_rcnn_vim_shapes.py'}
 CONFIG = """
 _base_ = {base!r}
@@ -61,7 +60,7 @@ def start(run: Run, device: str, args: Namespace) -> int:
         'val_cfg=None', 'val_dataloader=None', 'val_evaluator=None',
         'default_hooks.checkpoint.interval=1000000',
     ]  # fmt: skip
-    path = os.pathsep.join(filter(None, [str(ROOT / 'tools/dev'), os.environ.get('PYTHONPATH')]))
+    path = os.pathsep.join(filter(None, [str(ROOT / 'benchmarks'), os.environ.get('PYTHONPATH')]))
     environment = {**os.environ, 'PYTHON': sys.executable, 'CUDA_VISIBLE_DEVICES': device}
     environment['PYTHONPATH'] = path
     with (folder / 'output.txt').open('w') as output:
@@ -91,7 +90,7 @@ def run_all(runs: list[Run], args: Namespace) -> dict[Run, int]:
 def losses(run: Run, out: Path) -> list[float]:
     """The logged losses of a run, without the one that is logged early."""
     # After the arguments: --help takes no PyTorch.
-    from vim_mm.analysis.runs.work_dir import read_history
+    from benchmarks.runs.work_dir import read_history
 
     history, _ = read_history(out / run.name)
     return [loss for iteration, loss in history if iteration % INTERVAL == 0]
@@ -154,7 +153,7 @@ def main(args: Namespace) -> None:
     if failed:
         sys.exit(f'failed: {", ".join(failed)}; the logs are in {args.out}')
 
-    from vim_mm.analysis.tables import markdown_table
+    from benchmarks.measure.tables import markdown_table
 
     rows = [compare(*pair, args) for pair in pairs]
     print(markdown_table(rows))

@@ -14,6 +14,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
+# The rooms of the clone that a script lies in, found from wherever it is called. Their folder is on
+# the path for no longer than that: an installed vim_mm must win over the sources beside them, which
+# may have no compiled operators. This file has a link in each folder of scripts, so that no other
+# file changes the path.
+ROOT = next(p for p in Path(__file__).resolve().parents if (p / 'benchmarks').is_dir())
+sys.path.insert(0, str(ROOT))
+for _room in ('benchmarks', 'studies'):
+    import_module(_room)
+sys.path.remove(str(ROOT))
+
 _OPENING = {'[': ']', '(': ')'}
 
 
@@ -112,7 +122,7 @@ class Names(Sequence):
 
 
 METHODS = Names('vim_mm.ops', 'METHODS')
-DTYPES = ('fp32', 'fp16', 'bf16')  # of vim_mm.analysis.timing.DTYPES, those that are fast
+DTYPES = ('fp32', 'fp16', 'bf16')  # of benchmarks.measure.timing.DTYPES, those that are fast
 
 
 def numbers(text: str) -> list[int]:

@@ -8,7 +8,7 @@ from _command_line import add_debug, end
 
 def summary(work_dir: Path) -> dict[str, str]:
     """What the table says of one run."""
-    from vim_mm.analysis.runs.work_dir import read_history
+    from benchmarks.runs.work_dir import read_history
 
     losses, metrics = read_history(work_dir)
     iterations = max(points[-1][0] for points in (losses, *metrics.values()) if points)
@@ -36,9 +36,9 @@ def parse_args() -> Namespace:
 
 def main(args: Namespace) -> None:
     # After the arguments: --help takes no PyTorch.
-    from vim_mm.analysis.pictures.plots import plot_losses
-    from vim_mm.analysis.runs.work_dir import read_history
-    from vim_mm.analysis.tables import markdown_table
+    from benchmarks.measure.tables import markdown_table
+    from benchmarks.pictures.plots import plot_losses
+    from benchmarks.runs.work_dir import read_history
 
     tables: dict[tuple[str, ...], list[dict[str, str]]] = {}  # one for each set of metrics
     for row in map(summary, args.work_dirs):

@@ -29,8 +29,8 @@ def parse_args() -> argparse.Namespace:
 
 def draw_mistakes(cfg: 'Config', work_dir: Path, count: int) -> Path:
     """Draw mistakes spread evenly over the test set, and print which are made most often."""
-    from vim_mm.analysis.runs.labels import confusions, pictures_of, plot_labels, predict_labels
-    from vim_mm.analysis.runs.work_dir import find_checkpoint
+    from benchmarks.runs.labels import confusions, pictures_of, plot_labels, predict_labels
+    from benchmarks.runs.work_dir import find_checkpoint
 
     found, dataset = predict_labels(cfg, find_checkpoint(work_dir))
     classes = dataset.metainfo['classes']
@@ -45,8 +45,8 @@ def draw_mistakes(cfg: 'Config', work_dir: Path, count: int) -> Path:
 
 def draw_predictions(cfg: 'Config', work_dir: Path, count: int) -> Path:
     """Draw held-out images, their ground truth and the predictions of the last checkpoint."""
-    from vim_mm.analysis.pictures.plots import plot_predictions
-    from vim_mm.analysis.runs.work_dir import find_checkpoint, predict_samples
+    from benchmarks.pictures.plots import plot_predictions
+    from benchmarks.runs.work_dir import find_checkpoint, predict_samples
 
     path = work_dir / 'predictions.png'
     plot_predictions(*predict_samples(cfg, find_checkpoint(work_dir), count), path)
@@ -57,8 +57,8 @@ def main(args: argparse.Namespace) -> None:
     # After the arguments: --help takes no PyTorch.
     from mmengine.config import Config
 
-    from vim_mm.analysis.pictures.plots import plot_curves
-    from vim_mm.analysis.runs.work_dir import find_config, read_history
+    from benchmarks.pictures.plots import plot_curves
+    from benchmarks.runs.work_dir import find_config, read_history
 
     curves = args.work_dir / 'curves.png'
     losses, metrics = read_history(args.work_dir)

@@ -70,8 +70,8 @@ def report_times(module, path: Path, images, repeats: int) -> None:
 
     import torch
 
+    from benchmarks.measure.timing import wall_times, warm_up
     from vim_mm import acceleration
-    from vim_mm.analysis.timing import wall_times, warm_up
     from vim_mm.export import load_package
 
     calls = {'eager': partial(module, images), 'package': partial(load_package(path), images)}

@@ -106,7 +106,7 @@ def evaluate(args: Namespace, cfg: 'Config', files: list[Path], part: str, image
     """Print metrics and the time of an image, of PyTorch and of each file in its place."""
     import torch
 
-    from vim_mm.analysis.timing import wall_times
+    from benchmarks.measure.timing import wall_times
     from vim_mm.engine.cli import load_model
     from vim_mm.export import OnnxModule, part_of, put_in_place
 

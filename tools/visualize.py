@@ -49,11 +49,11 @@ from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS
 from torch import Tensor, nn
 
-from vim_mm.analysis.pictures import panels
-from vim_mm.analysis.pictures.plots import plot_predictions
-from vim_mm.analysis.runs import inspect
-from vim_mm.analysis.runs.labels import pictures_of, plot_labels, predict_labels
-from vim_mm.analysis.runs.work_dir import predict_samples, spread_evenly
+from benchmarks.pictures import panels
+from benchmarks.pictures.plots import plot_predictions
+from benchmarks.runs import inspect
+from benchmarks.runs.labels import pictures_of, plot_labels, predict_labels
+from benchmarks.runs.work_dir import predict_samples, spread_evenly
 from vim_mm.engine.cli import load_model, read_config
 from vim_mm.ops import METHODS
 from vim_mm.progress import progress

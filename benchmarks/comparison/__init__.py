@@ -1,1 +1,1 @@
-"""The study of methods: its runs, statistics, tables and pictures."""
+"""Runs of several methods compared over seeds: statistics, tables and a picture."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vim_mm.analysis.study.comparison import (
+from benchmarks.comparison.comparison import (
     CONTROL,
     FAMILY,
     INTERVAL,
@@ -19,7 +19,7 @@ from vim_mm.analysis.study.comparison import (
     least_p,
     title,
 )
-from vim_mm.analysis.study.statistics import Comparison, compare
+from benchmarks.comparison.statistics import Comparison, compare
 
 
 def is_tested(task: TaskResults) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vim_mm.analysis.study.statistics import (
+from benchmarks.comparison.statistics import (
     Comparison,
     compare,
     detectable_effect,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vim_mm.analysis.study.comparison import (
+from benchmarks.comparison.comparison import (
     EACH,
     TaskResults,
     by_seed,
@@ -14,8 +14,8 @@ from vim_mm.analysis.study.comparison import (
     least_p,
     title,
 )
-from vim_mm.analysis.study.provenance import machines
-from vim_mm.analysis.tables import markdown_table, without_empty_columns
+from benchmarks.comparison.provenance import machines
+from benchmarks.measure.tables import markdown_table, without_empty_columns
 
 _CONFIG = 'mask_rcnn_vim_fashion'
 _TEXT = """## Detection

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vim_mm.analysis.study.comparison import TaskResults, cost_cells, deviation, title
+from benchmarks.comparison.comparison import TaskResults, cost_cells, deviation, title
 
 SOURCE = 'https://github.com/zalandoresearch/fashion-mnist#benchmark'
 # As its README lists them at commit 02cf067: submitted by their authors, not tested by it.

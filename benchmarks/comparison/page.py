@@ -4,14 +4,14 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from vim_mm.analysis.study.answer import (
+from benchmarks.comparison.answer import (
     best_found,
     cautions,
     is_tested,
     short_rows,
     short_verdict,
 )
-from vim_mm.analysis.study.comparison import (
+from benchmarks.comparison.comparison import (
     ABOVE,
     CONTROL,
     INTERVAL,
@@ -28,11 +28,11 @@ from vim_mm.analysis.study.comparison import (
     title,
     verdicts,
 )
-from vim_mm.analysis.study.detection import detection_section, is_detection
-from vim_mm.analysis.study.others import PAPER, SOURCE, other_rows
-from vim_mm.analysis.study.plots import plot_task
-from vim_mm.analysis.study.provenance import machines, made_by, which
-from vim_mm.analysis.tables import (
+from benchmarks.comparison.detection import detection_section, is_detection
+from benchmarks.comparison.others import PAPER, SOURCE, other_rows
+from benchmarks.comparison.plots import plot_task
+from benchmarks.comparison.provenance import machines, made_by, which
+from benchmarks.measure.tables import (
     bullets,
     markdown_table,
     without_empty_columns,

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vim_mm.analysis.study.comparison import TaskResults, family, is_testable, title
+from benchmarks.comparison.comparison import TaskResults, family, is_testable, title
 
 
 def plot_task(task: TaskResults, path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vim_mm.analysis.study.comparison import (
+from benchmarks.comparison.comparison import (
     SECONDARY,
     TaskResults,
     cost_cells,
@@ -10,7 +10,7 @@ from vim_mm.analysis.study.comparison import (
     pair_seeds,
     title,
 )
-from vim_mm.analysis.tables import markdown_table
+from benchmarks.measure.tables import markdown_table
 
 
 def made_by(task: TaskResults) -> list[str]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vim_mm.analysis.runs.work_dir import DETECTION_METRICS, Log, read_log
-from vim_mm.analysis.study.comparison import TaskResults
+from benchmarks.comparison.comparison import TaskResults
+from benchmarks.runs.work_dir import DETECTION_METRICS, Log, read_log
 from vim_mm.checkpoints.reading import last_checkpoint
 from vim_mm.engine.watching.observed import status_of
 from vim_mm.json_lines import read_json

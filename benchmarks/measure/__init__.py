@@ -1,1 +1,1 @@
-"""What measurements mean: tables of models, least times, and whether times may be compared."""
+"""How measurements are made and shown: clocks, whole models, tables, least times, fairness."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vim_mm.analysis.timing import WARM_UP_CALLS
+from benchmarks.measure.timing import WARM_UP_CALLS
 from vim_mm.engine.watching.observed import observe
 
 TITLES = {

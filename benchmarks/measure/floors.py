@@ -1,4 +1,4 @@
-"""Measures what a GPU can do at best, for ``tools/analysis/benchmark_scan.py``: what a scan costs
+"""Measures what a GPU can do at best, for ``benchmarks/benchmark_scan.py``: what a scan costs
 at least."""
 
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 
-from vim_mm.analysis.timing import DTYPES, ScanShape, device_times
+from benchmarks.measure.timing import DTYPES, ScanShape, device_times
 
 _EX2_PER_CLOCK = 16  # of one multiprocessor, compute capability 8.0 to 12.0
 _CHAINS = 1024  # per block of 128 threads: eight for each, to hide the latency of one

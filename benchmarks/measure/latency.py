@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from vim_mm.analysis.tables import figures, markdown_table
+from benchmarks.measure.tables import figures, markdown_table
 from vim_mm.json_lines import read_json
 
 Record = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Backbones that ``tools/analysis/benchmark_backbone.py`` holds side by side, and their runs."""
+"""Backbones that ``benchmarks/benchmark_backbone.py`` holds side by side, and their runs."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -10,7 +10,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from vim_mm.analysis.timing import (
+from benchmarks.measure.timing import (
     DTYPES,
     count_launches,
     device_times,

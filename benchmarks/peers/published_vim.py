@@ -1,4 +1,4 @@
-"""Vim as its authors publish it, for ``tools/analysis/benchmark_backbone.py`` to time beside ours.
+"""Vim as its authors publish it, for ``benchmarks/benchmark_backbone.py`` to time beside ours.
 
 Written anew over the same kernels: mamba_ssm's CUDA scan, causal_conv1d's, and mamba_ssm's fused
 addition and norm in Triton. What is launched, what is kept for backward and what is computed again

@@ -1,4 +1,4 @@
-"""Others' scans, where installed, for ``tools/analysis/benchmark_scan.py`` to time beside ours."""
+"""Others' scans, where installed, for ``benchmarks/benchmark_scan.py`` to time beside ours."""
 
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from torch import Tensor
 
-from vim_mm.analysis.timing import Scan
+from benchmarks.measure.timing import Scan
 
 # Takes what make_inputs returns and the gradient of the output.
 Peer = Callable[[dict[str, Tensor], Tensor], Scan]
@@ -20,7 +20,7 @@ def mamba_ssm_scan(inputs: dict[str, Tensor], grad_out: Tensor) -> Scan:
     of state-spaces/mamba.
 
     Args:
-        inputs: As :func:`~vim_mm.analysis.timing.make_inputs` returns them, on CUDA, not fp64.
+        inputs: As :func:`~benchmarks.measure.timing.make_inputs` returns them, on CUDA, not fp64.
         grad_out: Gradient of the output.
     """
     import selective_scan_cuda

@@ -9,7 +9,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from vim_mm.analysis.pictures.plots import Region, draw_regions
+from benchmarks.pictures.plots import Region, draw_regions
 
 _INCHES = 1.5
 _DPI = 150

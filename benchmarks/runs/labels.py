@@ -12,7 +12,7 @@ from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS
 
-from vim_mm.analysis.runs.work_dir import spread_evenly
+from benchmarks.runs.work_dir import spread_evenly
 from vim_mm.engine.cli import load_model
 from vim_mm.progress import progress
 

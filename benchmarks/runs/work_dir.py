@@ -10,7 +10,7 @@ from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS
 
-from vim_mm.analysis.pictures.plots import Region, Sample
+from benchmarks.pictures.plots import Region, Sample
 from vim_mm.checkpoints.reading import last_checkpoint
 from vim_mm.engine.cli import load_model
 from vim_mm.json_lines import read_json_lines

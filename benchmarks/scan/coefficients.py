@@ -1,7 +1,7 @@
 """A step's coefficients and their derivatives by each implementation, and points to compare at.
 
 For tests and ``tools/analysis/verify_discretization.py``, which hold them to
-:mod:`vim_mm.analysis.scan.exact`.
+:mod:`benchmarks.scan.exact`.
 """
 
 from itertools import product

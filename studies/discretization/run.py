@@ -12,14 +12,12 @@ method. ``import`` leaves out trials: seeds and numbers of steps that are not th
 import argparse
 import math
 import platform
-import sys
 import time
 from datetime import datetime, timezone
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import Names, add_debug, add_device, end, has_gpu, numbers, parse_first, positive
 from results import RESULTS, Job, append, finished, spread
 

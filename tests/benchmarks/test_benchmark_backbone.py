@@ -2,17 +2,16 @@
 
 import json
 import math
-import runpy
 import sys
 
 import cv2
 import pytest
 import torch
 
+from benchmarks.peers.backbones import Workload, hold_to, measure
 from tests.analysis.test_benchmark_scan import table_under
 from tests.models.small import small_backbone
-from tests.tools.conftest import TOOLS, run_tool
-from tools.analysis.peers.backbones import Workload, hold_to, measure
+from tests.tools.conftest import load, run_tool
 from vim_mm.models.arguments import ARCHS
 
 TINY = ('--n_trials', 1, '--seconds', 0, '--methods', 'zoh')
@@ -71,9 +70,7 @@ def test_recomputed_layers_take_less_memory():
 
 @pytest.fixture(scope='module')
 def tool():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(TOOLS / 'analysis')  # as `python FILE` has it
-        return runpy.run_path(str(TOOLS / 'analysis/benchmark_backbone.py'))
+    return load('benchmarks/benchmark_backbone.py')
 
 
 @pytest.mark.parametrize(
@@ -156,7 +153,7 @@ def test_an_interrupted_run_keeps_what_it_has(tool, tmp_path, monkeypatch, capsy
 @pytest.mark.slow
 def test_unknown_sizes_are_errors(tmp_path):
     printed = run_tool(
-        'analysis/benchmark_backbone.py', '--images', '224', cwd=tmp_path, fails=True
+        'benchmarks/benchmark_backbone.py', '--images', '224', cwd=tmp_path, fails=True
     )
     assert "expected SIDExBATCH or one of ['standard', 'sweep'], got '224'" in printed
 
@@ -177,7 +174,7 @@ def test_a_peer_that_computes_something_else_is_an_error():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
 def test_on_a_gpu(tmp_path):
     run_tool(
-        'analysis/benchmark_backbone.py', *TINY, '--images', '32x1', '--device', 'cuda', '--out',
+        'benchmarks/benchmark_backbone.py', *TINY, '--images', '32x1', '--device', 'cuda', '--out',
         'figures.json', cwd=tmp_path, CUDA_VISIBLE_DEVICES='0',
     )  # fmt: skip
     records = json.loads((tmp_path / 'figures.json').read_text())['records']

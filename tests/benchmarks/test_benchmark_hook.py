@@ -1,18 +1,17 @@
-"""tools/dev/benchmark_hook.py takes a hook out of a training block by block, and puts it back."""
+"""benchmarks/benchmark_hook.py takes a hook out of a training block by block, and puts it back."""
 
 import json
-import runpy
 from types import SimpleNamespace
 
 import pytest
 from mmengine.hooks import Hook
 
-from tests.tools.conftest import TOOLS, run_tool
+from tests.tools.conftest import load, run_tool
 
 
 @pytest.fixture(scope='module')
 def tool():
-    return SimpleNamespace(**runpy.run_path(str(TOOLS / 'dev/benchmark_hook.py')))
+    return SimpleNamespace(**load('benchmarks/benchmark_hook.py'))
 
 
 class Counted(Hook):
@@ -46,7 +45,7 @@ def test_an_unknown_hook_is_named(tool):
 @pytest.mark.slow
 def test_a_training_gives_pairs_of_blocks(configs, data_root, tmp_path):
     table = run_tool(
-        'dev/benchmark_hook.py', configs['seg'], 'NonFiniteLossHook',
+        'benchmarks/benchmark_hook.py', configs['seg'], 'NonFiniteLossHook',
         '--pairs', 2, '--block', 1, '--warmup', 1, '--out', tmp_path / 'cost.json',
         '--cfg-options', f'data_root={data_root}', cwd=tmp_path,
     )  # fmt: skip

@@ -1,13 +1,12 @@
 """The benchmark as a user runs it, at a size that says nothing about speed."""
 
 import json
-import runpy
 
 import pytest
 import torch
 
-from tests.tools.conftest import TOOLS, run_tool
-from vim_mm.analysis.scan import paths
+from benchmarks.scan import paths
+from tests.tools.conftest import load, run_tool
 from vim_mm.ops import METHODS
 
 TINY = ('--batch', 1, '--dim', 4, '--seqlen', 16, '--dstate', 2, '--n_trials', 1)
@@ -23,7 +22,7 @@ def table_under(title, text):
 @pytest.mark.slow
 def test_tables_hold_what_the_file_holds(tmp_path):
     printed = run_tool(
-        'analysis/benchmark_scan.py', *TINY, '--backends', 'kernel', 'reference',
+        'benchmarks/benchmark_scan.py', *TINY, '--backends', 'kernel', 'reference',
         '--out', 'figures.json', '--markdown', 'tables.md', cwd=tmp_path,
     )  # fmt: skip
     tables = (tmp_path / 'tables.md').read_text()
@@ -50,7 +49,7 @@ def test_tables_hold_what_the_file_holds(tmp_path):
 @pytest.mark.slow
 def test_named_shapes_and_cost_over_the_length(tmp_path):
     printed = run_tool(
-        'analysis/benchmark_scan.py', '--shapes', 'L1024', 't1024', '--dstate', 1, '--methods',
+        'benchmarks/benchmark_scan.py', '--shapes', 'L1024', 't1024', '--dstate', 1, '--methods',
         'zoh', '--dt-bias', 0, '--n_trials', 1, cwd=tmp_path,
     )  # fmt: skip
     assert '(2, 384, 4096) bf16' in table_under('Forward, microseconds', printed)['(B, D, L)']
@@ -69,9 +68,7 @@ def test_no_variable_changes_the_path(monkeypatch, variable):
 
 @pytest.fixture(scope='module')
 def tool():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(TOOLS / 'analysis')  # as `python FILE` has it
-        return runpy.run_path(str(TOOLS / 'analysis/benchmark_scan.py'))
+    return load('benchmarks/benchmark_scan.py')
 
 
 def test_ratios_and_floors_by_hand(tool):
@@ -110,7 +107,7 @@ def test_a_peer_that_computes_something_else_is_an_error(tool):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
 def test_on_a_gpu(tmp_path):
     printed = run_tool(
-        'analysis/benchmark_scan.py', *TINY, '--device', 'cuda', '--out', 'figures.json',
+        'benchmarks/benchmark_scan.py', *TINY, '--device', 'cuda', '--out', 'figures.json',
         cwd=tmp_path, CUDA_VISIBLE_DEVICES='0',
     )  # fmt: skip
     assert float(table_under('Forward, microseconds', printed)['ex2 floor'][0]) > 0

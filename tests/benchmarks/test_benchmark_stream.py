@@ -1,24 +1,17 @@
 """The benchmark of the stream, at sizes that say nothing about speed."""
 
 import json
-import runpy
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from tests.tools.conftest import TOOLS, configs  # noqa: F401  fixture
+from tests.tools.conftest import configs, load  # noqa: F401  fixture
 from vim_mm.stream.running import Summary
 
 pytest.importorskip('mmseg')
-TOOL = str(TOOLS / 'analysis/benchmark_stream.py')
+TOOL = 'analysis/benchmark_stream.py'
 STAGES = ['decode', 'preprocess', 'backbone', 'head', 'postprocess', 'download', 'overlay']
-
-
-@pytest.fixture(autouse=True)
-def path(monkeypatch):
-    """What lies beside the tool is imported by it."""
-    monkeypatch.syspath_prepend(str(TOOLS / 'analysis'))
 
 
 @pytest.mark.slow
@@ -28,7 +21,7 @@ def test_stages_add_up_to_the_wall_clock(configs, tmp_path, monkeypatch, capsys)
     arguments += ['--frames', 5, '--device', 'cpu', '--out', out, '--debug']
     monkeypatch.setattr(sys, 'argv', [TOOL, *map(str, arguments)])
     monkeypatch.setattr(sys, 'excepthook', sys.excepthook)  # which the tool sets
-    runpy.run_path(TOOL, run_name='__main__')
+    load(TOOL, '__main__')
     printed = capsys.readouterr().out
     records = json.loads(out.read_text())['records']
     measured = [record for record in records if record['form'] == 'eager']
@@ -45,7 +38,7 @@ def test_stages_add_up_to_the_wall_clock(configs, tmp_path, monkeypatch, capsys)
 
 
 def test_a_stream_that_the_user_ends_is_no_measurement(monkeypatch):
-    tool = runpy.run_path(TOOL)
+    tool = load(TOOL)
     ended = SimpleNamespace(run=lambda: Summary(predicted=60, interrupted=True))
     monkeypatch.setitem(tool['side_by_side'].__globals__, 'Stream', lambda *_, **__: ended)
     with pytest.raises(KeyboardInterrupt):
@@ -53,7 +46,7 @@ def test_a_stream_that_the_user_ends_is_no_measurement(monkeypatch):
 
 
 def test_what_does_not_add_up_or_failed_is_said():
-    tables = runpy.run_path(TOOL)['tables']
+    tables = load(TOOL)['tables']
     times = {'p50': 0.001, 'p90': 0.002, 'p99': 0.02}
     record = dict(model='m', size='', form='eager', height=2, width=4, rate=100.0)
     record |= dict(stages={'decode': times}, mask=times, interval=times, latency=times)

@@ -1,13 +1,12 @@
 """The benchmarks of training as a user runs them, at sizes that say nothing about speed."""
 
 import json
-import runpy
 
 import pytest
 import torch
 from mmengine.structures import PixelData
 
-from tests.tools.conftest import TOOLS, run_tool
+from tests.tools.conftest import load, run_tool
 from vim_mm.config import config_path
 
 pytest.importorskip('mmseg')
@@ -18,13 +17,13 @@ LOADER = dict(batch_size=8, sampler=dict(type='InfiniteSampler'))
 
 @pytest.fixture(scope='module')
 def tool():
-    return runpy.run_path(str(TOOLS / 'analysis/benchmark_training.py'))
+    return load('benchmarks/benchmark_training.py')
 
 
 @pytest.mark.slow
 def test_an_iteration_is_data_and_host(tmp_path):
     printed = run_tool(
-        'analysis/benchmark_training.py', config_path('seg/upernet_vim_shapes.py'), '--iters', 6,
+        'benchmarks/benchmark_training.py', config_path('seg/upernet_vim_shapes.py'), '--iters', 6,
         '--warmup', 1, '--pictures', 2, '--out', 'figures.json', '--cfg-options',
         'train_dataloader.batch_size=2', cwd=tmp_path,
     )  # fmt: skip

@@ -9,9 +9,8 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.tools.conftest import run_tool
-from vim_mm.analysis.study.answer import best_found, cautions, is_tested, short_rows, short_verdict
-from vim_mm.analysis.study.comparison import (
+from benchmarks.comparison.answer import best_found, cautions, is_tested, short_rows, short_verdict
+from benchmarks.comparison.comparison import (
     ARMS,
     FAMILY,
     INTERVAL,
@@ -24,13 +23,14 @@ from vim_mm.analysis.study.comparison import (
     summary_rows,
     verdicts,
 )
-from vim_mm.analysis.study.detection import detection_rows, metric_of
-from vim_mm.analysis.study.page import waits
-from vim_mm.analysis.study.plots import draw_task, plot_task
-from vim_mm.analysis.study.provenance import which
-from vim_mm.analysis.study.run_folders import find_runs, read_runs
-from vim_mm.analysis.study.statistics import compare, detectable_effect
-from vim_mm.analysis.tables import latex_table, without_empty_columns
+from benchmarks.comparison.detection import detection_rows, metric_of
+from benchmarks.comparison.page import waits
+from benchmarks.comparison.plots import draw_task, plot_task
+from benchmarks.comparison.provenance import which
+from benchmarks.comparison.run_folders import find_runs, read_runs
+from benchmarks.comparison.statistics import compare, detectable_effect
+from benchmarks.measure.tables import latex_table, without_empty_columns
+from tests.tools.conftest import run_tool
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / 'docs/study/results'

@@ -1,14 +1,13 @@
 """The search for the largest batch, and the tool on a CPU, where nothing is capped."""
 
 import json
-import runpy
 import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tests.tools.conftest import TOOLS, run_tool
+from tests.tools.conftest import load, run_tool
 from vim_mm.config import config_path
 
 pytest.importorskip('mmseg')
@@ -27,17 +26,17 @@ def test_the_largest_batch_that_fits(fits, start, most, batch):
             raise torch.OutOfMemoryError
         return {'images/s': 10.0 * n}
 
-    tool = runpy.run_path(str(TOOLS / 'analysis/measure_batch.py'))
+    tool = load('benchmarks/measure_batch.py')
     expected = None if batch is None else {'batch': batch, 'images/s': 10.0 * batch}
     assert tool['largest'](try_batch, start, most) == expected
     assert tried == sorted(tried) and max(tried) <= most
 
 
 def test_a_rate_is_that_of_warm_steps():
-    """Five calls do not count, as with every clock of vim_mm/analysis/timing.py."""
+    """Five calls do not count, as with every clock of benchmarks/measure/timing.py."""
     pauses = iter([0.2] * 5 + [0.01] * 4)
     model = SimpleNamespace(train_step=lambda data, optimizer: time.sleep(next(pauses)))
-    measure = runpy.run_path(str(TOOLS / 'analysis/measure_batch.py'))['measure']
+    measure = load('benchmarks/measure_batch.py')['measure']
     rate = measure(model, None, {'data_samples': [None] * 2}, 4, 'cpu')['images/s']
     # A busy machine sleeps longer, but not as long as a cold call.
     assert 2 / 0.1 < rate <= 2 / 0.01
@@ -47,7 +46,7 @@ def test_a_rate_is_that_of_warm_steps():
 @pytest.mark.slow
 def test_the_tool_on_a_cpu(tmp_path):
     printed = run_tool(
-        'analysis/measure_batch.py', config_path('seg/upernet_vim_shapes.py'), '--device', 'cpu',
+        'benchmarks/measure_batch.py', config_path('seg/upernet_vim_shapes.py'), '--device', 'cpu',
         '--most', 2, '--steps', 1, '--with_cp', 1, '--out', 'rows.json', '--markdown', 'table.md',
         cwd=tmp_path,
     )  # fmt: skip

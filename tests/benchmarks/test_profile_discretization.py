@@ -3,15 +3,14 @@
 import json
 import math
 import re
-import runpy
 
 import pytest
 import torch
 
-from tests.tools.conftest import TOOLS, run_tool
-from vim_mm.analysis.scan.dense_inverse import dense_coefficients, dense_scan
-from vim_mm.analysis.scan.parallel import FORMS
-from vim_mm.analysis.timing import ScanShape, make_inputs
+from benchmarks.measure.timing import ScanShape, make_inputs
+from benchmarks.scan.dense_inverse import dense_coefficients, dense_scan
+from benchmarks.scan.parallel import FORMS
+from tests.tools.conftest import load, run_tool
 from vim_mm.ops import METHODS, discretize, selective_scan_ref
 
 TOOL = 'analysis/profile_discretization.py'
@@ -20,7 +19,7 @@ TINY = ('--batch', 2, '--dim', 3, '--seqlen', 12, '--dstate', 4, '--n_trials', 3
 
 @pytest.fixture(scope='module')
 def tool():
-    return runpy.run_path(str(TOOLS / TOOL))
+    return load(TOOL)
 
 
 @pytest.mark.slow

@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from benchmarks.peers import published_vim
+from benchmarks.peers.published_vim import PublishedVim
 from tests.models.small import compute_gradients, images, small_backbone
-from tools.analysis.peers import published_vim
-from tools.analysis.peers.published_vim import PublishedVim
 from vim_mm.ops import causal_conv1d, selective_scan_fn
 
 

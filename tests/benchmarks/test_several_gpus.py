@@ -1,4 +1,4 @@
-"""Training on several GPUs of a machine. Its measured side is tools/dev/several_gpus.py."""
+"""Training on several GPUs of a machine. Its measured side is benchmarks/several_gpus.py."""
 
 import re
 import time
@@ -25,7 +25,7 @@ def test_losses_are_those_of_one_gpu(task, data_root, tmp_path):
         pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
     arguments = ('--tasks', task, '--methods', 'rk4', '--iters', 100, '--jobs', 3)
     folders = ('--data', data_root, '--out', tmp_path)
-    table = run_tool('dev/several_gpus.py', *arguments, *folders, cwd=tmp_path, **BOTH)
+    table = run_tool('benchmarks/several_gpus.py', *arguments, *folders, cwd=tmp_path, **BOTH)
     assert re.search(r'\| +yes \|', table)
 
 

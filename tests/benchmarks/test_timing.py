@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vim_mm.analysis import timing
-from vim_mm.analysis.benchmarks.floors import Card
-from vim_mm.analysis.tables import figures
-from vim_mm.analysis.timing import (
+from benchmarks.measure import timing
+from benchmarks.measure.floors import Card
+from benchmarks.measure.tables import figures
+from benchmarks.measure.timing import (
     WARM_UP_CALLS,
     ScanShape,
     differentiable_scan,

@@ -2,14 +2,13 @@
 
 import dataclasses
 import re
-import runpy
 import sys
 
 import pytest
 import torch
 
-from tests.tools.conftest import TOOLS
-from vim_mm.analysis.scan.paths import CPU_KERNEL, CUDA_KERNEL
+from benchmarks.scan.paths import CPU_KERNEL, CUDA_KERNEL
+from tests.tools.conftest import load
 from vim_mm.ops import METHODS, selective_scan
 from vim_mm.ops.discretization import psi
 
@@ -22,7 +21,7 @@ def verify(monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', [TOOL, *TINY])
     code = 0
     try:
-        runpy.run_path(str(TOOLS / TOOL), run_name='__main__')
+        load(TOOL, '__main__')
     except SystemExit as exit_:  # a code of 0 is an end without it
         code = exit_.code
     printed = capsys.readouterr().out
@@ -71,6 +70,6 @@ def test_a_method_that_falls_back_to_another_fails(monkeypatch, capsys):
 
 
 def test_a_nan_fails():
-    report = runpy.run_path(str(TOOLS / TOOL))['Report']()
+    report = load(TOOL)['Report']()
     report.error('subject', {'one': 0.0, 'two': torch.nan, 'three': 1.0}, 1e-3)
     assert (report.passed, report.failed) == (0, 1)

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import re
-import runpy
 import shutil
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from mmengine.config import Config
 
 from tests.configs.data_on_disk import write_ade20k
 from tests.forked import forked_python
+from tests.tools.conftest import load
 from vim_mm.engine.watching.nonfinite import NonFiniteLossError
 from vim_mm.engine.watching.observed import note_divergence
 from vim_mm.ops import METHODS
@@ -137,7 +137,7 @@ def test_a_missing_config_is_found_before_anything_is_trained(tmp_path):
 )
 def test_places(gpus, processes, jobs, expected, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / 'tools')
-    tool = runpy.run_path(str(ROOT / 'tools/run_all_methods.py'))
+    tool = load('run_all_methods.py')
     assert tool['places'](gpus, processes, jobs) == expected
     assert tool['numbers']('0..2,7,1') == [0, 1, 2, 7]
     # None at all would be the seed of the config, and the GPUs of nobody.
@@ -150,7 +150,7 @@ def test_places(gpus, processes, jobs, expected, monkeypatch):
 def tool(monkeypatch) -> dict[str, Any]:
     """The functions of run_all_methods.py."""
     monkeypatch.syspath_prepend(ROOT / 'tools')
-    return runpy.run_path(str(ROOT / 'tools/run_all_methods.py'))
+    return load('run_all_methods.py')
 
 
 def test_the_gpus_that_are_asked_for(tool, monkeypatch):

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.tools.conftest import (  # noqa: F401  fixtures
+    ROOT,
     TOOLS,
     configs,
     data_root,
     environment,
     run_tool,
+    script,
 )
 
 WRONG = '_base_ = {base!r}\nmodel = dict(backbone=dict(drop_path_rate=2.0))\n'
@@ -150,8 +152,9 @@ def test_a_python_without_the_package_is_named_with_the_remedy(tmp_path):
 # What a user or a developer calls.
 COMMANDS = [
     *(
-        pytest.param((str(path),), id=path.relative_to(TOOLS).as_posix())
-        for path in sorted(TOOLS.rglob('[!_]*.py'))
+        pytest.param((str(path),), id=path.relative_to(ROOT).as_posix())
+        for room in ('tools', 'benchmarks', 'studies')
+        for path in sorted((ROOT / room).rglob('[!_]*.py'))
         if "__name__ == '__main__'" in path.read_text()
     ),
     *(('-m', f'vim_mm.{name}') for name in ('datasets.shapes', 'datasets.fashion', 'doctor')),
@@ -202,11 +205,13 @@ def test_tools_that_judge_speed_have_debug(tool, tmp_path):
     assert '--debug' in done.stdout
 
 
-@pytest.mark.parametrize('tool', ['verify_discretization', 'benchmark_scan'])
+@pytest.mark.parametrize(
+    'tool', ['analysis/verify_discretization.py', 'benchmarks/benchmark_scan.py']
+)
 def test_a_missing_library_is_one_sentence(tool, tmp_path):
-    done, _ = ask((str(TOOLS / f'analysis/{tool}.py'),), '--debug', tmp_path)
+    done, _ = ask((str(script(tool)),), '--debug', tmp_path)
     assert done.returncode == 1
-    assert re.fullmatch(rf'{tool}\.py: error: there is no (torch|mmengine)\n', done.stderr)
+    assert re.fullmatch(rf'{Path(tool).name}: error: there is no (torch|mmengine)\n', done.stderr)
 
 
 @pytest.mark.slow
@@ -226,7 +231,7 @@ def test_a_value_that_a_module_knows_is_checked(tool, tmp_path):
 
 def test_a_batch_that_no_model_takes_is_refused(tmp_path):
     """Not answered by 'none fits'."""
-    arguments = (str(TOOLS / 'analysis/measure_batch.py'), 'a.py')
+    arguments = (str(script('benchmarks/measure_batch.py')), 'a.py')
     done, _ = ask(arguments, '--most=1', tmp_path)
     assert done.stderr.splitlines()[-1].endswith('error: --most must be at least 2, got 1')
 

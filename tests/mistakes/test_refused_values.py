@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.mistakes.test_endings import ask
-from tests.tools.conftest import TOOLS, run_tool
+from tests.tools.conftest import run_tool, script
 
 A_NUMBER = 'expected a whole number from 1, got '
 A_SIZE = 'argument --sizes: expected SIDE or HEIGHTxWIDTH, got '
@@ -24,11 +24,11 @@ A_SIZE = 'argument --sizes: expected SIDE or HEIGHTxWIDTH, got '
          'a.py --sizes=64x', f"{A_SIZE}'64x': {A_NUMBER}''"),
         ('analysis/benchmark_latency_flops',
          'a.py --sizes=0x64', f"{A_SIZE}'0x64': {A_NUMBER}'0'"),
-        ('analysis/measure_batch', 'a.py --steps=0', f"argument --steps: {A_NUMBER}'0'"),
-        ('analysis/benchmark_scan', '--n_trials=0', f"argument --n_trials: {A_NUMBER}'0'"),
+        ('benchmarks/measure_batch', 'a.py --steps=0', f"argument --steps: {A_NUMBER}'0'"),
+        ('benchmarks/benchmark_scan', '--n_trials=0', f"argument --n_trials: {A_NUMBER}'0'"),
         ('analysis/profile_discretization', '--seqlen=0', f"argument --seqlen: {A_NUMBER}'0'"),
         ('analysis/profile_discretization', '--dim=0', f"argument --dim: {A_NUMBER}'0'"),
-        ('analysis/profile_training', 'a.py --batch=0', f"argument --batch: {A_NUMBER}'0'"),
+        ('benchmarks/profile_training', 'a.py --batch=0', f"argument --batch: {A_NUMBER}'0'"),
         ('demo_report', 'run --images=0', f"argument --images: {A_NUMBER}'0'"),
         ('run_all_methods', '--config=a.py --jobs-per-gpu=0',
          f"argument --jobs-per-gpu: {A_NUMBER}'0'"),
@@ -49,7 +49,7 @@ A_SIZE = 'argument --sizes: expected SIDE or HEIGHTxWIDTH, got '
 def test_a_value_that_leaves_nothing_to_do_is_refused(tool, arguments, sentence, tmp_path):
     """Before PyTorch is there."""
     *before, last = arguments.split()
-    done, _ = ask((str(TOOLS / f'{tool}.py'), *before), last, tmp_path)
+    done, _ = ask((str(script(f'{tool}.py')), *before), last, tmp_path)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == f'{Path(tool).name}.py: error: {sentence}'
 
@@ -57,17 +57,17 @@ def test_a_value_that_leaves_nothing_to_do_is_refused(tool, arguments, sentence,
 @pytest.mark.parametrize(
     'call',
     [
-        'analysis/benchmark_backbone.py',
-        'analysis/benchmark_backends.py',
-        'analysis/benchmark_jax.py',
+        'benchmarks/benchmark_backbone.py',
+        'benchmarks/benchmark_backends.py',
+        'benchmarks/benchmark_jax.py',
         'analysis/benchmark_latency_flops.py seg/upernet_vim_shapes.py',
-        'analysis/benchmark_scan.py',
+        'benchmarks/benchmark_scan.py',
         'analysis/benchmark_stream.py seg/upernet_vim_shapes.py',
-        'analysis/measure_batch.py a.py',
+        'benchmarks/measure_batch.py a.py',
         'analysis/profile_discretization.py',
         'analysis/verify_performance_issues.py',
         'export_aoti.py a.py none a.pt2',
-        'study/run.py train --data . --out .',
+        'studies/discretization/run.py train --data . --out .',
     ],
 )
 def test_a_gpu_that_is_missing_is_one_sentence(call, tmp_path):

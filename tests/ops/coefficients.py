@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from vim_mm.analysis.scan.exact import truth
+from benchmarks.scan.exact import truth
 from vim_mm.ops.discretization import METHODS
 
 # What beta and A_bar may be off by, and derivatives: csrc/elementary.h, Accuracy. In float32 most

@@ -1,15 +1,13 @@
-"""What developers run on a GPU: tools/dev."""
+"""What developers run on a GPU: every kernel, and how accurate the scans are."""
 
-import runpy
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.tools.conftest import load
 from vim_mm.ops import METHODS, selective_scan
 
-DEV = Path(__file__).parents[2] / 'tools' / 'dev'
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device'),
@@ -22,7 +20,7 @@ def run(monkeypatch, capsys):
 
     def run(tool, *arguments):
         monkeypatch.setattr(sys, 'argv', [tool, *arguments])
-        script = runpy.run_path(str(DEV / tool))
+        script = load(tool)
         result = script['main'](script['parse_args']())
         return result, capsys.readouterr().out
 
@@ -30,14 +28,14 @@ def run(monkeypatch, capsys):
 
 
 def test_every_kernel(run):
-    _, printed = run('every_kernel.py', '--rows', 'eight', 'six', '--methods', 'poly')
+    _, printed = run('dev/every_kernel.py', '--rows', 'eight', 'six', '--methods', 'poly')
     cases = printed.splitlines()
     assert len(cases) == 9 + 6, 'the general kernels once'
     assert cases[-1] == '15 of 15: poly fp32_odd six'
 
 
 def test_scan_accuracy(run):
-    result, printed = run('scan_accuracy.py', '--lengths', '1', '70')
+    result, printed = run('benchmarks/scan_accuracy.py', '--lengths', '1', '70')
     assert result == 0
     assert f'{len(METHODS) * 3 * 4 * 2 * 2} cases' in printed
     for method in METHODS:
@@ -52,6 +50,6 @@ def test_scan_accuracy_finds_another_method(run, monkeypatch):
         method = 'zoh' if u.is_cuda else discretization_method
         return scan(u, *arguments, discretization_method=method, **options)
 
-    monkeypatch.setattr('vim_mm.analysis.scan.paths.selective_scan_fn', wrong)
-    result, _ = run('scan_accuracy.py', '--lengths', '70', '--methods', 'foh')
+    monkeypatch.setattr('benchmarks.scan.paths.selective_scan_fn', wrong)
+    result, _ = run('benchmarks/scan_accuracy.py', '--lengths', '70', '--methods', 'foh')
     assert result == 1

@@ -9,8 +9,8 @@ import pytest
 import torch
 from mpmath import mp
 
-from vim_mm.analysis.scan.coefficients import by_kernel, by_python, points
-from vim_mm.analysis.scan.exact import AVERAGED, DIGITS, EXACT, QUANTITIES, kummer, truth
+from benchmarks.scan.coefficients import by_kernel, by_python, points
+from benchmarks.scan.exact import AVERAGED, DIGITS, EXACT, QUANTITIES, kummer, truth
 from vim_mm.ops import discretization, selective_scan_fn
 from vim_mm.ops.discretization import METHODS, discretize, method_id, phi
 

@@ -1,7 +1,6 @@
 """The sdist and the wheel hold what they must, and what is installed from them works on its own."""
 
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 from mmengine.config import Config
 
 import vim_mm
+from tests.tools.conftest import load
 
 # Builds the sdist and the wheel, with its kernels.
 pytestmark = pytest.mark.slow
@@ -108,8 +108,7 @@ def test_wheel_has_the_version_of_the_package(wheel):
 def test_they_could_be_published(sdist, wheel, tmp_path):
     """By the checks of `make release-check`, without a build of their own."""
     builder, release = (
-        SimpleNamespace(**runpy.run_path(str(ROOT / f'tools/dev/{name}.py')))
-        for name in ('build_wheel', 'check_release')
+        SimpleNamespace(**load(f'dev/{name}.py')) for name in ('build_wheel', 'check_release')
     )
     tagged = builder.tag(wheel, tmp_path)
     assert builder.audit(tagged) == []

@@ -1,6 +1,5 @@
 """model-index.yml and the metafiles list every recipe, in the form that OpenMMLab's tools read."""
 
-import runpy
 from collections import defaultdict
 from pathlib import Path
 
@@ -9,13 +8,14 @@ import yaml
 from mmengine.config import Config
 
 import vim_mm
+from tests.tools.conftest import load
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope='module')
 def tool():
-    return runpy.run_path(str(ROOT / 'tools/dev/write_metafiles.py'))
+    return load('dev/write_metafiles.py')
 
 
 def read(name: str) -> dict:

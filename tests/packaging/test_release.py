@@ -1,7 +1,6 @@
 """tools/dev/check_release.py finds what would make a release wrong."""
 
 import io
-import runpy
 import subprocess
 import tarfile
 from pathlib import Path
@@ -9,8 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.tools.conftest import load
+
 ROOT = Path(__file__).parents[2]
-tool = SimpleNamespace(**runpy.run_path(str(ROOT / 'tools/dev/check_release.py')))
+tool = SimpleNamespace(**load('dev/check_release.py'))
 GIT = ('git', '-c', 'user.name=x', '-c', 'user.email=x@x')
 
 

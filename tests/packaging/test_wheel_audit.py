@@ -1,6 +1,5 @@
 """tools/dev/build_wheel.py gives the library its tag, and finds what would not load elsewhere."""
 
-import runpy
 import subprocess
 import zipfile
 from pathlib import Path
@@ -8,9 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.tools.conftest import load
+
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / 'vim_mm/_C.abi3.so'
-tool = SimpleNamespace(**runpy.run_path(str(ROOT / 'tools/dev/build_wheel.py')))
+tool = SimpleNamespace(**load('dev/build_wheel.py'))
 GOOD = 'vim_mm-0-cp310-abi3-manylinux_2_34_x86_64.whl'
 
 

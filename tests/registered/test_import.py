@@ -50,7 +50,7 @@ def changes(action, tmp_path):
 
 
 def test_import_changes_nothing_in_mmengine(tmp_path):
-    action = 'import vim_mm, vim_mm.engine.cli, vim_mm.analysis.runs.work_dir'
+    action = 'import vim_mm, vim_mm.engine.cli, benchmarks.runs.work_dir'
     assert changes(action, tmp_path) == '[]'
 
 

@@ -4,7 +4,6 @@ import importlib
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 import time
@@ -16,8 +15,8 @@ import pytest
 import torch
 from mmengine.config import ConfigDict
 
-from tests.tools.conftest import TOOLS, environment
-from vim_mm.analysis.benchmarks.latency import (
+from benchmarks.measure import timing, whole_models
+from benchmarks.measure.latency import (
     UnlikeMachinesError,
     best_table,
     comparison_rows,
@@ -26,6 +25,7 @@ from vim_mm.analysis.benchmarks.latency import (
     read_results,
     table,
 )
+from tests.tools.conftest import TOOLS, environment, load
 from vim_mm.config import config_path
 from vim_mm.engine.watching.observed import Observed
 from vim_mm.ops.library import has_kernel
@@ -42,8 +42,7 @@ def run(tmp_path_factory):
     def run(tool, *arguments):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, 'argv', [str(ANALYSIS / tool), *map(str, arguments)])
-            patch.syspath_prepend(str(ANALYSIS))
-            runpy.run_path(str(ANALYSIS / tool), run_name='__main__')
+            load(f'analysis/{tool}', '__main__')
 
     return run
 
@@ -289,9 +288,7 @@ def test_after_training(run, configs, tmp_path):
 @pytest.fixture(scope='module')
 def tool():
     """The functions of benchmark_latency_flops.py."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ANALYSIS))
-        yield runpy.run_path(str(ANALYSIS / 'benchmark_latency_flops.py'))
+    return load('analysis/benchmark_latency_flops.py')
 
 
 def names_of(tool, monkeypatch, *sources):
@@ -326,7 +323,6 @@ def test_each_method_of_a_config_that_names_none(tool, configs, monkeypatch):
     monkeypatch.setattr(sys, 'argv', argv)
     args = tool['parse_args']()
     tool['complete'](args)
-    monkeypatch.syspath_prepend(str(ANALYSIS))
     found = {c.method: tool['read'](c, {}).model.backbone for c in tool['cases'](args)}
     assert {m: backbone.discretization_method for m, backbone in found.items()} == {
         m: m for m in args.methods
@@ -444,10 +440,6 @@ def test_a_peak_is_that_of_its_form(tool, monkeypatch, device, form, peak):
 
     On the CPU a call's own peak, 30 bytes, does not contain what the model holds, 7 bytes.
     """
-    import whole_models
-
-    from vim_mm.analysis import timing
-
     memory = Memory(monkeypatch)
     monkeypatch.setattr(timing, 'peak_memory', lambda call, device: 30)
 
@@ -509,8 +501,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
 
 def test_any_head_of_a_segmentor_has_its_fast_form(monkeypatch):
     """Also of models without an auxiliary head, and back again."""
-    monkeypatch.syspath_prepend(str(ANALYSIS))
-    change = runpy.run_path(str(ANALYSIS / 'whole_models.py'))['change_head']
+    change = whole_models.change_head
     for type_ in ('SegformerHead', 'UPerHead'):
         head = ConfigDict(type=type_, num_classes=3)
         change(head, 'fast')
@@ -543,7 +534,5 @@ def test_cudnn_compares_algorithms_where_sizes_stay(monkeypatch, config, constan
     if config.startswith('det'):
         pytest.importorskip('mmdet')
     monkeypatch.setattr(torch.backends.cudnn, 'benchmark', not constant)
-    monkeypatch.syspath_prepend(str(ANALYSIS))
-    build = runpy.run_path(str(ANALYSIS / 'whole_models.py'))['build']
-    build(Config.fromfile(config_path(config)), 'cpu')
+    whole_models.build(Config.fromfile(config_path(config)), 'cpu')
     assert torch.backends.cudnn.benchmark is constant

@@ -5,7 +5,6 @@ The tools run in this process: each alone would spend its time on importing PyTo
 
 import csv
 import json
-import runpy
 import sys
 
 import numpy as np
@@ -18,7 +17,7 @@ from PIL import Image
 
 from tests.configs.samples import classification_batch
 from tests.datasets.idx import write_idx_files
-from tests.tools.conftest import TOOLS
+from tests.tools.conftest import TOOLS, load
 from vim_mm.config import config_path
 from vim_mm.datasets.fashion import write_classes
 from vim_mm.engine import activate
@@ -51,7 +50,7 @@ def run(tool: str, *args) -> None:
         patch.syspath_prepend(str(TOOLS))
         patch.setattr(sys, 'argv', [tool, *map(str, args)])
         patch.setenv('CUDA_VISIBLE_DEVICES', '')
-        runpy.run_path(str(TOOLS / tool), run_name='__main__')
+        load(tool, '__main__')
 
 
 @pytest.fixture(scope='module')

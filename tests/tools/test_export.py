@@ -1,14 +1,13 @@
 """The tools that export a model as a user runs them: files and packages of an untrained one."""
 
 import re
-import runpy
 
 import pytest
 import torch
 
 from tests.graphs import record_calls
 from tests.stream.conftest import Task, make_task
-from tests.tools.conftest import TOOLS, run_tool
+from tests.tools.conftest import TOOLS, load, run_tool
 from vim_mm.ops import library
 
 NUMBER = r'\d\.\de-\d\d'
@@ -88,7 +87,7 @@ def test_on_a_gpu_a_graph_is_timed_too(monkeypatch, capsys):
         is_cuda = True
 
     monkeypatch.syspath_prepend(TOOLS)
-    tool = runpy.run_path(str(TOOLS / 'export_aoti.py'))
+    tool = load('export_aoti.py')
     monkeypatch.setattr('vim_mm.acceleration.record', record_calls)
     monkeypatch.setattr('vim_mm.export.load_package', lambda path: torch.cos)
     tool['report_times'](torch.sin, 'm.pt2', torch.ones(1, 3).as_subclass(OnGpu), repeats=3)

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import runpy
 import signal
 import struct
 import subprocess
@@ -17,7 +16,7 @@ import torch
 from PIL import Image
 
 from tests.graphs import assert_same_bits
-from tests.tools.conftest import TOOLS, command, environment, run_tool
+from tests.tools.conftest import TOOLS, command, environment, load, run_tool
 from vim_mm.checkpoints.reading import last_checkpoint
 from vim_mm.ops import METHODS
 
@@ -143,7 +142,7 @@ def test_visualize_draws_every_picture(trained, data_root, tmp_path, monkeypatch
     for what in WHAT:
         arguments = ('visualize.py', what, config, work_dir / 'iter_4.pth', *options, *data)
         monkeypatch.setattr(sys, 'argv', [*map(str, arguments)])
-        runpy.run_path(str(TOOLS / 'visualize.py'), run_name='__main__')
+        load('visualize.py', '__main__')
         printed = capsys.readouterr().out
         assert printed.splitlines()[-1] == str(tmp_path / f'{what}.png')
         assert ('Every method runs with the weights of' in printed) == (what == 'methods')

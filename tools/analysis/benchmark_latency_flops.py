@@ -27,7 +27,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import (
     METHODS,
     ConfigOptions,
@@ -107,10 +106,9 @@ def resolve(
     name: str, methods: list[str], each_method: bool
 ) -> list[tuple[str, str, str | None, str | None]]:
     """What a CONFIG stands for: file or folder, its config, checkpoint to load, method to set."""
-    from whole_models import find_config
-
-    from vim_mm.analysis.runs.work_dir import find_checkpoint
-    from vim_mm.analysis.runs.work_dir import find_config as dumped_config
+    from benchmarks.measure.whole_models import find_config
+    from benchmarks.runs.work_dir import find_checkpoint
+    from benchmarks.runs.work_dir import find_config as dumped_config
 
     if Path(name).is_dir():
         return [(name, str(dumped_config(name)), str(find_checkpoint(name)), None)]
@@ -125,7 +123,7 @@ def cases(args: Namespace) -> list[Case]:
     """What to measure, in order; a path or heads that a config does not have are left out."""
     from itertools import product
 
-    from vim_mm.analysis.benchmarks.latency import distinct_names, own_name
+    from benchmarks.measure.latency import distinct_names, own_name
 
     sources = [
         found for name in args.configs for found in resolve(name, args.methods, args.each_method)
@@ -181,9 +179,9 @@ def begin_peak() -> None:
 def figures_of(case: Case, args: Namespace) -> dict[str, Any]:
     """Parameters, operations, path, seconds and bytes of a case."""
     import torch
-    from whole_models import Passes, build, count_operations, make_batch
 
-    from vim_mm.analysis.timing import peak_memory
+    from benchmarks.measure.timing import peak_memory
+    from benchmarks.measure.whole_models import Passes, build, count_operations, make_batch
     from vim_mm.engine.watching.observed import PYTORCH, observe
     from vim_mm.models import Mamba
 
@@ -233,7 +231,7 @@ def times(run: Any, case: Case, args: Namespace) -> dict[str, Any]:
     """Seconds of a call that is waited for and of one among others, and the clocks meanwhile."""
     from statistics import median, quantiles
 
-    from vim_mm.analysis.timing import clock_rates, kernel_seconds, steady_times, wall_times
+    from benchmarks.measure.timing import clock_rates, kernel_seconds, steady_times, wall_times
 
     alone = wall_times(run, args.n_trials, args.seconds)
     calls = max(1, min(args.n_trials, int(args.seconds / 3 / median(alone))))
@@ -253,8 +251,8 @@ def times(run: Any, case: Case, args: Namespace) -> dict[str, Any]:
 def read(case: Case, options: dict[str, Any]) -> Any:
     """The config of a case, ready to be built; its library is imported."""
     from mmengine.config import Config
-    from whole_models import adapt
 
+    from benchmarks.measure.whole_models import adapt
     from vim_mm.config import merge_options
     from vim_mm.engine import activate
     from vim_mm.engine.cli import import_task_library
@@ -326,7 +324,7 @@ def run(args: Namespace) -> Iterator[dict[str, Any]]:
 
 def facts(args: Namespace) -> dict[str, Any]:
     """What the figures depend on: machine, commit, versions, clocks."""
-    from vim_mm.analysis.timing import clock_rates, environment
+    from benchmarks.measure.timing import clock_rates, environment
     from vim_mm.engine.watching.observed import versions
 
     return environment(args.device) | {
@@ -349,8 +347,8 @@ def main(args: Namespace) -> None:
     import json
     import signal
 
-    from vim_mm.analysis.benchmarks.latency import measured, report
-    from vim_mm.analysis.tables import write_text
+    from benchmarks.measure.latency import measured, report
+    from benchmarks.measure.tables import write_text
 
     complete(args)
     set_threads(args.threads)

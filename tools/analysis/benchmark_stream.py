@@ -30,7 +30,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for those below
 from _command_line import (
     ConfigOptions,
     add_debug,
@@ -81,10 +80,10 @@ from infer import build_pipeline, dataset_meta
 from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, init_default_scope
-from whole_models import find_config
 
-from vim_mm.analysis.tables import figures, markdown_table, write_text
-from vim_mm.analysis.timing import describe, environment
+from benchmarks.measure.tables import figures, markdown_table, write_text
+from benchmarks.measure.timing import describe, environment
+from benchmarks.measure.whole_models import find_config
 from vim_mm.engine.cli import read_config
 from vim_mm.progress import progress
 from vim_mm.stream.frames import Video

@@ -10,11 +10,9 @@ instead, and prints each model at its best form. Results of unlike machines, thr
 torch are refused.
 """
 
-import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_debug, end
 
 
@@ -32,8 +30,8 @@ def parse_args() -> Namespace:
 
 
 def main(args: Namespace) -> None:
-    from vim_mm.analysis.benchmarks import latency
-    from vim_mm.analysis.tables import markdown_table, write_text
+    from benchmarks.measure import latency
+    from benchmarks.measure.tables import markdown_table, write_text
 
     results = latency.read_results(args.results)
     if not args.allow_unlike:

@@ -10,10 +10,8 @@ with their interval, exact p with Holm's correction, P(A > B), and what may be c
 """
 
 import argparse
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_debug, end, parse_first
 
 
@@ -47,10 +45,10 @@ def parse_args() -> argparse.Namespace:
 # Above PyTorch, so that --help and a wrong option are answered at once.
 ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
-from vim_mm.analysis.study.comparison import CONTROL, TaskResults, holds_results, read_results
-from vim_mm.analysis.study.page import LONG, describe, in_order, sections, write_page
-from vim_mm.analysis.study.run_folders import find_runs, read_runs
-from vim_mm.analysis.tables import latex_table, write_text
+from benchmarks.comparison.comparison import CONTROL, TaskResults, holds_results, read_results
+from benchmarks.comparison.page import LONG, describe, in_order, sections, write_page
+from benchmarks.comparison.run_folders import find_runs, read_runs
+from benchmarks.measure.tables import latex_table, write_text
 
 
 def absent(task: TaskResults) -> str | None:

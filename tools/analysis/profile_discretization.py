@@ -10,7 +10,7 @@ either, both. Paths: the compiled kernel of the device, the CPU kernel, the Pyth
 for ``bilinear`` two with matrices: the dense inverse of the project's seed notes, diagonal matrices
 written out as N x N and inverted, and ``vim_mm.ops.selective_scan_dense_ref``, which solves systems
 with any matrices and is given the same. ``--parallel_scans`` adds the five forms of
-``vim_mm/analysis/scan/parallel.py`` for causal methods. Ends with what the figures say of the
+``benchmarks/scan/parallel.py`` for causal methods. Ends with what the figures say of the
 notes' expectation that Python may be faster than a kernel.
 
 Throughput is in thousands of steps per second, where a step is one position of one sequence, all D
@@ -28,14 +28,12 @@ import argparse
 import json
 import math
 import pathlib
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import geometric_mean, median
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import (
     add_debug,
     add_device,
@@ -78,12 +76,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vim_mm.accuracy import largest, relative_error
-from vim_mm.analysis.scan.dense_inverse import BARE, dense_A_scan, dense_coefficients, dense_scan
-from vim_mm.analysis.scan.parallel import FORMS, selective_scan_by
-from vim_mm.analysis.scan.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
-from vim_mm.analysis.tables import figures, markdown_table, write_text
-from vim_mm.analysis.timing import (
+from benchmarks.measure.tables import figures, markdown_table, write_text
+from benchmarks.measure.timing import (
     Scan,
     ScanShape,
     describe,
@@ -93,6 +87,10 @@ from vim_mm.analysis.timing import (
     peak_memory,
     wall_times,
 )
+from benchmarks.scan.dense_inverse import BARE, dense_A_scan, dense_coefficients, dense_scan
+from benchmarks.scan.parallel import FORMS, selective_scan_by
+from benchmarks.scan.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
+from vim_mm.accuracy import largest, relative_error
 from vim_mm.ops import METHODS
 from vim_mm.progress import progress
 

@@ -24,11 +24,9 @@ fails. mpmath, which computes the exact values, comes with PyTorch.
 import argparse
 import math
 import pathlib
-import sys
 from collections.abc import Iterator
 from itertools import combinations
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_debug, add_methods, end, parse_first, positive
 
 
@@ -59,20 +57,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vim_mm.accuracy import largest
-from vim_mm.analysis.pictures.methods import (
+from benchmarks.measure.tables import markdown_table
+from benchmarks.measure.timing import DTYPES, ScanShape, make_inputs
+from benchmarks.pictures.methods import (
     plot_differences,
     plot_errors,
     plot_inputs,
     plot_responses,
     plot_stability,
 )
-from vim_mm.analysis.scan.coefficients import by_kernel, by_python, points
-from vim_mm.analysis.scan.errors import errors_of, outputs_and_gradients, random_weights
-from vim_mm.analysis.scan.exact import DIGITS, QUANTITIES, exact_scan, truth
-from vim_mm.analysis.scan.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
-from vim_mm.analysis.tables import markdown_table
-from vim_mm.analysis.timing import DTYPES, ScanShape, make_inputs
+from benchmarks.scan.coefficients import by_kernel, by_python, points
+from benchmarks.scan.errors import errors_of, outputs_and_gradients, random_weights
+from benchmarks.scan.exact import DIGITS, QUANTITIES, exact_scan, truth
+from benchmarks.scan.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
+from vim_mm.accuracy import largest
 from vim_mm.ops import METHODS
 
 PATHS = (python_on('cpu'), CPU_KERNEL, CUDA_KERNEL)

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_debug, add_device, add_methods, choose_device, end, positive
 
 # Of the GPU as the first notes have it; what a CPU does in the same time.
@@ -92,9 +91,9 @@ class Subjects:
     """
 
     def __init__(self, args: Namespace):
-        from vim_mm.analysis.benchmarks.latency import distinct_names, own_name
-        from vim_mm.analysis.study.run_folders import find_runs
-        from vim_mm.analysis.timing import ScanShape
+        from benchmarks.comparison.run_folders import find_runs
+        from benchmarks.measure.latency import distinct_names, own_name
+        from benchmarks.measure.timing import ScanShape
         from vim_mm.json_lines import read_json
 
         self.device, self.methods = args.device, args.methods
@@ -112,7 +111,7 @@ class Subjects:
     def inputs(self, length: int) -> dict[str, Any]:
         from dataclasses import replace
 
-        from vim_mm.analysis.timing import make_inputs
+        from benchmarks.measure.timing import make_inputs
 
         return make_inputs(replace(self.shape, seqlen=length), self.device)
 
@@ -169,7 +168,7 @@ class Subjects:
 
     def dumped(self) -> dict[str, dict[str, dict[str, str]]]:
         """What the dumped configs of the runs say, by task and run."""
-        from vim_mm.analysis.runs.work_dir import find_config
+        from benchmarks.runs.work_dir import find_config
 
         found: dict[str, dict[str, dict[str, str]]] = {}
         for name, run in self.runs.items():
@@ -197,7 +196,7 @@ def step_of(model: Any, images: Any) -> Callable:
 
 def clocks(device: str) -> dict[str, Callable]:
     """The clocks of our own benchmarks."""
-    from vim_mm.analysis.timing import device_times, steady_times, wall_times
+    from benchmarks.measure.timing import device_times, steady_times, wall_times
 
     found = {
         'wall_times': lambda call: wall_times(call, TRIALS),
@@ -229,7 +228,7 @@ class Gpu:
 
     def busy_seconds(self) -> float:
         """By the profiler: the time of the kernels."""
-        from vim_mm.analysis.timing import kernel_seconds, warm_up
+        from benchmarks.measure.timing import kernel_seconds, warm_up
 
         warm_up(self.run)
         return sum(kernel_seconds(self.run).values())
@@ -237,8 +236,8 @@ class Gpu:
 
 def perform(number: int, on: Subjects) -> Any:
     """One check."""
-    from vim_mm.analysis.benchmarks import fairness
-    from vim_mm.analysis.timing import wall_times
+    from benchmarks.measure import fairness
+    from benchmarks.measure.timing import wall_times
     from vim_mm.ops import path_of
 
     def clock(call: Callable) -> list[float]:
@@ -293,8 +292,8 @@ def complete(args: Namespace) -> None:
 
 
 def main(args: Namespace) -> None:
-    from vim_mm.analysis.benchmarks.fairness import FAILED
-    from vim_mm.analysis.timing import describe, environment
+    from benchmarks.measure.fairness import FAILED
+    from benchmarks.measure.timing import describe, environment
 
     complete(args)
     facts = environment(args.device)

@@ -19,7 +19,6 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_debug, end
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,8 +17,6 @@ import zipfile
 from email.message import Message
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # for build_wheel
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_debug, end
 from build_wheel import ROOT, audit, build, run
 

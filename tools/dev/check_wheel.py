@@ -9,13 +9,10 @@ its cache, so that one environment more costs little disk.
 import argparse
 import re
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # for build_wheel
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_debug, end
 from build_wheel import ROOT, run
 

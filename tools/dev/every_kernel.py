@@ -9,11 +9,8 @@ half of a method's cases are scanned in reverse. Results are not looked at: that
 
 import argparse
 import os
-import sys
 from itertools import product
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_debug, add_methods, end, parse_first
 
 # By what chooses kernels (csrc/cuda/shapes.cuh) on a GPU of about 132 multiprocessors: batch and

@@ -20,7 +20,6 @@ import tempfile
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_debug, end
 
 PINNED = Path(__file__).parents[2] / 'requirements/mmcv.txt'

@@ -11,14 +11,12 @@ each attempt is a fork of this process, so that it starts in a second.
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
 from multiprocessing import get_context
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_debug, end, parse_first, positive
 
 

@@ -4,11 +4,8 @@ To be run when a method is added; a test compares the file with what this comput
 """
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_debug, end, parse_first
 
 
@@ -23,7 +20,7 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import torch
 
-from vim_mm.analysis.scan.exact import exact_scan
+from benchmarks.scan.exact import exact_scan
 from vim_mm.ops import METHODS
 from vim_mm.progress import progress
 from vim_mm.selftest import QUANTITIES, VALUES, make_inputs, weights

@@ -1,10 +1,8 @@
 """Writes model-index.yml and configs/*/metafile.yml: the configs, for OpenMMLab's tools."""
 
-import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_debug, end, parse_first
 
 

@@ -3,7 +3,7 @@
 Fused operators read parameters and call no module. Hooks, adapters, quantized layers and whatever
 else takes a module's place would be passed over, so each of them has the module called instead.
 The question is asked at every call: it takes a few microseconds a layer, and nothing that is kept
-could be out of date (``tools/dev/benchmark_host.py`` measures it).
+could be out of date (``benchmarks/benchmark_host.py`` measures it).
 """
 
 import re

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from page_parts import Rows, quoted, tidy
 from signals import INPUTS
 
-from vim_mm.analysis.pictures.methods import STYLES
-from vim_mm.analysis.study.comparison import CONTROL
-from vim_mm.analysis.tables import bullets, figures, markdown_table
+from benchmarks.comparison.comparison import CONTROL
+from benchmarks.measure.tables import bullets, figures, markdown_table
+from benchmarks.pictures.methods import STYLES
 
 SHOWN_RATE = -4.0  # of the tables; the picture has all
 SHOWN_STEPS = STEPS[::2]

@@ -10,11 +10,9 @@ docs/study_protocol.md says what is expected and how it is tested.
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import add_debug, end, numbers, parse_first, positive
 
 

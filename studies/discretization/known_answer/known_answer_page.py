@@ -26,8 +26,8 @@ from recovery_page import (
 )
 from signals import INPUTS
 
-from vim_mm.analysis.study.comparison import CONTROL, FAMILY, TaskResults
-from vim_mm.analysis.tables import bullets, write_text
+from benchmarks.comparison.comparison import CONTROL, FAMILY, TaskResults
+from benchmarks.measure.tables import bullets, write_text
 
 _HEAD = """# A regression with a known answer
 

@@ -9,7 +9,7 @@ from page_parts import Rows, quoted, tidy
 from recovery import ARMS, RANGES, RATES
 from signals import INPUTS
 
-from vim_mm.analysis.study.comparison import (
+from benchmarks.comparison.comparison import (
     CONTROL,
     FAMILY,
     LEVEL,
@@ -19,7 +19,7 @@ from vim_mm.analysis.study.comparison import (
     family_rows,
     secondary_rows,
 )
-from vim_mm.analysis.tables import bullets, figures, markdown_table, without_empty_columns
+from benchmarks.measure.tables import bullets, figures, markdown_table, without_empty_columns
 
 LEAST_DRAWN = 0.1  # percent; what is below stands at the edge
 WITH_FACTOR = tuple(name for name, arm in ARMS.items() if arm.factor)

@@ -2,18 +2,17 @@
 
 import json
 import re
-import runpy
 import sys
-from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
-from vim_mm.analysis.study.comparison import family
-from vim_mm.analysis.study.run_folders import UnlikeRunsError, find_runs, read_runs
+from benchmarks.comparison.comparison import family
+from benchmarks.comparison.run_folders import UnlikeRunsError, find_runs, read_runs
+from tests.tools.conftest import load
 
-TOOL = Path(__file__).parents[3] / 'tools/analysis/compare_methods.py'
+TOOL = 'analysis/compare_methods.py'
 METHODS = ('zoh', 'foh', 'bilinear', 'zoh_exact')
 PLANTED = {'foh': -3.0}  # points from the control
 SEEDS = 10
@@ -235,7 +234,7 @@ def test_a_damaged_file_is_named(name, content, words, tmp_path):
 
 def run(monkeypatch, *arguments):
     monkeypatch.setattr(sys, 'argv', [str(TOOL), *map(str, arguments)])
-    runpy.run_path(str(TOOL), run_name='__main__')
+    load(TOOL, '__main__')
 
 
 def test_markdown_latex_and_picture(work_dirs, tmp_path, monkeypatch, capsys):

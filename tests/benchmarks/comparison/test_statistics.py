@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vim_mm.analysis.study.statistics import (
+from benchmarks.comparison.statistics import (
     DRAWS,
     MAX_EXACT,
     RESAMPLES,

@@ -2,7 +2,6 @@
 
 import json
 import queue
-import runpy
 import sys
 import threading
 import time
@@ -11,9 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.tools.conftest import TOOLS
-from vim_mm.analysis.benchmarks import fairness
-from vim_mm.analysis.benchmarks.fairness import (
+from benchmarks.measure import fairness
+from benchmarks.measure.fairness import (
     TITLES,
     check_comparison,
     check_inputs,
@@ -23,7 +21,7 @@ from vim_mm.analysis.benchmarks.fairness import (
     check_threads,
     check_warm_up,
 )
-from vim_mm.analysis.timing import (
+from benchmarks.measure.timing import (
     ScanShape,
     device_times,
     kernel_seconds,
@@ -32,10 +30,11 @@ from vim_mm.analysis.timing import (
     wall_times,
     warm_up,
 )
+from tests.tools.conftest import load
 from vim_mm.ops import selective_scan_fn
 from vim_mm.ops.library import has_kernel
 
-TOOL = TOOLS / 'analysis/verify_performance_issues.py'
+TOOL = 'analysis/verify_performance_issues.py'
 CPU = ('--device', 'cpu')
 METHODS = ('zoh', 'foh')
 needs_kernel = pytest.mark.skipif(not has_kernel('cpu'), reason='vim_mm._C is not built')
@@ -261,7 +260,7 @@ def test_a_clock_of_graphs_warms_up_before_it_captures(monkeypatch):
 def test_every_clock_of_ours_is_asked_for_its_warm_up(monkeypatch, device, clocks):
     asked = []
     monkeypatch.setattr(fairness, 'check_warm_up', lambda *args: asked.extend(args))
-    perform = runpy.run_path(str(TOOL))['perform']
+    perform = load(TOOL)['perform']
     perform(5, SimpleNamespace(device=device, scans={}))
     assert [*asked[0]] == ['wall_times', 'steady_times', 'device_times'][:clocks]
 
@@ -270,7 +269,7 @@ def test_every_clock_of_ours_is_asked_for_its_warm_up(monkeypatch, device, clock
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
 def test_our_clocks_warm_up_on_a_gpu():
     ours = {'wall': wall, 'steady': steady, 'graph': lambda c: device_times(lambda: c, 5)}
-    found = check_warm_up(ours, {}, runpy.run_path(str(TOOL))['busy_gpu'])
+    found = check_warm_up(ours, {}, load(TOOL)['busy_gpu'])
     assert found.status == 'passed', found
     assert found.evidence == [f'{name}: 5 calls before the first that counts' for name in ours]
 
@@ -338,7 +337,7 @@ def run(monkeypatch, capsys):
     def run(*arguments):
         monkeypatch.setattr(sys, 'argv', [str(TOOL), *arguments])
         with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(TOOL), run_name='__main__')
+            load(TOOL, '__main__')
         return ended.value.code, capsys.readouterr().out
 
     return run
@@ -397,4 +396,4 @@ def test_a_record_that_was_cut_off_is_named(run, tmp_path):
 
 def test_the_tool_knows_every_check():
     """Its arguments are read before PyTorch, and so without the titles."""
-    assert runpy.run_path(str(TOOL))['CHECKS'] == {*TITLES}
+    assert load(TOOL)['CHECKS'] == {*TITLES}

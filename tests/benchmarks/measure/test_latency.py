@@ -1,16 +1,15 @@
 """Results side by side: their names, their tables, their picture, and files that hold none."""
 
 import json
-import runpy
 import sys
 from pathlib import Path
 
 import matplotlib.figure
 import pytest
 
-from tests.tools.conftest import TOOLS
-from vim_mm.analysis.benchmarks import latency
-from vim_mm.analysis.benchmarks.latency import distinct_names, folder_name, own_name
+from benchmarks.measure import latency
+from benchmarks.measure.latency import distinct_names, folder_name, own_name
+from tests.tools.conftest import load
 from vim_mm.json_lines import read_json
 
 MIB = 2**20
@@ -60,7 +59,7 @@ def test_the_tool_compares_two_runs(two_runs, tmp_path, monkeypatch, capsys):
         Path(file).parent.mkdir(parents=True)
         Path(file).write_text(json.dumps(found))
     monkeypatch.setattr(sys, 'argv', ['compare_benchmarks.py', *two_runs])
-    runpy.run_path(str(TOOLS / 'analysis/compare_benchmarks.py'), run_name='__main__')
+    load('analysis/compare_benchmarks.py', '__main__')
     assert '| foh_seed0 over zoh_seed0 |' in capsys.readouterr().out
 
 

@@ -1,7 +1,5 @@
 """The curves of the pictures of methods are what they are called, and every method is in them."""
 
-import runpy
-
 import cv2
 import numpy as np
 import pytest
@@ -9,8 +7,7 @@ import torch
 from matplotlib.contour import QuadContourSet
 from matplotlib.figure import Figure
 
-from tests.tools.conftest import TOOLS
-from vim_mm.analysis.pictures.methods import (
+from benchmarks.pictures.methods import (
     METHOD_NAMES,
     STYLES,
     plot_errors,
@@ -18,6 +15,7 @@ from vim_mm.analysis.pictures.methods import (
     simulate,
     transfer,
 )
+from tests.tools.conftest import TOOLS, load
 from vim_mm.ops import METHODS, selective_scan_ref
 
 SINE = 2.0  # rad per unit of time
@@ -142,7 +140,7 @@ def test_errors_are_relative_differences(drawn):
 
 @pytest.mark.slow
 def test_all_pictures_are_drawn(tmp_path):
-    runpy.run_path(str(TOOLS / 'analysis/verify_discretization.py'))['draw'](tmp_path / 'pictures')
+    load('analysis/verify_discretization.py')['draw'](tmp_path / 'pictures')
     names = {path.stem for path in (tmp_path / 'pictures').iterdir()}
     kinds = ('inputs', 'stability', 'errors', 'responses', 'differences')
     assert names == {f'methods_{kind}' for kind in kinds}

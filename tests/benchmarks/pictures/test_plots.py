@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from vim_mm.analysis.pictures.plots import (
+from benchmarks.pictures.plots import (
     Line,
     Region,
     Sample,

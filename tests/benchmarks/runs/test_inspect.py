@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.pictures import panels
+from benchmarks.pictures.plots import Region
+from benchmarks.runs import inspect
 from tests.models.small import images, small_backbone
-from vim_mm.analysis.pictures import panels
-from vim_mm.analysis.pictures.plots import Region
-from vim_mm.analysis.runs import inspect
 
 
 @pytest.mark.parametrize('cls_token', ['none', 'middle'])

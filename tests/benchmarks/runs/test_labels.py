@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vim_mm.analysis.runs.labels import Labelled, confusions, plot_labels
+from benchmarks.runs.labels import Labelled, confusions, plot_labels
 from vim_mm.engine import LabelFile
 
 CLASSES = ('coat', 'bag', 'shirt')

@@ -2,20 +2,18 @@
 
 import json
 import re
-import runpy
 import sys
-from pathlib import Path
 
 import cv2
 import pytest
 from mmengine.config import Config
 
-from vim_mm.analysis.runs.work_dir import find_checkpoint, find_config, read_history
+from benchmarks.runs.work_dir import find_checkpoint, find_config, read_history
+from tests.tools.conftest import load
 from vim_mm.config import config_path, merge_options
 from vim_mm.datasets.shapes import ShapesConfig, write_dataset
 from vim_mm.engine import VimRunner
 
-TOOLS = Path(__file__).parents[3] / 'tools'
 TINY = {
     'model.backbone.arch': {'embed_dims': 16, 'num_layers': 4},
     'train_cfg.max_iters': 2,
@@ -72,8 +70,7 @@ def test_a_run_that_logged_no_loss_has_its_metrics(tmp_path, monkeypatch, capsys
     runs = [str(tmp_path / name) for name in ('short', 'long')]
     picture = tmp_path / 'losses.png'
     monkeypatch.setattr(sys, 'argv', ['compare_runs.py', *runs, '--picture', str(picture)])
-    monkeypatch.syspath_prepend(TOOLS)
-    runpy.run_path(str(TOOLS / 'compare_runs.py'), run_name='__main__')
+    load('compare_runs.py', '__main__')
     rows = [line.split('|')[1:-1] for line in capsys.readouterr().out.splitlines()]
     cells = [[cell.strip() for cell in row] for row in rows]
     assert ['short', '4', '', '20.00'] in cells and ['long', '100', '2', '30.00'] in cells
@@ -88,8 +85,7 @@ def test_runs_are_compared_before_they_validate(tmp_path, monkeypatch, capsys):
     picture = tmp_path / 'losses.png'
     runs = [str(tmp_path / name) for name in ('zoh', 'foh')]
     monkeypatch.setattr(sys, 'argv', ['compare_runs.py', *runs, '--picture', str(picture)])
-    monkeypatch.syspath_prepend(TOOLS)  # as for a script that is run
-    runpy.run_path(str(TOOLS / 'compare_runs.py'), run_name='__main__')
+    load('compare_runs.py', '__main__')
     cells = [line.replace(' ', '') for line in capsys.readouterr().out.splitlines()]
     assert '|run|iterations|loss|' in cells and '|zoh|20|2.5|' in cells
     assert '|run|iterations|loss|mIoU|' in cells and '|foh|10|2|20.00|' in cells
@@ -120,8 +116,7 @@ def test_report_on_a_tiny_run(config, data_root, tmp_path, monkeypatch, capsys):
     VimRunner.from_cfg(cfg).train()
     work_dir = (tmp_path / 'before').rename(tmp_path / 'moved')
     monkeypatch.setattr(sys, 'argv', ['demo_report.py', str(work_dir), '--images', '2'])
-    monkeypatch.syspath_prepend(TOOLS)
-    runpy.run_path(str(TOOLS / 'demo_report.py'), run_name='__main__')
+    load('demo_report.py', '__main__')
     said = capsys.readouterr().out
     assert 'on held-out images after 2 iterations' in said
     for name in ('curves.png', 'predictions.png'):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from benchmarks.scan.parallel import CHUNK, FORMS, selective_scan_by
 from tests.ops.inputs import make_inputs
-from vim_mm.analysis.scan.parallel import CHUNK, FORMS, selective_scan_by
 from vim_mm.ops import METHODS, selective_scan_ref
 
 CAUSAL = [name for name, method in METHODS.items() if method.causal]

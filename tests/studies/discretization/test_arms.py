@@ -7,7 +7,7 @@ import torch
 from arms import ARMS, Size, StudyMamba, make_net
 from other_models import PEERS
 
-from vim_mm.analysis.study import comparison
+from benchmarks.comparison import comparison
 from vim_mm.models.mamba import Mamba
 from vim_mm.ops import METHODS
 

@@ -1,0 +1,1 @@
+../tools/_command_line.py

@@ -1,0 +1,1 @@
+"""Does the discretization matter? README.md has the answer, protocol.md how it was found."""
