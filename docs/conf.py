@@ -4,13 +4,8 @@ The source directory is the root of the repository, so that README.md and the pa
 each other on the site as they do in a checkout. A new file docs/*.md appears without an entry here.
 """
 
-import sys
-from pathlib import Path
-
 from docutils import nodes
 from docutils.utils.math import latex2mathml
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import vim_mm
 
@@ -19,7 +14,14 @@ author = 'the vim_mm authors'
 release = version = vim_mm.__version__
 
 root_doc = 'docs/index'
-include_patterns = ['*.md', 'docs/**', 'seg/*.md', 'det/*.md', 'requirements/*.md']
+include_patterns = [
+    '*.md',
+    'docs/**',
+    'seg/*.md',
+    'det/*.md',
+    'studies/**/*.md',
+    'requirements/*.md',
+]
 exclude_patterns = [
     'docs/site',
     'docs/snippets',

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.comparison.comparison import TaskResults
+from benchmarks.comparison.results import TaskResults
 from benchmarks.runs.work_dir import DETECTION_METRICS, Log, read_log
 from vim_mm.checkpoints.reading import last_checkpoint
 from vim_mm.engine.watching.observed import status_of
@@ -118,7 +118,7 @@ def _tasks(name: str, records: list[dict[str, Any]]) -> tuple[list[TaskResults],
     end = max(_last_step(folder, log) for folder, log in logs.items())
     tasks, left_out = [], []
     for metric in metrics:
-        task = TaskResults(f'{name} {metric}', planned=None)
+        task = TaskResults(f'{name} {metric}')
         points = {folder: dict(log.metrics.get(metric, [])) for folder, log in logs.items()}
         if metric in DETECTION_METRICS:
             for folder, log in logs.items():

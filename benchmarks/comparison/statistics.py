@@ -1,7 +1,7 @@
-"""Statistics of paired runs, as docs/study_protocol.md has them: few seeds, every figure exact.
+"""Statistics of paired runs, as studies/discretization/protocol.md has them.
 
 Differences are d = a - b of the same seed, in points. SciPy has the same tests; here they are a few
-lines of NumPy, and ``tests/analysis/study/test_statistics.py`` holds them to SciPy's. Its
+lines of NumPy, and ``tests/benchmarks/comparison/test_statistics.py`` holds them to SciPy's. Its
 permutation test takes ten times as long, and takes means that rounding parts for different ones.
 """
 

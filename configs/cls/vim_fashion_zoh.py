@@ -1,12 +1,29 @@
 # A small Vim on Fashion-MNIST, 49 tokens, one epoch: what `make demo-real` trains, minutes on two
 # CPU cores.
-_base_ = './vim_t_fashion_zoh.py'
+_base_ = [
+    '../_base_/models/vim_t.py',
+    '../_base_/datasets/fashion_cls.py',
+    '../_base_/schedules/fashion_50e.py',
+    '../_base_/cls_runtime.py',
+]
 
 model = dict(
+    # Of the 60,000 training images.
+    data_preprocessor=dict(num_classes=10, mean=[72.94] * 3, std=[90.02] * 3),
     backbone=dict(
-        arch=dict(_delete_=True, embed_dims=64, num_layers=4), patch_size=4, drop_path_rate=0.0
+        arch=dict(_delete_=True, embed_dims=64, num_layers=4),
+        img_size=28,
+        patch_size=4,
+        drop_path_rate=0.0,
+        discretization_method='zoh',
     ),
-    head=dict(in_channels=64, loss=dict(_delete_=True, type='CrossEntropyLoss')),
+    head=dict(
+        in_channels=64,
+        num_classes=10,
+        topk=(1,),
+        loss=dict(_delete_=True, type='CrossEntropyLoss'),
+    ),
+    train_cfg=None,
 )
 train_dataloader = dict(
     batch_size=64,

@@ -26,7 +26,7 @@ class Arm:
     averaged: bool = False
 
 
-# Their titles and comparisons are in benchmarks.comparison.comparison.
+# Their titles and comparisons are in study.py.
 ARMS = {name: Arm(name) for name in METHODS} | {
     'foh_matched': Arm('foh', matched=True),
     'zoh_exact_averaged': Arm('zoh_exact', averaged=True),

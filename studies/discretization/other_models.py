@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
-from arms import Size
 from timm.models.resnet import BasicBlock, ResNet
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
+
+from studies.discretization.arms import Size
 
 
 def deit(size: Size, drop_path: float) -> nn.Module:

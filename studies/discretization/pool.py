@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from results import Job, append
-from tasks import Data, Task, load_splits
-from training import Settings, train
 
+from studies.discretization.results import Job, append
+from studies.discretization.tasks import Data, Task, load_splits
+from studies.discretization.training import Settings, train
 from vim_mm.progress import progress, say
 
 _MARGIN = 1.1  # a run may take this much longer than the longest before
@@ -124,7 +124,7 @@ def _work(
             print(f'given up, the time is over: {job}', flush=True)
             return
         longest[job.task] = max(longest.get(job.task, 0), time.time() - began)
-        append(plan.out, {**result, 'label': job.label, **plan.facts})
+        append(plan.out / f'{job.task}.jsonl', {**result, 'label': job.label, **plan.facts})
         done.put(
             f'{job.task} {job.label} seed {job.seed:2} {job.arm:18} {result["metric"]:7.3f} '
             f'{result["seconds"]:6.1f} s'

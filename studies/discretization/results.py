@@ -1,7 +1,8 @@
-"""Results: a line of JSON each where they are made, a file each in docs/study/results.
+"""Results as lines of JSON: where they are made, and in ``runs``, a file for each task and setting.
 
 A GPU machine gives back few files, so a run appends a line to ``OUT/<task>.jsonl``;
-``run.py import`` spreads the lines to ``docs/study/results/<task>/<arm>_<seed>.json``.
+``run.py import`` appends those of the study to ``runs/<task>.jsonl`` or
+``runs/<task>_<setting>.jsonl``.
 """
 
 import errno
@@ -13,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tasks import Task
+    from studies.discretization.tasks import Task
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / 'docs/study/results'
+RUNS = Path(__file__).parent / 'runs'
+Key = tuple[str, str, int | str]
 
 
 @dataclass(frozen=True)
@@ -29,45 +30,43 @@ class Job:
     label: str = ''
 
     @property
-    def file(self) -> str:
-        """Of its result, see :func:`file_name`."""
-        return file_name(vars(self))
+    def key(self) -> Key:
+        """Of its result, see :func:`key`."""
+        return key(vars(self))
 
 
-def file_name(record: dict[str, Any]) -> str:
-    """Where a record stands under the folder of results."""
+def key(record: Mapping[str, Any]) -> Key:
+    """What a record is of: task with its setting, arm, and the seed or 'cost'."""
     label = record.get('label', '')
-    folder = f'{record["task"]}_{label}' if label else record['task']
-    ending = record.get('seed', 'cost')
-    return f'{folder}/{record["arm"]}_{ending}.json'
+    name = f'{record["task"]}_{label}' if label else record['task']
+    return name, record['arm'], record.get('seed', 'cost')
 
 
-def append(out: Path, record: dict[str, Any]) -> None:
-    """Add a record to the lines of its task, beside other processes.
+def append(file: Path, record: Mapping[str, Any]) -> None:
+    """Add a record to a file of lines, beside other processes.
 
     Raises:
         OSError: The disk was full within the line, which is then no record. The next one has a line
             of its own.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / f'{record["task"]}.jsonl'
+    file.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(record, allow_nan=False).encode() + b'\n'
-    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    number = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        size = os.fstat(file).st_size
-        if size and os.pread(file, 1, size - 1) != b'\n':  # one that was cut off
+        size = os.fstat(number).st_size
+        if size and os.pread(number, 1, size - 1) != b'\n':  # one that was cut off
             line = b'\n' + line
-        if os.write(file, line) < len(line) - 1:  # without its end it is a record
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        if os.write(number, line) < len(line) - 1:  # without its end it is a record
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
     finally:
-        os.close(file)
+        os.close(number)
 
 
-def read_lines(out: Path) -> Iterator[dict[str, Any]]:
+def read_lines(folder: Path) -> Iterator[dict[str, Any]]:
     """The records in a folder's .jsonl files; a line that was cut off is left out."""
-    from vim_mm.json_lines import read_json_lines
+    from vim_mm.json_lines import read_json_lines  # after the arguments: --help takes no PyTorch
 
-    for file in sorted(out.glob('*.jsonl')):
+    for file in sorted(folder.glob('*.jsonl')):
         yield from read_json_lines(file)
 
 
@@ -92,21 +91,22 @@ def trial(record: dict[str, Any], tasks: Mapping[str, 'Task'], labels: Collectio
     return ''
 
 
-def spread(
-    out: Path, results: Path, tasks: Mapping[str, 'Task'], labels: Collection[str]
+def take(
+    out: Path, runs: Path, tasks: Mapping[str, 'Task'], labels: Collection[str]
 ) -> tuple[int, int, list[str]]:
-    """Write a file for each record of a folder but those of trials.
+    """Append the records of a folder to the files of the study, but for those of trials.
 
-    A run that is there already stays. A cost that was measured again replaces the older one.
+    A run that is there already stays. A cost that was measured again comes after the older one,
+    and the last one counts.
 
     Args:
         out (Path): Folder of the lines.
-        results (Path): Folder of the files.
+        runs (Path): Folder of the study's files.
         tasks (Mapping): Of the study, by name.
         labels (Collection): Of its settings.
 
     Returns:
-        tuple: Files written, records that were there, and a line for each that is left out.
+        tuple: Records taken, records that were there, and a line for each that is left out.
 
     Raises:
         FileNotFoundError: There are no lines in ``out``.
@@ -114,28 +114,27 @@ def spread(
     """
     if not any(out.glob('*.jsonl')):
         raise FileNotFoundError(f'{out} holds no results: no file *.jsonl is there')
-    written, kept, left_out = 0, 0, []
+    there = {key(record): record for record in read_lines(runs) if 'arm' in record}
+    taken, kept, left_out = 0, 0, []
     for record in read_lines(out):
         if not {'task', 'arm'} <= record.keys():
             raise ValueError(f'{out} holds a line without task or arm: {str(record)[:80]}')
-        file = results / file_name(record)
-        text = json.dumps(record, indent=1) + '\n'
+        name, arm, which = key(record)
         if reason := trial(record, tasks, labels):
-            left_out.append(f'left out: {file_name(record)}, {reason}.')
-        elif file.exists() and ('seed' in record or file.read_text() == text):
+            left_out.append(f'left out: {name} {arm} {which}, {reason}.')
+        elif key(record) in there and ('seed' in record or record == there[key(record)]):
             kept += 1
         else:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-            written += 1
-    return written, kept, left_out
+            append(runs / f'{name}.jsonl', record)
+            there[key(record)] = record
+            taken += 1
+    return taken, kept, left_out
 
 
-def finished(out: Path, results: Path | None, steps: Mapping[str, int]) -> set[str]:
-    """Names of the files that there are, and of the lines in ``out`` of runs with these steps.
+def finished(out: Path, runs: Path | None, steps: Mapping[str, int]) -> set[Key]:
+    """The results of the study, and those in ``out`` of runs with these steps.
 
-    Without ``results``, of the lines alone.
+    Without ``runs``, the latter alone.
     """
-    files = results.glob('*/*.json') if results else ()
-    there = {str(file.relative_to(results)) for file in files}
-    return there | {file_name(record) for record in read_lines(out) if is_of_length(record, steps)}
+    there = {key(record) for record in read_lines(runs) if 'arm' in record} if runs else set()
+    return there | {key(record) for record in read_lines(out) if is_of_length(record, steps)}

@@ -1,12 +1,12 @@
-"""The study of docs/study_protocol.md, from one command that goes on where it stopped.
+"""Makes the runs of protocol.md, in one command that goes on where it stopped.
 
-    python tools/study/run.py train --data data/fashion/idx --out work_dirs/study --minutes 60
-    python tools/study/run.py cost --data data/fashion/idx --out work_dirs/study
-    python tools/study/run.py import work_dirs/study
-    python tools/analysis/compare_methods.py docs/study/results
+    python studies/discretization/run.py train --data data/fashion/idx --out work_dirs/study
+    python studies/discretization/run.py cost --data data/fashion/idx --out work_dirs/study
+    python studies/discretization/run.py import work_dirs/study
+    python studies/discretization/report.py
 
-``train`` makes the runs that are neither in docs/study/results nor in OUT, by task, then seed, then
-method. ``import`` leaves out trials: seeds and numbers of steps that are not the study's.
+``train`` makes the runs that are neither in the study's ``runs`` nor in OUT, by task, then seed,
+then method. ``import`` leaves out trials: seeds and numbers of steps that are not the study's.
 """
 
 import argparse
@@ -19,13 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from _command_line import Names, add_debug, add_device, end, has_gpu, numbers, parse_first, positive
-from results import RESULTS, Job, append, finished, spread
+
+from studies.discretization.results import RUNS, Job, append, finished, take
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest='command', required=True)
-    tasks, arms = Names('tasks', 'TASKS'), Names('tasks', 'ARMS_AND_PEERS')
+    tasks, arms = (
+        Names('studies.discretization.tasks', name) for name in ('TASKS', 'ARMS_AND_PEERS')
+    )
     shared = argparse.ArgumentParser(add_help=False)
     add_debug(shared)
     shared.add_argument('--data', type=Path, required=True, help="Fashion-MNIST's IDX files")
@@ -42,14 +45,14 @@ def parse_args() -> argparse.Namespace:
     runs.add_argument('--jobs', type=positive, default=1, help='runs side by side on each GPU')
     runs.add_argument('--label', default='', help="of settings; '' is the primary one")
     runs.add_argument('--steps', type=positive, help="instead of the task's, for trials")
-    runs.add_argument('--results', type=Path, default=RESULTS, help='finished runs')
+    runs.add_argument('--results', type=Path, default=RUNS, help='folder of finished runs')
 
     alone = commands.add_parser('cost', parents=[shared], help='time and memory of a step, alone')
 
-    spreading = commands.add_parser('import', help='write a file for each line of OUT')
-    add_debug(spreading)
-    spreading.add_argument('out', type=Path)
-    spreading.add_argument('--results', type=Path, default=RESULTS)
+    taking = commands.add_parser('import', help="append the lines of OUT to the study's files")
+    add_debug(taking)
+    taking.add_argument('out', type=Path)
+    taking.add_argument('--results', type=Path, default=RUNS)
     args = parser.parse_args()
     if args.command == 'cost' and not has_gpu():
         alone.error('it needs a GPU, and PyTorch finds none')  # a step is a CUDA graph
@@ -60,11 +63,11 @@ def parse_args() -> argparse.Namespace:
 ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import torch
-from pool import Plan, run_all
-from tasks import TASKS, Data, load_splits
-from training import Settings, measure_step
 
 import vim_mm
+from studies.discretization.pool import Plan, run_all
+from studies.discretization.tasks import TASKS, Data, load_splits
+from studies.discretization.training import Settings, measure_step
 from vim_mm.progress import progress, say
 from vim_mm.version import commit
 
@@ -109,7 +112,7 @@ def train(args: argparse.Namespace) -> int:
         for task, seed, arm in product(args.tasks, every, args.arms)
         if arm in TASKS[task].arms
         if args.seeds is not None or seed in TASKS[task].planned_seeds(arm)
-        if Job(task, arm, seed, args.label).file not in done
+        if Job(task, arm, seed, args.label).key not in done
     ]
     print(f'{len(jobs)} runs to make, {len(done)} results are there', flush=True)
     if not jobs:
@@ -136,19 +139,19 @@ def cost(args: argparse.Namespace) -> int:
         data = Data(task, splits, torch.device('cuda'))
         for arm in progress([arm for arm in args.arms if arm in task.arms], name):
             figures = measure_step(arm, data, Settings())
-            append(args.out, {**figures, **noted})
+            append(args.out / f'{name}.jsonl', {**figures, **noted})
             say(str(figures))
     return 0
 
 
-def spread_lines(args: argparse.Namespace) -> int:
-    written, kept, left_out = spread(args.out, args.results, TASKS, SETTINGS)
+def import_lines(args: argparse.Namespace) -> int:
+    taken, kept, left_out = take(args.out, args.results, TASKS, SETTINGS)
     print(*left_out, sep='\n', end='\n' if left_out else '')
-    print(f'{written} results written to {args.results}, {kept} were there')
+    print(f'{taken} results appended in {args.results}, {kept} were there')
     return 0
 
 
-COMMANDS = {'train': train, 'cost': cost, 'import': spread_lines}
+COMMANDS = {'train': train, 'cost': cost, 'import': import_lines}
 
 
 def main(args: argparse.Namespace) -> int:

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from arms import ARMS, Net, Size
-from cues import CLASSES as CUE_CLASSES
-from cues import PATCH as CUE_PATCH
-from cues import SIDE as CUE_SIDE
-from cues import UNLABELED, draw_cues
-from other_models import PEERS
 from torch import Tensor
 
+from studies.discretization.arms import ARMS, Net, Size
+from studies.discretization.cues import CLASSES as CUE_CLASSES
+from studies.discretization.cues import PATCH as CUE_PATCH
+from studies.discretization.cues import SIDE as CUE_SIDE
+from studies.discretization.cues import UNLABELED, draw_cues
+from studies.discretization.other_models import PEERS
 from vim_mm.datasets.garments import GARMENTS, load_garments
 from vim_mm.datasets.scenes import SCENE_CLASSES, Garments, scene
 from vim_mm.ops import METHODS

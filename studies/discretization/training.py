@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from arms import ARMS, make_net
-from other_models import PEERS
-from tasks import Data, Task, loss_of, test, test_resolutions
 from torch import Tensor, nn
 
+from studies.discretization.arms import ARMS, make_net
+from studies.discretization.other_models import PEERS
+from studies.discretization.tasks import Data, Task, loss_of, test, test_resolutions
 from vim_mm.engine.watching.observed import card
 from vim_mm.models.weight_decay import undecayed_parameters
 

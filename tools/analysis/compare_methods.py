@@ -1,12 +1,10 @@
-"""Compares methods over seeds, from what their runs left.
+"""Compares methods over seeds, from the folders that run_all_methods.py made.
 
     python tools/analysis/compare_methods.py work_dirs --page comparison.md --latex tables.tex
-    python tools/analysis/compare_methods.py docs/study/results docs/study/detection \\
-        --page docs/methods_compared.md
 
-Reads the folders that run_all_methods.py made, and the study's results (one JSON a run), and prints
-the tables of docs/study_protocol.md: means over seeds, differences from the control paired by seed
-with their interval, exact p with Holm's correction, P(A > B), and what may be concluded.
+Prints means over seeds and differences from the control, paired by seed, with their interval, exact
+p with Holm's correction, P(A > B), and whether a difference was found. docs/evidence.md says how to
+read them.
 """
 
 import argparse
@@ -20,21 +18,13 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        'results',
-        nargs='+',
-        type=Path,
-        help="folders of runs, or the folder above them; or the study's results",
+        'runs', nargs='+', type=Path, help='folders of runs, or the folder above them'
     )
     parser.add_argument('--control', help='the method to compare with (default: zoh_exact)')
     parser.add_argument(
         '--allow-unlike',
         action='store_true',
         help='compare folders of runs that differ in more than method and seed all the same',
-    )
-    parser.add_argument(
-        '--final',
-        action='store_true',
-        help='test the finished seeds of the study, though fewer than planned: no more will come',
     )
     parser.add_argument('--page', type=Path, help='write Markdown, and PNG in images/ beside it')
     parser.add_argument('--latex', type=Path, help='write the tables for LaTeX (booktabs)')
@@ -45,8 +35,8 @@ def parse_args() -> argparse.Namespace:
 # Above PyTorch, so that --help and a wrong option are answered at once.
 ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
-from benchmarks.comparison.comparison import CONTROL, TaskResults, holds_results, read_results
-from benchmarks.comparison.page import LONG, describe, in_order, sections, write_page
+from benchmarks.comparison.report import describe, sections, write_page
+from benchmarks.comparison.results import CONTROL, TaskResults
 from benchmarks.comparison.run_folders import find_runs, read_runs
 from benchmarks.measure.tables import latex_table, write_text
 
@@ -61,31 +51,30 @@ def absent(task: TaskResults) -> str | None:
 
 
 def read(paths: list[Path], allow_unlike: bool) -> list[TaskResults]:
-    """Of folders of runs and of the study's results; what is neither is named and ignored."""
+    """The tasks of folders of runs; a path that holds none is named and ignored.
+
+    Raises:
+        FileNotFoundError: A path does not exist, or none holds a run.
+    """
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(f'there is no {path}')
+        if not find_runs([path]):
+            print(f'ignored: {path} holds no run with a run.json of run_all_methods.py.')
     folders = find_runs(paths)
-    others = [path for path in paths if not find_runs([path])]
-    results = [path for path in others if holds_results(path)]
-    if not folders and not results:
-        results = others  # whose reading says what is wrong
-    for path in others:
-        if path not in results:
-            print(f'ignored: {path} holds neither runs nor results of the study.')
+    if not folders:
+        raise FileNotFoundError(
+            f'{", ".join(map(str, paths))}: no run with a run.json of run_all_methods.py'
+        )
     tasks, left_out = read_runs(folders, allow_unlike)
     print(*left_out, sep='\n', end='\n' if left_out else '')
-    return tasks + [task for path in results for task in read_results(path)]
+    return tasks
 
 
 def main(args: argparse.Namespace) -> None:
-    tasks, long = [], None
-    for task in read(args.results, args.allow_unlike):
-        if task.name == LONG:
-            long = task
-            continue
+    tasks = []
+    for task in read(args.runs, args.allow_unlike):
         task.control = args.control or CONTROL
-        task.final = args.final
         if task.seeds:
             tasks.append(task)
         else:
@@ -95,14 +84,13 @@ def main(args: argparse.Namespace) -> None:
     known = sorted({arm for task in tasks for arm in task.runs})
     if args.control and args.control not in known:
         raise SystemExit(f'--control: expected one of {known}, got {args.control!r}.')
-    tasks = in_order(tasks)
     print('\n\n'.join(describe(task) for task in tasks))
     print(*filter(None, map(absent, tasks)), sep='\n')
     if args.latex:
         tables = [latex_table(rows) for task in tasks for _, rows in sections(task)]
         write_text(args.latex, '\n\n'.join(tables))
     if args.page:
-        write_page(tasks, args.page, study=any(task.planned for task in tasks), long=long)
+        write_page(tasks, args.page)
 
 
 if __name__ == '__main__':

@@ -8,8 +8,8 @@ from typing import cast
 
 import numpy as np
 import torch
-from signals import INPUTS, Held, Noisy, Smooth
 
+from studies.discretization.known_answer.signals import INPUTS, Held, Noisy, Smooth
 from vim_mm.ops import selective_scan_fn
 
 RATES = (-1.0, -4.0, -16.0)  # a: the ends of Mamba's range, and between

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from signals import FINE, INPUTS, Held, Noisy, Smooth
 from torch import Tensor, nn
 
+from studies.discretization.known_answer.signals import FINE, INPUTS, Held, Noisy, Smooth
 from vim_mm.ops import METHODS, selective_scan_fn
 
 RATES = (-1.0, -2.0, -4.0, -8.0, -16.0)  # a, Mamba's range

@@ -2,15 +2,16 @@
 
 import sys
 from dataclasses import replace
-from pathlib import Path
+from importlib import import_module
 
 import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / 'tools/study'))
+from studies.discretization.tasks import TASKS, Data, Split
 
-from tasks import TASKS, Data, Split
+# What a script has beside it; run.py is imported here as a module.
+sys.modules.setdefault('_command_line', import_module('tools._command_line'))
 
 
 def _tiny(name, side):

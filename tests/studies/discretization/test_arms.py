@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
-from arms import ARMS, Size, StudyMamba, make_net
-from other_models import PEERS
 
-from benchmarks.comparison import comparison
+from benchmarks.comparison.results import CONTROL, FAMILY
+from studies.discretization import study
+from studies.discretization.arms import ARMS, Size, StudyMamba, make_net
+from studies.discretization.other_models import PEERS
 from vim_mm.models.mamba import Mamba
 from vim_mm.ops import METHODS
 
@@ -20,8 +21,8 @@ def _net(arm):
 
 def test_every_arm_is_a_method_and_in_the_tables():
     assert {arm.method for arm in ARMS.values()} == {*METHODS}
-    assert (*ARMS,) == comparison.ARMS and (*PEERS,) == comparison.PEERS
-    assert comparison.CONTROL == 'zoh_exact' and len(comparison.FAMILY) == 6
+    assert (*ARMS,) == study.ARMS and (*PEERS,) == study.PEERS
+    assert CONTROL == 'zoh_exact' and len(FAMILY) == 6
 
 
 @pytest.mark.parametrize('arm', [*ARMS])

@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cues import CLASSES, PATCH, PATTERNS, SIDE, UNLABELED, draw_cues
-from tasks import TASKS, Data, by_token, load_splits, loss_of
 from torch.nn.functional import one_hot
-from training import Settings, train
+
+from studies.discretization.cues import CLASSES, PATCH, PATTERNS, SIDE, UNLABELED, draw_cues
+from studies.discretization.tasks import TASKS, Data, by_token, load_splits, loss_of
+from studies.discretization.training import Settings, train
 
 
 @pytest.fixture(scope='module')

@@ -4,20 +4,17 @@ import math
 from dataclasses import replace
 
 import numpy as np
-import pool
 import pytest
-import run
-import tasks
 import torch
-import training
-from arms import ARMS
-from pool import Plan
-from results import Job
-from tasks import TASKS, Data, Split, load_splits
 from timm.layers import DropPath
 from torch import nn
-from training import Settings, Step, autocast_of, train
 
+from studies.discretization import pool, run, tasks, training
+from studies.discretization.arms import ARMS
+from studies.discretization.pool import Plan
+from studies.discretization.results import Job
+from studies.discretization.tasks import TASKS, Data, Split, load_splits
+from studies.discretization.training import Settings, Step, autocast_of, train
 from vim_mm.datasets.garments import GARMENTS
 from vim_mm.datasets.scenes import SCENE_CLASSES
 

@@ -1,24 +1,19 @@
-"""The regression with a known answer: orders, training, and that its page follows from its JSON."""
+"""The regression with a known answer: orders, training, and what its pictures take."""
 
 import json
-from pathlib import Path
 
-import convergence
 import cv2
 import numpy as np
 import pytest
-import recovery
 import torch
-from convergence_page import plot_convergence
-from known_answer_page import describe
-from recovery_page import plot_recovery, task_of
 
-from tests.tools.conftest import run_tool
+from studies.discretization.known_answer import convergence, recovery
+from studies.discretization.known_answer.tables import all_tables, pictures
+from tests.tools.conftest import ROOT, run_tool
 from vim_mm.ops import METHODS
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / 'docs/study/known_answer.json'
-PAGE = ROOT / 'docs/known_answer.md'
+RESULTS = ROOT / 'studies/discretization/known_answer/runs.json'
+TOOL = 'studies/discretization/run_known_answer.py'
 
 
 @pytest.fixture(scope='module')
@@ -172,64 +167,38 @@ def test_the_hold_finds_held_systems():
 
 
 @pytest.mark.slow
-def test_the_tool_writes_results_and_page(tmp_path):
-    out, page = tmp_path / 'new/results.json', tmp_path / 'page.md'
-    arguments = ('--seeds', '0,1', '--iterations', '2', '--out', out, '--page', page)
-    printed = run_tool('study/known_answer.py', *arguments, cwd=tmp_path)
+def test_the_tool_writes_results(tmp_path):
+    """Of which tables and pictures can be made; two seeds are too few for p."""
+    out = tmp_path / 'new/results.json'
+    run_tool(TOOL, '--seeds', '0,1', '--iterations', '2', '--out', out, cwd=tmp_path)
     results = json.loads(out.read_text())
     assert {record['seed'] for record in results['recovery']} == {0, 1}
-    assert printed.strip().splitlines()[-1] in page.read_text()
-    assert 'too few to tell' in printed
-    assert not any(str(tmp_path) in text for text in (out.read_text(), page.read_text()))
-    for name in ('convergence', 'recovery'):
-        picture = cv2.imread(str(tmp_path / f'images/known_answer_{name}.png'))
-        assert picture is not None and picture.std() > 10
+    assert str(tmp_path) not in out.read_text()
+    assert 'p' not in all_tables(results)['smooth: control'][0]
 
 
-@pytest.mark.skipif(not RESULTS.exists(), reason='the page is made when there are results')
-def test_the_page_is_made_from_the_results():
-    """Without training. The pictures' addresses are those that the page has."""
-    pictures = tuple(f'images/known_answer_{part}.png' for part in ('convergence', 'recovery'))
-    text = describe(json.loads(RESULTS.read_text()), pictures)
-    assert text + '\n' == PAGE.read_text()
-    assert all((PAGE.parent / picture).exists() for picture in pictures)
-
-
-@pytest.mark.skipif(not RESULTS.exists(), reason='the page is made when there are results')
-def test_a_page_of_results_that_lack_a_seed():
+def test_results_that_lack_a_seed():
+    """The tables have the seeds that all arms have."""
     results = json.loads(RESULTS.read_text())
     lost = next(r for r in results['recovery'] if (r['arm'], r['seed']) == ('poly, factor', 11))
+    whole = all_tables(results)
     results['recovery'].remove(lost)
-    assert 'poly, factor' in describe(results, ('a.png', 'b.png'))
+    few = all_tables(results)
+    name = f'{lost["input"]}: control'
+    assert [row['method'] for row in few[name]] == [row['method'] for row in whole[name]]
+    assert few[name] != whole[name] and few['orders'] == whole['orders']
 
 
-@pytest.mark.skipif(not RESULTS.exists(), reason='the pictures are made when there are results')
 def test_the_pictures_of_the_results(tmp_path):
     results = json.loads(RESULTS.read_text())
-    plot_convergence(results, tmp_path / 'a.png')
-    plot_recovery([task_of(results, name) for name in recovery.INPUTS], tmp_path / 'b.png')
-    for name in 'ab':
-        assert cv2.imread(str(tmp_path / f'{name}.png')).std() > 10
-
-
-@pytest.mark.parametrize(
-    ('content', 'reason'),
-    [
-        ('{"commit":', 'is no JSON file: Expecting value: line 1 column 11'),
-        ('[]', 'holds no JSON object'),
-        ('{"commit": "abc", "seeds": [0]}', 'holds no results of this tool: it lacks torch, date'),
-    ],
-)
-def test_a_file_of_something_else_is_named(content, reason, tmp_path):
-    (tmp_path / 'other.json').write_text(content)
-    arguments = ('--results', 'other.json', '--page', 'page.md')
-    printed = run_tool('study/known_answer.py', *arguments, cwd=tmp_path, fails=True)
-    assert printed.startswith(f'known_answer.py: error: other.json {reason}'), printed
-    assert not (tmp_path / 'page.md').exists()
+    for name, draw in pictures(results).items():
+        draw(tmp_path / name)
+        assert cv2.imread(str(tmp_path / name)).std() > 10
+        assert (RESULTS.parent / name).exists()
 
 
 def test_no_iterations_are_not_those_of_the_protocol(tmp_path):
-    printed = run_tool('study/known_answer.py', '--iterations', 0, cwd=tmp_path, fails=True)
+    printed = run_tool(TOOL, '--iterations', 0, cwd=tmp_path, fails=True)
     assert printed.splitlines()[-1].endswith(
         "--iterations: expected a whole number from 1, got '0'"
     )

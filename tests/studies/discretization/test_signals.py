@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from scipy.integrate import quad
-from signals import FINE, Held, Noisy, Smooth
+
+from studies.discretization.known_answer.signals import FINE, Held, Noisy, Smooth
 
 END = 1.0
 T = np.array([[0.125, 0.5, 0.75, END]])

@@ -5,10 +5,11 @@ from dataclasses import replace
 import cv2
 import numpy as np
 import pytest
-import tasks
 import torch
-from arms import ARMS, make_net
-from tasks import by_token, loss_of, mean_iou, normalize
+
+from studies.discretization import tasks
+from studies.discretization.arms import ARMS, make_net
+from studies.discretization.tasks import by_token, loss_of, mean_iou, normalize
 
 
 @pytest.mark.parametrize('name', ['fashion', 'scenes'])

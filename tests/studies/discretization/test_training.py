@@ -11,18 +11,25 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
-import pool
 import pytest
-import run
 import torch
-import training
-from arms import ARMS, Size, make_net
-from other_models import PEERS
-from pool import Plan, run_all
-from results import Job, append, finished, read_lines, spread
-from tasks import TASKS, Split
-from training import Settings, Step, build, learning_rate, make_optimizer, measure_step, train
 
+from studies.discretization import pool, run, training
+from studies.discretization.arms import ARMS, Size, make_net
+from studies.discretization.other_models import PEERS
+from studies.discretization.pool import Plan, run_all
+from studies.discretization.results import Job, append, finished, key, read_lines, take
+from studies.discretization.study import read_results
+from studies.discretization.tasks import TASKS, Split
+from studies.discretization.training import (
+    Settings,
+    Step,
+    build,
+    learning_rate,
+    make_optimizer,
+    measure_step,
+    train,
+)
 from tests.tools.conftest import run_tool
 from vim_mm.ops import METHODS
 
@@ -152,7 +159,7 @@ def test_the_first_arm_of_a_process_does_not_pay_for_what_stays(make_data, monke
 )
 def test_a_machine_without_a_gpu_is_one_sentence(command, sentence, tmp_path):
     printed = run_tool(
-        'study/run.py', command, '--data', 'none', '--out', 'out', '--commit', 'abc',
+        TOOL, command, '--data', 'none', '--out', 'out', '--commit', 'abc',
         cwd=tmp_path, fails=True, CUDA_VISIBLE_DEVICES='',
     )  # fmt: skip
     assert printed.splitlines()[-1].endswith(f'error: {sentence}') and 'Traceback' not in printed
@@ -162,7 +169,7 @@ def test_a_machine_without_a_gpu_is_one_sentence(command, sentence, tmp_path):
 @pytest.mark.parametrize('option', ['--steps', '--jobs'])
 def test_no_steps_are_not_those_of_the_task(option, tmp_path):
     printed = run_tool(
-        'study/run.py', 'train', '--data', 'none', '--out', 'out', '--device', 'cpu', option, 0,
+        TOOL, 'train', '--data', 'none', '--out', 'out', '--device', 'cpu', option, 0,
         cwd=tmp_path, fails=True,
     )  # fmt: skip
     assert printed.splitlines()[-1].endswith(f"{option}: expected a whole number from 1, got '0'")
@@ -170,10 +177,16 @@ def test_no_steps_are_not_those_of_the_task(option, tmp_path):
 
 STEPS = {'fashion': 2340}
 LABELS = ['', 'dt0.01']
+TOOL = 'studies/discretization/run.py'
 
 
 def result(arm='zoh', seed=0, steps=2340, task='fashion'):
     return {'task': task, 'arm': arm, 'seed': seed, 'settings': {'steps': steps}}
+
+
+def note(out, record):
+    """As a worker does."""
+    append(out / f'{record["task"]}.jsonl', record)
 
 
 def test_trials_enter_no_table(tmp_path):
@@ -186,55 +199,62 @@ def test_trials_enter_no_table(tmp_path):
         result(task='long', seed=1, steps=23_400),
     ]  # fmt: skip
     for record in (*counted, *trials):
-        append(out, record)
+        note(out, record)
     left_out = [
-        'left out: fashion/zoh_100.json, its seed is 100, and the study has 0 to 11.',
-        'left out: fashion/zoh_12.json, its seed is 12, and the study has 0 to 11.',
-        'left out: fashion/foh_0.json, it has 2 steps, and the task 2340.',
-        'left out: fashion/deit_3.json, its seed is 3, and the study has 0 to 2.',
-        "left out: fashion/nosuch_0.json, the task has no arm 'nosuch' with the settings ''.",
-        "left out: fashion_typo/rk4_0.json, the task has no arm 'rk4' with the settings 'typo'.",
-        'left out: long/zoh_1.json, its seed is 1, and the study has 0 to 0.',
-        "left out: other/zoh_0.json, the study has no task 'other'.",
+        'left out: fashion zoh 100, its seed is 100, and the study has 0 to 11.',
+        'left out: fashion zoh 12, its seed is 12, and the study has 0 to 11.',
+        'left out: fashion foh 0, it has 2 steps, and the task 2340.',
+        'left out: fashion deit 3, its seed is 3, and the study has 0 to 2.',
+        "left out: fashion nosuch 0, the task has no arm 'nosuch' with the settings ''.",
+        "left out: fashion_typo rk4 0, the task has no arm 'rk4' with the settings 'typo'.",
+        'left out: long zoh 1, its seed is 1, and the study has 0 to 0.',
+        "left out: other zoh 0, the study has no task 'other'.",
     ]
-    assert spread(out, results, TASKS, LABELS) == (3, 0, left_out)
-    files = {str(file.relative_to(results)) for file in results.glob('*/*')}
-    assert files == {'fashion/zoh_0.json', 'fashion/zoh_11.json', 'fashion/zoh_cost.json'}
+    assert take(out, results, TASKS, LABELS) == (3, 0, left_out)
+    assert [file.name for file in results.iterdir()] == ['fashion.jsonl']
+    assert [key(record) for record in read_lines(results)] == [
+        ('fashion', 'zoh', 0), ('fashion', 'zoh', 11), ('fashion', 'zoh', 'cost'),
+    ]  # fmt: skip
+
+
+def test_a_setting_has_a_file_of_its_own(tmp_path):
+    note(tmp_path / 'out', result(task='recall', steps=4000) | {'label': 'dt0.01'})
+    assert take(tmp_path / 'out', tmp_path / 'runs', TASKS, LABELS) == (1, 0, [])
+    assert (tmp_path / 'runs/recall_dt0.01.jsonl').exists()
 
 
 def test_a_cost_replaces_the_older_one_and_a_run_does_not(tmp_path):
     for number in (1.0, 2.0):
         out = tmp_path / f'out{number}'
-        append(out, {'task': 'fashion', 'arm': 'zoh', 'milliseconds': number})
-        append(out, result() | {'metric': number})
-        spread(out, tmp_path / 'results', TASKS, LABELS)
-    cost, kept = (
-        json.loads((tmp_path / f'results/fashion/zoh_{name}.json').read_text())
-        for name in ('cost', '0')
-    )
-    assert (cost['milliseconds'], kept['metric']) == (2.0, 1.0)
+        note(out, {'task': 'fashion', 'arm': 'zoh', 'milliseconds': number})
+        note(out, result() | {'metric': number})
+        take(out, tmp_path / 'results', TASKS, LABELS)
+    task = read_results(tmp_path / 'results')['fashion']
+    assert task.costs['zoh']['milliseconds'] == 2.0 and task.runs['zoh'][0]['metric'] == 1.0
+    assert take(out, tmp_path / 'results', TASKS, LABELS) == (0, 2, [])
+    assert len([*read_lines(tmp_path / 'results')]) == 3
 
 
 def test_a_line_that_was_cut_off_takes_no_other_with_it(tmp_path, monkeypatch):
     """As on a disk that is full within a line."""
-    append(tmp_path, result(seed=0))
+    note(tmp_path, result(seed=0))
     write = os.write
     with monkeypatch.context() as full, pytest.raises(OSError, match=r'fashion\.jsonl') as raised:
         full.setattr(os, 'write', lambda file, line: write(file, line[:20]))
-        append(tmp_path, result(seed=1))
+        note(tmp_path, result(seed=1))
     assert raised.value.errno == errno.ENOSPC
-    append(tmp_path, result(seed=2))
+    note(tmp_path, result(seed=2))
     with monkeypatch.context() as full:  # only for the end of the line was there no room
         full.setattr(os, 'write', lambda file, line: write(file, line[:-1]))
-        append(tmp_path, result(seed=3))
-    append(tmp_path, result(seed=4))
+        note(tmp_path, result(seed=3))
+    note(tmp_path, result(seed=4))
     assert [record['seed'] for record in read_lines(tmp_path)] == [0, 2, 3, 4]
 
 
 def test_a_line_that_is_no_record_is_named(tmp_path):
-    append(tmp_path, {'task': 'fashion', 'seed': 0})
+    note(tmp_path, {'task': 'fashion', 'seed': 0})
     with pytest.raises(ValueError, match='a line without task or arm'):
-        spread(tmp_path, tmp_path / 'results', TASKS, LABELS)
+        take(tmp_path, tmp_path / 'results', TASKS, LABELS)
 
 
 @pytest.mark.parametrize(('seeds', 'steps'), [(None, None), ([3], None), (None, 5)])
@@ -242,8 +262,7 @@ def test_what_train_makes(seeds, steps, monkeypatch, tmp_path):
     """The seeds that are planned, unless others are named; of trials the results hold none."""
     asked = []
     monkeypatch.setattr(run, 'run_all', lambda jobs, plan, workers: asked.extend(jobs) or True)
-    (tmp_path / 'results/fashion').mkdir(parents=True)
-    (tmp_path / 'results/fashion/zoh_0.json').write_text(json.dumps(result()))
+    note(tmp_path / 'results', result())
     args = SimpleNamespace(
         tasks=['fashion', 'long'], arms=['zoh', 'deit'], seeds=seeds, label='', minutes=None,
         jobs=1, out=tmp_path / 'out', results=tmp_path / 'results', data=tmp_path, cache=tmp_path,
@@ -293,21 +312,21 @@ def test_workers_are_spread_over_the_cards(monkeypatch, tmp_path):
 
 
 def test_a_trial_is_not_the_run_of_its_seed(tmp_path):
-    append(tmp_path, result(steps=2))
-    append(tmp_path, result('foh'))
-    assert finished(tmp_path, tmp_path / 'none', STEPS) == {'fashion/foh_0.json'}
-    assert finished(tmp_path, tmp_path / 'none', {'fashion': 2}) == {'fashion/zoh_0.json'}
+    note(tmp_path, result(steps=2))
+    note(tmp_path, result('foh'))
+    assert finished(tmp_path, tmp_path / 'none', STEPS) == {('fashion', 'foh', 0)}
+    assert finished(tmp_path, tmp_path / 'none', {'fashion': 2}) == {('fashion', 'zoh', 0)}
 
 
 def test_import_says_what_it_leaves_out(tmp_path):
     """By the steps of the study's own tasks."""
     out = tmp_path / 'out'
-    append(out, result())
-    append(out, result('foh', steps=2))
-    printed = run_tool('study/run.py', 'import', 'out', '--results', 'results', cwd=tmp_path)
+    note(out, result())
+    note(out, result('foh', steps=2))
+    printed = run_tool(TOOL, 'import', 'out', '--results', 'results', cwd=tmp_path)
     assert printed == (
-        'left out: fashion/foh_0.json, it has 2 steps, and the task 2340.\n'
-        '1 results written to results, 0 were there\n'
+        'left out: fashion foh 0, it has 2 steps, and the task 2340.\n'
+        '1 results appended in results, 0 were there\n'
     )
 
 
@@ -318,7 +337,7 @@ def test_a_folder_without_results_is_named(exists, tmp_path):
         out.mkdir()
         (out / 'notes.txt').touch()
     with pytest.raises(FileNotFoundError, match=f'{re.escape(str(out))} holds no results'):
-        spread(out, tmp_path / 'results', TASKS, LABELS)
+        take(out, tmp_path / 'results', TASKS, LABELS)
     assert finished(out, tmp_path / 'results', STEPS) == set()  # as of a first start
 
 
@@ -343,8 +362,8 @@ def test_all_parameter_groups_read_the_tensor(make_data):
 
 
 @pytest.mark.slow
-def test_processes_restart_and_spread(make_data, tiny_tasks, tmp_path, monkeypatch):
-    """Two workers make what is missing, once; import writes a file for each."""
+def test_processes_restart_and_import(make_data, tiny_tasks, tmp_path, monkeypatch):
+    """Two workers make what is missing, once; import appends each."""
     task = replace(tiny_tasks['scenes'], steps=5)
     data = make_data('scenes')
     cache = tmp_path / 'cache'
@@ -362,9 +381,9 @@ def test_processes_restart_and_spread(make_data, tiny_tasks, tmp_path, monkeypat
     results.mkdir()
     steps = {'scenes': 5}
     jobs = [Job('scenes', arm, 0) for arm in ('zoh', 'poly', 'zoh_exact_averaged')]
-    append(out, {**vars(jobs[0]), 'metric': 1.0, 'settings': {'steps': 5}})
+    note(out, {**vars(jobs[0]), 'metric': 1.0, 'settings': {'steps': 5}})
     (out / 'scenes.jsonl').open('a').write('{"cut off')
-    missing = [job for job in jobs if job.file not in finished(out, results, steps)]
+    missing = [job for job in jobs if job.key not in finished(out, results, steps)]
     assert missing == jobs[1:]
     plan = Plan(
         {'scenes': task}, tmp_path, cache, out, {'': Settings()}, None, 'cpu', math.inf, {'x': 1}
@@ -375,9 +394,9 @@ def test_processes_restart_and_spread(make_data, tiny_tasks, tmp_path, monkeypat
         ('poly', 1),
         ('zoh_exact_averaged', 1),
     }
-    assert spread(out, results, {'scenes': task}, ['']) == (3, 0, [])
-    assert spread(out, results, {'scenes': task}, ['']) == (0, 3, [])
-    assert finished(tmp_path / 'empty', results, steps) == {job.file for job in jobs}
+    assert take(out, results, {'scenes': task}, ['']) == (3, 0, [])
+    assert take(out, results, {'scenes': task}, ['']) == (0, 3, [])
+    assert finished(tmp_path / 'empty', results, steps) == {job.key for job in jobs}
 
 
 @pytest.mark.cuda

@@ -1,3 +1,0 @@
-_base_ = './vim_fashion_zoh.py'
-
-model = dict(backbone=dict(discretization_method='poly'))

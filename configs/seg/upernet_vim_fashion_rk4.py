@@ -1,3 +1,0 @@
-_base_ = './upernet_vim_fashion_zoh.py'
-
-model = dict(backbone=dict(discretization_method='rk4'))
