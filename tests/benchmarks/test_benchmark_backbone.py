@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.peers.backbones import Workload, hold_to, measure
-from tests.analysis.test_benchmark_scan import table_under
+from tests.benchmarks.test_benchmark_scan import table_under
 from tests.models.small import small_backbone
 from tests.tools.conftest import load, run_tool
 from vim_mm.models.arguments import ARCHS

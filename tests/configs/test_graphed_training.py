@@ -14,6 +14,7 @@ from mmengine.registry import MODELS, init_default_scope
 
 from tests.configs.samples import SIZE, classification_batch, segmentation_batch
 from tests.graphs import assert_same_bits
+from tests.tools.conftest import ROOT
 from vim_mm.config import config_path
 from vim_mm.engine import BFloat16OptimWrapper, activate
 from vim_mm.engine.cli import import_task_library
@@ -54,7 +55,7 @@ def recomputing_segmentor() -> Config:
 
 def classifier() -> Config:
     """With mixtures of pictures and of labels, which are drawn on the host."""
-    cfg = Config.fromfile(config_path('cls/vim_t_fashion_zoh.py'))
+    cfg = Config.fromfile(ROOT / 'studies/discretization/configs/cls/vim_t_fashion.py')
     model = cfg.model
     model.backbone.update(arch=dict(embed_dims=WIDTH, num_layers=2), drop_path_rate=0.3)
     model.head.in_channels = WIDTH

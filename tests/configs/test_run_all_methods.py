@@ -337,13 +337,14 @@ def test_work_directories_by_method_are_no_difference(tool, tmp_path):
 
 
 @pytest.mark.parametrize('pattern', [
-    'seg/upernet_vim_t_{method}.py', 'seg/upernet_vim_fashion_{method}.py',
-    'det/cascade_mask_rcnn_vim_t_{method}.py', 'det/mask_rcnn_vim_t_{method}.py',
-    'det/mask_rcnn_vim_fashion_{method}.py', 'cls/vim_fashion_{method}.py',
+    'configs/seg/upernet_vim_t_{method}.py', 'configs/det/cascade_mask_rcnn_vim_t_{method}.py',
+    'configs/det/mask_rcnn_vim_t_{method}.py', 'configs/cls/vim_fashion_zoh.py',
+    'studies/discretization/configs/seg/upernet_vim_fashion.py',
+    'studies/discretization/configs/det/mask_rcnn_vim_fashion.py',
 ])  # fmt: skip
 def test_shipped_configs_differ_in_the_method_only(tool, pattern):
     found = [
-        tool['resolve'](str(ROOT / 'configs' / pattern.format(method=method)), method, 3, [])[1]
+        tool['resolve'](str(ROOT / pattern.format(method=method)), method, 3, [])[1]
         for method in METHODS
     ]
     assert {said['seed'] for said in found} == {3}

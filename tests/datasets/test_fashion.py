@@ -14,7 +14,7 @@ import pytest
 from mmengine.config import Config
 
 from tests.datasets.idx import COUNTS, draw_garment, encode_idx, write_idx_files
-from vim_mm.config import config_path
+from tests.tools.conftest import ROOT
 from vim_mm.datasets import fashion, garments
 from vim_mm.datasets.fashion import FashionConfig, class_folder, write_classes, write_scenes
 from vim_mm.datasets.garments import (
@@ -218,7 +218,7 @@ def test_mmpretrain_reads_the_classes(source, tmp_path):
 
 
 def _dataset(name, root):
-    cfg = Config.fromfile(config_path(f'_base_/datasets/{name}.py'))
+    cfg = Config.fromfile(ROOT / f'studies/discretization/configs/_base_/datasets/{name}.py')
     return dict(cfg.val_dataloader.dataset, data_root=str(root))
 
 

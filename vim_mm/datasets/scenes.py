@@ -2,7 +2,7 @@
 
 Garments are 1 to 2.3 times their size, turned, mirrored, shaded, and hide parts of each other.
 Scene i of a split depends on the seed, the split, i and the size of the canvas alone. The data set
-of ``python -m vim_mm.datasets.fashion`` and the study in ``tools/study`` draw the same scenes.
+of ``python -m vim_mm.datasets.fashion`` and ``studies/discretization`` draw the same scenes.
 """
 
 from dataclasses import dataclass
