@@ -9,13 +9,14 @@ every Python from 3.10 and every torch from 2.10.
 """
 
 import os
+import runpy
 import sys
 from pathlib import Path
 
 from setuptools import setup
 
-sys.path.insert(0, str(Path(__file__).parent / 'tools/dev'))
-from build_backend import left_out, wish
+BACKEND = runpy.run_path(str(Path(__file__).parent / 'tools/dev/build_backend.py'))
+left_out, wish = BACKEND['left_out'], BACKEND['wish']
 
 CPP_SOURCES = [
     'csrc/ops.cpp',

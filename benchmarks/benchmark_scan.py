@@ -78,6 +78,7 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import torch
 
+from benchmarks.measure.accuracy import relative_error
 from benchmarks.measure.floors import Card
 from benchmarks.measure.tables import figures, markdown_table, write_text
 from benchmarks.measure.timing import (
@@ -92,7 +93,6 @@ from benchmarks.measure.timing import (
 )
 from benchmarks.peers.scans import Peer, installed_peers, peer_version
 from benchmarks.scan.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
-from vim_mm.accuracy import relative_error
 from vim_mm.progress import progress
 
 PASSES = ('forward', 'backward')

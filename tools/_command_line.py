@@ -20,7 +20,7 @@ from typing import NoReturn
 # file changes the path.
 ROOT = next(p for p in Path(__file__).resolve().parents if (p / 'benchmarks').is_dir())
 sys.path.insert(0, str(ROOT))
-for _room in ('benchmarks', 'studies'):
+for _room in ('benchmarks', 'studies', 'tools'):
     import_module(_room)
 sys.path.remove(str(ROOT))
 

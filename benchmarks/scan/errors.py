@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from benchmarks.measure.accuracy import relative_error
 from benchmarks.scan.paths import Path
-from vim_mm.accuracy import relative_error
 
 
 def random_weights(u: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vim_mm.ops import METHODS, block
+from vim_mm.ops import METHODS
 from vim_mm.ops.block import FusedMixer, add_rms_norm, fused_block, fused_mixer
 from vim_mm.ops.discretization import method_id
+from vim_mm.ops.mixer_parameters import TYPES
 
 pytestmark = [
     pytest.mark.cuda,
@@ -219,7 +220,7 @@ class TestOpcheck:
         torch.library.opcheck(ops.mixer_fwd, (*given, True), test_utils=keeping)
         out, total, kept = ops.mixer_fwd(*given, True)
         assert torch.isfinite(out).all()
-        types = [-1 if p is None else block._TYPES[stored] for p in parameters]
+        types = [-1 if p is None else TYPES[stored] for p in parameters]
         sizes = (12, 4, 3, 4)
         # Small, or gradients exceed float16.
         given = (out / 16, x if normed else None, total if update is not None else x, norm, kept)

@@ -5,6 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.models.small import small_mixer
+from tests.registered.fresh import run_fresh
 from vim_mm.ops import METHODS, flops, library, selective_scan_fn
 from vim_mm.ops.block import fused_mixer
 
@@ -127,8 +128,9 @@ def test_mmengine_counts_the_mixer(backend, method, monkeypatch):
     pytest.importorskip('mmengine')
     from mmengine.analysis import FlopAnalyzer, get_model_complexity_info
 
-    import vim_mm.engine  # noqa: F401, registers the formula
+    import vim_mm
 
+    vim_mm.activate()  # which lets it see the scans of PyTorch's operators
     mixer, scans = small_mixer(discretization_method=method), 2 * by_hand(method, 2, 16, 11, 4)
     products = 22 * 8 * 32 + 2 * 22 * 16 * (4 + 9 + 1) + 22 * 16 * 8
     x = torch.randn(2, 11, 8)
@@ -138,6 +140,26 @@ def test_mmengine_counts_the_mixer(backend, method, monkeypatch):
     assert analyzer.total() == products + scans
     info = get_model_complexity_info(mixer, inputs=(x,), show_table=False, show_arch=False)
     assert info['flops'] == products + scans
+
+
+@pytest.mark.parametrize('backend', ['torch', 'reference'])
+def test_mmengine_counts_no_scan_of_pytorch_before_activation(backend, tmp_path):
+    """As docs/flops.md says: an import changes nothing of MMEngine's trace."""
+    pytest.importorskip('mmengine')
+    program = f"""
+import os, torch
+os.environ['VIM_MM_BACKEND'] = {backend!r}
+import vim_mm
+from mmengine.analysis import FlopAnalyzer
+mixer = vim_mm.Mamba(8, d_state=4, expand=2)
+counts = [[*FlopAnalyzer(mixer, (torch.randn(2, 11, 8),)).by_operator()]]
+vim_mm.activate()
+counts += [[*FlopAnalyzer(mixer, (torch.randn(2, 11, 8),)).by_operator()]]
+print(counts)
+"""
+    found = run_fresh(program, tmp_path).splitlines()[-1]
+    products = ['linear', 'conv']
+    assert found == str([products, [*products, f'{backend}_scan_fwd']])
 
 
 def test_operators_of_triton_are_counted():

@@ -1,14 +1,13 @@
 """What the documents show works as it stands there, and what they claim about the code holds."""
 
-import ast
 import re
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
+from tests.packaging.rooms import imported_modules
 from vim_mm.ops import METHODS
 
 if sys.version_info >= (3, 11):
@@ -17,7 +16,10 @@ else:  # pytest brings it
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [*ROOT.glob('*.md'), *ROOT.glob('*/README.md'), *ROOT.glob('docs/*.md')]
+DOCUMENTS = [
+    *(*ROOT.glob('*.md'), *ROOT.glob('*/README.md'), *ROOT.glob('docs/*.md')),
+    *ROOT.glob('studies/**/*.md'),
+]
 each_document = pytest.mark.parametrize(
     'document', [pytest.param(path, id=path.relative_to(ROOT).as_posix()) for path in DOCUMENTS]
 )
@@ -49,40 +51,11 @@ def test_links_lead_somewhere(document):
 
 @each_document
 def test_configs_and_tools_that_are_named_exist(document):
-    names = re.findall(r'(?<![\w/])(?:configs|tools)/[\w/]+\.(?:py|sh)', document.read_text())
-    for name in names:
-        assert (ROOT / name).exists(), name
-
-
-def packages() -> dict[str, set[str]]:
-    """What each package inside of `vim_mm` may import, by the table of docs/architecture.md."""
-    text = (ROOT / 'docs/architecture.md').read_text()
-    rows = re.findall(r'^\| `vim_mm/([\w.]+)/?` \|.*\| (.*) \|$', text, re.M)
-    return {
-        package: set(re.findall(r'\w+', cell)) for package, cell in rows if 'everything' not in cell
-    }
-
-
-def imported_modules(path: Path) -> set[str]:
-    """Dotted names of all modules that a file imports; ``from vim_mm import x`` counts as one."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            of_package = node.module == 'vim_mm'
-            names |= {f'vim_mm.{a.name}' for a in node.names} if of_package else {node.module}
-    return names
-
-
-@pytest.mark.parametrize('package', packages())
-def test_a_package_imports_what_the_architecture_allows(package):
-    place = ROOT / 'vim_mm' / package
-    allowed = packages()[package] | {place.stem} | set(sys.stdlib_module_names)
-    for path in place.rglob('*.py') if place.is_dir() else [place]:
-        for module in imported_modules(path):
-            top, _, rest = module.partition('.')
-            assert (rest.split('.')[0] if top == 'vim_mm' else top) in allowed, f'{path}: {module}'
+    if document.name == 'CHANGELOG.md':
+        return  # it names what there was
+    rooms = 'configs|tools|benchmarks|studies'
+    for name in re.findall(rf'(?<![\w/])(?:{rooms})/[\w/]+\.(?:py|sh)', document.read_text()):
+        assert (ROOT / name).exists() or (document.parent / name).exists(), name
 
 
 # What a distribution lets a module import, where that is not its name alone.
@@ -97,62 +70,17 @@ def test_an_extra_brings_what_its_package_imports(extra):
     requirements = [*project['dependencies'], *project['optional-dependencies'][extra]]
     names = [Requirement(each).name for each in requirements]
     brought = set().union(*(IMPORTED.get(name, {name}) for name in names))
-    for path in (ROOT / 'vim_mm' / extra).rglob('*.py'):
+    # Of analysis what tools/ share; a peer is installed by who wants to time it.
+    places = [f'vim_mm/{extra}']
+    if extra == 'analysis':
+        places = [f'benchmarks/{p}' for p in ('comparison', 'measure', 'pictures', 'runs', 'scan')]
+    for path in (path for place in places for path in (ROOT / place).rglob('*.py')):
         modules = imported_modules(path)
         if 'vim_mm.progress' in modules:
             modules |= imported_modules(ROOT / 'vim_mm/progress.py')
-        outside = {module.partition('.')[0] for module in modules} - {'vim_mm'}
+        outside = {module.partition('.')[0] for module in modules} - {'vim_mm', 'benchmarks'}
         lacking = outside - brought - USERS_CHOICE - set(sys.stdlib_module_names)
         assert not lacking, f'{path}: {lacking}'
-
-
-def subpackages(package: str) -> dict[str, tuple[set[str], set[str]]]:
-    """Modules of each package inside, and what of the whole it may import, by the same document.
-
-    What is at the top is under '.'.
-    """
-    text = (ROOT / 'docs/architecture.md').read_text()
-    section = text.partition(f'### Inside `vim_mm/{package}/`')[2].partition('\n#')[0]
-    rows = re.findall(r'^\| (`\w+/`|at the top) \| .* \| (.*) \| (.*) \|$', section, re.M)
-    names = {'at the top': '.'}
-    return {
-        names.get(inner, inner.strip('`/')): tuple(
-            set(re.findall(r'`(\w+)`', cell)) if cell != 'everything' else {cell} for cell in cells
-        )
-        for inner, *cells in rows
-    }
-
-
-each_with_subpackages = pytest.mark.parametrize('package', ['engine', 'analysis'])
-
-
-@each_with_subpackages
-def test_the_architecture_names_every_module_inside(package):
-    place = ROOT / 'vim_mm' / package
-    there = defaultdict(set)
-    for path in place.rglob('*.py'):
-        if path.stem != '__init__':
-            there[path.parent.relative_to(place).as_posix()].add(path.stem)
-    assert {inner: modules for inner, (modules, _) in subpackages(package).items()} == there
-
-
-@each_with_subpackages
-def test_an_inner_package_imports_what_the_architecture_allows(package):
-    place = ROOT / 'vim_mm' / package
-    above = set()
-    for inner, (modules, allowed) in subpackages(package).items():
-        if allowed == {'everything'}:
-            allowed = above
-        assert allowed <= above, f'{inner} is not below {allowed - above}'
-        own = modules if inner == '.' else {inner}
-        for path in (place / inner).glob('*.py'):
-            if path == place / '__init__.py':  # the public names
-                continue
-            for module in imported_modules(path):
-                if f'{module}.'.startswith(f'vim_mm.{package}.'):
-                    part = (*module.split('.'), '')[2]
-                    assert part in allowed | own, f'{path}: {module}'
-        above |= own
 
 
 def test_the_page_of_the_api_has_every_public_package():

@@ -76,7 +76,6 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 import cv2
 import numpy as np
 import torch
-from infer import build_pipeline, dataset_meta
 from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, init_default_scope
@@ -84,6 +83,7 @@ from mmengine.registry import MODELS, init_default_scope
 from benchmarks.measure.tables import figures, markdown_table, write_text
 from benchmarks.measure.timing import describe, environment
 from benchmarks.measure.whole_models import find_config
+from tools.infer import build_pipeline, dataset_meta
 from vim_mm.engine.cli import read_config
 from vim_mm.progress import progress
 from vim_mm.stream.frames import Video

@@ -76,6 +76,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.measure.accuracy import largest, relative_error
 from benchmarks.measure.tables import figures, markdown_table, write_text
 from benchmarks.measure.timing import (
     Scan,
@@ -90,7 +91,6 @@ from benchmarks.measure.timing import (
 from benchmarks.scan.dense_inverse import BARE, dense_A_scan, dense_coefficients, dense_scan
 from benchmarks.scan.parallel import FORMS, selective_scan_by
 from benchmarks.scan.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
-from vim_mm.accuracy import largest, relative_error
 from vim_mm.ops import METHODS
 from vim_mm.progress import progress
 

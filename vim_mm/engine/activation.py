@@ -1,4 +1,4 @@
-"""The one place where this package changes how MMEngine reads files: only where it is asked to."""
+"""The one place where this package changes MMEngine: only where it is asked to."""
 
 from contextlib import suppress
 from functools import cache
@@ -11,18 +11,20 @@ from mmengine.utils import is_installed
 
 from vim_mm.checkpoints.reading import read_checkpoints_as_data
 from vim_mm.config import resolve_shipped_bases
+from vim_mm.engine.flops import count_scans_of_pytorch
 
 
 @cache
 def activate() -> None:
-    """Change, for this process, how MMEngine reads checkpoints and the bases of configs.
+    """Change, for this process, how MMEngine reads checkpoints and bases, and counts operations.
 
-    ``import vim_mm`` registers classes and leaves MMEngine alone. After this call
+    ``import vim_mm`` registers classes and operators, and changes nothing else. After this call
 
     - checkpoints are read as data on every path, see :mod:`vim_mm.checkpoints.reading`;
     - ``_base_ = 'vim_mm::seg/upernet_vim_t_bilinear.py'`` finds a config of this package;
     - ``_base_ = 'mmseg::...'`` finds one of MMSegmentation, whichever distribution holds it;
-    - MMPretrain can be imported beside a version of transformers that it does not know.
+    - MMPretrain can be imported beside a version of transformers that it does not know;
+    - MMEngine's complexity analysis counts the scans of PyTorch's operators.
 
     The runner and the tools of this package call it. Other tools need the call before they read
     their config, or ``python -m vim_mm.activated`` in front of them; for checkpoints alone
@@ -33,6 +35,7 @@ def activate() -> None:
     resolve_shipped_bases()
     _resolve_bases_of_other_distributions()
     _leave_out_multimodal_models()
+    count_scans_of_pytorch()
 
 
 def _resolve_bases_of_other_distributions() -> None:

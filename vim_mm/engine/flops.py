@@ -1,4 +1,4 @@
-"""MMEngine's complexity analysis counts the scan: importing this registers it.
+"""MMEngine's complexity analysis counts the scan: importing this registers its operators.
 
 ``FlopAnalyzer`` traces a model with hooks on every module, so modules are called one by one and the
 fused mixer never occurs: a traced mixer is its projections, convolutions and scans.
@@ -23,13 +23,16 @@ def scan_handle(inputs: list, outputs: list) -> int:
 for _name in ('selective_scan_fwd', *(f'{name}_scan_fwd' for name in SCANS_OF_PYTHON)):
     complexity_analysis._DEFAULT_SUPPORTED_FLOP_OPS[f'vim_mm::{_name}'] = scan_handle
 
-_trace = jit_analysis._get_scoped_trace_graph
 
+def count_scans_of_pytorch() -> None:
+    """Have MMEngine's analysis trace a scan of PyTorch's operators as one operator, which counts.
 
-def _counting_trace(*args, **kwargs):
-    with counting_trace():
-        return _trace(*args, **kwargs)
+    Other traces, which export a model, take such a scan apart. Called by ``activate()``.
+    """
+    trace = jit_analysis._get_scoped_trace_graph
 
+    def counting(*args, **kwargs):
+        with counting_trace():
+            return trace(*args, **kwargs)
 
-# Other traces, which export a model, take the scans of Python apart.
-jit_analysis._get_scoped_trace_graph = _counting_trace
+    jit_analysis._get_scoped_trace_graph = counting

@@ -1,6 +1,5 @@
 """Checks of constructor arguments: each error names the argument, what came, what was expected."""
 
-import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -123,29 +122,6 @@ def parse_out_indices(out_indices: int | Sequence[int], depth: int) -> tuple[int
             f'got {out_indices}'
         )
     return tuple(indices)
-
-
-def parse_ssm_cfg(ssm_cfg: dict | None, of_backbone: Iterable[str]) -> dict:
-    """Further arguments of the mixer, none of which the backbone has itself.
-
-    Raises:
-        TypeError: Not a dict, or a name that the mixer does not have.
-        ValueError: A name that the backbone has itself.
-    """
-    if ssm_cfg is None:
-        return {}
-    if not isinstance(ssm_cfg, dict):
-        raise TypeError(f'ssm_cfg must be a dict of arguments of Mamba, got {ssm_cfg!r}')
-    from vim_mm.models.mamba import Mamba  # imports this module
-
-    names = {*inspect.signature(Mamba).parameters} - {'d_model'}
-    for name in ssm_cfg:
-        if name in of_backbone:
-            raise ValueError(f'ssm_cfg must not have {name!r}: give it to the backbone itself')
-        if name not in names:
-            expected = sorted(names.difference(of_backbone))
-            raise TypeError(f'ssm_cfg has no {name!r}: expected some of {expected}')
-    return dict(ssm_cfg)
 
 
 def check_images(x: Any, in_channels: int) -> None:

@@ -1,7 +1,8 @@
 """VisionMamba, the backbone: what configs build, and what feeds tokens to the Mamba mixers."""
 
+import inspect
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,6 @@ from vim_mm.models.arguments import (
     parse_arch,
     parse_out_indices,
     parse_size,
-    parse_ssm_cfg,
 )
 from vim_mm.models.mamba import Mamba
 from vim_mm.models.patch_embed import PatchEmbed
@@ -77,6 +77,27 @@ def _why_call_norm(norm: nn.Module) -> str | None:
 def _stream(residual: Tensor, dtype: torch.dtype) -> Tensor:
     """The residual stream as the fast block takes it: in no less than the dtype of activations."""
     return residual.to(torch.promote_types(residual.dtype, dtype))
+
+
+def parse_ssm_cfg(ssm_cfg: dict | None, of_backbone: Iterable[str]) -> dict:
+    """Further arguments of the mixer, none of which the backbone has itself.
+
+    Raises:
+        TypeError: Not a dict, or a name that the mixer does not have.
+        ValueError: A name that the backbone has itself.
+    """
+    if ssm_cfg is None:
+        return {}
+    if not isinstance(ssm_cfg, dict):
+        raise TypeError(f'ssm_cfg must be a dict of arguments of Mamba, got {ssm_cfg!r}')
+    names = {*inspect.signature(Mamba).parameters} - {'d_model'}
+    for name in ssm_cfg:
+        if name in of_backbone:
+            raise ValueError(f'ssm_cfg must not have {name!r}: give it to the backbone itself')
+        if name not in names:
+            expected = sorted(names.difference(of_backbone))
+            raise TypeError(f'ssm_cfg has no {name!r}: expected some of {expected}')
+    return dict(ssm_cfg)
 
 
 class Block(nn.Module):

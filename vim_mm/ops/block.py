@@ -17,6 +17,14 @@ from torch.autograd.function import once_differentiable
 
 from vim_mm.ops import library, triton  # noqa: F401, which defines Triton's operators
 from vim_mm.ops.forward_mode import refuse_forward_mode
+from vim_mm.ops.mixer_parameters import (
+    DTYPES,
+    SINGLE,
+    TYPES,
+    count_sets,
+    mixer_sizes,
+    sizes_of,
+)
 
 MAX_TAPS = 8  # kMaxTaps of csrc/cuda/block.h
 _ops = torch.ops.vim_mm
@@ -176,35 +184,7 @@ def _any_requires_grad(*tensors: Tensor | None) -> bool:
     return any(t is not None and t.requires_grad for t in tensors)
 
 
-# Parameters: where those that there are for each set begin, and how many; see fused_mixer.
-SINGLE, EACH = 4, 6
-_CONV, _DT_PROJ = SINGLE, SINGLE + 3
-# Storage of csrc/cuda/kernels.h.
-_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
-DTYPES = [*_TYPES]  # by that number
 _ALIGNMENT = 256  # Plan::kAlignment of csrc/cuda/tensors.h
-
-
-def _sizes(parameters: Sequence[Tensor | None]) -> list[int]:
-    """H, N, R and W."""
-    return [
-        *parameters[-1].shape,
-        parameters[_DT_PROJ].shape[1],
-        parameters[_CONV].shape[2],
-    ]
-
-
-def mixer_sizes(
-    parameters: Sequence, directions: int, sizes: Sequence[int] | None = None
-) -> tuple[Sequence[int], int]:
-    """(H, N, R, W), read off the parameters unless given, and the number of sets of parameters."""
-    sets = count_sets(len(parameters), directions)
-    return _sizes(parameters) if sizes is None else sizes, sets
-
-
-def count_sets(parameters: int, directions: int) -> int:
-    """The number of sets among so many parameters."""
-    return (parameters - SINGLE - directions) // EACH
 
 
 class _Mixer(torch.autograd.Function):
@@ -214,8 +194,8 @@ class _Mixer(torch.autograd.Function):
         out, total, kept = _call('mixer_fwd', backend, *arguments)
         # Backward takes the parameters as forward converted them, and of themselves no more than
         # this: to save and restore each takes longer than to launch a kernel.
-        ctx.sizes = _sizes(parameters)
-        ctx.types = [-1 if p is None else _TYPES[p.dtype] for p in parameters]
+        ctx.sizes = sizes_of(parameters)
+        ctx.types = [-1 if p is None else TYPES[p.dtype] for p in parameters]
         ctx.dtype, ctx.options, ctx.with_update = out.dtype, options, update is not None
         ctx.backend, kept = backend, [kept] if isinstance(kept, Tensor) else kept
         ctx.save_for_backward(total if ctx.with_update else x, norm, *kept)
@@ -349,7 +329,7 @@ def _triton_mixer_fwd_fake(x, update, norm, eps, dtype, parameters, method, reve
     total = x.new_empty(0) if update is None else torch.empty_like(x)
     if not keep:
         return out, total, []
-    sizes = shape_of(x, _sizes(parameters), len(parameters), len(reverse), dtype)
+    sizes = shape_of(x, sizes_of(parameters), len(parameters), len(reverse), dtype)
     kept = kept_shapes(sizes, method, norm is not None)
     return out, total, [x.new_empty(shape, dtype=dtype) for shape, dtype in kept]
 

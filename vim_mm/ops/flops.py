@@ -14,8 +14,8 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from vim_mm.ops import counted, library, triton  # noqa: F401, which define their operators
-from vim_mm.ops.block import mixer_sizes
 from vim_mm.ops.discretization import method_name
+from vim_mm.ops.mixer_parameters import mixer_sizes
 
 
 class PerState(NamedTuple):

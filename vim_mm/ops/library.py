@@ -169,6 +169,8 @@ def _backward_fake(
     return tuple(u.new_empty(0) if x is None else torch.empty_like(x) for x in inputs)
 
 
+# Directions of so many groups fit into an integer, which a launch of Triton's scan takes.
+MAX_MIXED_GROUPS = 31
 # What the operators of a scan take, in the schemas of those that csrc/ops.cpp does not define.
 SCAN_ARGUMENTS = (
     'Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, '

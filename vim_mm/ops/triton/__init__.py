@@ -14,11 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vim_mm.ops.library import SCAN_ARGUMENTS, register_scan_autograd
+from vim_mm.ops.library import MAX_MIXED_GROUPS, SCAN_ARGUMENTS, register_scan_autograd
 
 OLDEST = (3, 3)  # the first with tl.gather and tuples of tensors
-# Directions of so many groups fit into an integer, which a launch takes.
-MAX_MIXED_GROUPS = 31
 
 
 def _missing() -> str | None:

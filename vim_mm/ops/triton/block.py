@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from vim_mm.ops.block import DTYPES, EACH, SINGLE, count_sets, mixer_sizes
+from vim_mm.ops.mixer_parameters import DTYPES, EACH, SINGLE, count_sets, mixer_sizes
 from vim_mm.ops.triton import block_kernels as kernels
 from vim_mm.ops.triton.launch import launch
 from vim_mm.ops.triton.scan import edges_shape, scan_forward, scan_gradients

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vim_mm.ops.discretization import IS_CAUSAL
-from vim_mm.ops.triton import MAX_MIXED_GROUPS
+from vim_mm.ops.library import MAX_MIXED_GROUPS
 from vim_mm.ops.triton.launch import launch
 from vim_mm.ops.triton.scan_backward_kernels import scan_backward_kernel
 from vim_mm.ops.triton.scan_kernels import scan_forward_kernel

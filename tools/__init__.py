@@ -1,0 +1,1 @@
+"""What users run: `python tools/train.py`, with arguments that --help tells."""
