@@ -91,7 +91,7 @@ def test_wheel_holds_the_package_and_its_configs_only(wheel):
     modules = {path.relative_to(ROOT).as_posix() for path in ROOT.glob('vim_mm/**/*.py')}
     modules = {name for name in modules if '/.mim/' not in name}
     data = {f'vim_mm/.mim/{name}' for name in CONFIGS}
-    data |= {f'vim_mm/{name}' for name in ('jax/handlers.cpp', 'py.typed', 'selftest.json')}
+    data |= {f'vim_mm/{name}' for name in ('jax/handlers.cpp', 'py.typed', 'selftest/exact.json')}
     assert names == modules | data | {'vim_mm/_C.abi3.so'}
 
 

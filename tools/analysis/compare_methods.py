@@ -18,7 +18,7 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        'runs', nargs='+', type=Path, help='folders of runs, or the folder above them'
+        'results', nargs='+', type=Path, help='folders of runs, or the folder above them'
     )
     parser.add_argument('--control', help='the method to compare with (default: zoh_exact)')
     parser.add_argument(
@@ -73,7 +73,7 @@ def read(paths: list[Path], allow_unlike: bool) -> list[TaskResults]:
 
 def main(args: argparse.Namespace) -> None:
     tasks = []
-    for task in read(args.runs, args.allow_unlike):
+    for task in read(args.results, args.allow_unlike):
         task.control = args.control or CONTROL
         if task.seeds:
             tasks.append(task)

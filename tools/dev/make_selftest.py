@@ -1,4 +1,4 @@
-"""Computes vim_mm/selftest.json anew: ``python tools/dev/make_selftest.py`` (needs mpmath).
+"""Computes vim_mm/selftest/exact.json anew: ``python tools/dev/make_selftest.py`` (needs mpmath).
 
 To be run when a method is added; a test compares the file with what this computes.
 """
@@ -10,7 +10,7 @@ from _command_line import add_debug, end, parse_first
 
 
 def parse_args() -> Namespace:
-    parser = ArgumentParser(description='Compute vim_mm/selftest.json anew.')
+    parser = ArgumentParser(description='Compute vim_mm/selftest/exact.json anew.')
     add_debug(parser)
     return parser.parse_args()
 

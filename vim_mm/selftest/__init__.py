@@ -1,6 +1,6 @@
 """One small scan per method against exact values: whether this installation computes.
 
-``selftest.json``, shipped with the package, holds what tools/dev/make_selftest.py computes in
+``exact.json``, shipped with the package, holds what tools/dev/make_selftest.py computes in
 mpmath with 60 digits.
 """
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vim_mm.ops import selective_scan_fn
 
-VALUES = Path(__file__).with_name('selftest.json')
+VALUES = Path(__file__).with_name('exact.json')
 QUANTITIES = ('out', 'grad_delta', 'grad_A')
 # Relative to the largest value of a quantity; float32 gives about 1e-7.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-2}
