@@ -75,18 +75,3 @@ def test_the_table_of_compiled_models():
             assert peak == f'{record["peak_bytes"] / MIB:.0f}'
             too_little = card == 'shared' and mode == 'train'
             assert speed == ('' if too_little else f'{record["images_per_second"]:.0f}')
-    graph, compiled = (
-        found['Vim-T', form, 'train']
-        for found, form in ((records('upernet_h100'), 'graph'), (alone, 'compiled'))
-    )
-    sentence = (
-        'the graph ({:.0f} images/s in place of {:.0f}) and took {:.0f} MiB in place of {:.0f}'
-    )
-    values = [each['images_per_second'] for each in (compiled, graph)]
-    values += [each['peak_bytes'] / MIB for each in (compiled, graph)]
-    page, front = (
-        ' '.join((ROOT / file).read_text().split()) for file in ('docs/benchmarks.md', 'README.md')
-    )
-    assert sentence.format(*values) in page
-    speed = alone['Vim-T', 'compiled', 'infer']['images_per_second']
-    assert f'(Vim-T {speed:.0f} images/s)' in front
