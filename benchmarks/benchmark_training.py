@@ -16,7 +16,7 @@ then what each transform of the pipeline takes for one picture in one process, a
 
 Several processes, of which the first reports, with images per second of all:
 
-    bash tools/torchrun.sh analysis/benchmark_training.py 2 CONFIG --amp
+    bash tools/torchrun.sh ../benchmarks/benchmark_training.py 2 CONFIG --amp
 
 Where a segmentation config finds no data, pictures of ADE20K's usual size, 683 x 512, are drawn
 into a temporary folder: smooth ones with grain as JPEG, labels as PNG.

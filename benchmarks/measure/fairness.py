@@ -1,7 +1,7 @@
 """Seven checks of whether times of the methods may be compared, by the numbers of the first notes.
 
 Every check gets what it looks at, calls by method or clocks, and returns what it saw. So it can be
-shown a fault: ``tests/analysis/benchmarks/test_fairness.py`` plants one for each check.
+shown a fault: ``tests/benchmarks/measure/test_fairness.py`` plants one for each check.
 """
 
 import hashlib

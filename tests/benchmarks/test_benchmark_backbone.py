@@ -11,7 +11,8 @@ import torch
 from benchmarks.peers.backbones import Workload, hold_to, measure
 from tests.benchmarks.test_benchmark_scan import table_under
 from tests.models.small import small_backbone
-from tests.tools.conftest import load, run_tool
+from tests.scripts import load
+from tests.tools.conftest import run_tool
 from vim_mm.models.arguments import ARCHS
 
 TINY = ('--n_trials', 1, '--seconds', 0, '--methods', 'zoh')

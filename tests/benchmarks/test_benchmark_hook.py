@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 from mmengine.hooks import Hook
 
-from tests.tools.conftest import load, run_tool
+from tests.scripts import load
+from tests.tools.conftest import run_tool
 
 
 @pytest.fixture(scope='module')

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from benchmarks.scan import paths
-from tests.tools.conftest import load, run_tool
+from tests.scripts import load
+from tests.tools.conftest import run_tool
 from vim_mm.ops import METHODS
 
 TINY = ('--batch', 1, '--dim', 4, '--seqlen', 16, '--dstate', 2, '--n_trials', 1)

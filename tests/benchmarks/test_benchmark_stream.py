@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.tools.conftest import configs, load  # noqa: F401  fixture
+from tests.scripts import load
+from tests.tools.conftest import configs  # noqa: F401  fixture
 from vim_mm.stream.running import Summary
 
 pytest.importorskip('mmseg')

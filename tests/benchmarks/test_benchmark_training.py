@@ -6,7 +6,8 @@ import pytest
 import torch
 from mmengine.structures import PixelData
 
-from tests.tools.conftest import load, run_tool
+from tests.scripts import load
+from tests.tools.conftest import run_tool
 from vim_mm.config import config_path
 
 pytest.importorskip('mmseg')

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.tools.conftest import load, run_tool
+from tests.scripts import load
+from tests.tools.conftest import run_tool
 from vim_mm.config import config_path
 
 pytest.importorskip('mmseg')

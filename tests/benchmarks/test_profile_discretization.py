@@ -10,7 +10,8 @@ import torch
 from benchmarks.measure.timing import ScanShape, make_inputs
 from benchmarks.scan.dense_inverse import dense_coefficients, dense_scan
 from benchmarks.scan.parallel import FORMS
-from tests.tools.conftest import load, run_tool
+from tests.scripts import load
+from tests.tools.conftest import run_tool
 from vim_mm.ops import METHODS, discretize, selective_scan_ref
 
 TOOL = 'analysis/profile_discretization.py'

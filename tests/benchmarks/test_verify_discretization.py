@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.scan.paths import CPU_KERNEL, CUDA_KERNEL
-from tests.tools.conftest import load
+from tests.scripts import load
 from vim_mm.ops import METHODS, selective_scan
 from vim_mm.ops.discretization import psi
 

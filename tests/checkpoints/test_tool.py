@@ -10,7 +10,8 @@ import torch
 from mmengine.config import Config
 
 from tests.checkpoints import released
-from tests.tools.conftest import TOOLS, run_tool
+from tests.scripts import TOOLS
+from tests.tools.conftest import run_tool
 from vim_mm import registered
 from vim_mm.checkpoints import ConversionError, convert_checkpoint
 from vim_mm.checkpoints.converted_file import write

@@ -14,7 +14,7 @@ from mmengine.registry import MODELS, init_default_scope
 
 from tests.configs.samples import SIZE, classification_batch, segmentation_batch
 from tests.graphs import assert_same_bits
-from tests.tools.conftest import ROOT
+from tests.scripts import ROOT
 from vim_mm.config import config_path
 from vim_mm.engine import BFloat16OptimWrapper, activate
 from vim_mm.engine.cli import import_task_library

@@ -19,7 +19,7 @@ from mmengine.config import Config
 
 from tests.configs.data_on_disk import write_ade20k
 from tests.forked import forked_python
-from tests.tools.conftest import load
+from tests.scripts import load
 from vim_mm.engine.watching.nonfinite import NonFiniteLossError
 from vim_mm.engine.watching.observed import note_divergence
 from vim_mm.ops import METHODS

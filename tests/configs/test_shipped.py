@@ -21,7 +21,7 @@ from tests.configs.samples import (
     segmentation_batch,
 )
 from tests.gradients import Gradients
-from tests.tools.conftest import ROOT
+from tests.scripts import ROOT
 from vim_mm.config import config_names, config_path
 from vim_mm.engine import activate
 from vim_mm.engine.cli import import_task_library

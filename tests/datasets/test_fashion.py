@@ -14,7 +14,7 @@ import pytest
 from mmengine.config import Config
 
 from tests.datasets.idx import COUNTS, draw_garment, encode_idx, write_idx_files
-from tests.tools.conftest import ROOT
+from tests.scripts import ROOT
 from vim_mm.datasets import fashion, garments
 from vim_mm.datasets.fashion import FashionConfig, class_folder, write_classes, write_scenes
 from vim_mm.datasets.garments import (

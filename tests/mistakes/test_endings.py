@@ -9,15 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.conftest import (  # noqa: F401  fixtures
-    ROOT,
-    TOOLS,
-    configs,
-    data_root,
-    environment,
-    run_tool,
-    script,
-)
+from tests.scripts import ROOT, TOOLS, script
+from tests.tools.conftest import configs, data_root, environment, run_tool  # noqa: F401  fixtures
 
 WRONG = '_base_ = {base!r}\nmodel = dict(backbone=dict(drop_path_rate=2.0))\n'
 SENTENCE = r'train.py: error: drop_path_rate must lie in [0, 1), got 2.0'

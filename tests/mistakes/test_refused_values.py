@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.mistakes.test_endings import ask
-from tests.tools.conftest import run_tool, script
+from tests.scripts import script
+from tests.tools.conftest import run_tool
 
 A_NUMBER = 'expected a whole number from 1, got '
 A_SIZE = 'argument --sizes: expected SIDE or HEIGHTxWIDTH, got '

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from tests.tools.conftest import load
+from tests.scripts import load
 from vim_mm.ops import METHODS, selective_scan
 
 pytestmark = [

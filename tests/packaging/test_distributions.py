@@ -12,7 +12,7 @@ import pytest
 from mmengine.config import Config
 
 import vim_mm
-from tests.tools.conftest import load
+from tests.scripts import load
 
 # Builds the sdist and the wheel, with its kernels.
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import yaml
 from mmengine.config import Config
 
 import vim_mm
-from tests.tools.conftest import load
+from tests.scripts import load
 
 ROOT = Path(__file__).parents[2]
 

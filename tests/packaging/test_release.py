@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.tools.conftest import load
+from tests.scripts import load
 
 ROOT = Path(__file__).parents[2]
 tool = SimpleNamespace(**load('dev/check_release.py'))

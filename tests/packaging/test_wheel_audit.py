@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.tools.conftest import load
+from tests.scripts import load
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / 'vim_mm/_C.abi3.so'

@@ -8,7 +8,7 @@ import pytest
 import torch
 from mmengine.runner import Runner
 
-from tests.tools.conftest import TOOLS
+from tests.scripts import TOOLS
 from vim_mm.engine import VimRunner
 
 pytest.importorskip('mmseg')

@@ -1,20 +1,17 @@
 """The tools in processes of their own, on models and images so small that they take seconds."""
 
 import os
-import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.forked import forked_python
+from tests.scripts import ROOT, script
 from vim_mm.datasets.shapes import ShapesConfig, write_dataset
 
-ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ROOT / 'tools'
 # What users of a shipped config write: here one line to inherit it, and some to shrink it.
 SHRUNK = """
 model = dict(backbone=dict(arch=dict(_delete_=True, embed_dims=8, num_layers=4)), {model})
@@ -35,22 +32,10 @@ CONFIGS = {
 }
 
 
-def script(tool: str) -> Path:
-    """The file of a script in tools/, or of one that begins with the name of another room."""
-    return (ROOT if tool.startswith(('benchmarks/', 'studies/')) else TOOLS) / tool
-
-
 def command(tool: str, *args, python: str | None = None) -> list[str]:
     """The command line of a Python or shell script, see :func:`script`."""
     python = python or forked_python()
     return [python if tool.endswith('.py') else 'bash', str(script(tool)), *map(str, args)]
-
-
-def load(tool: str, run_name: str = '<run_path>') -> dict[str, Any]:
-    """What a script defines, run in this process with its folder on the path, as Python has it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(script(tool).parent))
-        return runpy.run_path(str(script(tool)), run_name=run_name)
 
 
 def environment(**variables) -> dict[str, str]:

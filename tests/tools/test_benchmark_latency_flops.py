@@ -25,7 +25,8 @@ from benchmarks.measure.latency import (
     read_results,
     table,
 )
-from tests.tools.conftest import TOOLS, environment, load
+from tests.scripts import TOOLS, load
+from tests.tools.conftest import environment
 from vim_mm.config import config_path
 from vim_mm.engine.watching.observed import Observed
 from vim_mm.ops.library import has_kernel

@@ -17,7 +17,7 @@ from PIL import Image
 
 from tests.configs.samples import classification_batch
 from tests.datasets.idx import write_idx_files
-from tests.tools.conftest import TOOLS, load
+from tests.scripts import TOOLS, load
 from vim_mm.config import config_path
 from vim_mm.datasets.fashion import write_classes
 from vim_mm.engine import activate

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tests.graphs import record_calls
+from tests.scripts import TOOLS, load
 from tests.stream.conftest import Task, make_task
-from tests.tools.conftest import TOOLS, load, run_tool
+from tests.tools.conftest import run_tool
 from vim_mm.ops import library
 
 NUMBER = r'\d\.\de-\d\d'

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 import vim_mm.progress
 from tests.engine.toy import Mean, ToyModel
-from tests.tools.conftest import TOOLS
+from tests.scripts import TOOLS
 from vim_mm.engine import VimRunner
 
 

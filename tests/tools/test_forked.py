@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked import forked_python
-from tests.tools.conftest import ROOT
+from tests.scripts import ROOT
 
 SCRIPT = """
 import os, signal, sys, time

@@ -16,7 +16,8 @@ import torch
 from PIL import Image
 
 from tests.graphs import assert_same_bits
-from tests.tools.conftest import TOOLS, command, environment, load, run_tool
+from tests.scripts import TOOLS, load
+from tests.tools.conftest import command, environment, run_tool
 from vim_mm.checkpoints.reading import last_checkpoint
 from vim_mm.ops import METHODS
 

@@ -55,7 +55,8 @@ def check(wheel: Path, pair: str) -> str:
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix='check_wheel_') as temporary:
         work = Path(temporary)
-        for folder in ('tests', 'csrc'):  # a test reads the comments of a header
+        # A test reads the comments of a header, and others compare with exact values.
+        for folder in ('tests', 'csrc', 'benchmarks'):
             shutil.copytree(ROOT / folder, work / folder, ignore=shutil.ignore_patterns('*cache*'))
         shutil.copy(ROOT / 'pyproject.toml', work)  # marks and warnings
         run_outside('uv', 'venv', '--quiet', '--python', python, 'env', cwd=work)

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.comparison.results import family
 from benchmarks.comparison.run_folders import UnlikeRunsError, find_runs, read_runs
-from tests.tools.conftest import load
+from tests.scripts import load
 
 TOOL = 'analysis/compare_methods.py'
 METHODS = ('zoh', 'foh', 'bilinear', 'zoh_exact')

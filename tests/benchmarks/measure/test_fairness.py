@@ -30,7 +30,7 @@ from benchmarks.measure.timing import (
     wall_times,
     warm_up,
 )
-from tests.tools.conftest import load
+from tests.scripts import load
 from vim_mm.ops import selective_scan_fn
 from vim_mm.ops.library import has_kernel
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.measure import latency
 from benchmarks.measure.latency import distinct_names, folder_name, own_name
-from tests.tools.conftest import load
+from tests.scripts import load
 from vim_mm.json_lines import read_json
 
 MIB = 2**20

@@ -15,7 +15,7 @@ from benchmarks.pictures.methods import (
     simulate,
     transfer,
 )
-from tests.tools.conftest import TOOLS, load
+from tests.scripts import TOOLS, load
 from vim_mm.ops import METHODS, selective_scan_ref
 
 SINE = 2.0  # rad per unit of time

@@ -9,7 +9,7 @@ import pytest
 from mmengine.config import Config
 
 from benchmarks.runs.work_dir import find_checkpoint, find_config, read_history
-from tests.tools.conftest import load
+from tests.scripts import load
 from vim_mm.config import config_path, merge_options
 from vim_mm.datasets.shapes import ShapesConfig, write_dataset
 from vim_mm.engine import VimRunner

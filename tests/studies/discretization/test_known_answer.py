@@ -9,7 +9,8 @@ import torch
 
 from studies.discretization.known_answer import convergence, recovery
 from studies.discretization.known_answer.tables import all_tables, pictures
-from tests.tools.conftest import ROOT, run_tool
+from tests.scripts import ROOT
+from tests.tools.conftest import run_tool
 from vim_mm.ops import METHODS
 
 RESULTS = ROOT / 'studies/discretization/known_answer/runs.json'

@@ -21,7 +21,8 @@ from studies.discretization.tables import (
     with_costs,
     with_counts,
 )
-from tests.tools.conftest import ROOT, load, run_tool
+from tests.scripts import ROOT, load
+from tests.tools.conftest import run_tool
 
 STUDY = ROOT / 'studies/discretization'
 
