@@ -9,7 +9,7 @@ from mmengine.structures import PixelData
 
 from tests.registered.fresh import run_fresh
 from vim_mm.segmentation import loss as loss_module
-from vim_mm.segmentation.loss import enlarged_cross_entropy
+from vim_mm.segmentation.loss import upsampled_cross_entropy
 
 pytest.importorskip('mmseg')
 from mmseg.registry import MODELS
@@ -139,14 +139,15 @@ def test_gradient_by_finite_differences():
     weight = torch.tensor([0.3, 1.0, 2.0])
     for align_corners in (False, True):
         assert torch.autograd.gradcheck(
-            lambda x: enlarged_cross_entropy(x, labels, 3, weight, align_corners)[0],  # noqa: B023
+            lambda x: upsampled_cross_entropy(x, labels, 3, weight, align_corners).loss,  # noqa: B023
             logits,
         )
 
 
 def test_twice_differentiated_is_an_error():
     logits = torch.randn(1, 3, 4, 4, requires_grad=True)
-    loss, _ = enlarged_cross_entropy(logits.square(), torch.zeros(1, 8, 8, dtype=torch.long), 255)
+    labels = torch.zeros(1, 8, 8, dtype=torch.long)
+    loss = upsampled_cross_entropy(logits.square(), labels).loss
     with pytest.raises(RuntimeError, match='no second derivative'):
         torch.autograd.grad(loss, logits, create_graph=True)
 
@@ -159,7 +160,7 @@ def test_one_graph_under_compile(monkeypatch):
     weight = torch.tensor(WEIGHTS)
 
     def function(x):
-        return enlarged_cross_entropy(x, labels, 2, weight)[0]
+        return upsampled_cross_entropy(x, labels, 2, weight).loss
 
     compiled = torch.compile(function, fullgraph=True, backend='aot_eager')
     loss, expected = compiled(logits), function(logits)

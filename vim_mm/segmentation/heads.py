@@ -2,7 +2,7 @@
 
 A fast head is its original, a subclass of it, with the same parameters, names and arguments:
 
-- the loss and the accuracy of enlarged logits come from :mod:`vim_mm.segmentation.loss`;
+- the loss and the accuracy of upsampled logits come from :mod:`vim_mm.segmentation.loss`;
 - gradients of resizing and pooling inside of the head come from :mod:`vim_mm.ops.resample`.
 
 Both are deterministic. A loss other than cross entropy, or a head with a loss of its own, takes
@@ -20,7 +20,7 @@ from mmseg.registry import MODELS
 from torch import Tensor, nn
 
 from vim_mm.ops.resample import matrix_gradients
-from vim_mm.segmentation.loss import enlarged_cross_entropy
+from vim_mm.segmentation.loss import CrossEntropy, upsampled_cross_entropy
 
 # What MMSegmentation adds to counts of pixels that may be zero.
 _EPS = torch.finfo(torch.float32).eps
@@ -40,15 +40,15 @@ class FastDecodeHead(BaseDecodeHead):
             _say_once(f'{type(self).__name__} uses the loss of MMSegmentation: {obstacle}')
             return super().loss_by_feat(seg_logits, batch_data_samples)
         labels = self._stack_batch_gt(batch_data_samples).squeeze(1)
-        counted = (labels != self.ignore_index).sum()
         results = {}
         for criterion in self._criteria():
-            loss, correct = self._cross_entropy(criterion, seg_logits, labels, counted)
+            sums = self._cross_entropy(criterion, seg_logits, labels)
+            loss = criterion.loss_weight * self._reduced(criterion, sums, labels)
             name = criterion.loss_name
             results[name] = results[name] + loss if name in results else loss
         # In MMSegmentation's order, and so with its last bit.
-        percent = (100.0 / (counted.double() + _EPS)).float()
-        results['acc_seg'] = (correct.float() + _EPS)[None] * percent
+        percent = (100.0 / (sums.counted.double() + _EPS)).float()
+        results['acc_seg'] = (sums.correct.float() + _EPS)[None] * percent
         return results
 
     def _criteria(self) -> list[nn.Module]:
@@ -56,7 +56,7 @@ class FastDecodeHead(BaseDecodeHead):
         return [*self.loss_decode] if several else [self.loss_decode]
 
     def _obstacle(self, seg_logits: Tensor) -> str | None:
-        """Why the loss is not one of :func:`enlarged_cross_entropy`, None if it is."""
+        """Why the loss is not one of :func:`upsampled_cross_entropy`, None if it is."""
         if not isinstance(seg_logits, Tensor) or seg_logits.dim() != 4:
             return 'its logits are no (B, C, H, W)'
         if self.sampler is not None:
@@ -76,33 +76,25 @@ class FastDecodeHead(BaseDecodeHead):
         return None
 
     def _cross_entropy(
-        self, criterion: CrossEntropyLoss, logits: Tensor, labels: Tensor, counted: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The loss of a criterion, and the number of correct pixels."""
+        self, criterion: CrossEntropyLoss, logits: Tensor, labels: Tensor
+    ) -> CrossEntropy:
         weight = criterion.class_weight
         if weight is not None:
             weight = _class_weights(tuple(map(float, weight)), logits.device)
-        total, correct = enlarged_cross_entropy(
+        return upsampled_cross_entropy(
             logits, labels, self.ignore_index, weight, self.align_corners
         )
-        if criterion.reduction == 'mean':
-            total = total / self._average_factor(criterion, weight, labels, counted)
-        return criterion.loss_weight * total, correct
 
-    def _average_factor(
-        self,
-        criterion: CrossEntropyLoss,
-        weight: Tensor | None,
-        labels: Tensor,
-        counted: Tensor,
-    ) -> Tensor | float:
-        """What MMSegmentation divides the sum by, without its waiting for the device."""
-        if weight is not None:
-            counts = labels != self.ignore_index
-            return torch.where(counts, weight[torch.where(counts, labels, 0)], 0).sum() + _EPS
+    @staticmethod
+    def _reduced(criterion: CrossEntropyLoss, sums: CrossEntropy, labels: Tensor) -> Tensor:
+        """The sum, or what MMSegmentation calls its mean."""
+        if criterion.reduction == 'sum':
+            return sums.loss
+        if criterion.class_weight is not None:
+            return sums.loss / (sums.weight + _EPS)
         if criterion.avg_non_ignore:
-            return (counted.double() + _EPS).float()
-        return labels.numel() + _EPS
+            return sums.loss / (sums.counted.double() + _EPS).float()
+        return sums.loss / (labels.numel() + _EPS)
 
 
 @cache

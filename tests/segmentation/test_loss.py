@@ -1,0 +1,64 @@
+"""The cross entropy of upsampled logits: its checks, and its kernels by a process of their own."""
+
+import re
+
+import pytest
+import torch
+
+from tests.own_process import run_pytest
+from vim_mm.ops import triton
+from vim_mm.segmentation.loss import upsampled_cross_entropy
+
+KERNELS = 'tests/segmentation/upsampled_kernels.py'
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(triton.MISSING is not None, reason=str(triton.MISSING))
+@pytest.mark.skipif(torch.cuda.is_available(), reason='the kernels themselves are tested')
+def test_kernels_by_the_interpreter():
+    run_pytest(KERNELS, TRITON_INTERPRET='1')
+
+
+@pytest.mark.skipif(triton.MISSING is not None, reason=str(triton.MISSING))
+@pytest.mark.skipif(torch.cuda.is_available(), reason='the kernels themselves are tested')
+def test_some_kernels_by_the_interpreter():
+    run_pytest('-k', 'equal or factor or out_of_range', KERNELS, TRITON_INTERPRET='1')
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+def test_kernels():
+    run_pytest(KERNELS)
+
+
+LOGITS = torch.zeros(2, 4, 3, 3)
+LABELS = torch.zeros(2, 6, 6, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        ((LOGITS[0], LABELS), 'logits must be (B, C, h, w)'),
+        ((LOGITS.long(), LABELS), 'logits must be (B, C, h, w) of floating point'),
+        ((LOGITS[:, :1], LABELS), 'at least 2 classes'),
+        ((LOGITS, LABELS[0]), 'labels must be (B, H, W)'),
+        ((LOGITS, LABELS[:1]), 'of the 2 images'),
+        ((LOGITS, LABELS.float()), 'labels must be int64 or uint8, got torch.float32'),
+        ((LOGITS, LABELS, 255, torch.ones(3)), 'one weight for each of the 4 classes'),
+        ((LOGITS, LABELS, 255, torch.ones(1, 4)), 'one weight for each of the 4 classes'),
+    ],
+)
+def test_what_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        upsampled_cross_entropy(*arguments)
+
+
+def test_uint8_labels():
+    logits, labels = torch.randn(2, 4, 3, 3), torch.randint(0, 4, (2, 6, 6))
+    expected, found = (upsampled_cross_entropy(logits, x) for x in (labels, labels.byte()))
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_no_images():
+    logits, labels = torch.zeros(0, 4, 3, 3), torch.zeros(0, 6, 6, dtype=torch.int64)
+    assert upsampled_cross_entropy(logits, labels).loss == 0
