@@ -406,7 +406,7 @@ struct Bilinear {
     using S = ScalarOf<V>;
     const V half_z = dt * (V(S(0.5)) * a);
     const V q = reciprocal(V(S(1)) - half_z);
-    return {(V(S(1)) + half_z) * q, dt * q};
+    return {V(S(2)) * q - V(S(1)), dt * q};  // (1 + z/2) q, also where z is infinite
   }
   template <class V>
   static VIM_MM_INLINE Scale<V> scale(RealOf<V> dt, V a) {

@@ -92,7 +92,7 @@ VIM_MM_INLINE float scale_by_power_of_two(float value, float magic_sum) {
   const float magic = Precision<float>::round_magic;
   memcpy(&bits, &magic_sum, sizeof bits);
   memcpy(&magic_bits, &magic, sizeof bits);
-  const int32_t n = bits - magic_bits, half = n >> 1;
+  const int32_t n = int32_t(uint32_t(bits) - uint32_t(magic_bits)), half = n >> 1;
   const uint32_t first = uint32_t(half + 127) << 23, second = uint32_t(n - half + 127) << 23;
   float a, b;
   memcpy(&a, &first, sizeof a);
@@ -104,7 +104,7 @@ VIM_MM_INLINE double scale_by_power_of_two(double value, double magic_sum) {
   const double magic = Precision<double>::round_magic;
   memcpy(&bits, &magic_sum, sizeof bits);
   memcpy(&magic_bits, &magic, sizeof bits);
-  const int64_t n = bits - magic_bits, half = n >> 1;
+  const int64_t n = int64_t(uint64_t(bits) - uint64_t(magic_bits)), half = n >> 1;
   const uint64_t first = uint64_t(half + 1023) << 52, second = uint64_t(n - half + 1023) << 52;
   double a, b;
   memcpy(&a, &first, sizeof a);

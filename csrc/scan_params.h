@@ -12,8 +12,8 @@ namespace vim_mm {
 // states are padded with zeros to `states`, a multiple of the lane count.
 template <class S, class E>
 struct ScanRow {
-  int64_t steps;   // L
-  int64_t states;  // N, padded
+  int64_t steps;          // L
+  int64_t given, states;  // N, and N padded
   int method;
   bool reverse;  // scan from the last step to the first
   const S* dt;   // [L], after bias and softplus

@@ -139,11 +139,19 @@ template <class V>
 struct Layout {  // a scalar is its own element
   using Element = V;
   static constexpr int lanes = 1;
+  static VIM_MM_INLINE bool first(int64_t) { return true; }
 };
 template <class S, int W>
 struct Layout<Lanes<S, W>> {
   using Element = S;
+  using Mask = typename Lanes<S, W>::Mask;
   static constexpr int lanes = W;
+  // So many lanes, if there are as many.
+  static VIM_MM_INLINE Mask first(int64_t count) {
+    Mask mask;
+    for (int i = 0; i < W; ++i) mask[i] = i < count ? -1 : 0;
+    return mask;
+  }
 };
 
 template <class V>

@@ -31,8 +31,11 @@ class Buffer {
   struct Free {
     void operator()(T* p) const { ::operator delete(static_cast<void*>(p), alignment); }
   };
-  static T* allocate(int64_t size) {
+  static T* allocate(int64_t size) try {
     return static_cast<T*>(::operator new(size * sizeof(T), alignment));
+  } catch (const std::bad_alloc&) {
+    STD_TORCH_CHECK(false, "vim_mm: out of memory: ", size * sizeof(T), " bytes");
+    return nullptr;
   }
   int64_t size_;
   std::unique_ptr<T, Free> data_;

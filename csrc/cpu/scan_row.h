@@ -153,18 +153,20 @@ class RowScan {
   template <bool keep_states>
   void sweep_forward(int64_t chunk, S* y) {
     const int64_t first = begin(chunk), n_steps = length(chunk), states = row_.states;
-    for (int64_t n = 0; n < states; n += lanes) {
+    for_each_pack([&](int64_t n, auto of_given) {
       V x = load<V>(state_ + n);
       for (int64_t i = 0; i < n_steps; ++i) {
         const int64_t t = time(first + i), at = i * states + n;
-        const V input = R(row_.u[t]) * load<V>(row_.B + t * row_.step_B + n);
-        x = load<V>(a_bar_ + at) * x + load<V>(beta_ + at) * input;
+        // In this order, as the reference has it: where u is infinite, others give NaN with complex numbers.
+        const V input =
+            R(row_.u[t]) * (load<V>(beta_ + at) * load<V>(row_.B + t * row_.step_B + n));
+        x = load<V>(a_bar_ + at) * x + input;
         if (keep_states) store<V>(x_ + at, x);
-        const R product = real(load<V>(row_.C + t * row_.step_C + n) * x);
+        const R product = of_given(real(load<V>(row_.C + t * row_.step_C + n) * x));
         reduced_[i] = n == 0 ? product : reduced_[i] + product;
       }
       store<V>(state_ + n, x);
-    }
+    });
     if (y)
       for (int64_t i = 0; i < n_steps; ++i) y[time(first + i)] += weight_ * sum_lanes(reduced_[i]);
   }
@@ -172,7 +174,7 @@ class RowScan {
   // Gradients of u, B and C; those of a_bar and beta replace a_bar and beta in scratch.
   void sweep_backward(int64_t chunk, const ScanRowGradient<S, E>& grad) {
     const int64_t first = begin(chunk), n_steps = length(chunk), states = row_.states;
-    for (int64_t n = 0; n < states; n += lanes) {
+    for_each_pack([&](int64_t n, auto of_given) {
       V grad_x = load<V>(grad_state_ + n);
       for (int64_t i = n_steps - 1; i >= 0; --i) {
         const int64_t t = time(first + i), at = i * states + n;
@@ -185,7 +187,7 @@ class RowScan {
         add(grad.C + t * row_.step_C + n, grad_y * conj(x));
         grad_x = grad_x + grad_y * conj(C);
         add(grad.B + t * row_.step_B + n, u * (grad_x * conj(beta)));
-        const R product = real(grad_x * conj(beta * B));
+        const R product = of_given(real(grad_x * conj(beta * B)));
         reduced_[i] = n == 0 ? product : reduced_[i] + product;
 
         const V a_bar = load<V>(a_bar_ + at);
@@ -194,14 +196,14 @@ class RowScan {
         grad_x = grad_x * conj(a_bar);
       }
       store<V>(grad_state_ + n, grad_x);
-    }
+    });
     for (int64_t i = 0; i < n_steps; ++i) grad.u[time(first + i)] += sum_lanes(reduced_[i]);
   }
 
   template <class Method>
   void pull_back_coefficients(int64_t chunk, const ScanRowGradient<S, E>& grad) {
     const int64_t first = begin(chunk), n_steps = length(chunk), states = row_.states;
-    for (int64_t n = 0; n < states; n += lanes) {
+    for_each_pack([&](int64_t n, auto of_given) {
       const V a = load<V>(row_.a + n);
       V grad_a = load<V>(grad.a + n);
       for (int64_t i = 0; i < n_steps; ++i) {
@@ -209,15 +211,32 @@ class RowScan {
         const Derivatives<V> d = Method::derivatives(dt, a, Method::coefficients(dt, a));
         const V grad_z = load<V>(a_bar_ + i * states + n) * conj(d.a_bar_z);
         const V grad_beta = load<V>(beta_ + i * states + n);
-        const R product = real(grad_z * conj(a) + grad_beta * conj(d.beta_dt));
+        V by_dt = grad_z * conj(a), by_a = dt * grad_z;
+        if constexpr (Method::beta_is_step) {  // 0 times what is infinite would be NaN
+          by_dt = by_dt + grad_beta;
+        } else {
+          by_dt = by_dt + grad_beta * conj(d.beta_dt);
+          by_a = by_a + grad_beta * conj(d.beta_a);
+        }
+        const R product = of_given(real(by_dt));
         reduced_too_[i] = n == 0 ? product : reduced_too_[i] + product;
-        grad_a = grad_a + (dt * grad_z + grad_beta * conj(d.beta_a));
+        grad_a = grad_a + by_a;
       }
       store<V>(grad.a + n, grad_a);
-    }
+    });
     for (int64_t i = 0; i < n_steps; ++i) grad.dt[time(first + i)] += sum_lanes(reduced_too_[i]);
   }
 
+  // Calls f(n, of_given) for the first of each pack of states. of_given(x) is x, with 0 in the place of states
+  // that only fill the lanes: what these make of an infinite input is NaN, which no sum may have.
+  template <class F>
+  VIM_MM_INLINE void for_each_pack(const F& f) const {
+    int64_t n = 0;
+    for (; n + lanes <= row_.given; n += lanes) f(n, [](R x) { return x; });
+    if (n == row_.states) return;
+    const auto given = Layout<V>::first(row_.given - n);
+    f(n, [&](R x) { return select(given, x, R(S(0))); });
+  }
   static VIM_MM_INLINE void add(E* p, V x) { store<V>(p, load<V>(p) + x); }
   void clear(E* p) const {
     for (int64_t n = 0; n < row_.states; ++n) p[n] = E(S(0));

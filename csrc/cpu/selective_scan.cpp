@@ -64,14 +64,29 @@ class StateMatrix {
   Buffer<E> data_;
 };
 
+// The gradient of a parameter [G, H(, N)] from one value per batch entry [B, G, H(, padded N)]: of none zeros.
+template <class E>
+Tensor reduce_parameter(const Tensor& like, const Buffer<E>& per_batch, int64_t batch,
+                        int64_t padded) {
+  const Tensor out = empty_like(like);
+  const RowView view(out);
+  Buffer<E> total(view.rows() * padded);
+  total.zero();
+  for (int64_t b = 0; b < batch; ++b)
+    for (int64_t i = 0; i < view.rows() * padded; ++i)
+      total.data()[i] = total.data()[i] + per_batch.data()[b * view.rows() * padded + i];
+  for (int64_t row = 0; row < view.rows(); ++row) view.write(row, total.data() + row * padded);
+  return out;
+}
+
 // The gradient of B or C. Channels of a group share it, so they are summed in slabs: a slab is the
 // work of one thread at a time, and slabs are added in their order, whatever the thread count.
 template <class E>
 class StateMatrixGradient {
  public:
   StateMatrixGradient(const Tensor& like, const Sizes& sizes, int64_t padded, int64_t slabs)
-      : tensor_(empty_like(like)), constant_(like.dim() == 3), sizes_(sizes), padded_(padded),
-        slabs_(slabs), data_(elements()) {
+      : like_(like), constant_(like.dim() == 3), sizes_(sizes), padded_(padded), slabs_(slabs),
+        data_(elements()) {
     data_.zero();
   }
 
@@ -82,18 +97,9 @@ class StateMatrixGradient {
   }
 
   Tensor reduce() const {
-    const RowView view(tensor_);
-    if (constant_) {
-      const int64_t gh = sizes_.groups * sizes_.channels;
-      for (int64_t row = 0; row < gh; ++row) {
-        E* total = data_.data() + row * padded_;
-        for (int64_t b = 1; b < sizes_.batch; ++b)
-          for (int64_t n = 0; n < sizes_.states; ++n)
-            total[n] = total[n] + data_.data()[(b * gh + row) * padded_ + n];
-        view.write(row, total);
-      }
-      return tensor_;
-    }
+    if (constant_) return reduce_parameter(like_, data_, sizes_.batch, padded_);
+    const Tensor out = empty_like(like_);
+    const RowView view(out);
     parallel_for(0, sizes_.batch * sizes_.groups, 1, [&](int64_t begin, int64_t end) {
       Buffer<E> row(sizes_.steps);
       for (int64_t bg = begin; bg < end; ++bg) {
@@ -107,7 +113,7 @@ class StateMatrixGradient {
         }
       }
     });
-    return tensor_;
+    return out;
   }
 
  private:
@@ -115,7 +121,7 @@ class StateMatrixGradient {
     return padded_ *
            (constant_ ? sizes_.rows() : sizes_.batch * sizes_.groups * slabs_ * sizes_.steps);
   }
-  Tensor tensor_;
+  const Tensor& like_;
   bool constant_;
   Sizes sizes_;
   int64_t padded_, slabs_;
@@ -135,21 +141,6 @@ Buffer<E> read_A(const Tensor& t, int64_t padded) {
     std::fill(to + states, to + padded, to[states - 1]);
   }
   return data;
-}
-
-// The gradient of a parameter [G, H(, N)] from one value per batch entry [B, G, H(, padded N)].
-template <class E>
-Tensor reduce_parameter(const Tensor& like, const Buffer<E>& per_batch, int64_t batch,
-                        int64_t padded) {
-  const Tensor out = empty_like(like);
-  const RowView view(out);
-  Buffer<E> total(view.rows() * padded);
-  total.zero();
-  for (int64_t b = 0; b < batch; ++b)
-    for (int64_t i = 0; i < view.rows() * padded; ++i)
-      total.data()[i] = total.data()[i] + per_batch.data()[b * view.rows() * padded + i];
-  for (int64_t row = 0; row < view.rows(); ++row) view.write(row, total.data() + row * padded);
-  return out;
 }
 
 // The operands of all rows, converted; a thread's RowWork points into them.
@@ -214,6 +205,7 @@ class RowWork {
       p_.elementwise.sigmoid(p_.padded_steps, z, gate_sigmoid);
     }
     return {sizes.steps,
+            sizes.states,
             p_.padded,
             static_cast<int>(p_.in.method),
             p_.in.reverse[g] != 0,
@@ -230,11 +222,9 @@ class RowWork {
     const ScanRow<S, E> scan = load(row);
     Buffer<E> last(p_.padded);
     p_.kernels.forward(scan, {y, last.data()}, scratch_.data());
-    const S D = p_.D.data()[gh];
-    for (int64_t t = 0; t < p_.sizes.steps; ++t) {
-      y[t] += D * u[t];
-      if (p_.in.z) y[t] *= z[t] * gate_sigmoid[t];
-    }
+    add_skipped(y, u);
+    if (p_.in.z)
+      for (int64_t t = 0; t < p_.sizes.steps; ++t) y[t] *= z[t] * gate_sigmoid[t];
     out.write(row, y);
     last_state.write(row, last.data());
   }
@@ -260,16 +250,16 @@ class RowWork {
         scan, {grad_y, out.last_state, gated ? y : nullptr, grad_dt, grad_u, out.A, out.B, out.C},
         scratch_.data());
 
-    const S D = p_.D.data()[gh];
     S grad_D = 0, grad_bias = 0;
-    for (int64_t t = 0; t < steps; ++t) {
-      grad_D += grad_y[t] * u[t];
-      if (gated) {
-        const S ungated = y[t] + D * u[t], s = gate_sigmoid[t];
-        y[t] = grad_gated[t] * ungated * (s * (S(1) + z[t] * (S(1) - s)));
+    for (int64_t t = 0; t < steps; ++t) grad_D += grad_y[t] * u[t];
+    if (gated) {
+      add_skipped(y, u);
+      for (int64_t t = 0; t < steps; ++t) {
+        const S s = gate_sigmoid[t];
+        y[t] = grad_gated[t] * y[t] * (s * (S(1) + z[t] * (S(1) - s)));
       }
-      grad_u[t] += D * grad_y[t];
     }
+    add_skipped(grad_u, grad_y);
     if (p_.in.delta_softplus) {
       p_.elementwise.sigmoid(p_.padded_steps, raw_delta, dt);
       for (int64_t t = 0; t < steps; ++t) grad_dt[t] *= dt[t];
@@ -283,6 +273,13 @@ class RowWork {
   }
 
  private:
+  // Adds D x where there is a D: 0 times what is infinite would be NaN.
+  void add_skipped(S* to, const S* x) const {
+    if (!p_.in.D) return;
+    const S D = p_.D.data()[gh];
+    for (int64_t t = 0; t < p_.sizes.steps; ++t) to[t] += D * x[t];
+  }
+
   const Problem<S, E>& p_;
   Buffer<S> arrays_;
   Buffer<char> scratch_;
@@ -292,12 +289,12 @@ class RowWork {
 };
 
 template <class S, class E>
-std::tuple<Tensor, Tensor> forward_rows(const Inputs& in, ScalarType state_type) {
+std::tuple<Tensor, Tensor> forward_rows(const Inputs& in) {
   const Problem<S, E> problem(in);
   const Sizes& sizes = problem.sizes;
   Tensor out = empty_like(in.u);
   Tensor last_state =
-      new_empty(in.u, {sizes.batch, sizes.groups, sizes.channels, sizes.states}, state_type);
+      new_empty(in.u, {sizes.batch, sizes.groups, sizes.channels, sizes.states}, state_type(in));
   const RowView out_view(out), last_view(last_state);
   parallel_for(0, sizes.rows(), 1, [&](int64_t begin, int64_t end) {
     RowWork<S, E> work(problem);
@@ -319,6 +316,7 @@ Gradients backward_rows(const std::optional<Tensor>& grad_out,
                         const std::optional<Tensor>& grad_last_state, const Inputs& in) {
   const Problem<S, E> problem(in);
   const Sizes& sizes = problem.sizes;
+  expect_gradients(in, sizes, grad_out, grad_last_state);
   const int64_t padded = problem.padded, slabs = count_slabs(sizes, padded);
   const int64_t slab_channels = (sizes.channels + slabs - 1) / slabs;
 
@@ -368,14 +366,12 @@ Gradients backward_rows(const std::optional<Tensor>& grad_out,
           reduce_channels(in.delta_bias, grad_bias)};
 }
 
-// Calls f with (real scalar, state element, state dtype) for the precision of u and the kind of A.
+// Calls f with (real scalar, state element) for the precision of u and the kind of A.
 template <class F>
 auto dispatch_compute_type(const Tensor& u, const Tensor& A, const F& f) {
   const bool wide = u.scalar_type() == ScalarType::Double;
-  if (is_complex(A))
-    return wide ? f(double(), Complex<double>(), ScalarType::ComplexDouble)
-                : f(float(), Complex<float>(), ScalarType::ComplexFloat);
-  return wide ? f(double(), double(), ScalarType::Double) : f(float(), float(), ScalarType::Float);
+  if (is_complex(A)) return wide ? f(double(), Complex<double>()) : f(float(), Complex<float>());
+  return wide ? f(double(), double()) : f(float(), float());
 }
 
 std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cpu(
@@ -384,9 +380,8 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cpu(
     const std::optional<Tensor>& delta_bias, bool delta_softplus, int64_t method,
     const std::vector<int64_t>& reverse) {
   const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
-  const auto [out, last_state] = dispatch_compute_type(u, A, [&](auto s, auto e, ScalarType type) {
-    return forward_rows<decltype(s), decltype(e)>(in, type);
-  });
+  const auto [out, last_state] = dispatch_compute_type(
+      u, A, [&](auto s, auto e) { return forward_rows<decltype(s), decltype(e)>(in); });
   return {out, last_state, new_empty(last_state, {0})};  // backward keeps its own states
 }
 
@@ -398,24 +393,19 @@ Gradients selective_scan_bwd_cpu(const std::optional<Tensor>& grad_out,
                                  const std::optional<Tensor>& delta_bias, bool delta_softplus,
                                  int64_t method, const std::vector<int64_t>& reverse) {
   const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
-  return dispatch_compute_type(u, A, [&](auto s, auto e, ScalarType) {
+  return dispatch_compute_type(u, A, [&](auto s, auto e) {
     return backward_rows<decltype(s), decltype(e)>(grad_out, grad_last_state, in);
   });
 }
 
 Tensor discretize_cpu(const Tensor& delta, const Tensor& A, int64_t method) {
-  STD_TORCH_CHECK(delta.is_contiguous() && A.is_contiguous() && delta.numel() == A.numel(),
-                  "vim_mm: expected contiguous delta and A of one shape");
-  STD_TORCH_CHECK(method >= 0 && method < kMethods, "vim_mm: unknown discretization number ",
-                  method);
+  expect_discretizable(delta, A, method);
   std::vector<int64_t> sizes{6};
   for (const int64_t size : A.sizes()) sizes.push_back(size);
   const Tensor result = new_empty(A, {sizes.data(), sizes.size()});
-  dispatch_compute_type(delta, A, [&](auto s, auto e, ScalarType type) {
+  dispatch_compute_type(delta, A, [&](auto s, auto e) {
     using S = decltype(s);
     using E = decltype(e);
-    STD_TORCH_CHECK(delta.element_size() == sizeof(S) && A.scalar_type() == type,
-                    "vim_mm: expected delta and A of one precision, float32 or float64");
     const ScanKernels<S, E>& kernels = scan_kernels_of<S, E>();
     const int64_t n = A.numel(), padded = round_up(n, kernels.lanes);
     Buffer<S> dt(padded);

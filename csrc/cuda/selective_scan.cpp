@@ -60,8 +60,6 @@ int neighbours_together(const ScanArguments& scan, std::initializer_list<View> o
 ScanArguments scan_arguments(const Inputs& in, const Sizes& sizes) {
   ScanArguments scan{};
   scan.is_complex = is_complex(in.A);
-  for (const Tensor* t : {&in.B, &in.C})
-    STD_TORCH_CHECK(is_complex(*t) == scan.is_complex, "vim_mm: expected B and C complex with A");
   scan.u = narrow_view(in.u, 0);
   scan.delta = narrow_view(in.delta, 0);
   scan.z = in.z ? narrow_view(*in.z, 0) : scan.u;
@@ -222,15 +220,12 @@ Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
   const Sizes sizes(in);
   const DeviceGuard guard(u.get_device_index());
   const ScanArguments scan = scan_arguments(in, sizes);
+  expect_gradients(in, sizes, grad_out, grad_last_state);
+  expect_device(edges, "edges", u);
   STD_TORCH_CHECK(edges.is_contiguous() && storage_of(edges) == Storage::float32 &&
                       is_complex(edges) == scan.is_complex &&
                       edges.numel() * width_of(scan) == count_edges(scan),
                   "vim_mm: expected the edges that forward gave");
-  STD_TORCH_CHECK(!grad_out || (grad_out->numel() == u.numel() && grad_out->dim() == 4),
-                  "vim_mm: expected grad_out shaped like u");
-  STD_TORCH_CHECK(!grad_last_state || (grad_last_state->numel() == sizes.rows() * sizes.states &&
-                                       is_complex(*grad_last_state) == scan.is_complex),
-                  "vim_mm: expected grad_last_state shaped like the last state, complex with A");
   const Tensor none = new_tensor(u, {0}, u.scalar_type());
   const auto like = [&](const std::optional<Tensor>& t) { return t ? empty_like(*t) : none; };
   const Gradients grads{empty_like(u), empty_like(delta), empty_like(A), empty_like(B),
@@ -261,13 +256,8 @@ Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
 }
 
 Tensor discretize_cuda(const Tensor& delta, const Tensor& A, int64_t method) {
-  STD_TORCH_CHECK(delta.is_contiguous() && A.is_contiguous() && delta.numel() == A.numel() &&
-                      delta.device() == A.device(),
-                  "vim_mm: expected contiguous delta and A of one shape and device");
-  STD_TORCH_CHECK(method >= 0 && method < kMethods, "vim_mm: unknown discretization number ",
-                  method);
-  STD_TORCH_CHECK(delta.scalar_type() == ScalarType::Float && storage_of(A) == Storage::float32,
-                  "vim_mm: expected delta and A of one precision, float32 on CUDA");
+  expect_discretizable(delta, A, method);
+  STD_TORCH_CHECK(delta.scalar_type() == ScalarType::Float, "vim_mm: CUDA has no float64 here");
   std::vector<int64_t> sizes{6};
   for (const int64_t size : A.sizes()) sizes.push_back(size);
   const Tensor result = new_tensor(A, sizes, A.scalar_type());

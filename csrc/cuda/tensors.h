@@ -107,25 +107,13 @@ inline Storage storage_of(const Tensor& t) { return storage_of(t.scalar_type());
 
 template <class Sizes>
 void expect_contiguous(const Tensor& t, const char* name, const Sizes& sizes) {
-  const auto given = t.sizes();
-  STD_TORCH_CHECK(
-      given.size() == sizes.size() && std::equal(sizes.begin(), sizes.end(), given.begin()),
-      "vim_mm: wrong shape of ", name);
+  expect_shape(t, name, sizes);
   STD_TORCH_CHECK(t.is_cuda() && t.is_contiguous(), "vim_mm: expected ", name,
                   " contiguous on CUDA");
 }
 inline void expect_contiguous(const Tensor& t, const char* name,
                               std::initializer_list<int64_t> sizes) {
   expect_contiguous<std::initializer_list<int64_t>>(t, name, sizes);
-}
-inline void expect_device(const Tensor& t, const char* name, const Tensor& other) {
-  STD_TORCH_CHECK(t.device() == other.device(), "vim_mm: expected ", name,
-                  " on the device of the others");
-}
-inline void expect_type(const Tensor& t, const char* name,
-                        std::initializer_list<ScalarType> types) {
-  STD_TORCH_CHECK(std::find(types.begin(), types.end(), t.scalar_type()) != types.end(),
-                  "vim_mm: wrong dtype of ", name);
 }
 // Of what kernels read and write as 16 or 32 bits.
 inline void expect_narrow(const Tensor& t, const char* name) {
