@@ -27,7 +27,7 @@ endif
 NATIVE_SOURCES := setup.py $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-det demo demo-det demo-real test test-fast lint format docs wheel wheel-cuda check-wheel release-check lock clean distclean
+.PHONY: help install install-det demo demo-det demo-real test test-all test-fast lint format docs wheel wheel-cuda check-wheel release-check lock clean distclean
 .DELETE_ON_ERROR:
 # pip must not run twice at once in one environment.
 .NOTPARALLEL:
@@ -66,6 +66,9 @@ WORKERS ?= 2
 PYTEST = $(IN_VENV) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: install-det $(STAMPS)/tests ## Run the suite, or a part of it (PYTEST_ARGS="-k scan")
+	$(PYTEST) -m 'not slowest' $(PYTEST_ARGS)
+
+test-all: install-det $(STAMPS)/tests ## The same with the tests that take minutes each
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-fast: install-det $(STAMPS)/tests ## Run the tests of seconds, which touch every module

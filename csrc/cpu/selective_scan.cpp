@@ -403,6 +403,7 @@ Tensor discretize_cpu(const Tensor& delta, const Tensor& A, int64_t method) {
   std::vector<int64_t> sizes{6};
   for (const int64_t size : A.sizes()) sizes.push_back(size);
   const Tensor result = new_empty(A, {sizes.data(), sizes.size()});
+  if (A.numel() == 0) return result;  // which may have no memory to copy from
   dispatch_compute_type(delta, A, [&](auto s, auto e) {
     using S = decltype(s);
     using E = decltype(e);

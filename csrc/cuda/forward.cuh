@@ -294,7 +294,8 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
       const float D = shared.D[slots.row(k)];
 #pragma unroll
       for (int i = 0; i < width; ++i) {
-        value[i] = weight * value[i] + D * u_of[i];
+        value[i] *= weight;
+        if (scan.D.data) value[i] += D * u_of[i];  // 0 times what is infinite would be NaN
         if (scan.gated) value[i] *= z_of[i] * sigmoid(z_of[i]);
       }
       out.template store<Unknown>(p.out, slots, k, value, false, work.channels, left);

@@ -7,16 +7,13 @@ that nobody wrote is NaN, and threads take turns in random order. device.h stand
 
 import ctypes
 import functools
-import os
-import subprocess
-import sysconfig
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from torch.utils import cpp_extension
 
+from tests.native import ask_compiler, build
 from tests.ops.coefficients import (
     HALF_METHODS,
     check_coefficients,
@@ -31,12 +28,19 @@ from tests.ops.inputs import (
     results_and_gradients,
     strided_copies,
 )
+from tests.ops.raw import (
+    HUGE,
+    assert_refused,
+    assert_too_large,
+    each_wrong_call,
+    legal_call,
+    scan,
+)
 from tests.ops.test_selective_scan_cuda import assert_close
 from vim_mm.ops import selective_scan_fn, selective_scan_grouped_fn, selective_scan_ref
 from vim_mm.ops.discretization import METHODS
 from vim_mm.ops.library import MISSING
 
-ROOT = Path(__file__).parents[2]
 # Where CUDA's headers may be: in a toolkit, or in packages beside torch, of which torch itself does
 # not bring all.
 PLACES = [
@@ -61,10 +65,8 @@ SOURCES = [
 # On a GPU it is four times as many: fewer take less time to emulate.
 FEW_ROWS = 512
 FLAGS = [
-    *('-x', 'c++', '-std=c++17', '-fPIC', '-include', 'tests/emulation/device.h'),
-    *('-DTORCH_TARGET_VERSION=0x020a000000000000', '-DUSE_CUDA'),  # as in setup.py
+    *('-x', 'c++', '-include', 'tests/emulation/device.h', '-DUSE_CUDA'),
     f'-DVIM_MM_FEW_ROWS={FEW_ROWS}',
-    '-Dvim_mm=vim_mm_emulated',  # operators of their own, beside those of vim_mm._C
     '-U_FORTIFY_SOURCE',  # it forbids to jump from stack to stack
     # What a GPU would not load, or would find something else.
     '-fsanitize=alignment',
@@ -86,43 +88,25 @@ pytestmark = [
 each_method = pytest.mark.parametrize('method', METHODS)
 
 
-def build(folder: Path) -> Path:
-    """The library of the emulated operators."""
-    compiler = cpp_extension.get_cxx_compiler()
-    system = [str(HEADERS[0]), *cpp_extension.include_paths(), sysconfig.get_path('include')]
-    includes = [word for path in system for word in ('-isystem', path)]
-
-    def ask(*command: str) -> subprocess.CompletedProcess:
-        return subprocess.run([compiler, *command], cwd=ROOT, capture_output=True, text=True)
-
-    def run(*command: str) -> None:
-        done = ask(*command)
-        assert done.returncode == 0, done.stderr
-
-    knows = ask(UNWRITTEN, '-x', 'c++', '-fsyntax-only', '/dev/null').returncode == 0
+def build_emulation(folder: Path) -> Path:
+    """The library of the emulated operators, beside those of vim_mm._C."""
+    knows = ask_compiler(UNWRITTEN, '-x', 'c++', '-fsyntax-only', '/dev/null').returncode == 0
     flags = [*FLAGS, UNWRITTEN] if knows else FLAGS
 
-    def compile_one(source: str) -> str:
-        target = str(folder / f'{Path(source).name}.o')
+    def flags_of(source: str) -> list[str]:
         # Kernels compile for longer than they run, but every thread comes by device.cpp to wait.
-        optimization = '-O2' if source.endswith('device.cpp') else '-Og'
-        run(*flags, optimization, *includes, '-c', source, '-o', target)
-        return target
+        return [*flags, '-O2' if source.endswith('device.cpp') else '-Og']
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = [*pool.map(compile_one, SOURCES)]
-    library = folder / 'libvim_mm_emulated.so'
-    paths = [f'-L{path}' for path in cpp_extension.library_paths()]
     # Symbolic: what device.cpp has in torch's place is for this library alone.
-    link = ('-shared', '-Wl,-Bsymbolic,--exclude-libs,ALL')
-    run(*link, *objects, *paths, '-ltorch_cpu', '-o', str(library))
-    return library
+    link = ['-Wl,-Bsymbolic,--exclude-libs,ALL']
+    include = [str(HEADERS[0])]
+    return build(folder, 'vim_mm_emulated', SOURCES, flags_of, include=include, link=link)
 
 
 @pytest.fixture(scope='module', autouse=True)
 def emulated(tmp_path_factory):
     """The operators on CPU tensors are the emulated ones, to the end of this file."""
-    path = build(tmp_path_factory.mktemp('emulation'))
+    path = build_emulation(tmp_path_factory.mktemp('emulation'))
     torch.ops.load_library(path)
     cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
     with torch.library._scoped_library('vim_mm', 'IMPL') as library:
@@ -168,6 +152,24 @@ def test_the_emulated_kernels_run():
         *tensors, *matrices, None, None, None, True, 0, [0]
     )[2]
     assert edges.shape == (1, 1, 1, 3, 2, 2)
+
+
+@each_wrong_call
+def test_a_wrong_argument(name, value, message):
+    assert_refused(name, value, message)
+
+
+@pytest.mark.parametrize('sizes', HUGE)
+def test_sizes_that_overflow(sizes):
+    assert_too_large(sizes)
+
+
+@pytest.mark.parametrize('change', [dict(dtype=torch.float16), dict(size=(1, 2, 2, 3, 1, 5))])
+def test_wrong_edges(change):
+    """Of forward, which the CPU's backward takes nothing of."""
+    edges = torch.zeros(change.pop('size', (1, 2, 2, 3, 1, 4)), **change)
+    with pytest.raises(RuntimeError, match='expected the edges that forward gave'):
+        scan(legal_call() | {'edges': edges}, backward=True)
 
 
 @each_method

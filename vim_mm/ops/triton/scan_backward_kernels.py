@@ -299,14 +299,15 @@ def _backward_rows(
                 of_dt = of_dt + (grad,)
                 grad = sum_u[k * STEPS + s]
                 if PART != 2:
-                    grad += skip * grad_y[k * STEPS + s]
+                    if HAS_D:
+                        grad += skip * grad_y[k * STEPS + s]
                     skip_sum += grad_y[k * STEPS + s] * signal[k * STEPS + s]
                 else:
                     grad += part_u[s]
                 of_u = of_u + (grad,)
                 if HAS_Z:
                     grad = y[k * STEPS + s] * HALF
-                    if PART != 2:
+                    if HAS_D and PART != 2:
                         grad += skip * signal[k * STEPS + s]
                     share = sigmoid(gate[s])
                     grad *= given[s] * share * (1.0 + gate[s] * (1.0 - share))

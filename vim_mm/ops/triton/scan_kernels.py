@@ -337,7 +337,8 @@ def _forward_rows(
                     x = y[k * STEPS + s]
                     if PART == 2:
                         x = 0.5 * (x + other[s])
-                    x += skip * signal[k * STEPS + s]
+                    if HAS_D:
+                        x += skip * signal[k * STEPS + s]
                     if HAS_Z:
                         x *= gate[s] * sigmoid(gate[s])
                     result = result + (x,)
