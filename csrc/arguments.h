@@ -61,8 +61,8 @@ inline void expect_states(int64_t states) {
 inline void expect_countable(std::initializer_list<int64_t> sizes) {
   double entries = 1;  // which does not overflow
   for (const int64_t size : sizes) entries *= double(std::max<int64_t>(size, 1));
-  STD_TORCH_CHECK(entries <= double(int64_t(1) << 52), "vim_mm: the sizes of a scan are too large: ",
-                  entries, " states over all steps");
+  STD_TORCH_CHECK(entries <= double(int64_t(1) << 52),
+                  "vim_mm: the sizes of a scan are too large: ", entries, " states over all steps");
 }
 
 struct Inputs {
