@@ -7,7 +7,7 @@ import pytest
 from mmengine.hooks import Hook
 
 from tests.scripts import load
-from tests.tools.conftest import run_tool
+from tests.tools.conftest import configs, data_root, run_tool  # noqa: F401  fixtures
 
 
 @pytest.fixture(scope='module')
@@ -44,7 +44,7 @@ def test_an_unknown_hook_is_named(tool):
 
 
 @pytest.mark.slow
-def test_a_training_gives_pairs_of_blocks(configs, data_root, tmp_path):
+def test_a_training_gives_pairs_of_blocks(configs, data_root, tmp_path):  # noqa: F811
     table = run_tool(
         'benchmarks/benchmark_hook.py', configs['seg'], 'NonFiniteLossHook',
         '--pairs', 2, '--block', 1, '--warmup', 1, '--out', tmp_path / 'cost.json',
