@@ -44,6 +44,7 @@ def parse_args() -> Namespace:
     add_arguments(parser)
     parser.add_argument('--amp', action='store_true', help='as in tools/train.py')
     parser.add_argument('--graph', action='store_true', help='as in tools/train.py')
+    parser.add_argument('--compile', action='store_true', help='as in tools/train.py')
     parser.add_argument(
         '--repeat-batch', action='store_true', help='train on the first batch: no loader'
     )
@@ -268,7 +269,7 @@ def prepare(args: Namespace, cfg: Config, folder: Path) -> None:
     if args.amp:
         cfg.optim_wrapper.type = 'BFloat16OptimWrapper'
     if args.graph:
-        train_by_graph(cfg)
+        train_by_graph(cfg, compile=args.compile)
 
 
 def report(result: dict[str, Any]) -> str:
@@ -302,6 +303,7 @@ def measure(args: Namespace, cfg: Config) -> dict[str, Any]:
         'num_workers': loader['num_workers'],
         'repeated_batch': args.repeat_batch,
         'graph': args.graph,
+        'compile': args.compile,
         'seconds': times,
         'images_per_second': get_world_size() * loader['batch_size'] / times['iteration'],
         'transforms': {},

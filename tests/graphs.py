@@ -90,8 +90,8 @@ def emulate_training_graphs(monkeypatch):
     rehearsal = Rehearsal()
     begin = graphed_step.GraphedStep.__init__
 
-    def init(self, model):
-        begin(self, model)
+    def init(self, model, compiled=False):
+        begin(self, model, compiled)
         rehearsal.model = model
 
     monkeypatch.setattr(graphed_step.GraphedStep, '__init__', init)

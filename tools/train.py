@@ -30,6 +30,12 @@ def parse_args(arguments: list[str] | None = None) -> Namespace:
         'little to do; the results stay',
     )
     parser.add_argument(
+        '--compile',
+        action='store_true',
+        help='with --graph: compile backbone, neck and heads and fuse the optimizer; the first '
+        'step takes about a minute, and results change by rounding',
+    )
+    parser.add_argument(
         '--record',
         type=Path,
         metavar='FILE',
@@ -49,7 +55,10 @@ def parse_args(arguments: list[str] | None = None) -> Namespace:
         help='accumulate nothing: a step has N images of each GPU, and the learning rate is scaled '
         'linearly from the batch of the recipe',
     )
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.compile and not args.graph:
+        parser.error('--compile: compiled parts are recorded as a graph: give --graph as well')
+    return args
 
 
 def main(args: Namespace) -> None:
@@ -69,7 +78,7 @@ def main(args: Namespace) -> None:
     if args.scale_lr:
         scale_learning_rate(cfg)
     if args.graph:
-        train_by_graph(cfg)
+        train_by_graph(cfg, compile=args.compile)
     check_data(cfg, 'train', 'val')
     checkpoint = last_checkpoint(cfg.work_dir) if args.resume == 'auto' else args.resume
     if checkpoint is not None:

@@ -22,7 +22,8 @@ def accelerate(
     """Make the predictions of a model faster, in place.
 
     What changes are the calls of its parts: of a model of MMEngine's kin the backbone, the neck and
-    the heads, of any other ``nn.Module`` the whole. Parameters, their names and all methods stay.
+    the heads, of a ``FastEncoderDecoder`` all that computes its logits, of any other ``nn.Module``
+    the whole. Parameters, their names and all methods stay.
 
     Args:
         model (nn.Module): In evaluation mode, on its device. Its weights may be loaded later; it
@@ -50,18 +51,27 @@ def accelerate(
     if graph and not torch.cuda.is_available():
         raise RuntimeError('CUDA graphs need a CUDA device, and there is none')
     inner = getattr(model, 'module', model)  # of a wrapper for distributed runs
-    of_pictures = {*parts_of(inner, of_pictures=True)}
+    if compile:  # as the kernels of convolutions want it
+        inner.to(memory_format=torch.channels_last)
     pool = torch.cuda.graph_pool_handle() if graph else None
-    for part in parts_of(inner):
-        call = part.forward
-        if compile and part in of_pictures:
-            call = torch.compile(call)
+    for owner, name, of_pictures in _calls_of(inner):
+        call = getattr(owner, name)
         if amp:
-            call = _autocast(call)
-        if graph and part in of_pictures:
-            call = GraphedCall(call, type(part).__name__, pool)
-        part.forward = call
+            call = _autocast(call, hand_over=name == 'forward')
+        if compile and of_pictures:
+            call = torch.compile(call)
+        if graph and of_pictures:
+            call = GraphedCall(call, type(owner).__name__, pool)
+        setattr(owner, name, call)
     return model
+
+
+def _calls_of(model: nn.Module) -> list[tuple[nn.Module, str, bool]]:
+    """What predictions call: a module, the name of the method, and whether it takes images."""
+    if getattr(model, 'predicts_in_chunks', lambda: False)():
+        return [(model, 'small_logits', True)]
+    of_pictures = {*parts_of(model, of_pictures=True)}
+    return [(part, 'forward', part in of_pictures) for part in parts_of(model)]
 
 
 def parts_of(model: nn.Module, of_pictures: bool = False) -> Iterator[nn.Module]:
@@ -94,13 +104,14 @@ def hand_over_float32(outputs: Any) -> Any:
     return tree_map(convert, outputs)
 
 
-def _autocast(call: Callable) -> Callable:
+def _autocast(call: Callable, hand_over: bool) -> Callable:
     def in_bfloat16(*args, **kwargs):
         tensors = (x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor))
         first = next(tensors, None)
         kind = nullcontext() if first is None else torch.autocast(first.device.type, torch.bfloat16)
         with kind:
-            return hand_over_float32(call(*args, **kwargs))
+            outputs = call(*args, **kwargs)
+            return hand_over_float32(outputs) if hand_over else outputs
 
     return in_bfloat16
 

@@ -22,8 +22,11 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import InstanceData, PixelData
 from torch import Tensor
 
+from vim_mm import accelerate
 from vim_mm.config import config_names, config_path
 from vim_mm.engine import BFloat16OptimWrapper
+from vim_mm.engine.optimization.compiled_parts import CompiledParts
+from vim_mm.engine.optimization.graphed_step import GraphedStep
 
 OBJECTS = 8  # in a picture, boxes of 1/16 to 1/2 of its sides
 # Detectors of MMDetection pad pictures to multiples of this; ours to what they are trained with.
@@ -237,7 +240,8 @@ class Passes:
     def __init__(self, model: BaseModel, batch: dict[str, list], dtype: str, training: bool):
         self.model = model.train(training)
         # Before the hooks of mixed precision: detectors hand their parts' outputs over in float32.
-        batch = dict(inputs=[*batch['inputs']], data_samples=[*batch['data_samples']])
+        self.given = {**batch}
+        batch = self.batch()
         data = model.data_preprocessor(batch, training)
         self.images: Tensor = data['inputs']
         self.samples: list = data['data_samples']
@@ -254,6 +258,14 @@ class Passes:
         self.wrapper = kinds[dtype](optimizer=optimizer)
         self.wrapper.initialize_count_status(model, 0, 10**9)
         self.function = total_loss if training else prediction
+
+    def batch(self) -> dict[str, list]:
+        """The images and labels, in lists of their own: preprocessing changes these."""
+        device = next(self.model.parameters()).device
+        for name in ('inputs', 'data_samples'):
+            self.given[name] = [x.to(device) for x in self.given[name]]
+        samples = [sample.new() for sample in self.given['data_samples']]
+        return dict(inputs=[*self.given['inputs']], data_samples=samples)
 
     @property
     def whole(self) -> bool:
@@ -278,6 +290,9 @@ class Passes:
     def form(self, name: str) -> Callable[[], Any]:
         """The pass in a form: 'eager', 'compiled' by torch.compile, 'graph', a CUDA graph.
 
+        'tools' is what ``--graph --compile`` of the tools runs: of a training step all but the
+        loader, of a segmentor's inference its ``predict``.
+
         Raises:
             ValueError: There is no such form of this pass.
         """
@@ -292,12 +307,38 @@ class Passes:
             return self.eager
         if not self.images.is_cuda:
             raise ValueError('CUDA graphs need CUDA')
+        if name == 'tools':
+            return self._as_the_tools()
         if self.whole:
             return capture(self.eager)
         if self.training:
             raise ValueError("a detector's training step waits for values on the device")
         self._capture_features()
         return self.eager
+
+    def _as_the_tools(self) -> Callable[[], Any]:
+        if self.training:
+            self.wrapper.optimizer = torch.optim.AdamW(
+                self.model.parameters(), lr=6e-5, weight_decay=0.01, fused=True
+            )
+            CompiledParts(self.model, self.wrapper)
+            step = GraphedStep(self.model, compiled=True)
+
+            def train() -> Any:
+                return step(self.batch(), self.wrapper)['loss']
+
+            return train
+        if not hasattr(self.model, 'small_logits'):
+            raise ValueError('the tools predict by one graph for a FastEncoderDecoder alone')
+        self.wrapper.keep_bfloat16()  # the hooks of training hand over float32
+        accelerate(self.model, amp=True, graph=True, compile=True)
+
+        def predict() -> Any:
+            with torch.no_grad():
+                samples = self.model.predict(self.images, self.samples)
+            return torch.stack([sample.pred_sem_seg.data for sample in samples])
+
+        return predict
 
     def _capture_features(self) -> None:
         """Let a detector replay backbone and neck, with its heads eager."""

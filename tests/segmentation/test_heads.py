@@ -8,8 +8,8 @@ from mmengine.registry import init_default_scope
 from mmengine.structures import PixelData
 
 from tests.registered.fresh import run_fresh
-from vim_mm.segmentation import loss as loss_module
-from vim_mm.segmentation.loss import upsampled_cross_entropy
+from vim_mm.ops import upsampled as loss_module
+from vim_mm.ops.upsampled import upsampled_cross_entropy
 
 pytest.importorskip('mmseg')
 from mmseg.registry import MODELS

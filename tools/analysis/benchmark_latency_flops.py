@@ -14,8 +14,9 @@ weights are random, and nothing is downloaded.
 Latency is the median of what a caller waits for one call; throughput is that of calls that follow
 one another. A call takes normalized pictures that lie on the device: inference gives labels, boxes
 or scores, a training step is the loss, backward and AdamW. Forms: eager; compiled, by
-torch.compile; graph, replayed as a CUDA graph; of a detector its backbone and neck alone are
-compiled or captured. Paths: as the config says; kernel and python, the compiled scan and the
+torch.compile; graph, replayed as a CUDA graph; tools, as --graph --compile of the tools runs it
+(of segmentors; the training step with its preprocessing); of a detector its backbone and neck alone
+are compiled or captured. Paths: as the config says; kernel and python, the compiled scan and the
 Python reference in the same plain block. Operations are PyTorch's count for one picture, two for
 a multiply-add. What fails or does not fit into --budget is left out, and said.
 """
@@ -37,7 +38,7 @@ from _command_line import (
     positive,
 )
 
-FORMS = ('eager', 'graph', 'compiled')  # those that take longest come last
+FORMS = ('eager', 'graph', 'tools', 'compiled')  # those that take longest come last
 PASSES = ('infer', 'train')
 # A compiled form is not begun with less of the budget left, in seconds.
 COMPILE_SECONDS = 60
@@ -214,7 +215,7 @@ def figures_of(case: Case, args: Namespace) -> dict[str, Any]:
         record['loss'] = float(first)
     del first
     record |= times(run, case, args)
-    if cuda and case.form == 'graph':
+    if cuda and case.form in ('graph', 'tools'):
         # Replays allocate nothing: the peak since the form was begun, of the capture, is theirs.
         record['peak_bytes'] = torch.cuda.max_memory_allocated()
     elif cuda:
@@ -285,7 +286,7 @@ class Worker:
             record = self.pool.submit(measure, case, args).result()
         except BrokenProcessPool:  # by a crash, or by the kernel when memory is short
             record = {'left_out': 'the process that measured it was killed'}
-        if 'left_out' in record or case.form == 'compiled':
+        if 'left_out' in record or case.form in ('compiled', 'tools'):
             self.close()
         return record
 
@@ -310,9 +311,9 @@ def run(args: Namespace) -> Iterator[dict[str, Any]]:
         for case in progress([*cases(args)], 'cases'):
             record = asdict(case)
             left = args.budget - (perf_counter() - start)
-            if left < (COMPILE_SECONDS if case.form == 'compiled' else 0):
+            if left < (COMPILE_SECONDS if case.form in ('compiled', 'tools') else 0):
                 yield record | {'left_out': 'the budget is spent'}
-            elif case.form == 'graph' and args.device == 'cpu':
+            elif case.form in ('graph', 'tools') and args.device == 'cpu':
                 yield record | {'left_out': 'CUDA graphs need CUDA'}
             elif case.form == 'eager':
                 yield record | measure(case, args)

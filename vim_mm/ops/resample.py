@@ -87,7 +87,7 @@ def resample_gradient(grad: Tensor, kind: str, in_size: tuple[int, int]) -> Tens
     """Gradient with respect to the input of an operation.
 
     Args:
-        grad: Gradient of the output, (..., H', W'), float32 or float64.
+        grad: Gradient of the output, (..., H', W'), floating point.
         kind: As in :func:`resampling_matrix`.
         in_size: (H, W) of the input.
 
@@ -116,8 +116,10 @@ class _Resample(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple:
-        # 16 bits would round the weights, and the sums between the two products.
-        wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
+        # 16 bits round the sums between the two products. Who compiles has chosen speed.
+        wide = grad
+        if not torch.compiler.is_compiling():
+            wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
         with torch.autocast(grad.device.type, enabled=False):
             return resample_gradient(wide, ctx.kind, ctx.in_size).to(grad.dtype), None, None
 

@@ -2,7 +2,7 @@
 
 A fast head is its original, a subclass of it, with the same parameters, names and arguments:
 
-- the loss and the accuracy of upsampled logits come from :mod:`vim_mm.segmentation.loss`;
+- the loss and the accuracy of upsampled logits come from :mod:`vim_mm.ops.upsampled`;
 - gradients of resizing and pooling inside of the head come from :mod:`vim_mm.ops.resample`.
 
 Both are deterministic. A loss other than cross entropy, or a head with a loss of its own, takes
@@ -20,7 +20,7 @@ from mmseg.registry import MODELS
 from torch import Tensor, nn
 
 from vim_mm.ops.resample import matrix_gradients
-from vim_mm.segmentation.loss import CrossEntropy, upsampled_cross_entropy
+from vim_mm.ops.upsampled import CrossEntropy, upsampled_cross_entropy
 
 # What MMSegmentation adds to counts of pixels that may be zero.
 _EPS = torch.finfo(torch.float32).eps

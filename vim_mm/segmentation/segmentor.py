@@ -10,19 +10,23 @@ from mmseg.models.utils import resize
 from mmseg.structures import SegDataSample
 from torch import Tensor
 
+from vim_mm.acceleration import hand_over_float32
+from vim_mm.ops.upsampled import upsampled_labels
 from vim_mm.segmentation.guards import check_logits, check_samples, check_windows
 
 # Bytes that the logits of a chunk of classes take at most, unless those of one class take more.
 CHUNK_BYTES = 256 * 2**20
-# Logits of a window (B, C, h, w), the size that they are enlarged to, and its top left corner.
+# Logits of a window (B, C, h, w), the size that they are upsampled to, and its top left corner.
 Window = tuple[Tensor, tuple[int, int], tuple[int, int]]
 
 
 class FastEncoderDecoder(EncoderDecoder):
-    """An ``EncoderDecoder`` with the same ``pred_sem_seg``, bit for bit, in a fraction of memory.
+    """An ``EncoderDecoder`` with the same ``pred_sem_seg`` in a fraction of memory.
 
-    Logits are enlarged, put together from windows and resized to the original picture for a few
-    classes at a time, and only the largest so far is kept, with its class.
+    Where the labels follow from one resize, on a GPU with Triton one kernel makes them; they differ
+    where the two largest logits differ by rounding. Else, and bit for bit, logits are upsampled,
+    put together from windows and resized to the original picture for a few classes at a time, and
+    only the largest so far is kept, with its class.
 
     Predictions hold no ``seg_logits``: at ADE20K's 150 classes they take 600 bytes a pixel. With
     ``test_cfg=dict(store_logits=True)`` everything is MMSegmentation's, logits included, as its
@@ -53,14 +57,21 @@ class FastEncoderDecoder(EncoderDecoder):
             size = tuple(inputs.shape[2:])
             windows = list(self._slide(inputs))
         else:
-            logits = self.decode_head(self.extract_feat(inputs))
-            check_logits(logits, len(inputs))
-            windows = [(logits, size, (0, 0))]
+            windows = [(self.small_logits(inputs), size, (0, 0))]
         for i, sample in enumerate(data_samples):
             own = [(logits[i : i + 1], enlarged, at) for logits, enlarged, at in windows]
             labels = self.labels(own, size, None if metas is None else metas[i])
             sample.set_data({'pred_sem_seg': PixelData(data=labels)})
         return data_samples
+
+    def small_logits(self, inputs: Tensor) -> Tensor:
+        """Logits (B, C, h, w) as the decode head gives them: what :func:`vim_mm.accelerate` takes.
+
+        They may be in 16 bits.
+        """
+        logits = self.decode_head(self.extract_feat(inputs))
+        check_logits(logits, len(inputs))
+        return logits
 
     def predicts_in_chunks(self) -> bool:
         """Whether predictions are made here, and not by MMSegmentation."""
@@ -106,6 +117,10 @@ class FastEncoderDecoder(EncoderDecoder):
             size: Of the padded picture.
             meta: Of the picture as its pipeline gives it; None: its original size is ``size``.
         """
+        labels = self._labels_by_kernel(windows, size, meta)
+        if labels is not None:
+            return labels
+        windows = [(hand_over_float32(logits), *where) for logits, *where in windows]
         classes = windows[0][0].shape[1]
         height, width = size if meta is None else meta['ori_shape'][:2]
         pixels = max(height * width, size[0] * size[1])
@@ -124,6 +139,20 @@ class FastEncoderDecoder(EncoderDecoder):
                 labels = torch.where(better, index + start, labels)
                 largest = torch.where(better, value, largest)
         return labels
+
+    def _labels_by_kernel(
+        self, windows: list[Window], size: tuple[int, int], meta: dict | None
+    ) -> Tensor | None:
+        """The labels where they follow from one resize, None where they do not."""
+        (logits, to, _), *others = windows
+        if others or to != size:
+            return None
+        # Only shapes: cut out and flipped, labels are those of logits that were.
+        outline = torch.empty((1, 1, *size), device='meta')
+        if meta is not None and self._cut(outline, meta).shape[2:] != tuple(meta['ori_shape'][:2]):
+            return None
+        labels = upsampled_labels(logits, size, self.align_corners)
+        return labels if labels is None or meta is None else self._cut(labels[None], meta)[0]
 
     def _assemble(self, windows: list[Window], size: tuple[int, int], classes: slice) -> Tensor:
         """Logits (1, c, *size) of some classes: the mean over windows, added up in their order."""
@@ -148,6 +177,15 @@ class FastEncoderDecoder(EncoderDecoder):
 
     def _to_original(self, logits: Tensor, meta: dict) -> Tensor:
         """Logits (1, c, ...) without padding, flipped back, at the size of the original picture."""
+        logits = self._cut(logits, meta)
+        shape = tuple(meta['ori_shape'][:2])
+        if tuple(logits.shape[2:]) == shape:  # resizing would copy them
+            return logits
+        return resize(logits, shape, None, 'bilinear', self.align_corners, False)
+
+    @staticmethod
+    def _cut(logits: Tensor, meta: dict) -> Tensor:
+        """Without padding, and flipped back."""
         height, width = logits.shape[2:]
         padding = meta.get('img_padding_size', meta.get('padding_size', [0] * 4))
         left, right, top, bottom = padding
@@ -155,7 +193,4 @@ class FastEncoderDecoder(EncoderDecoder):
         if meta.get('flip'):
             axis = {'horizontal': 3, 'vertical': 2}[meta['flip_direction']]
             logits = logits.flip(dims=(axis,))
-        shape = tuple(meta['ori_shape'][:2])
-        if tuple(logits.shape[2:]) == shape:  # resizing would copy them
-            return logits
-        return resize(logits, shape, None, 'bilinear', self.align_corners, False)
+        return logits

@@ -50,9 +50,9 @@ def make_predictor(
     compile: bool = False,
     **options,
 ) -> Predictor:
-    """A predictor of a model that is accelerated in place.
+    """A predictor of a model, which is accelerated in place.
 
-    A ``FastEncoderDecoder`` whose stages are recorded as graphs needs none of its parts.
+    Not a ``FastEncoderDecoder``, whose stages the predictor compiles and records by itself.
 
     Args:
         model (nn.Module): In evaluation mode, on its device.
@@ -60,5 +60,6 @@ def make_predictor(
         amp, graph, compile (bool): See :func:`vim_mm.accelerate`.
         options: Further arguments of :class:`Predictor`.
     """
-    accelerate(model, amp=amp, graph=graph and not has_stages(model), compile=compile)
-    return Predictor(model, transforms, graph=graph, compile=compile, **options)
+    if not has_stages(model):
+        accelerate(model, amp=amp, graph=graph, compile=compile)
+    return Predictor(model, transforms, amp=amp, graph=graph, compile=compile, **options)

@@ -82,12 +82,13 @@ class Predictor:
     """A model for frames of any sizes.
 
     Args:
-        model (nn.Module): Of MMSegmentation or MMDetection, in evaluation mode on its device,
-            accelerated or not.
+        model (nn.Module): Of MMSegmentation or MMDetection, in evaluation mode on its device; one
+            that is no ``FastEncoderDecoder`` is accelerated or not.
         transforms (Sequence): See :class:`vim_mm.stream.pixels.Preprocessing`.
         graph (bool): On a GPU, record a ``FastEncoderDecoder`` as CUDA graphs, one for each size
             and stage. Other models make graphs of their parts, by :func:`vim_mm.accelerate`.
-        compile (bool): Compile the stages of a ``FastEncoderDecoder`` that are no part of it.
+        amp (bool): Compute a ``FastEncoderDecoder`` in bfloat16 autocast.
+        compile (bool): Compile the stages of a ``FastEncoderDecoder``.
         score (float): Instances of lower scores are left out.
         timed (bool): Whether to fill ``Slot.seconds``.
     """
@@ -97,12 +98,13 @@ class Predictor:
         model: nn.Module,
         transforms: Sequence,
         *,
+        amp: bool = False,
         graph: bool = False,
         compile: bool = False,
         score: float = 0.3,
         timed: bool = False,
     ):
-        self.model, self.transforms = model, transforms
+        self.model, self.transforms, self.amp = model, transforms, amp
         self.graph, self.compile, self.score, self.timed = graph, compile, score, timed
         self.device = model.data_preprocessor.device
         self.cuda = on_gpu(self.device)
@@ -122,9 +124,7 @@ class Predictor:
         """Make the stages for frames of (H, W) pixels, unless there are such."""
         if size in self._stages:
             return
-        stages = stages_of(self.model, self.transforms, size)
-        if self.compile and isinstance(stages, SegmentorStages):
-            stages.compile()
+        stages = stages_of(self.model, self.transforms, size, self.amp, self.compile)
         if self.cuda:
             torch.cuda.synchronize(self.device)
             with torch.cuda.stream(self._compute):

@@ -17,16 +17,25 @@ Mark = Callable[[str], None]
 _SHAPES = ('ori_shape', 'img_shape', 'pad_shape', 'img_padding_size', 'padding_size')
 
 
-def stages_of(model: nn.Module, transforms: Sequence, size: tuple[int, int]):
+def stages_of(
+    model: nn.Module,
+    transforms: Sequence,
+    size: tuple[int, int],
+    amp: bool = False,
+    compile: bool = False,
+):
     """:class:`SegmentorStages` of a model that is one, else :class:`AnyStages`.
 
     Args:
         model (nn.Module): Of MMSegmentation or MMDetection.
         transforms (Sequence): See :class:`vim_mm.stream.pixels.Preprocessing`.
         size (tuple[int, int]): (H, W) of the frames.
+        amp, compile (bool): Of :class:`SegmentorStages`; other models are accelerated before.
     """
     preprocess = Preprocessing(transforms, model.data_preprocessor, size)
-    return (SegmentorStages if has_stages(model) else AnyStages)(model, preprocess)
+    if has_stages(model):
+        return SegmentorStages(model, preprocess, amp, compile)
+    return AnyStages(model, preprocess)
 
 
 def has_stages(model: nn.Module) -> bool:
@@ -43,20 +52,35 @@ class SegmentorStages:
     """A ``FastEncoderDecoder``: labels (H, W) of a frame, in stages of fixed shapes.
 
     The labels are those of its ``predict``.
+
+    Args:
+        model (nn.Module): In evaluation mode, on its device.
+        preprocess (Preprocessing): Of the frames.
+        amp (bool): Compute backbone, neck and head in bfloat16 autocast.
+        compile (bool): Pass all but the preprocessing through ``torch.compile``.
     """
 
-    def __init__(self, model: nn.Module, preprocess: Preprocessing):
+    def __init__(
+        self,
+        model: nn.Module,
+        preprocess: Preprocessing,
+        amp: bool = False,
+        compile: bool = False,
+    ):
         self.model, self.preprocess, self.labels = model, preprocess, model.labels
+        backbone, head = self._backbone, self._head
+        if amp:
+            device = model.data_preprocessor.device.type
+            backbone, head = (torch.autocast(device, torch.bfloat16)(f) for f in (backbone, head))
+        if compile:
+            model.to(memory_format=torch.channels_last)
+            backbone, head, self.labels = map(torch.compile, (backbone, head, model.labels))
         self.functions: list[tuple[str, Callable[[Any], Any]]] = [
             ('preprocess', preprocess),
-            ('backbone', self._backbone),
-            ('head', self._head),
+            ('backbone', self._windowed(backbone)),
+            ('head', head),
             ('postprocess', self._labels),
         ]
-
-    def compile(self) -> None:
-        """Compile what is no part of the model: from the logits to the labels."""
-        self.labels = torch.compile(self.labels)
 
     def _windows(self, size: tuple[int, int]) -> list[tuple[slice, slice]]:
         if self.model.test_cfg.get('mode', 'whole') != 'slide':
@@ -65,10 +89,16 @@ class SegmentorStages:
         corners = self.model.corners(size)
         return [(slice(top, top + height), slice(left, left + width)) for top, left in corners]
 
-    def _backbone(self, inputs: Tensor) -> list:
-        self.input_size = tuple(inputs.shape[2:])
-        windows = self._windows(self.input_size)
-        return [self.model.backbone(inputs[:, :, rows, columns]) for rows, columns in windows]
+    def _windowed(self, backbone: Callable) -> Callable[[Tensor], list]:
+        def features(inputs: Tensor) -> list:
+            self.input_size = tuple(inputs.shape[2:])
+            windows = self._windows(self.input_size)
+            return backbone([inputs[:, :, rows, columns] for rows, columns in windows])
+
+        return features
+
+    def _backbone(self, windows: list[Tensor]) -> list:
+        return [self.model.backbone(window) for window in windows]
 
     def _head(self, features: list) -> list[Tensor]:
         if self.model.with_neck:

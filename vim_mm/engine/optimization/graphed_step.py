@@ -13,6 +13,7 @@ import atexit
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, NoReturn
 
 import numpy as np
@@ -28,11 +29,14 @@ from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
 from vim_mm.acceleration import call_aside, record
+from vim_mm.engine.optimization.compiled_parts import CompiledParts
 from vim_mm.engine.optimization.flat_data_parallel import FlatDataParallel, forward_backward
 from vim_mm.engine.optimization.mixed_precision import BFloat16OptimWrapper
 
 # Graphs that a training keeps. They share the memory of activations, not that of gradients.
 MAX_GRAPHS = 4
+# Optimizers with a fused form, whose hundred small launches are otherwise outside of the graph.
+_FUSED = ('AdamW', 'Adam', 'SGD')
 _WRAPPERS = (OptimWrapper, AmpOptimWrapper, BFloat16OptimWrapper)
 
 
@@ -40,15 +44,24 @@ class GraphError(ValueError):
     """A training cannot be done by CUDA graphs."""
 
 
-def train_by_graph(cfg: Config) -> None:
+def train_by_graph(cfg: Config, compile: bool = False) -> None:
     """Give the config of a training the :class:`GraphedStepHook`, unless it has it.
 
-    Several processes will exchange gradients by :class:`FlatDataParallel`, unless the config names
-    another wrapper of the model, which is then refused.
+    With ``compile`` the hook compiles the parts of the model, and the optimizer takes its fused
+    form if it has one. Several processes will exchange gradients by :class:`FlatDataParallel`,
+    unless the config names another wrapper of the model, which is then refused.
     """
     hooks = cfg.get('custom_hooks') or []
     if all(hook['type'] not in ('GraphedStepHook', GraphedStepHook) for hook in hooks):
-        cfg.custom_hooks = [*hooks, dict(type='GraphedStepHook')]
+        hooks = [*hooks, dict(type='GraphedStepHook')]
+    if compile:
+        for hook in hooks:
+            if hook['type'] in ('GraphedStepHook', GraphedStepHook):
+                hook['compile'] = True
+        optimizer = cfg.optim_wrapper.optimizer
+        if optimizer.type in _FUSED and not {'fused', 'foreach'} & {*optimizer}:
+            optimizer.fused = True
+    cfg.custom_hooks = hooks
     if cfg.get('model_wrapper_cfg') is None:
         cfg.model_wrapper_cfg = dict(type='FlatDataParallel')
 
@@ -179,6 +192,7 @@ class GraphedStep:
 
     Args:
         model (BaseModel | FlatDataParallel): On its GPU, with the ``train_step`` of ``BaseModel``.
+        compiled (bool): Whether its first step of a shape compiles it, which the log will say.
 
     Attributes:
         recorded (dict): Graphs by the shapes of the batch and the factor of the loss, None where
@@ -187,8 +201,8 @@ class GraphedStep:
         launched (int): Batches whose kernels the host launched.
     """
 
-    def __init__(self, model: BaseModel | FlatDataParallel):
-        self.model = _inner(model)
+    def __init__(self, model: BaseModel | FlatDataParallel, compiled: bool = False):
+        self.model, self.compiled = _inner(model), compiled
         self.exchange, self.agree = (lambda: None), bool
         if model is not self.model:
             self.exchange, self.agree = model.average_gradients, model.all_agree
@@ -266,7 +280,12 @@ class GraphedStep:
 
     def _launch_first(self, batch: Any, wrapper: OptimWrapper) -> dict[str, Tensor]:
         before = _host_generators()
+        begin = perf_counter()
         losses = self._launch(batch, wrapper)
+        if self.compiled:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            _log(f'The first step of this shape, with compilation: {perf_counter() - begin:.0f} s.')
         if _host_generators() != before:
             raise GraphError(
                 f'--graph: {type(self.model).__name__} draws random numbers on the host, which a '
@@ -358,6 +377,10 @@ def _log(message: str) -> None:
 class GraphedStepHook(Hook):
     """Trains by CUDA graphs, see :class:`GraphedStep`. Works with MMEngine's own Runner as well.
 
+    Args:
+        compile (bool): Compile the parts of the model, see
+            :mod:`vim_mm.engine.optimization.compiled_parts`.
+
     Attributes:
         step (GraphedStep, optional): While a training runs, and after it.
     """
@@ -365,8 +388,10 @@ class GraphedStepHook(Hook):
     # The loop over micro-batches of AccumulationHook comes later, and so around the step.
     priority = 'ABOVE_NORMAL'
 
-    def __init__(self) -> None:
+    def __init__(self, compile: bool = False) -> None:
+        self.compile = compile
         self.step: GraphedStep | None = None
+        self._parts: CompiledParts | None = None
 
     def before_train(self, runner: Runner) -> None:
         """Put the graphs in place of the model's own step; the weights are loaded by now.
@@ -377,7 +402,9 @@ class GraphedStepHook(Hook):
         reason = obstacle(runner)
         if reason is not None:
             raise GraphError(f'--graph: {reason}')
-        self.step = runner.model.train_step = GraphedStep(runner.model)
+        if self.compile:
+            self._parts = CompiledParts(_inner(runner.model), runner.optim_wrapper)
+        self.step = runner.model.train_step = GraphedStep(runner.model, self.compile)
         # After an error, too: a group of processes is not left while graphs hold operations of it.
         atexit.register(self.step.recorded.clear)
 
@@ -388,6 +415,8 @@ class GraphedStepHook(Hook):
 
     def after_run(self, runner: Runner) -> None:
         """Give the model its own step back; other hooks have taken off by now what is around it."""
+        if self._parts is not None:
+            self._parts.remove()
         if self.step is not None and 'train_step' in vars(runner.model):
             del runner.model.train_step
             self.step.recorded.clear()

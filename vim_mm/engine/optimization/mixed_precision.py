@@ -26,8 +26,15 @@ class BFloat16OptimWrapper(OptimWrapper):
     def initialize_count_status(self, model: nn.Module, *args) -> None:
         """As in OptimWrapper; the first call by the runner that tells the model."""
         super().initialize_count_status(model, *args)
-        for part in parts_of(model.module if is_model_wrapper(model) else model):
+        self._hooks = [
             part.register_forward_hook(_hand_over_float32)
+            for part in parts_of(model.module if is_model_wrapper(model) else model)
+        ]
+
+    def keep_bfloat16(self) -> None:
+        """Let the parts hand over what they compute, for a model that takes bfloat16 everywhere."""
+        for hook in self._hooks:
+            hook.remove()
 
     @contextmanager
     def optim_context(self, model: nn.Module):

@@ -468,6 +468,7 @@ def upsampled_labels(logits: Tensor, size: tuple[int, int], align_corners: bool)
     scale_y, inverse_y = _scales(height, size[0], align_corners)
     scale_x, inverse_x = _scales(width, size[1], align_corners)
     first, second, pixels = _tiles(classes)
+    pixels = max(pixels, 4)  # they take few registers: 0.34 ms in place of 0.38 on an H100
     launch(
         labels_kernel, (images * height * strips,), num_warps=1 if classes <= 512 else 2,
         logits=logits, labels=labels, height=height, width=width, rows=size[0], cols=size[1],

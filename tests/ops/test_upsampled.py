@@ -7,9 +7,9 @@ import torch
 
 from tests.own_process import run_pytest
 from vim_mm.ops import triton
-from vim_mm.segmentation.loss import upsampled_cross_entropy
+from vim_mm.ops.upsampled import upsampled_cross_entropy
 
-KERNELS = 'tests/segmentation/upsampled_kernels.py'
+KERNELS = 'tests/ops/upsampled_kernels.py'
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Tests of the kernels on upsampled logits; tests/segmentation/test_loss.py runs them.
+"""Tests of the kernels on upsampled logits; tests/ops/test_upsampled.py runs them.
 
 On a GPU, or on a CPU under Triton's interpreter (TRITON_INTERPRET=1).
 """
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from vim_mm.ops import triton
 from vim_mm.ops.triton import upsampled
-from vim_mm.segmentation.loss import upsampled_cross_entropy
+from vim_mm.ops.upsampled import upsampled_cross_entropy
 
 DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'
 assert triton.obstacle(DEVICE, torch.float32) is None

@@ -1,4 +1,4 @@
-"""Cross entropy of logits that are upsampled to the size of their labels, without the upsampled.
+"""Losses and labels of logits that are upsampled to the size of an image, without the upsampled.
 
 The obvious way keeps several tensors of (B, classes, H, W) until the backward pass. Here the
 gradient with respect to the small logits is computed along with the loss, and only it is kept. On a
@@ -74,7 +74,7 @@ def upsampled_cross_entropy(
     _check(logits, labels, class_weight)
     wide = torch.promote_types(logits.dtype, torch.float32)
     weight = None if class_weight is None else class_weight.to(logits.device, wide)
-    if _has_kernel(logits, labels):
+    if _has_kernel(logits) and labels.numel() > 0:
         sums, _ = upsampled_cross_entropy_fwd(
             logits, labels, ignore_index, weight, align_corners, logits.requires_grad
         )
@@ -106,12 +106,42 @@ def _check(logits: Tensor, labels: Tensor, class_weight: Tensor | None) -> None:
         )
 
 
-def _has_kernel(logits: Tensor, labels: Tensor) -> bool:
+def _has_kernel(logits: Tensor) -> bool:
     return (
         triton.obstacle(logits.device.type, logits.dtype) is None
         and logits.shape[1] <= _MAX_CLASSES
-        and min(logits.numel(), labels.numel()) > 0
+        and logits.numel() > 0
     )
+
+
+def upsampled_labels(
+    logits: Tensor, size: tuple[int, int], align_corners: bool = False
+) -> Tensor | None:
+    """Classes of the largest logits after a bilinear resize.
+
+    Args:
+        logits: (B, C, h, w), floating point, of any memory format; compared in float32.
+        size: (H, W).
+        align_corners: As in ``F.interpolate``.
+
+    Returns:
+        Tensor | None: (B, H, W), int64, of equal logits the first class. None where there is no
+        kernel for these logits, so that the caller resizes them.
+    """
+    return _labels(logits, [*size], align_corners) if _has_kernel(logits) else None
+
+
+@torch.library.custom_op('vim_mm::upsampled_labels', mutates_args=())
+def _labels(logits: Tensor, size: list[int], align_corners: bool) -> Tensor:
+    from vim_mm.ops.triton.upsampled import upsampled_labels
+
+    with torch.cuda.device_of(logits):
+        return upsampled_labels(logits, size, align_corners)
+
+
+@_labels.register_fake
+def _(logits, size, align_corners):
+    return logits.new_empty((len(logits), *size), dtype=torch.int64)
 
 
 @torch.library.custom_op('vim_mm::upsampled_cross_entropy_fwd', mutates_args=())

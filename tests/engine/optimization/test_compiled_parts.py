@@ -1,0 +1,158 @@
+"""``--compile``: parts are compiled for training, and results change by rounding alone."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.optim import OptimWrapper
+
+from tests.engine.optimization.test_graphed_step import Net, counts, results, train, wrapped
+from tests.own_process import ROOT
+from vim_mm.engine.optimization import compiled_parts
+from vim_mm.engine.optimization.compiled_parts import CompiledParts
+from vim_mm.engine.optimization.graphed_step import train_by_graph
+from vim_mm.engine.optimization.mixed_precision import BFloat16OptimWrapper
+
+
+class Quiet(Net):
+    """Without random numbers, which compiled parts draw by kernels of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop.p = 0.0
+        for layer in self.backbone.layers:
+            for module in layer.modules():
+                if hasattr(module, 'drop_prob'):
+                    module.drop_prob = 0.0
+
+
+@pytest.fixture
+def compiled_calls(monkeypatch):
+    """The parts that were compiled, by name of their class; they are computed as they are."""
+    seen = []
+
+    def compile(function, dynamic):
+        assert dynamic is False
+
+        def call(*args, **kwargs):
+            seen.append(type(function.__self__).__name__)
+            return function(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(compiled_parts.torch, 'compile', compile)
+    return seen
+
+
+def make(wrapper=OptimWrapper):
+    model = Quiet()
+    wrapper = wrapper(optimizer=torch.optim.AdamW(model.parameters(), lr=0.1))
+    wrapper.initialize_count_status(model, 0, 10)
+    return model, wrapper
+
+
+def test_training_alone_is_compiled(compiled_calls):
+    model, wrapper = make()
+    parts = CompiledParts(model, wrapper)
+    x = torch.rand(2, 3, 8, 8)
+    model(x, mode='loss')
+    assert compiled_calls == ['VisionMamba', 'BatchNorm2d', 'Dropout', 'Conv2d']
+    with torch.no_grad():
+        model(x)
+    model.eval()(x)
+    assert len(compiled_calls) == 4
+    parts.remove()
+    model.train()(x, mode='loss')
+    assert len(compiled_calls) == 4
+    assert not any('forward' in vars(module) for module in model.modules())
+
+
+def test_a_forward_that_somebody_gave_is_given_back(compiled_calls):
+    model, wrapper = make()
+    given = model.head.forward
+    model.head.forward = given
+    CompiledParts(model, wrapper).remove()
+    assert model.head.forward is given
+
+
+def test_channels_are_last_in_weights_and_in_the_optimizer(compiled_calls):
+    model, wrapper = make()
+    model(torch.rand(2, 3, 8, 8), mode='loss')['loss_square'].backward()
+    wrapper.step()
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    CompiledParts(model, wrapper)
+    weight = model.backbone.patch_embed.proj.weight
+    for x in (weight, *wrapper.optimizer.state[weight].values()):
+        assert x.dim() == 0 or x.is_contiguous(memory_format=torch.channels_last)
+    for name, x in model.state_dict().items():
+        assert torch.equal(x, before[name])
+
+
+def test_bfloat16_is_handed_over(compiled_calls):
+    model, wrapper = make(BFloat16OptimWrapper)
+    dtypes = []
+    model.head.register_forward_pre_hook(lambda module, inputs: dtypes.append(inputs[0].dtype))
+    x = torch.rand(2, 3, 8, 8)
+    for _ in range(2):
+        with wrapper.optim_context(model):
+            model(x, mode='loss')
+        CompiledParts(model, wrapper)
+    assert dtypes == [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize(
+    ('optimizer', 'fused'),
+    [
+        (dict(type='AdamW', lr=1e-3), True),
+        (dict(type='AdamW', lr=1e-3, foreach=False), None),
+        (dict(type='AdamW', lr=1e-3, fused=False), False),
+        (dict(type='Lion', lr=1e-3), None),
+    ],
+)
+def test_the_optimizer_is_fused(optimizer, fused):
+    cfg = Config(dict(optim_wrapper=dict(type='OptimWrapper', optimizer=optimizer)))
+    train_by_graph(cfg, compile=True)
+    assert cfg.optim_wrapper.optimizer.get('fused') is fused
+    assert cfg.custom_hooks == [dict(type='GraphedStepHook', compile=True)]
+
+
+def test_a_hook_of_the_config_compiles_too():
+    hooks = [dict(type='GraphedStepHook')]
+    cfg = Config(dict(optim_wrapper=dict(optimizer=dict(type='SGD')), custom_hooks=hooks))
+    train_by_graph(cfg, compile=True)
+    assert cfg.custom_hooks == [dict(type='GraphedStepHook', compile=True)]
+
+
+def test_compile_without_graph_is_refused():
+    command = [sys.executable, 'tools/train.py', 'configs/seg/upernet_vim_shapes.py', '--compile']
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert '--graph' in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('graph_device')
+def test_a_training_changes_by_rounding(tmp_path, monkeypatch):
+    """With accumulation, clipping, averages and validations, and resumed on the way."""
+    monkeypatch.setenv('TORCHINDUCTOR_CACHE_DIR', str(tmp_path / 'cache'))
+    options = dict(
+        model=Quiet,
+        auto_scale_lr=dict(base_batch_size=4),
+        **wrapped('OptimWrapper', clip_grad=dict(max_norm=0.05)),
+    )
+    hooks = dict(custom_hooks=[dict(type='EMAHook', update_buffers=True)])
+    plain = results(*train(tmp_path / 'plain', False, **options, **hooks))
+    hooks['custom_hooks'] += [dict(type='GraphedStepHook', compile=True)]
+    runner, reader = train(tmp_path / 'compiled', False, **options, **hooks)
+    compiled = results(runner, reader)
+    assert counts(runner)[0] > 0
+    assert [*compiled] == [*plain]
+    for name, value in plain.items():
+        if not name.startswith('optimizer'):
+            torch.testing.assert_close(
+                torch.as_tensor(compiled[name]), torch.as_tensor(value), rtol=1e-3, atol=1e-4
+            )
+    assert any((tmp_path / 'cache').iterdir())
+    assert all('forward' not in vars(module) for module in runner.model.modules())

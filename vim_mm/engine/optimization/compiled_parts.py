@@ -1,0 +1,79 @@
+"""The parts of a model through ``torch.compile``, for training steps: what ``--compile`` adds.
+
+The step changes by rounding, and random numbers are drawn by other kernels than in eager training:
+
+- backbone, neck and heads are compiled, so that norms, activations, casts and resizing are fused;
+- convolutions see their channels last, as cuDNN's kernels for 16 bits want them;
+- between parts tensors stay in bfloat16 under ``--amp``, and so do gradients of resizing.
+
+Validation and everything else run the parts as they are.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from mmengine.logging import print_log
+from mmengine.optim import OptimWrapper
+from torch import nn
+
+from vim_mm.acceleration import parts_of
+from vim_mm.engine.optimization.mixed_precision import BFloat16OptimWrapper
+
+
+class CompiledParts:
+    """Compiles the parts of a model until :meth:`remove`; the first step takes about a minute.
+
+    Args:
+        model (nn.Module): One of MMEngine's kin, on its device, with its weights loaded.
+        wrapper (OptimWrapper): Of its optimizer; the state of a resumed run is there already.
+    """
+
+    def __init__(self, model: nn.Module, wrapper: OptimWrapper):
+        # PyTorch's own default lies in a folder for temporary files.
+        cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
+        os.environ.setdefault('TORCHINDUCTOR_CACHE_DIR', str(cache / 'vim_mm' / 'inductor'))
+        model.to(memory_format=torch.channels_last)
+        for state in wrapper.optimizer.state.values():
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor) and value.dim() == 4:
+                    state[name] = value.contiguous(memory_format=torch.channels_last)
+        if isinstance(wrapper, BFloat16OptimWrapper):
+            wrapper.keep_bfloat16()
+        self._undo: list[Callable[[], None]] = []
+        names = [name for name, _ in model.named_children() if name != 'data_preprocessor']
+        for part in parts_of(model, of_pictures=True):
+            self._undo.append(_compile(part))
+        print_log(
+            f'Compiling {", ".join(names)} in the first step takes about a minute; what is compiled'
+            f' is kept in {os.environ["TORCHINDUCTOR_CACHE_DIR"]}.',
+            logger='current',
+        )
+
+    def remove(self) -> None:
+        """Give the parts their own forward passes back."""
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+
+
+def _compile(part: nn.Module) -> Callable[[], None]:
+    """Compile the training of a part, and return what undoes it."""
+    plain, given = part.forward, vars(part).get('forward')
+    # Sizes of a training are few; a dynamic one would make the kernels of all slower.
+    compiled = torch.compile(plain, dynamic=False)
+
+    def forward(*args, **kwargs):
+        call = compiled if part.training and torch.is_grad_enabled() else plain
+        return call(*args, **kwargs)
+
+    part.forward = forward
+
+    def undo() -> None:
+        if given is None:
+            del part.forward
+        else:
+            part.forward = given
+
+    return undo
