@@ -21,6 +21,7 @@ ARCHITECTURE = (ROOT / 'docs/architecture.md').read_text()
 ONE_THING = {
     'block.py': 'the mixer of a layer as an operator, and its backend Triton',
     'flops.py': 'the operations of a scan, and what MMEngine is told of them',
+    'upsampled.py': 'loss and labels of upsampled logits, and their kernels for Triton',
     'selective_scan.py': 'the scan for PyTorch and for JAX',
     'simple_fpn.py': 'the neck, and what MMEngine registers of it',
     'vim.py': "Vim's sizes for PyTorch and for timm",

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from vim_mm.ops import library, triton  # noqa: F401, which defines Triton's operators
-from vim_mm.ops.forward_mode import refuse_forward_mode
+from vim_mm.ops.library import refuse_forward_mode
 from vim_mm.ops.mixer_parameters import (
     DTYPES,
     SINGLE,

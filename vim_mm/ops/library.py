@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from vim_mm.ops.discretization import IS_CAUSAL
 from vim_mm.ops.reference import state_dtype
@@ -167,6 +168,21 @@ def _backward_fake(
 ) -> tuple[Tensor, ...]:
     inputs = (u, delta, A, B, C, D, z, delta_bias)
     return tuple(u.new_empty(0) if x is None else torch.empty_like(x) for x in inputs)
+
+
+def refuse_forward_mode(*tensors: Tensor | None) -> None:
+    """Keep tensors with a forward-mode derivative from operators that would drop it unnoticed.
+
+    Raises:
+        NotImplementedError: One has a tangent, of ``torch.func.jvp`` for example.
+    """
+    if forward_ad._current_level < 0:  # PyTorch has no public name for it
+        return
+    if any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        raise NotImplementedError(
+            'this operator has no forward-mode derivative (jvp); '
+            "the scan's backend='reference' has, for zoh and rk4"
+        )
 
 
 # Directions of so many groups fit into an integer, which a launch of Triton's scan takes.

@@ -11,8 +11,7 @@ from vim_mm.ops.chunked import chunked_scan
 from vim_mm.ops.counted import counted_scan, counting
 from vim_mm.ops.discretization import method_id
 from vim_mm.ops.exported import exported_scan, exporting_to_onnx
-from vim_mm.ops.forward_mode import refuse_forward_mode
-from vim_mm.ops.library import call
+from vim_mm.ops.library import call, refuse_forward_mode
 from vim_mm.ops.reference import grouped_scan_ref, real_dtype
 
 MAX_STATES = 256
