@@ -117,6 +117,8 @@ OF_HEADS = {
     'labels with a row too many': loss(lambda: labels(shape=(1, 1, *SIZE))),
     'labels of no pixel': loss(lambda: labels(shape=(1, 0, 8))),
     'labels of floats': loss(lambda: labels(dtype=torch.float32)),
+    'labels of int32': loss(lambda: labels(dtype=torch.int32)),
+    'one sample for two images': loss(lambda: labels(batch=1)),
     'no samples': loss(list),
     'samples without labels': loss(without_truth),
     'three samples for two images': loss(lambda: labels(batch=3)),

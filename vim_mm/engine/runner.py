@@ -6,6 +6,7 @@ the devices of DistributedDataParallel, and SyncBN; and the backend of the proce
 
 import copy
 import os
+import re
 from pathlib import Path
 
 import torch
@@ -24,8 +25,9 @@ from vim_mm.checkpoints.reading import last_checkpoint
 from vim_mm.engine.activation import activate
 from vim_mm.engine.batches.batch import AccumulationHook, Batch, check_pooled_norms, plan_batch
 from vim_mm.engine.batches.randomness import NumberedSampler, SeedIterationHook
-from vim_mm.engine.batches.samples import build_dataloader, ignored_labels
+from vim_mm.engine.batches.samples import SampleError, build_dataloader, ignored_labels
 from vim_mm.engine.checks.classes import ClassesHook
+from vim_mm.engine.checks.learning import LearningHook
 from vim_mm.engine.determinism import any_algorithms, sums_in_any_order
 from vim_mm.engine.optimization.schedule import fast_forward, reset_values, same_schedule
 from vim_mm.engine.processes import (
@@ -67,8 +69,8 @@ class VimRunner(Runner):
       config's discretization and other switches, see :class:`ProvenanceHook`. Only a training that
       starts from other weights (``load_from``) may lack or add some, as the head for other classes
       does; the backbone sees to its own.
-    - Heads that have not the classes of the data set are an error before the first iteration, see
-      :class:`ClassesHook`.
+    - Heads that have not the classes of the data set, and a training that cannot learn from its
+      data, are errors before the first iteration, see :class:`ClassesHook`, :class:`LearningHook`.
     - A checkpoint file appears whole or not at all, whenever the process is killed. A validation in
       which it was killed is made when it is resumed, see :class:`MissedValidationHook`.
     - The host does not wait for the GPU in each iteration: losses are read an iteration later, see
@@ -167,6 +169,7 @@ class VimRunner(Runner):
         super().register_hooks(*args, **kwargs)
         self.register_hook(AccumulationHook())
         self.register_hook(ClassesHook())
+        self.register_hook(LearningHook())
         self.register_hook(ProvenanceHook())
         self.register_hook(SeedIterationHook())
         self.register_hook(NonFiniteLossHook(late=True))
@@ -255,13 +258,21 @@ class VimRunner(Runner):
 
         Raises:
             NonFiniteLossError: Also where the step after such a loss raises another error.
+            SampleError: The images of a batch have several sizes.
         """
         try:
             return super().train()
         except NonFiniteLossError:
             raise
-        except Exception:
+        except Exception as error:
             self._settle_after_error()
+            if sizes := re.search(
+                r'stack expects each tensor to be equal size, but got.*', str(error)
+            ):
+                raise SampleError(
+                    'the images of a batch must have one size: crop them (RandomCrop) or resize '
+                    f'them (Resize with keep_ratio=False) in train_pipeline ({sizes[0]})'
+                ) from error
             raise
 
     def _settle(self) -> None:

@@ -78,7 +78,13 @@ def build_runner(cfg: Config) -> Runner | FlexibleRunner:
     cfg.train_dataloader.batch_size = batch.size
     if cfg.runner_type == 'FlexibleRunner':
         cfg.runner_type = 'CheckedFlexibleRunner'
-    ours = ('ClassesHook', 'ProvenanceHook', 'SeedIterationHook', 'NonFiniteLossHook')
+    ours = (
+        'ClassesHook',
+        'LearningHook',
+        'ProvenanceHook',
+        'SeedIterationHook',
+        'NonFiniteLossHook',
+    )
     own = [dict(type=hook) for hook in ours]
     cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), *own]
     runner = RUNNERS.build(cfg)

@@ -130,29 +130,37 @@ def check_samples(samples: Sequence, images: int) -> None:
             )
 
 
-def check_batch(inputs: Sequence[Tensor], samples: Sequence | None, size: tuple | None) -> None:
-    """Look whether the images of a training batch have one size when they are padded to ``size``.
+def check_batch(
+    inputs: Sequence[Tensor], samples: Sequence | None, size: tuple | None, training: bool
+) -> None:
+    """Look whether the images of a batch have one size.
 
     Args:
         inputs (Sequence[Tensor]): Images (C, H, W).
         samples (Sequence, optional): Their data samples, by whose files the message names them.
-        size (tuple, optional): (H, W) to which smaller images are padded; None pads them all to the
-            largest.
+        size (tuple, optional): (H, W) to which smaller images are padded in training; None pads
+            them all to the largest.
+        training (bool): In testing nothing is padded before.
 
     Raises:
         ValueError: Sizes differ.
     """
-    if size is None or any(image.dim() != 3 for image in inputs):
+    if (training and size is None) or any(image.dim() != 3 for image in inputs):
         return
-    padded = [tuple(max(a, b) for a, b in zip(image.shape[-2:], size[-2:])) for image in inputs]
+    least = size[-2:] if training else (0, 0)
+    padded = [tuple(max(a, b) for a, b in zip(image.shape[-2:], least)) for image in inputs]
     for i, one in enumerate(padded):
         if one != padded[0]:
-            first, other = _named(samples, 0), _named(samples, i)
+            remedy = 'give the loader batch_size=1'
+            if training:
+                remedy = (
+                    'crop them (RandomCrop) or resize them (Resize with keep_ratio=False) in the '
+                    f'pipeline; data_preprocessor.size = {tuple(size)} enlarges smaller ones'
+                )
             raise ValueError(
-                f'the images of a batch must have one size, got {_by(padded[0])} ({first}) and '
-                f'{_by(one)} ({other}): crop them (RandomCrop) or resize them (Resize with '
-                f'keep_ratio=False) in train_pipeline; data_preprocessor.size = {tuple(size)} '
-                'enlarges smaller ones'
+                'the images of a batch must have one size, got '
+                f'{_by(padded[0])} ({_named(samples, 0)}) and {_by(one)} ({_named(samples, i)}): '
+                f'{remedy}'
             )
 
 

@@ -19,8 +19,7 @@ class FastSegDataPreProcessor(SegDataPreProcessor):
     def forward(self, data: dict, training: bool = False) -> dict[str, Any]:
         """As in ``SegDataPreProcessor``."""
         data = self.cast_data(data)
-        if training:
-            check_batch(data['inputs'], data.get('data_samples'), self.size)
+        check_batch(data['inputs'], data.get('data_samples'), self.size, training)
         others, swaps_channels = without_channel_swap(self)
         if not swaps_channels or data['inputs'][0].size(0) != 3:
             return super().forward(data, training)

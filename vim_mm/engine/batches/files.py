@@ -89,7 +89,8 @@ def orientation(path: str) -> int:
     """How a picture is to be turned before it is shown, as EXIF counts it; 1, not at all."""
     try:
         with Image.open(path) as picture:
-            return picture.getexif().get(_ORIENTATION, 1)
+            way = picture.getexif().get(_ORIENTATION, 1)
+            return way if way in range(1, 9) else 1
     except Exception:  # Pillow raises of every kind; whoever loads the file will tell
         return 1
 

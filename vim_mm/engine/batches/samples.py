@@ -102,7 +102,7 @@ class CheckedDataset(Dataset):
         if not isinstance(truth, BaseDataElement):
             return None
         info = self._info(index)
-        if self.truth and not any(name in truth for name in self.truth):
+        if self.truth and not any(_has(truth, name) for name in self.truth):
             return (
                 f'the sample has no {" nor ".join(self.truth)}: its dataset or its pipeline '
                 '(LoadAnnotations) gives none.'
@@ -143,9 +143,16 @@ class CheckedDataset(Dataset):
         return f'{name}: {type(error).__name__}: {error}'
 
 
+def _has(truth: BaseDataElement, name: str) -> bool:
+    # Without annotations MMDetection packs objects that have nothing.
+    return name in truth and (name != 'gt_instances' or 'labels' in truth.gt_instances)
+
+
 def leaves(dataset, name: str) -> Iterator[tuple]:
     """The datasets inside of one that repeats, joins or mixes them, with their names."""
-    if hasattr(dataset, 'datasets'):
+    if isinstance(dataset, CheckedDataset):  # which no config names
+        yield from leaves(dataset.dataset, name)
+    elif hasattr(dataset, 'datasets'):
         for i, each in enumerate(dataset.datasets):
             yield from leaves(each, f'{name}.datasets.{i}')
     elif hasattr(dataset, 'dataset'):

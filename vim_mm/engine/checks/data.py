@@ -12,6 +12,7 @@ from mmengine.fileio import exists
 from mmengine.registry import DATASETS
 
 from vim_mm.config import dataset_options, type_name, unused_data_root, uses_data_root
+from vim_mm.engine.checks.names import check_suffixes
 from vim_mm.outputs import check_outputs
 
 # Where the layouts are described, by task.
@@ -34,7 +35,7 @@ def check_data(cfg: Config, *splits: str) -> None:
 
     Raises:
         FileNotFoundError: One is missing; the message says which, what sets its place, and the page
-            that describes the layout.
+            that describes the layout. Or no file of a folder has the suffix that is looked for.
         ValueError: No evaluator has the annotation file of the dataset, and some have another.
     """
     for split in splits:
@@ -177,4 +178,6 @@ def _check_dataset(cfg: Config, name: str, options: Mapping) -> BaseDataset | No
                 f'--cfg-options {setting}=... sets the place{now} and '
                 f'{_PAGES[cfg.default_scope]} describes the layout'
             )
+    reads_labels = 'LoadAnnotations' in str(options.get('pipeline'))
+    check_suffixes(dataset, name, reads_labels)
     return dataset

@@ -1,0 +1,59 @@
+"""tools/browse_data.py draws samples, counts classes and names the files that look wrong."""
+
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.field.base import CONFIG, coco, each_label
+from tests.tools.conftest import run_tool
+
+
+def browse(folder, text=None, *options):
+    text = CONFIG.format(root=str(folder / 'data'), rest='') if text is None else text
+    (folder / 'config.py').write_text(text)
+    return run_tool('browse_data.py', 'config.py', '--out', 'drawn', *options, cwd=folder)
+
+
+@pytest.mark.slow
+def test_masks(folder):
+    log = browse(folder)
+    assert len([*(folder / 'drawn').glob('*.png')]) == 8
+    pixels = sum(map(int, re.findall(r'\| \d \w+ +\| +(\d+)', log.replace(',', ''))))
+    assert pixels == 8 * 64 * 64 and 'Nothing looks wrong.' in log
+    drawn = np.array(Image.open(folder / 'drawn/000000_000.png'))
+    image = np.array(Image.open(folder / 'data/images/training/000.png'))
+    assert drawn.shape == image.shape and (drawn != image).any(), 'the mask lies over the image'
+
+    path = folder / 'data/annotations/training/002.png'
+    Image.fromarray(np.full((64, 64), 7, np.uint8)).save(path)
+    (folder / 'data/images/training/005.png').write_text('no image')
+    log = browse(folder, None, '--images', '2')
+    suspicious = log.partition('Suspicious:')[2]
+    assert f'* {path}: a label is 7, but there are 3 classes' in suspicious
+    assert re.search(r'\* .*training/005\.png: not a picture', suspicious)
+    assert '| 7 ?' in log and suspicious.count('\n* ') == 2
+
+
+@pytest.mark.slow
+def test_masks_of_validation_that_hold_one_class(folder):
+    each_label(folder / 'data', np.zeros_like)
+    log = browse(folder, None, '--split', 'val')
+    assert '4 maps of labels hold 0 (background), of 3 classes' in log
+
+
+@pytest.mark.slow
+def test_boxes(tmp_path):
+    pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
+    log = browse(tmp_path, coco(tmp_path))
+    assert re.search(r'\| 0 box \| +8 \| +100\.0 \|', log) and 'Nothing looks wrong.' in log
+    assert len([*(tmp_path / 'drawn').glob('*.png')]) == 4
+
+
+@pytest.mark.slow
+def test_boxes_that_are_left_out(tmp_path):
+    pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
+    log = browse(tmp_path, coco(tmp_path, change=lambda each: each | dict(area=0)))
+    assert '8 of 8 objects of' in log and 'none is left to be learnt' in log
+    assert len(re.findall(r'\* .*\.jpg: no object', log)) == 4

@@ -1,0 +1,304 @@
+"""What is loaded of the first samples is compared with their files."""
+
+import re
+import shutil
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.field.base import coco, each_image, each_label, train, write_data
+from vim_mm.engine.batches.samples import SampleError
+
+EACH = """
+for loader in (train_dataloader, val_dataloader):
+    loader['dataset'].update({})
+del loader
+"""
+JPG = EACH.format("img_suffix='.jpg'")
+IGNORE = """
+pipeline[0] = dict(type='LoadImageFromFile', color_type='color_ignore_orientation')
+for loader in (train_dataloader, val_dataloader):
+    loader['dataset']['pipeline'] = pipeline
+del loader
+"""
+REDUCED = EACH.format('reduce_zero_label=True')
+
+
+def as_jpeg(path, way: int = 1, suffix: str = '.jpg') -> None:
+    exif = Image.Exif()
+    exif[0x0112] = way
+    Image.open(path).convert('RGB').save(path.with_suffix('.tmp'), 'JPEG', exif=exif)
+    path.with_suffix('.tmp').rename(path.with_suffix(suffix))
+    if suffix != path.suffix:
+        path.unlink()
+
+
+def widened(path, factor: int) -> None:
+    cv2.imwrite(str(path), cv2.imread(str(path)).astype(np.uint16) * factor)
+
+
+def test_labels_of_16_bits(folder):
+    def many(labels):
+        return np.array([0, 257, 258], np.uint16)[labels]
+
+    each_label(folder / 'data', many)
+    with pytest.raises(SampleError, match=r'000\.png: the label 25[78] of this 16-bit .* as [12],'):
+        train(folder)
+
+
+def test_labels_of_16_bits_that_fit_8(folder):
+    """65535 becomes 255: of no class in either."""
+    each_label(folder / 'data', lambda labels: np.array([0, 1, 2], np.uint16)[labels])
+    path = folder / 'data/annotations/training/001.png'
+    labels = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+    labels[:4] = 65535
+    cv2.imwrite(str(path), labels)
+    train(folder)
+
+
+def test_a_wide_label_of_a_later_sample(tmp_path):
+    """Which is not among the first samples: it is found as it is loaded."""
+    write_data(tmp_path / 'data', train=12)
+    path = tmp_path / 'data/annotations/training/003.png'
+    cv2.imwrite(str(path), np.full((64, 64), 300, np.uint16))
+    with pytest.raises(
+        SampleError, match=r'003\.png: the label 300 of this 16-bit file is loaded as 44'
+    ):
+        train(tmp_path)
+
+
+@pytest.mark.parametrize('bits', [12, 16])
+def test_images_of_16_bits(bits, folder):
+    each_image(folder / 'data', lambda path: widened(path, 2 ** (bits - 8)))
+    if bits == 12:
+        with pytest.raises(
+            SampleError, match=r"loaded in 8, as values up to 1\d: set color_type='un"
+        ):
+            train(folder)
+    else:
+        assert len(re.findall('WARNING - .*more than 8 bits', train(folder))) == 2
+    whole = IGNORE.replace("'color_ignore_orientation'", "'unchanged', to_float32=True")
+    assert 'more than 8 bits' not in train(folder, rest=whole)
+
+
+@pytest.mark.parametrize('way', [3, 6])
+def test_images_that_exif_turns_without_their_labels(way, folder):
+    """A square one may fit, or not: a line says what to do if it does not."""
+    each_image(folder / 'data', lambda path: as_jpeg(path, way))
+    log = train(folder, rest=JPG)
+    line = 'WARNING - {}_dataloader.dataset: EXIF turns {} of {} images'
+    assert line.format('train', 8, 8) in log and line.format('val', 4, 4) in log
+    assert 'EXIF' not in train(folder, rest=JPG + IGNORE).rpartition('Config:')[2]
+
+
+def test_an_image_that_exif_turns_away_from_its_labels(tmp_path):
+    write_data(tmp_path / 'data', size=(48, 64))
+    each_image(tmp_path / 'data', lambda path: as_jpeg(path, 6))
+    with pytest.raises(
+        SampleError, match=r'orientation is 6, .* as 64 x 48 .* 48 x 64 .* set color_'
+    ):
+        train(tmp_path, rest=JPG)
+    train(tmp_path, rest=JPG + IGNORE)
+
+
+def test_labels_that_are_turned_with_their_image(tmp_path):
+    write_data(tmp_path / 'data', size=(48, 64))
+    each_image(tmp_path / 'data', lambda path: as_jpeg(path, 6))
+    each_label(tmp_path / 'data', lambda labels: np.rot90(labels, -1))
+    assert 'EXIF' not in train(tmp_path, rest=JPG)
+
+
+def test_suffixes_that_nobody_looks_for(folder):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"no \*\.jpg in .*training; found 8 \*\.png: set .*img_suffix='\.png'",
+    ):
+        train(folder, rest=JPG)
+    each_image(folder / 'data', lambda path: as_jpeg(path, suffix='.JPG'))
+    with pytest.raises(FileNotFoundError, match=r"found 8 \*\.JPG: set train_.*img_suffix='\.JPG'"):
+        train(folder, rest=JPG)
+    shutil.rmtree(folder / 'data/images/training')
+    (folder / 'data/images/training').mkdir()
+    with pytest.raises(FileNotFoundError, match=r'no \*\.jpg in .*training, and no other image'):
+        train(folder, rest=JPG)
+    assert not [*folder.glob('run*')]
+
+
+def test_images_that_are_left_out(folder):
+    images = folder / 'data/images/training'
+    as_jpeg(images / '004.png', suffix='.JPG')
+    (images / '001.png').rename(images / '001.PNG')
+    log = train(folder)
+    line = r'WARNING - train_dataloader.dataset: 1 \*\.PNG and 1 \*\.JPG in .* are left out \(001'
+    assert re.search(line, log)
+
+
+def test_images_without_labels(folder):
+    (folder / 'data/annotations/training/003.png').unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r'1 of 8 images of .* no map of labels, such as .*003'
+    ):
+        train(folder)
+    for path in (folder / 'data/annotations/training').iterdir():
+        path.rename(path.with_suffix('.tif'))
+    with pytest.raises(
+        FileNotFoundError, match=r"no \*\.png .* 7 \*\.tif: set .*seg_map_suffix='\.tif'"
+    ):
+        train(folder)
+
+
+def test_a_label_is_named_as_the_file_has_it(folder):
+    each_label(folder / 'data', lambda labels: np.array([1, 2, 7], np.uint8)[labels])
+    with pytest.raises(
+        SampleError, match=r'00\d\.png: the file has the label 7; after reduce_zero'
+    ):
+        train(folder, rest=REDUCED)
+
+
+def test_images_of_several_sizes_in_a_batch(folder):
+    for kind in ('images', 'annotations'):
+        path = folder / 'data' / kind / 'training/003.png'
+        Image.open(path).resize((96, 80), Image.Resampling.NEAREST).save(path)
+    with pytest.raises(
+        ValueError, match=r'one size, got .*00\d\.png\) and .*00\d\.png\): crop them'
+    ):
+        train(folder)
+
+
+def test_a_pipeline_that_loads_no_labels(folder):
+    pipeline = "[dict(type='LoadImageFromFile'), dict(type='PackSegInputs')]"
+    with pytest.raises(SampleError, match=r'the sample has no gt_sem_seg .*LoadAnnotations'):
+        train(folder, rest=f"train_dataloader['dataset']['pipeline'] = {pipeline}")
+
+
+needs_mmdet = pytest.mark.skipif(
+    not pytest.importorskip('importlib.util').find_spec('mmdet'), reason='needs MMDetection'
+)
+CROWD = dict(iscrowd=1, segmentation=dict(size=[48, 64], counts=[0, 48 * 64]))
+
+
+@needs_mmdet
+@pytest.mark.parametrize(
+    ('change', 'reason'),
+    [
+        (lambda each: dict(area=0), r'8 with an area of 0'),
+        (lambda each: dict(bbox=[n / 64 for n in each['bbox']]), r'8 with a side below a pixel'),
+        (lambda each: CROWD, r'8 with iscrowd=1'),
+        (lambda each: dict(bbox=[100, 100, 16, 16]), r'8 with a box outside of its image'),
+        (lambda each: dict(ignore=1), r'8 with ignore set'),
+    ],
+)
+def test_objects_that_do_not_remain(change, reason, tmp_path):
+    pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
+    text = coco(tmp_path, change=lambda each: each | change(each))
+    with pytest.raises(ValueError, match=rf'8 of 8 objects of .*ann\.json are left out: {reason}'):
+        train(tmp_path, text)
+
+
+@needs_mmdet
+def test_some_objects_that_do_not_remain(tmp_path):
+    pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
+    text = coco(tmp_path, change=lambda each: each | (dict(area=0) if each['id'] % 2 else {}))
+    log = train(tmp_path, text)
+    assert re.search(
+        r'WARNING - train_dataloader.dataset: 4 of 8 objects of .* 4 with an area', log
+    )
+
+
+@needs_mmdet
+def test_images_of_another_size_than_their_annotations(tmp_path):
+    pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
+    text = coco(tmp_path)
+    assert 'objects of' not in train(tmp_path, text)
+    pictures = sorted((tmp_path / 'data').glob('*.jpg'))
+    for path in pictures:
+        as_jpeg(path, 6)
+    with pytest.raises(
+        SampleError, match=r'0\.jpg: its EXIF orientation is 6, .*ann\.json is made'
+    ):
+        train(tmp_path, text)
+    for path in pictures:
+        Image.open(path).resize((128, 96)).save(path)
+    with pytest.raises(
+        SampleError, match=r'0\.jpg: it has 96 x 128 pixels .*ann\.json says 48 x 64'
+    ):
+        train(tmp_path, text)
+    pictures[1].rename(pictures[1].with_suffix('.JPG'))
+    Image.new('RGB', (64, 48)).save(pictures[0])
+    with pytest.raises(SampleError, match=r'1\.jpg: there is no such file; there is 1\.JPG'):
+        train(tmp_path, text)
+
+
+CLASSIFIER = """
+_base_ = 'vim_mm::cls/vim_t_zoh.py'
+model = dict(
+    backbone=dict(arch=dict(_delete_=True, embed_dims=8, num_layers=2), img_size=32, patch_size=8),
+    head=dict(in_channels=8, num_classes={classes}),
+    data_preprocessor=dict(num_classes={classes}),
+    train_cfg=None,
+)
+pipeline = [
+    dict(type='LoadImageFromFile'),
+    {resize}
+    dict(type='PackInputs'),
+]
+dataset = dict(
+    _delete_=True, type='CustomDataset', data_prefix={folder!r}, pipeline=pipeline, {options}
+)
+train_dataloader = dict(
+    batch_size=4, num_workers=0, persistent_workers=False, dataset=dataset,
+    sampler=dict(_delete_=True, type='InfiniteSampler', shuffle=True),
+)
+val_dataloader = dict(num_workers=0, persistent_workers=False, dataset=dataset)
+val_evaluator = dict(topk=(1,))
+test_dataloader, test_evaluator = val_dataloader, val_evaluator
+auto_scale_lr = dict(base_batch_size=4)
+param_scheduler = [dict(type='CosineAnnealingLR', by_epoch=False)]
+train_cfg = dict(max_iters=2, val_interval=2)
+custom_hooks = []
+"""
+RESIZE = "dict(type='Resize', scale=(32, 32)),"
+
+
+def classifier(folder, classes=2, options='', resize=RESIZE):
+    folder = str(folder / 'fruit')
+    return CLASSIFIER.format(classes=classes, folder=folder, options=options, resize=resize)
+
+
+@pytest.fixture
+def fruit(tmp_path):
+    """Four images of two classes, one of them larger."""
+    pytest.importorskip('mmpretrain')
+    for name in ('apple', 'pear'):
+        (tmp_path / 'fruit' / name).mkdir(parents=True)
+        for i in range(2):
+            size = (48, 40) if (name, i) == ('pear', 1) else (32, 32)
+            Image.new('RGB', size).save(tmp_path / 'fruit' / name / f'{i}.png')
+    return tmp_path
+
+
+def test_images_of_no_class(fruit):
+    train(fruit, classifier(fruit))
+    with pytest.raises(SampleError, match=r'\d\.png: the sample has no gt_label nor gt_score'):
+        train(
+            fruit, classifier(fruit, options="with_label=False, metainfo=dict(classes=('a', 'b'))")
+        )
+
+
+def test_a_classifier_of_one_class(fruit):
+    shutil.rmtree(fruit / 'fruit/pear')
+    with pytest.raises(ValueError, match=r'head\.num_classes is 1, .* needs 2 classes'):
+        train(fruit, classifier(fruit, classes=1))
+
+
+def test_images_of_several_sizes_in_a_batch_of_classification(fruit):
+    collate = "train_dataloader['collate_fn'] = dict(type='default_collate')"
+    with pytest.raises(SampleError, match=r'must have one size: crop them .*\(stack expects each'):
+        train(fruit, classifier(fruit, resize='') + collate)
+
+
+def test_images_that_no_class_takes(fruit):
+    Image.new('RGB', (32, 32)).save(fruit / 'fruit/pear/2.webp')
+    assert re.search(r'1 \*\.webp in .*fruit are left out', train(fruit, classifier(fruit)))

@@ -1,0 +1,168 @@
+"""Shows the data of a config as they are loaded: ``python tools/browse_data.py CONFIG``.
+
+Draws some images with their masks or boxes, counts the classes, and lists the files that look
+wrong. All samples are read, by the transforms that load files; augmentation does not run.
+"""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from _command_line import add_arguments, end, parse_first, positive
+
+SPLITS = ('train', 'val', 'test')
+
+
+def parse_args() -> Namespace:
+    parser = ArgumentParser(
+        description='Draw images of a config with their masks or boxes, count the classes, and '
+        'list the files that look wrong.'
+    )
+    add_arguments(parser, launcher=False)
+    parser.add_argument('--split', choices=SPLITS, default='train', help='whose loader to read')
+    parser.add_argument('--images', type=positive, default=8, help='number, spread evenly')
+    parser.add_argument('--out', type=Path, default=Path('work_dirs/browse_data'), metavar='DIR')
+    return parser.parse_args()
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+from mmengine.config import Config
+from mmengine.registry import VISUALIZERS, init_default_scope
+from vim_mm.analysis.runs.work_dir import spread_evenly
+from vim_mm.analysis.tables import bullets, markdown_table
+
+from vim_mm.config import dataset_options
+from vim_mm.engine.batches.samples import IGNORED_LABEL, CheckedDataset, SampleError
+from vim_mm.engine.checks.data import check_data
+from vim_mm.engine.checks.first_samples import (
+    Findings,
+    look_at_header,
+    look_at_loaded,
+    lost_objects,
+    of_depth,
+    one_class,
+)
+from vim_mm.engine.checks.names import left_out
+from vim_mm.engine.cli import read_config
+from vim_mm.progress import progress
+
+
+def without_augmentation(options: Mapping) -> dict:
+    """Options of a data set whose pipeline loads files and packs what they hold."""
+    steps = [
+        step for step in options.get('pipeline') or () if _kind(step).startswith(('Load', 'Pack'))
+    ]
+    return {**options, 'pipeline': steps}
+
+
+def _kind(step: Mapping) -> str:
+    kind = step['type']
+    return (kind if isinstance(kind, str) else kind.__name__).rpartition('.')[2]
+
+
+def displayed(image: np.ndarray) -> np.ndarray:
+    """An image (C, H, W) in BGR as an RGB one (H, W, 3) of bytes."""
+    image = image[:3][::-1] if len(image) >= 3 else image[:1].repeat(3, 0)
+    if image.dtype != np.uint8:
+        low, high = float(image.min()), float(image.max())
+        image = ((image - low) / max(high - low, 1e-12) * 255).astype(np.uint8)
+    return np.ascontiguousarray(image.transpose(1, 2, 0))
+
+
+def browse(
+    cfg: Config, name: str, options: Mapping, args: Namespace, ignored: list[int]
+) -> tuple[Counter, list[str], list[str]]:
+    """Draw samples of a data set.
+
+    Returns:
+        tuple: Pixels, objects or images of each label; the classes; and what looks wrong.
+    """
+    checked = CheckedDataset(without_augmentation(options), seed=None, ignored=ignored)
+    dataset = checked.dataset
+    kind = cfg.get('visualizer') or dict(type='Visualizer')
+    visualizer = VISUALIZERS.build({**kind, 'name': name, 'vis_backends': None})
+    visualizer.dataset_meta = dataset.metainfo
+    drawn = {*spread_evenly(len(dataset), args.images)}
+    findings, counts, problems, crushed = Findings(), Counter(), [], []
+    for index in progress(range(len(dataset)), name):
+        try:
+            if (turned := look_at_header(dataset, index)) is not None:
+                problems.append(f'{turned}: EXIF turns it, and its annotation stays')
+            if (depth := look_at_loaded(dataset, index, findings)) is not None:
+                crushed.append(depth)
+            sample = checked[index]
+        except SampleError as error:
+            problems.append(str(error))
+            continue
+        truth = sample['data_samples']
+        if 'gt_instances' in truth:
+            counts.update(truth.gt_instances.labels.tolist())
+            boxes = truth.gt_instances.bboxes
+            truth.gt_instances.bboxes = getattr(boxes, 'tensor', boxes)  # as it draws them
+            if not len(truth.gt_instances):
+                problems.append(f'{truth.img_path}: no object')
+        elif 'gt_label' in truth:
+            counts.update(truth.gt_label.tolist())
+        if index in drawn:
+            path = args.out / f'{index:06}_{Path(truth.img_path).stem}.png'
+            picture = displayed(sample['inputs'].numpy())
+            visualizer.add_datasample(
+                name, picture, truth, draw_gt=True, draw_pred=False, out_file=str(path)
+            )
+    if findings.maps:
+        counts = Counter({n: findings.labels[n] for n in findings.labels if n not in ignored})
+    problems += _of_all(dataset, name, findings, crushed, ignored)
+    return counts, [*map(str, dataset.metainfo.get('classes') or ())], problems
+
+
+def _of_all(dataset, name: str, findings: Findings, crushed: list, ignored: list[int]) -> list[str]:
+    """What looks wrong of the samples together."""
+    lines = [left_out(dataset, name), one_class(findings, dataset, name, ignored)]
+    for look in (lambda: lost_objects(dataset, name), lambda: of_depth(crushed, name)):
+        try:
+            lines += look()
+        except (SampleError, ValueError) as error:
+            lines.append(str(error))
+    return [line for line in lines if line]
+
+
+def histogram(counts: Counter, classes: list[str], what: str) -> str:
+    """The classes with what was counted of them, as a table."""
+    total = max(sum(counts.values()), 1)
+    rows = [
+        {
+            'class': f'{label} {classes[label] if 0 <= label < len(classes) else "?"}',
+            what: f'{counts[label]:,}',
+            'percent': f'{100 * counts[label] / total:.1f}',
+        }
+        for label in sorted({*range(len(classes)), *counts})
+    ]
+    return markdown_table(rows)
+
+
+def main(args: Namespace) -> None:
+    cfg = read_config(args)
+    init_default_scope(cfg.default_scope)
+    check_data(cfg, args.split)
+    args.out.mkdir(parents=True, exist_ok=True)
+    head = cfg.model.get('decode_head') or {}
+    given = head.get('ignore_index', IGNORED_LABEL) if isinstance(head, Mapping) else IGNORED_LABEL
+    ignored = [IGNORED_LABEL if given is None else given]
+    what = dict(mmseg='pixels', mmdet='objects', mmpretrain='images')[cfg.default_scope]
+    found = [*dataset_options(cfg, args.split)]
+    if not found:
+        raise SystemExit(f'{args.split}_dataloader of {args.config} has no dataset.')
+    for name, options in found:
+        counts, classes, problems = browse(cfg, name, options, args, ignored)
+        print(f'\n{name}\n\n{histogram(counts, classes, what)}\n')
+        print(f'Suspicious:\n\n{bullets(problems)}\n' if problems else 'Nothing looks wrong.\n')
+    print(f'Images are in {args.out}')
+
+
+if __name__ == '__main__':
+    end(main, ARGUMENTS)

@@ -1,0 +1,305 @@
+"""Whether a training can learn: what does not fit in its losses, its loop and its schedules.
+
+Where it cannot be meant it is an error, before the first iteration; where it can, one line of the
+log.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from mmengine.evaluator import Evaluator
+from mmengine.hooks import CheckpointHook, Hook
+from mmengine.model import is_model_wrapper
+from mmengine.optim.scheduler.param_scheduler import INF
+from mmengine.registry import HOOKS
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
+from torch import nn
+
+from vim_mm.engine.batches.samples import CheckedDataset, ignored_labels
+from vim_mm.engine.checks.first_samples import look_at_samples, lost_objects, one_class
+from vim_mm.segmentation.guards import check_losses
+
+# The samplers of MMEngine and MMDetection that never end.
+_ENDLESS = {'InfiniteSampler', 'MultiSourceSampler', 'GroupMultiSourceSampler'}
+# Validations beyond which an interval counts the wrong unit.
+_MOST_VALIDATIONS = 1000
+
+
+def inner_model(model: nn.Module) -> nn.Module:
+    """A model without what distributes it."""
+    return model.module if is_model_wrapper(model) else model
+
+
+def check_training(runner: Runner) -> None:
+    """Look at the parts of a training that is about to begin, and log what is doubtful.
+
+    Raises:
+        ValueError: A loss is always 0, an epoch never ends, or a schedule never moves.
+    """
+    check_heads(runner.model)
+    _check_end_of_epochs(runner)
+    for line in (*_schedules(runner), *_intervals(runner)):
+        runner.logger.warning(line)
+
+
+def check_heads(model: nn.Module) -> None:
+    """Look whether each head of a segmentor or a classifier has a loss to learn by.
+
+    Raises:
+        ValueError: The softmax of one class, or weights for another number of classes.
+        TypeError: The weights are no numbers.
+    """
+    model = inner_model(model)
+    for name, module in model.named_modules():
+        check_losses(module, f'model.{name}')
+        classes = getattr(module, 'num_classes', None)
+        # MMDetection's heads, and those that classify masks, have a class more, of nothing.
+        for key, more in (('loss_cls', 1), ('loss_module', 0)):
+            loss = _softmax(getattr(module, key, None))
+            weights = getattr(loss, 'class_weight', None)
+            if isinstance(classes, int) and isinstance(weights, list | tuple):
+                _check_count(f'model.{name}.{key}.class_weight', weights, classes, more)
+        if _softmax(getattr(module, 'loss_module', None)) is not None and classes == 1:
+            raise ValueError(
+                f'model.{name}.num_classes is 1, whose softmax is always 1 and whose loss is '
+                'always 0: a classifier needs 2 classes or more'
+            )
+
+
+def _softmax(loss: nn.Module | None) -> nn.Module | None:
+    """The cross entropy of a softmax that a loss is or has; None of another one."""
+    loss = getattr(loss, 'ce', loss)  # of MMPretrain's smooth labels
+    softmax = type(loss).__name__ == 'CrossEntropyLoss' and not loss.use_sigmoid
+    return loss if softmax and not getattr(loss, 'use_mask', False) else None
+
+
+def _check_count(name: str, weights: Sequence, classes: int, more: int) -> None:
+    if len(weights) != classes + more:
+        nothing = ' and one for no object' if more else ''
+        raise ValueError(
+            f'{name} must have a weight for each of the num_classes = {classes} classes{nothing}, '
+            f'got {len(weights)}'
+        )
+
+
+def check_ignored(model: nn.Module, evaluator: Evaluator, name: str) -> str | None:
+    """Compare the label that the heads of a segmentor ignore with the metric's.
+
+    Args:
+        model (nn.Module): Nothing is said of others than segmentors.
+        evaluator (Evaluator): Its ``IoUMetric``s are looked at.
+        name (str): What the config calls it.
+
+    Returns:
+        str | None: What is doubtful.
+
+    Raises:
+        ValueError: The metric counts a class that no head learns.
+    """
+    model = inner_model(model)
+    classes = getattr(getattr(model, 'decode_head', None), 'num_classes', None)
+    metrics = [m for m in evaluator.metrics if 'IoUMetric' in _names(m) and not m.format_only]
+    if not isinstance(classes, int) or not metrics:
+        return None
+    ignored = ignored_labels(model)
+    for metric in metrics:
+        differ = f'{name}.ignore_index is {metric.ignore_index}, but the heads ignore {ignored}'
+        for label in ignored:
+            if label != metric.ignore_index and 0 <= label < classes:
+                raise ValueError(
+                    f'{differ} (model.decode_head.ignore_index): the metric would count the class '
+                    f'{label}, which is not learnt'
+                )
+        if ignored and metric.ignore_index not in ignored:
+            return f'{differ}: training and validation leave out other pixels.'
+    return None
+
+
+def _names(instance: object) -> set[str]:
+    return {kind.__name__ for kind in type(instance).__mro__}
+
+
+def _sampler(loader) -> object:
+    """The sampler that the config names, inside of what wraps it."""
+    sampler = loader.sampler
+    if hasattr(loader.batch_sampler, 'sampler'):  # one of the config's has the sampler itself
+        sampler = loader.batch_sampler.sampler
+    return getattr(sampler, 'sampler', sampler)
+
+
+def _check_end_of_epochs(runner: Runner) -> None:
+    loop = runner.train_loop
+    sampler = _sampler(loop.dataloader)
+    if isinstance(loop, EpochBasedTrainLoop) and _ENDLESS & _names(sampler):
+        raise ValueError(
+            f'train_dataloader.sampler is {type(sampler).__name__}, which never ends, and '
+            f'train_cfg.type is {type(loop).__name__}: set train_dataloader.sampler.type='
+            'DefaultSampler, or train_cfg.type=IterBasedTrainLoop with max_iters'
+        )
+
+
+def _all_schedulers(runner: Runner) -> Iterator[tuple[str, object]]:
+    schedulers = runner.param_schedulers or []
+    if not isinstance(schedulers, dict):
+        schedulers = {'': schedulers}
+    for key, several in schedulers.items():
+        name = f'param_scheduler.{key}' if key else 'param_scheduler'
+        for i, scheduler in enumerate(several):
+            yield f'{name}.{i} ({type(scheduler).__name__})', scheduler
+
+
+def _schedules(runner: Runner) -> Iterator[str]:
+    """What is doubtful of the schedules.
+
+    Raises:
+        ValueError: One counts epochs, of which the loop makes none.
+    """
+    loop = runner.train_loop
+    for name, scheduler in _all_schedulers(runner):
+        by_epoch = getattr(scheduler, 'by_epoch', False)
+        waits = getattr(scheduler, 'need_val_args', False)  # for validations
+        if isinstance(loop, IterBasedTrainLoop) and by_epoch and not waits:
+            raise ValueError(
+                f'{name} counts epochs (by_epoch=True), and train_cfg.type is '
+                f'{type(loop).__name__}, which has none: it would never change '
+                f'{scheduler.param_name}; set by_epoch=False and count iterations'
+            )
+        if not isinstance(loop, EpochBasedTrainLoop):
+            continue
+        first, last = _reach(scheduler)
+        epochs, unit = loop.max_epochs, 'epochs' if by_epoch else 'iterations'
+        end = epochs if by_epoch else loop.max_iters
+        if first >= end:
+            yield (
+                f'{name} first changes {scheduler.param_name} after {first} {unit}, and the '
+                f'training has {end}: look at by_epoch={by_epoch}.'
+            )
+        elif by_epoch and 10 * end < last < INF:
+            yield (
+                f'{name} ends after {last} epochs (by_epoch=True), and the training has {end}: if '
+                'it counts iterations, set by_epoch=False.'
+            )
+        elif not by_epoch and last <= epochs < end and not _converted(runner, name):
+            yield (
+                f'{name} is at its end after {last} of {end} iterations (by_epoch=False), and the '
+                f'training has {epochs} epochs: if it counts epochs, set by_epoch=True.'
+            )
+
+
+def _converted(runner: Runner, name: str) -> bool:
+    """Whether the config of a scheduler counts epochs, of which MMEngine made iterations."""
+    schedulers = runner.cfg.get('param_scheduler')
+    for key in name.partition(' ')[0].split('.')[1:]:
+        if isinstance(schedulers, list | tuple):
+            schedulers = schedulers[int(key)]
+        elif key in (schedulers or ()):
+            schedulers = schedulers[key]
+    return bool((schedulers or {}).get('convert_to_iter_based'))
+
+
+def _reach(scheduler) -> tuple[int, int]:
+    """The first step at which a scheduler changes something, and the last one."""
+    begin, end = scheduler.begin, scheduler.end
+    if milestones := getattr(scheduler, 'milestones', None):
+        return min(milestones), max(milestones)
+    if step := getattr(scheduler, 'step_size', None):
+        return begin + step, end
+    length = getattr(scheduler, 'T_max', None)
+    return begin, end if length is None else min(end, begin + length)
+
+
+def _intervals(runner: Runner) -> Iterator[str]:
+    """What is doubtful of the intervals of validations and checkpoints."""
+    loop = runner.train_loop
+    if not isinstance(loop, EpochBasedTrainLoop | IterBasedTrainLoop):
+        return
+    by_epoch = isinstance(loop, EpochBasedTrainLoop)
+    kind, interval = type(loop).__name__, loop.val_interval
+    if runner.val_loop is not None and by_epoch and loop.max_epochs < interval < INF:
+        yield (
+            f'train_cfg.val_interval={interval} counts epochs in {kind}, and the training has '
+            f'{loop.max_epochs}: it is validated at its end alone.'
+        )
+    if runner.val_loop is not None and not by_epoch:
+        often = interval == 1 < min(loop.max_iters, len(loop.dataloader))
+        if often or loop.max_iters / interval > _MOST_VALIDATIONS:
+            yield (
+                f'train_cfg.val_interval={interval} counts iterations in {kind}, of which an epoch '
+                f'has {len(loop.dataloader)} and the training {loop.max_iters}.'
+            )
+    for hook in runner.hooks:
+        if not isinstance(hook, CheckpointHook) or hook.interval <= 0:
+            continue
+        if hook.by_epoch and not by_epoch:
+            yield (
+                f'default_hooks.checkpoint counts epochs (by_epoch=True), of which {kind} has '
+                'none: a checkpoint is saved at the end alone; set by_epoch=False.'
+            )
+        elif by_epoch and not hook.by_epoch and hook.interval > loop.max_iters:
+            yield (
+                f'default_hooks.checkpoint.interval={hook.interval} counts iterations '
+                f'(by_epoch=False), and the training has {loop.max_iters}.'
+            )
+
+
+def needed_truth(model: nn.Module) -> tuple[str, ...]:
+    """Of what a data sample must have one for a model to learn from it; empty if unknown."""
+    model = inner_model(model)
+    names = _names(model)
+    if 'EncoderDecoder' in names:
+        return 'gt_sem_seg', 'gt_depth_map'
+    if 'BaseDetector' in names:
+        return 'gt_instances', 'gt_sem_seg', 'gt_panoptic_seg'
+    if any(name.endswith('Classifier') for name in names):
+        return 'gt_label', 'gt_score'
+    return ()
+
+
+def _compared_truth(evaluator: Evaluator) -> tuple[str, ...]:
+    """As :func:`needed_truth`, for the metrics that read it from the samples."""
+    for metric in evaluator.metrics:
+        names = _names(metric)
+        if 'IoUMetric' in names and not metric.format_only:
+            return ('gt_sem_seg',)
+        if names & {'Accuracy', 'SingleLabelMetric', 'MultiLabelMetric'}:
+            return 'gt_label', 'gt_score'
+    return ()
+
+
+def _demand(dataset, truth: tuple[str, ...]) -> None:
+    if isinstance(dataset, CheckedDataset):
+        dataset.truth = truth
+
+
+@HOOKS.register_module()
+class LearningHook(Hook):
+    """Looks whether a training can learn from its data, before its first iteration."""
+
+    priority = 'VERY_HIGH'
+
+    def before_train(self, runner: Runner) -> None:
+        """Look at the training and its data, and at those of validation, which comes later."""
+        check_training(runner)
+        dataset, name = runner.train_loop.dataloader.dataset, 'train_dataloader.dataset'
+        _demand(dataset, needed_truth(runner.model))
+        findings = look_at_samples(dataset, name)
+        lines = [*findings.lines, *lost_objects(dataset, name)]
+        doubt = one_class(findings, dataset, name, ignored_labels(inner_model(runner.model)))
+        if doubt is not None and findings.complete:
+            raise ValueError(doubt)
+        for line in lines if doubt is None else [*lines, f'{doubt}.']:
+            runner.logger.warning(line)
+        if runner.val_loop is not None:
+            self._before_metrics(runner, 'val')
+
+    def before_test(self, runner: Runner) -> None:
+        """Look at the data of testing."""
+        self._before_metrics(runner, 'test')
+
+    def _before_metrics(self, runner: Runner, phase: str) -> None:
+        loop = getattr(runner, f'{phase}_loop')
+        name = f'{phase}_dataloader.dataset'
+        lines = look_at_samples(loop.dataloader.dataset, name, phase != 'test').lines
+        _demand(loop.dataloader.dataset, _compared_truth(loop.evaluator))
+        doubt = check_ignored(runner.model, loop.evaluator, f'{phase}_evaluator')
+        for line in lines if doubt is None else [*lines, doubt]:
+            runner.logger.warning(line)
