@@ -1,16 +1,11 @@
 """Both sides of each adapter: what newer releases of PyTorch have, and what older ones have not."""
 
-import pickle
-
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as all_modules
 
 from vim_mm import compat
-
-BUILDER = np.float64(0).__reduce__()[0]
 
 
 def without(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, side: str) -> None:
@@ -61,28 +56,6 @@ def test_hooks_on_all_modules_are_seen(kind):
     finally:
         handle.remove()
     assert not compat.has_hooks_on_all_modules()
-
-
-def half(dtype: np.dtype, content: bytes) -> float:
-    """Stands in for what NumPy builds scalars with, so that one can tell who was called."""
-    return BUILDER(dtype, content) / 2
-
-
-@SIDES
-def test_names_that_files_may_hold(side, monkeypatch, tmp_path):
-    without(monkeypatch, torch.serialization, 'safe_globals', side)
-    before = [*torch.serialization.get_safe_globals()]
-    file = tmp_path / 'scalar.pth'
-    torch.save(np.float64(3), file)
-    functions = {
-        f'{BUILDER.__module__}.scalar': half,
-        '_codecs.encode': lambda text, encoding: text.encode(encoding),
-    }
-    with compat.safe_globals(functions, [np.dtype, type(np.dtype('d'))]):
-        assert torch.load(file, weights_only=True) == 1.5
-    with pytest.raises(pickle.UnpicklingError), compat.safe_globals({}, [np.dtype]):
-        torch.load(file, weights_only=True)
-    assert {*torch.serialization.get_safe_globals()} == {*before}
 
 
 @pytest.mark.parametrize('name', ['_channel_conversion', 'channel_conversion'])

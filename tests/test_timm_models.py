@@ -2,7 +2,6 @@
 
 import copy
 import math
-import pickle
 from argparse import Namespace
 from collections import OrderedDict
 from pathlib import Path
@@ -16,6 +15,7 @@ from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from timm.utils import ModelEmaV3
 
 from tests.models.small import scramble
+from vim_mm.checkpoints import UnsafeCheckpointError
 from vim_mm.models import VisionMamba
 from vim_mm.models.tokens import CLS_TOKENS, resize_pos_embed
 from vim_mm.timm_models import VisionMambaClassifier, checkpoint_filter_fn
@@ -375,7 +375,7 @@ class Touch:
 def test_code_in_a_file_does_not_run(tmp_path):
     torch.save(dict(model=create().state_dict(), x=Touch(tmp_path / 'ran')), tmp_path / 'vim.pth')
     overlay = dict(file=str(tmp_path / 'vim.pth'))
-    with pytest.raises(pickle.UnpicklingError, match='Weights only load failed'):
+    with pytest.raises(UnsafeCheckpointError, match=r'vim\.pth was not loaded'):
         timm.create_model(
             'vim_tiny_patch16_224', pretrained=True, pretrained_cfg_overlay=overlay, **SMALL
         )

@@ -6,9 +6,7 @@ a release that has the public function gets the public function.
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -83,39 +81,3 @@ def why_no_onnx_export() -> str | None:
         f'torch {torch.__version__} has no torch.onnx.export(custom_translation_table=...), '
         'which an export needs: torch 2.6 and later have it, 2.11 is tested'
     )
-
-
-@contextmanager
-def safe_globals(functions: dict[str, Callable], classes: Sequence[type]) -> Iterator[None]:
-    """Let ``torch.load(weights_only=True)`` take these, and nothing else, beyond its own.
-
-    Args:
-        functions: What is called where a file names a function, by the full name in the file.
-        classes: Go by their own names.
-    """
-    # A pair of function and name came with torch 2.6; a function of that name serves every release.
-    allowed = [*classes, *(_named(function, name) for name, function in functions.items())]
-    serialization = torch.serialization
-    if hasattr(serialization, 'safe_globals'):  # torch 2.5
-        with serialization.safe_globals(allowed):
-            yield
-        return
-    before = [*serialization.get_safe_globals()]
-    serialization.clear_safe_globals()
-    serialization.add_safe_globals([*before, *allowed])
-    try:
-        yield
-    finally:
-        serialization.clear_safe_globals()
-        serialization.add_safe_globals(before)
-
-
-def _named(function: Callable, name: str) -> Callable:
-    """``function`` under another full name, such as 'builtins.getattr'."""
-
-    def named(*arguments: Any) -> Any:
-        return function(*arguments)
-
-    named.__module__, _, own = name.rpartition('.')
-    named.__name__ = named.__qualname__ = own  # releases differ in which of the two they read
-    return named

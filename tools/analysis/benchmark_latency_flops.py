@@ -193,8 +193,10 @@ def figures_of(case: Case, args: Namespace) -> dict[str, Any]:
         from mmengine.runner import load_checkpoint
 
         from vim_mm.checkpoints.provenance import check_switches
+        from vim_mm.checkpoints.reading import naming_file
 
-        loaded = load_checkpoint(model, case.checkpoint, map_location='cpu', strict=True)
+        with naming_file(case.checkpoint):
+            loaded = load_checkpoint(model, case.checkpoint, map_location='cpu', strict=True)
         check_switches(model, loaded, case.checkpoint, allow=False)
     record: dict[str, Any] = {'parameters': sum(p.numel() for p in model.parameters())}
     passes = Passes(model, make_batch(cfg, case.size, case.batch), case.dtype, case.mode == 'train')

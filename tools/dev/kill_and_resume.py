@@ -42,6 +42,7 @@ import torch
 from mmengine.config import Config
 from mmengine.fileio import LocalBackend
 
+from vim_mm.checkpoints import read_file
 from vim_mm.checkpoints.reading import last_checkpoint
 from vim_mm.datasets.shapes import ShapesConfig, write_dataset
 from vim_mm.engine import activate, build_runner
@@ -177,7 +178,7 @@ def compare(cfg: Config, folder: Path) -> None:
     if attempt(cfg, folder / 'killed'):
         raise SystemExit('The last attempt failed.')
     last = [last_checkpoint(folder / name) for name in ('whole', 'killed')]
-    whole, killed = (torch.load(path, weights_only=False) for path in last)
+    whole, killed = (read_file(path) for path in last)
     parts = ('state_dict', 'optimizer', 'param_schedulers')
     where = first_difference(*({k: x[k] for k in parts} for x in (whole, killed)))
     if last[0].name != last[1].name or where is not None:

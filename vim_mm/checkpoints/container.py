@@ -1,5 +1,6 @@
 """How files wrap their weights: DeiT and detectron2 in ``model``, MMCV in ``state_dict``."""
 
+from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -64,12 +65,13 @@ def unwrap(checkpoint: Any) -> Contents:
         note = {f'{name}.'.removeprefix(prefix).rstrip('.'): v for name, v in note.items() if name}
     outer = checkpoint if isinstance(checkpoint, Mapping) else {}
     meta = outer.get('meta')
-    arguments = outer.get('args')
+    arguments = outer.get('args')  # a Namespace, or what is left of one that was read as data
+    arguments = vars(arguments) if isinstance(arguments, Namespace) else arguments
     return Contents(
         weights,
         dict(note),
         dict(meta) if isinstance(meta, Mapping) else {},
-        dict(getattr(arguments, '__dict__', {})),
+        dict(arguments) if isinstance(arguments, Mapping) else {},
         left,
     )
 

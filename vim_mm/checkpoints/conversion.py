@@ -14,7 +14,13 @@ from vim_mm.checkpoints.container import Contents, ConversionError, require, unw
 from vim_mm.checkpoints.switches import Switches, find_switches
 from vim_mm.mistakes import did_you_mean
 from vim_mm.models.arguments import parse_arch
-from vim_mm.models.state_dict import FASTVIM, LAYER_SCALE, other_architecture, plain
+from vim_mm.models.state_dict import (
+    FASTVIM,
+    LAYER_SCALE,
+    other_architecture,
+    plain,
+    wrong_entry,
+)
 from vim_mm.models.vision_mamba import VisionMamba
 
 
@@ -90,6 +96,8 @@ def convert_checkpoint(checkpoint: Any, switches: Mapping[str, Any] | None = Non
     inner = {k.removeprefix(root): v for k, v in contents.weights.items() if k.startswith(root)}
     whole = dict(meta=contents.meta, arguments=contents.arguments)
     note = contents.note.get(root.rstrip('.'), {})
+    if (wrong := wrong_entry(note)) is not None:
+        raise ConversionError(f'it notes {wrong} = {note[wrong]!r:.80}, which is no Vim')
     found = find_switches(inner, conversion.kind, whole, note)
     for name, value in (switches or {}).items():
         _check_switch(name, value, found)

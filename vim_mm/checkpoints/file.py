@@ -1,55 +1,73 @@
 """What a file given as a checkpoint is: torch's formats, safetensors, pickled arrays, or none."""
 
 import json
-import pickle
-import tarfile
 import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
-from vim_mm.checkpoints.array_pickle import read_arrays
+from vim_mm.checkpoints.plain import plain
+from vim_mm.checkpoints.torch_file import MAGIC, read_arrays, read_legacy, read_zip
+from vim_mm.checkpoints.unpickle import Refused
 
 _HEAD = 512  # bytes of a file that tell what it is
-# torch's pickles before 1.6 begin with a pickle of this number, in any protocol.
-_MAGIC = (0x1950A86A20F9469CFC6C).to_bytes(10, 'little')
 
 
 class NotACheckpointError(ValueError):
     """A file given as a checkpoint is something else, or only a part of one."""
 
 
-def read_file(path: Path, map_location: str | None = None) -> dict:
+class UnsafeCheckpointError(RuntimeError):
+    """A checkpoint holds something other than tensors and plain data; nothing of it was run."""
+
+
+def read_file(
+    path: str | Path, map_location: str | torch.device | None = None, name: str | None = None
+) -> dict:
     """Read a file of ``torch.save``, of safetensors or of pickled arrays, as data.
 
+    What comes out is made of dict, OrderedDict, list, tuple, set, Counter, numbers, text, bytes,
+    arrays of NumPy, tensors and :class:`~vim_mm.checkpoints.unpickle.History`, each exactly of its
+    class. Nothing that the file names is imported, called or evaluated. This is the one place where
+    the package reads such files, in the same way with every release of torch.
+
     Args:
-        path (Path): An existing file.
-        map_location: Where tensors go, as in :func:`torch.load`.
+        path (str | Path): An existing file.
+        map_location: The device of the tensors; None for the CPU.
+        name (str, optional): What messages call the file, such as its URL.
 
     Raises:
-        NotACheckpointError: The file is something else; the message says what.
-        pickle.UnpicklingError: It holds more than ``weights_only`` lets through, a pickle more than
-            arrays, or it is an archive of TorchScript or tar.
+        NotACheckpointError: The file is something else, or damaged; the message says what.
+        UnsafeCheckpointError: It holds more than data, or is an archive of TorchScript or tar.
     """
+    path = Path(path)
+    name = name or str(path)
     head = _head(path)
-    if _is_safetensors(head):
-        return _read_safetensors(path, map_location)
-    if head[:1] == b'\x80' and _MAGIC not in head[:32]:
-        return read_arrays(path)
-    what = _foreign(path, head)
-    if what is not None:
-        raise NotACheckpointError(f'{path} is no checkpoint: {what}')
-    _refuse_code(path, head)
     try:
-        return torch.load(path, map_location=map_location, weights_only=True)
-    except (EOFError, RuntimeError) as error:
-        if 'CUDA' in str(error):  # tensors of a GPU that is not there: the file is sound
+        try:
+            value = _reader(path, head, name)(path)
+        except (Refused, NotACheckpointError):
             raise
-        reason = (str(error) or 'it ends too early').splitlines()[0]
-        raise NotACheckpointError(f'{path} is a damaged checkpoint: {reason}') from error
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise pickle.UnpicklingError(f'it is damaged: {error}') from error
+        except Exception as error:  # of damaged bytes, almost any
+            reason = (str(error) or 'it ends too early').splitlines()[0]
+            raise NotACheckpointError(f'{name} is a damaged checkpoint: {reason}') from error
+        content = plain(value, map_location or 'cpu')
+    except Refused as error:
+        raise UnsafeCheckpointError(
+            f'{name} was not loaded, because it holds more than tensors and plain data and reading '
+            f'that could run code: {error}'
+        ) from None
+    if type(content) not in _DICTS:
+        kind = 'nothing (None)' if content is None else f'a {type(content).__name__}'
+        raise NotACheckpointError(f'{name} is no checkpoint: it holds {kind}, not a dict')
+    return content
+
+
+_DICTS = (dict, OrderedDict)
 
 
 def _head(path: Path) -> bytes:
@@ -57,36 +75,23 @@ def _head(path: Path) -> bytes:
         return file.read(_HEAD)
 
 
-def _is_safetensors(head: bytes) -> bool:
-    """Eight bytes with the length of a JSON object, and its first brace."""
-    return len(head) > 8 and head[8:9] == b'{' and int.from_bytes(head[:8], 'little') < 2**27
-
-
-def _read_safetensors(path: Path, map_location: str | None) -> dict:
-    try:
-        return load_file(path, device=str(map_location or 'cpu'))
-    except Exception as error:  # its own class, which derives from Exception alone
-        raise NotACheckpointError(f'{path} is a damaged safetensors file: {error}') from error
-
-
-def _refuse_code(path: Path, head: bytes) -> None:
-    """Refuse the two formats that torch.load before 2.6 reads past ``weights_only``.
-
-    The zip archive is opened by torch's own reader, as torch.load does: another one could see
-    other entries in a file that is made for it.
+def _reader(path: Path, head: bytes, name: str) -> Callable[[Path], Any]:
+    """What reads such a file.
 
     Raises:
-        pickle.UnpicklingError: As torch.load does for everything else that it refuses.
+        NotACheckpointError: The file is something else.
+        UnpicklingError: It is a tar archive.
     """
-    if head.startswith(b'PK'):
-        try:
-            records = torch._C.PyTorchFileReader(str(path)).get_all_records()
-        except RuntimeError:  # a damaged archive: torch.load says so too
-            return
-        if 'constants.pkl' in records:
-            raise pickle.UnpicklingError('it is a TorchScript archive, which holds a program')
-    elif tarfile.is_tarfile(path):
-        raise pickle.UnpicklingError('it is a tar archive, as PyTorch wrote before 0.1.10')
+    # Eight bytes with the length of a JSON object, and its first brace.
+    if len(head) > 8 and head[8:9] == b'{' and int.from_bytes(head[:8], 'little') < 2**27:
+        return load_file
+    if head[257:262] == b'ustar':
+        raise Refused('it is a tar archive, as PyTorch wrote before 0.1.10')
+    if head[:1] == b'\x80':
+        return read_legacy if MAGIC.to_bytes(10, 'little') in head[:32] else read_arrays
+    if (what := _foreign(path, head)) is not None:
+        raise NotACheckpointError(f'{name} is no checkpoint: {what}')
+    return read_zip
 
 
 def _foreign(path: Path, head: bytes) -> str | None:
@@ -101,8 +106,6 @@ def _foreign(path: Path, head: bytes) -> str | None:
         with zipfile.ZipFile(path) as archive:
             if not any(name.endswith('data.pkl') for name in archive.namelist()):
                 return 'it is a zip archive that torch.save did not write'
-        return None
-    if head[:1] == b'\x80' or tarfile.is_tarfile(path):  # formats of torch before 1.6
         return None
     if head.lstrip()[:1] == b'<':
         return 'it is an HTML page (a download link that needs a login, or a wrong address?)'

@@ -24,7 +24,7 @@ class PretrainedBackbone(PretrainedInit):
         checkpoint (str): Path or URL.
         prefix (str, optional): What stands before the backbone's names, with or without the last
             dot: 'backbone', 'backbone.', 'model.backbone'.
-        map_location (str): Where tensors go, as in :func:`torch.load`.
+        map_location (str): The device of the tensors.
     """
 
     def __call__(self, module: nn.Module) -> None:

@@ -1,37 +1,31 @@
-"""The one way in for checkpoint files: load_from, resume and Pretrained read them here, as data.
+"""What MMEngine reads checkpoints by: load_from, resume and Pretrained read them here, as data.
 
 MMEngine asks :class:`CheckpointLoader` for a reader by the scheme of the path. Once
 :func:`vim_mm.activate` was called, the readers of this module replace all of its own, which repeat
-a refused load without protection. A file is read with
-``torch.load(weights_only=True)`` and the plain data types that MMEngine's runner writes; nothing in
-it is ever called, imported or evaluated.
+a refused load without protection. Files are read by :func:`vim_mm.checkpoints.file.read_file`;
+nothing in them is ever called, imported or evaluated.
 """
 
 import logging
-import pickle
 import re
-from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import torch
-from mmengine.dist import get_dist_info
-from mmengine.logging import HistoryBuffer, print_log
+from mmengine.logging import print_log
 from mmengine.runner.checkpoint import (
     CheckpointLoader,
     get_external_models,
     get_torchvision_models,
 )
 
-from vim_mm.checkpoints.array_pickle import CLASSES, NUMPY_FUNCTIONS
 from vim_mm.checkpoints.container import ConversionError
 from vim_mm.checkpoints.conversion import convert_checkpoint, needs_conversion
 from vim_mm.checkpoints.converted_file import as_checkpoint, describe
+from vim_mm.checkpoints.download import downloaded
 from vim_mm.checkpoints.file import read_file
-from vim_mm.compat import safe_globals
-
-HISTORY_STATISTICS = ('min', 'max', 'current', 'mean')
+from vim_mm.checkpoints.state import prepare
 
 
 def last_checkpoint(work_dir: str | Path) -> Path | None:
@@ -48,44 +42,8 @@ def last_checkpoint(work_dir: str | Path) -> Path | None:
     return by_number[max(by_number)] if by_number else None
 
 
-class UnsafeCheckpointError(RuntimeError):
-    """A checkpoint holds something other than tensors and plain data; nothing of it was run."""
-
-
 class NonFiniteWeightsError(ValueError):
     """A checkpoint holds weights that are NaN or infinite, with which a model predicts nothing."""
-
-
-def _history_statistic(owner: type, name: str) -> Callable:
-    """Stands in for ``getattr``, by which a pickled HistoryBuffer names its own four methods.
-
-    The real one would reach any object from there.
-    """
-    if owner is not HistoryBuffer or name not in HISTORY_STATISTICS:
-        raise pickle.UnpicklingError(f'Unsupported getattr({owner!r}, {name!r})')
-    return getattr(owner, name)
-
-
-# What MMEngine's runner writes besides tensors: log histories, and scores as numpy scalars. DeiT's
-# code, and with it Vim's, adds the arguments of the training.
-_CLASSES = [Namespace, HistoryBuffer, *CLASSES]
-_FUNCTIONS = {'builtins.getattr': _history_statistic, **NUMPY_FUNCTIONS}
-
-
-def _read(name: str, path: Path, map_location: str | None) -> dict:
-    """Read the file at ``path``, which messages call ``name``, under our rules."""
-    try:
-        with safe_globals(_FUNCTIONS, _CLASSES):
-            return read_file(path, map_location)
-    except pickle.UnpicklingError as error:
-        # Torch's text is a page that advises weights_only=False; its reason is the last line.
-        text = str(error).partition('\n\nCheck the documentation')[0]
-        reason = text.rpartition('\n')[2].strip().removeprefix('WeightsUnpickler error: ')
-        reason = reason.partition('. Please use')[0]
-        raise UnsafeCheckpointError(
-            f'{name} was not loaded, because it holds more than tensors and plain data and reading '
-            f'that could run code: {reason}'
-        ) from None
 
 
 def _as_ours(name: str, checkpoint: dict) -> dict:
@@ -103,10 +61,7 @@ def _as_ours(name: str, checkpoint: dict) -> dict:
             logger='current',
             level=logging.WARNING,
         )
-    # Runner.resume evaluates this text as a Python config (to compare two lists of GPU ids that
-    # MMEngine has not written for years): code again, by another door.
-    if isinstance(checkpoint, dict) and isinstance(checkpoint.get('meta'), dict):
-        checkpoint['meta'].pop('config', None)
+    prepare(name, checkpoint)
     _check_finite(name, checkpoint)
     return checkpoint
 
@@ -121,8 +76,6 @@ def _is_sound(weight: torch.Tensor) -> bool:
 
 def _check_finite(name: str, checkpoint: Mapping) -> None:
     """Insist on numbers, also in averaged weights: NaN gives a metric like any other."""
-    if not isinstance(checkpoint, Mapping):
-        return
     for weights in (checkpoint.get('state_dict', checkpoint), checkpoint.get('ema_state_dict', {})):
         for weight, value in weights.items() if isinstance(weights, Mapping) else ():
             if isinstance(value, torch.Tensor) and not _is_sound(value):
@@ -137,7 +90,7 @@ def read_as_data(filename: str | Path, map_location: str | None = None) -> dict:
 
     Args:
         filename (str | Path): Path, with ``~`` for the home directory.
-        map_location: Where tensors go, as in :func:`torch.load`.
+        map_location: The device of the tensors; None for the CPU.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -148,7 +101,7 @@ def read_as_data(filename: str | Path, map_location: str | None = None) -> dict:
     if not path.is_file():
         what = 'a directory, not' if path.is_dir() else 'no file: there is no'
         raise FileNotFoundError(f'{filename} is {what} checkpoint')
-    return _read(str(path), path, map_location)
+    return read_file(path, map_location)
 
 
 def load_from_local(filename: str, map_location: str | None = None) -> dict:
@@ -164,12 +117,8 @@ def load_from_local(filename: str, map_location: str | None = None) -> dict:
 
 
 def load_from_http(filename: str, map_location: str | None = None) -> dict:
-    """As :func:`load_from_local`, for a URL; downloads are kept in torch.hub's directory."""
-    path = Path(torch.hub.get_dir()) / 'checkpoints' / Path(urlsplit(filename).path).name
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.hub.download_url_to_file(filename, str(path), progress=get_dist_info()[0] == 0)
-    return _as_ours(filename, _read(filename, path, map_location))
+    """As :func:`load_from_local`, for a URL; see :func:`vim_mm.checkpoints.download.downloaded`."""
+    return _as_ours(filename, read_file(downloaded(filename), map_location, filename))
 
 
 def load_from_zoo(filename: str, map_location: str | None = None) -> dict:
@@ -199,6 +148,17 @@ def read_checkpoint(name: str, map_location: str | None = None) -> dict:
     schemes = [(p, reader) for reader, prefixes in _READERS.items() for p in prefixes if p]
     reader = next((reader for p, reader in schemes if re.match(p, name)), load_from_local)
     return reader(name, map_location)
+
+
+@contextmanager
+def naming_file(filename: str | Path) -> Iterator[None]:
+    """Have errors about weights that do not fit a model begin with the name of their file."""
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error) is not RuntimeError or str(filename) in str(error):
+            raise
+        raise RuntimeError(f'{filename}: {error}') from error
 
 
 def read_checkpoints_as_data() -> None:

@@ -1,7 +1,7 @@
 """Training: the runner, its optimizers and hooks; importing this registers them."""
 
+from vim_mm.checkpoints.file import UnsafeCheckpointError
 from vim_mm.checkpoints.provenance import CheckpointMismatchError
-from vim_mm.checkpoints.reading import UnsafeCheckpointError
 from vim_mm.engine import flops
 from vim_mm.engine.activation import activate
 from vim_mm.engine.label_file import LabelFile, LabelMaps

@@ -17,6 +17,7 @@ from mmengine.runner import load_checkpoint
 from torch import nn
 
 from vim_mm.checkpoints.provenance import check_switches
+from vim_mm.checkpoints.reading import naming_file
 from vim_mm.compat import DISTRIBUTIONS
 from vim_mm.config import check_names, merge_options
 from vim_mm.engine.activation import activate
@@ -115,7 +116,8 @@ def load_model(
     activate()
     init_default_scope(cfg.default_scope)
     model = revert_sync_batchnorm(MODELS.build(cfg.model))
-    loaded = load_checkpoint(model, str(checkpoint), map_location='cpu', strict=True)
+    with naming_file(checkpoint):
+        loaded = load_checkpoint(model, str(checkpoint), map_location='cpu', strict=True)
     allow, other = cfg.get('allow_mismatch', False), ('discretization_method',) * any_method
     for line in check_switches(model, loaded, str(checkpoint), allow, other):
         print(line)

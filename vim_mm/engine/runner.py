@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from vim_mm.checkpoints.reading import last_checkpoint
+from vim_mm.checkpoints.reading import last_checkpoint, naming_file
 from vim_mm.engine.activation import activate
 from vim_mm.engine.batches.batch import AccumulationHook, Batch, check_pooled_norms, plan_batch
 from vim_mm.engine.batches.randomness import NumberedSampler, SeedIterationHook
@@ -301,12 +301,8 @@ class VimRunner(Runner):
         """As in Runner; ``strict`` None is True when resuming or testing."""
         if strict is None:
             strict = self.insists_on_checkpoint
-        try:
+        with naming_file(filename):
             checkpoint = super().load_checkpoint(filename, map_location, strict, **kwargs)
-        except RuntimeError as error:  # of weights that do not fit
-            if type(error) is not RuntimeError or str(filename) in str(error):
-                raise
-            raise RuntimeError(f'{filename}: {error}') from error
         self._scheduler_states = checkpoint.get('param_schedulers')
         return checkpoint
 

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Mapping, MutableMapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -65,6 +66,40 @@ def function_switches(module: nn.Module) -> dict:
     return switches
 
 
+_WORDS = ('out_type', 'out_feature', 'cls_token', 'bimamba_type', 'discretization_method')
+_FLAGS = ('if_rope', 'if_divide_out', 'if_rope_residual')
+
+
+def wrong_entry(note: Mapping) -> str | None:
+    """Which entry of a file's note of a VisionMamba is nothing that :func:`note_layout` writes.
+
+    Returns:
+        str | None: Its name; None where all that it has can be used.
+    """
+    arch = note.get('arch', dict(embed_dims=1, num_layers=1))
+    sound = dict(
+        arch=isinstance(arch, Mapping)
+        and arch.keys() == {'embed_dims', 'num_layers'}
+        and all(map(_is_size, arch.values())),
+        stride=_is_size(note.get('stride', 1)),
+        rope_grid=_is_size(note.get('rope_grid', 1)),
+        grid=_are_sizes(note.get('grid', (1, 1))) and len(note.get('grid', (1, 1))) == 2,
+        out_indices=_are_sizes(note.get('out_indices', ()), 0),
+        **{name: type(note.get(name, '')) is str for name in _WORDS},
+        **{name: type(note.get(name, False)) is bool for name in _FLAGS},
+    )
+    sound['cls_token'] = sound['cls_token'] and note.get('cls_token', 'none') in CLS_TOKENS
+    return next((name for name, fine in sound.items() if not fine), None)
+
+
+def _is_size(value: Any, least: int = 1) -> bool:
+    return type(value) is int and least <= value < 2**31
+
+
+def _are_sizes(values: Any, least: int = 1) -> bool:
+    return isinstance(values, list | tuple) and all(_is_size(value, least) for value in values)
+
+
 def describe_differences(noted: Mapping, module: nn.Module) -> list[str]:
     """Each switch in which a checkpoint and a backbone differ, with both values.
 
@@ -105,13 +140,16 @@ def adapt_checkpoint(
     patches is, or else square.
 
     Raises:
-        ValueError: ``pos_embed`` has an unknown, non-square grid.
+        ValueError: ``pos_embed`` has another number of patches than the noted grid, or an unknown,
+            non-square one.
         RuntimeError: Weights are missing, of another shape, or of a part of a layer that this
             backbone's layers do not have. MMEngine loads with strict=False and would train on
             without them. Only the norms ``norm{i}`` of taps and ``module.head_names`` may be
             missing; layers and embeddings that the backbone does not make may be there, but none
             beyond its ``num_layers``.
     """
+    if (wrong := wrong_entry(local_metadata)) is not None:
+        raise RuntimeError(f'the checkpoint notes {wrong} = {local_metadata[wrong]!r:.80}')
     module.loaded_switches = {
         name: local_metadata[name] for name in function_switches(module) if name in local_metadata
     }
@@ -198,6 +236,11 @@ def fit_pos_embed(
 
     if 'grid' in local_metadata:
         grid = tuple(local_metadata['grid'])
+        if math.prod(grid) != patches.shape[1]:
+            raise ValueError(
+                f'pos_embed of the checkpoint is for {patches.shape[1]} patches, and the '
+                f'checkpoint notes a grid of {grid[0]}x{grid[1]}'
+            )
     else:
         grid = _guess_grid(patches.shape[1], module.grid)
     patches = resize_pos_embed(patches, grid, module.grid)

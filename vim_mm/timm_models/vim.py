@@ -1,8 +1,7 @@
 """Vim's sizes as timm lists them: importing this registers ``vim_*`` for ``timm.create_model``."""
 
-from argparse import Namespace
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -12,12 +11,12 @@ from timm.models import (
     generate_default_cfgs,
     register_model,
     register_model_deprecations,
+    resolve_pretrained_cfg,
 )
 
-from vim_mm.checkpoints import CLASSES, NUMPY_FUNCTIONS, read_file
-from vim_mm.compat import safe_globals
 from vim_mm.models.state_dict import describe_differences
 from vim_mm.timm_models.classifier import VisionMambaClassifier
+from vim_mm.timm_models.weights import PLACES, read_weights
 
 __all__ = ['checkpoint_filter_fn']  # timm adds the models
 
@@ -50,12 +49,6 @@ def _weights(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
     for key in ('state_dict', 'model'):
         checkpoint = checkpoint.get(key, checkpoint)
     return checkpoint
-
-
-def _read(file: str) -> Mapping[str, Any]:
-    """A checkpoint as data: timm would run what a pickle asks for, and take the average."""
-    with safe_globals(NUMPY_FUNCTIONS, [Namespace, *CLASSES]):  # Vim's own hold arguments
-        return read_file(Path(file), 'cpu')
 
 
 def _check_notes(checkpoint: Mapping[str, Any], model: VisionMambaClassifier) -> None:
@@ -108,11 +101,12 @@ def _create(
     variant: str, pretrained: bool, kwargs: dict[str, Any], **of_variant: Any
 ) -> VisionMambaClassifier:
     out_indices = kwargs.pop('out_indices', 3)
-    overlay = dict(kwargs.get('pretrained_cfg_overlay') or {})
-    if pretrained and overlay.get('file'):
-        overlay['state_dict'] = _read(overlay.pop('file'))
-        kwargs['pretrained_cfg_overlay'] = overlay
-    given = overlay.get('state_dict')
+    given = None
+    if pretrained:
+        overlay = dict(kwargs.pop('pretrained_cfg_overlay', None) or {})
+        cfg = resolve_pretrained_cfg(variant, kwargs.pop('pretrained_cfg', None), overlay)
+        given = read_weights(cfg, kwargs.get('cache_dir')) or cfg.state_dict
+        kwargs['pretrained_cfg'] = replace(cfg, **PLACES, state_dict=given)
     model = build_model_with_cfg(
         VisionMambaClassifier,
         variant,

@@ -1,5 +1,8 @@
 """Checkpoints of a training note what trained them, and what they started from."""
 
+import json
+from pathlib import Path
+
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
@@ -9,6 +12,7 @@ from torch import nn
 from vim_mm.checkpoints.provenance import backbones, check_switches, code_version, is_pretrained
 from vim_mm.models.state_dict import describe_differences, function_switches, plain
 from vim_mm.models.vision_mamba import VisionMamba
+from vim_mm.whole_file import whole_file
 
 
 @HOOKS.register_module()
@@ -17,7 +21,8 @@ class ProvenanceHook(Hook):
 
     The meta of a checkpoint gets ``vim_mm``, a dict of version, commit and the switches of each
     backbone; and, if the training started from weights, ``started_from``: their file and what it
-    notes, or None for what it does not. The config that the run dumps gets the latter too.
+    notes, or None for what it does not. The latter stands in ``started_from.json`` in the working
+    directory too: not in the config, which is a program, and what a file notes is data.
     """
 
     priority = 'VERY_HIGH'
@@ -69,10 +74,9 @@ class ProvenanceHook(Hook):
 
     def _record(self, runner, started_from: dict | None) -> None:
         self.started_from = started_from
-        if started_from is not None:
-            runner.cfg.started_from = started_from
-            if is_main_process():
-                runner.dump_config()
+        if started_from is not None and is_main_process():
+            with whole_file(Path(runner.work_dir) / 'started_from.json') as part:
+                part.write_text(json.dumps(started_from, indent=2) + '\n')
 
 
 def _pretrained_file(model: nn.Module, module: VisionMamba) -> str | None:
