@@ -48,13 +48,16 @@ def read_file(
     name = name or str(path)
     head = _head(path)
     try:
+        kind = 'checkpoint'
         try:
-            value = _reader(path, head, name)(path)
+            reader = _reader(path, head, name)
+            kind = 'safetensors file' if reader is load_file else kind
+            value = reader(path)
         except (Refused, NotACheckpointError):
             raise
         except Exception as error:  # of damaged bytes, almost any
             reason = (str(error) or 'it ends too early').splitlines()[0]
-            raise NotACheckpointError(f'{name} is a damaged checkpoint: {reason}') from error
+            raise NotACheckpointError(f'{name} is a damaged {kind}: {reason}') from error
         content = plain(value, map_location or 'cpu')
     except Refused as error:
         raise UnsafeCheckpointError(

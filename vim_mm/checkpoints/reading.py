@@ -155,10 +155,10 @@ def naming_file(filename: str | Path) -> Iterator[None]:
     """Have errors about weights that do not fit a model begin with the name of their file."""
     try:
         yield
-    except RuntimeError as error:
-        if type(error) is not RuntimeError or str(filename) in str(error):
+    except (RuntimeError, ValueError) as error:
+        if type(error) not in (RuntimeError, ValueError) or str(filename) in str(error):
             raise
-        raise RuntimeError(f'{filename}: {error}') from error
+        raise type(error)(f'{filename}: {error}') from error
 
 
 def read_checkpoints_as_data() -> None:

@@ -242,7 +242,10 @@ def _tensor(storage: Any, offset: Any, sizes: Any, strides: Any, *rest: Any) -> 
     numel = math.prod(sizes)
     reach = sum((size - 1) * stride for size, stride in zip(sizes, strides)) + 1 if numel else 0
     if numel > storage.numel or offset + reach > storage.numel:
-        raise ValueError(f'a tensor of the shape {sizes} has {storage.numel} elements in the file')
+        raise ValueError(
+            f'a tensor of the shape {sizes} has {storage.numel} elements in the file (one that was '
+            'expanded has to be saved by .contiguous())'
+        )
     flat = torch.empty(0, dtype=storage.dtype)
     return flat.set_(storage.content.untyped_storage(), offset, sizes, strides)
 

@@ -176,6 +176,10 @@ def _set(*arguments: Any) -> set:
     return {check_key(item) for items in arguments for item in items}
 
 
+def _frozenset(*arguments: Any) -> frozenset:
+    return frozenset(_set(*arguments))
+
+
 def _complex(*arguments: Any) -> complex:
     if len(arguments) != 2 or not all(type(number) is float for number in arguments):
         raise Refused('Unsupported call of complex')
@@ -293,6 +297,8 @@ _CALLS: dict[str, Callable] = {
     'builtins.bytearray': _bytearray,
     'builtins.set': _set,
     '__builtin__.set': _set,
+    'builtins.frozenset': _frozenset,
+    '__builtin__.frozenset': _frozenset,
     'builtins.complex': _complex,
     '__builtin__.complex': _complex,
     'builtins.getattr': _statistic,
@@ -371,8 +377,9 @@ class _Machine:
                 if step is None:
                     raise Refused(f'Unsupported opcode {name}')
                 step(argument)
-        (value,) = self.stack
-        return value
+        if len(self.stack) != 1:
+            raise ValueError(f'its pickle ends with {len(self.stack)} objects')
+        return self.stack[0]
 
     def _since_mark(self) -> list:
         items: list = []

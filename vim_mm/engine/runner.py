@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from vim_mm.checkpoints.reading import last_checkpoint, naming_file
+from vim_mm.checkpoints.state import require_training
 from vim_mm.engine.activation import activate
 from vim_mm.engine.batches.batch import AccumulationHook, Batch, check_pooled_norms, plan_batch
 from vim_mm.engine.batches.randomness import NumberedSampler, SeedIterationHook
@@ -303,6 +304,8 @@ class VimRunner(Runner):
             strict = self.insists_on_checkpoint
         with naming_file(filename):
             checkpoint = super().load_checkpoint(filename, map_location, strict, **kwargs)
+        if self._resume and not self._testing:
+            require_training(str(filename), checkpoint)
         self._scheduler_states = checkpoint.get('param_schedulers')
         return checkpoint
 

@@ -8,6 +8,8 @@ from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, R
 
 from vim_mm.whole_file import whole_file
 
+_DIGITS = 20  # no training makes as many steps
+
 
 class MissedValidationHook(Hook):
     """Makes the validation in which a training was killed, before it goes on.
@@ -54,8 +56,8 @@ class MissedValidationHook(Hook):
         file = self._file(runner)
         if not is_main_process() or not file.exists():
             return step
-        text = file.read_text().strip()
-        if text.isdecimal():
+        text = file.read_bytes()[: _DIGITS + 1].strip()
+        if text.isdigit() and len(text) < _DIGITS:
             return int(text)
         runner.logger.warning(
             f'{file} holds no number, so whether step {step} was validated is not known.'
