@@ -67,7 +67,7 @@ def main(args: Namespace) -> None:
     checkpoint = read_as_data(args.input, 'cpu')
     try:
         conversion = convert_checkpoint(checkpoint, args.backbone)
-    except ConversionError as error:
+    except ValueError as error:
         raise ConversionError(f'{args.input} cannot be converted: {error}') from error
     print(f'{args.input}: a {conversion.kind} in {conversion.origin}')
     told, assumed = conversion.switches

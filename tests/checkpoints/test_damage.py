@@ -293,3 +293,24 @@ def test_what_files_of_torch_hold_is_read_as_it_was(tmp_path):
                 assert value == content[name] and type(value) is type(content[name])
         read['tied'][:] = 7
         assert (read['transposed'] == 7).all()
+
+
+def test_an_order_of_torch_in_the_notes_is_not_followed(tmp_path):
+    """load_state_dict(assign=True) leaves one in the notes of the weights that it was given."""
+    first, second = ToyModel(), ToyModel()
+    state = first.state_dict()
+    ToyModel().load_state_dict(state, assign=True)
+    assert state._metadata['head']['assign_to_params_buffers']
+    torch.save(state, tmp_path / 'weights.pth')
+    weight = second.head.weight
+    second.load_state_dict(read_file(tmp_path / 'weights.pth'))
+    assert second.head.weight is weight
+    assert torch.equal(weight, first.head.weight)
+
+
+def test_a_message_is_one_line_whatever_the_file_holds(tmp_path):
+    file = tmp_path / 'named.pth'
+    file.write_bytes(b'\x80\x04\x8c\x01a\x8c\x0cb\n\x1b[31mred\x07\x00\x93.')
+    with pytest.raises(UnsafeCheckpointError) as caught:
+        read_file(file)
+    assert str(caught.value).isprintable()

@@ -205,6 +205,13 @@ def test_nothing_of_the_hugging_face_hub_runs(checkpoint, tmp_path, monkeypatch)
     send_all(door, checkpoint, tmp_path)
 
 
+def test_weights_of_another_model_are_named_with_their_file(tmp_path):
+    torch.save(ToyModel(classes=5).state_dict(), tmp_path / 'other.pth')
+    shapes = r'head\.weight.*\[5, 8, 1, 1\].*\[3, 8, 1, 1\]'
+    with pytest.raises(RuntimeError, match=rf'(?s)other\.pth: .*{shapes}'):
+        predict(tmp_path / 'other.pth', tmp_path)
+
+
 # What runs nothing by itself: it is read later, or by a release of torch that is not this one.
 PATIENT = {
     *('pop is replaced', 'get is replaced', 'config', 'cfg', 'cfg of the hub', 'getattr'),
@@ -261,8 +268,8 @@ PLACES = {
     # The user's own program.
     'vim_mm/activated.py': {'runpy.run_path'},
     # Bytes that the same process has written; arrays without objects, which is NumPy's default.
-    'tools/analysis/benchmark_training.py': {'pickle.Pickler', 'pickle.Unpickler'},
-    'tools/study/tasks.py': {'np.load'},
+    'benchmarks/benchmark_training.py': {'pickle.Pickler', 'pickle.Unpickler'},
+    'studies/discretization/tasks.py': {'np.load'},
 }
 
 
@@ -287,6 +294,7 @@ def dangerous_names(path: Path) -> set[str]:
 
 
 def test_no_other_place_unpickles_or_evaluates():
-    files = [*(ROOT / 'vim_mm').rglob('*.py'), *(ROOT / 'tools').rglob('*.py')]
+    rooms = ('vim_mm', 'tools', 'benchmarks', 'studies', 'configs')
+    files = [path for room in rooms for path in (ROOT / room).rglob('*.py')]
     found = {path.relative_to(ROOT).as_posix(): dangerous_names(path) for path in files}
     assert {path: names for path, names in found.items() if names} == PLACES

@@ -690,7 +690,10 @@ def test_old_formats_are_still_read(tmp_path):
     ('other', 'expected'),
     [
         (dict(arch=dict(embed_dims=16, num_layers=4)), 'num_layers 4, the backbone 2'),
-        (dict(arch=dict(embed_dims=32, num_layers=2)), 'embed_dims 32, the backbone 16'),
+        (
+            dict(arch=dict(embed_dims=32, num_layers=2)),
+            r'embed_dims 32, the backbone 16 \(patch_embed\.proj\.weight is \(32, .*, here \(16, ',
+        ),
         (dict(in_channels=4), 'in_channels 4, the backbone 3'),
         (dict(patch_size=16), 'patch_size 16, the backbone 8'),
         (dict(ssm_cfg=dict(d_state=8)), 'd_state 8, the backbone 4'),

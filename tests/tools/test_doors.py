@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.checkpoints.bombs import BOMBS
-from tests.tools.conftest import ROOT, TOOLS, run_tool
+from tests.scripts import TOOLS
+from tests.tools.conftest import run_tool
 
 pytestmark = pytest.mark.slow
 
@@ -19,8 +20,10 @@ DOORS = {
     ),
     'train.py Pretrained': (
         'train.py',
-        ('CONFIG', '--work-dir', 'WORK', '--cfg-options')
-        + ('model.backbone.init_cfg.type=Pretrained', 'model.backbone.init_cfg.checkpoint=FILE'),
+        (
+            *('CONFIG', '--work-dir', 'WORK', '--cfg-options'),
+            *('model.backbone.init_cfg.type=Pretrained', 'model.backbone.init_cfg.checkpoint=FILE'),
+        ),
     ),
     'test.py': ('test.py', ('CONFIG', 'FILE', '--work-dir', 'WORK')),
     'infer.py': ('infer.py', ('CONFIG', 'FILE', 'IMAGES', '--out', 'WORK')),
@@ -77,13 +80,9 @@ def test_no_tool_runs_what_a_file_holds(door, trained, configs, data_root, tmp_p
             for name, value in known.items():
                 argument = argument.replace(name, str(value))
             line.append(argument)
-        if tool not in ('convert_checkpoint.py', 'train.py'):
-            line += ['--cfg-options', f'data_root={data_root}']
-        elif tool == 'train.py':
-            at = line.index('--cfg-options') + 1 if '--cfg-options' in line else len(line)
-            line[at:at] = [f'data_root={data_root}'] if at < len(line) else []
-            if at == len(line):
-                line += ['--cfg-options', f'data_root={data_root}']
+        if tool != 'convert_checkpoint.py':
+            options = () if '--cfg-options' in line else ('--cfg-options',)
+            line += [*options, f'data_root={data_root}']
         commands.append((number, line))
     (tmp_path / 'commands.json').write_text(json.dumps([str(TOOLS / tool), commands]))
     (tmp_path / 'driver.py').write_text(DRIVER)
@@ -92,4 +91,3 @@ def test_no_tool_runs_what_a_file_holds(door, trained, configs, data_root, tmp_p
         ending = (tmp_path / f'ending{number}.txt').read_text()
         assert not ending.startswith('traceback'), f'{name}: {ending}\n{output}'
         assert not (tmp_path / f'marker{number}').exists(), name
-    assert ROOT.exists()

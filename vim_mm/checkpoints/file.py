@@ -15,6 +15,7 @@ from vim_mm.checkpoints.torch_file import MAGIC, read_arrays, read_legacy, read_
 from vim_mm.checkpoints.unpickle import Refused
 
 _HEAD = 512  # bytes of a file that tell what it is
+_LONGEST = 300  # characters of a reason
 
 
 class NotACheckpointError(ValueError):
@@ -56,13 +57,13 @@ def read_file(
         except (Refused, NotACheckpointError):
             raise
         except Exception as error:  # of damaged bytes, almost any
-            reason = (str(error) or 'it ends too early').splitlines()[0]
+            reason = _line(error) or 'it ends too early'
             raise NotACheckpointError(f'{name} is a damaged {kind}: {reason}') from error
         content = plain(value, map_location or 'cpu')
     except Refused as error:
         raise UnsafeCheckpointError(
             f'{name} was not loaded, because it holds more than tensors and plain data and reading '
-            f'that could run code: {error}'
+            f'that could run code: {_line(error)}'
         ) from None
     if type(content) not in _DICTS:
         kind = 'nothing (None)' if content is None else f'a {type(content).__name__}'
@@ -71,6 +72,12 @@ def read_file(
 
 
 _DICTS = (dict, OrderedDict)
+
+
+def _line(error: Exception) -> str:
+    """The message of an error, which may quote the file: one line that can be printed."""
+    line = ' '.join(str(error)[:_LONGEST].split())
+    return ''.join(letter if letter.isprintable() else '?' for letter in line)
 
 
 def _head(path: Path) -> bytes:

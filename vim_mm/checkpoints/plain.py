@@ -113,7 +113,13 @@ def checked_notes(notes: Any) -> OrderedDict:
     for module, note in notes.items():
         if not is_note(note) or type(note.get('version', 0)) not in (int, type(None)):
             raise Refused(f'Unsupported _metadata of the module {module!r:.100}')
-    return OrderedDict((module, dict(note)) for module, note in notes.items())
+    # torch.load_state_dict(assign=True) leaves its order in the notes, where the next load of the
+    # same weights would follow it and replace parameters that an optimizer has.
+    orders = ('assign_to_params_buffers',)
+    return OrderedDict(
+        (module, {name: value for name, value in note.items() if name not in orders})
+        for module, note in notes.items()
+    )
 
 
 def is_note(note: Any) -> bool:

@@ -51,7 +51,7 @@ def _as_ours(name: str, checkpoint: dict) -> dict:
     if needs_conversion(checkpoint):
         try:
             conversion = convert_checkpoint(checkpoint)
-        except ConversionError as error:
+        except ValueError as error:
             raise ConversionError(f'{name} cannot be converted: {error}') from error
         checkpoint = as_checkpoint(conversion, name)
         print_log(

@@ -43,7 +43,15 @@ def require_training(name: str, checkpoint: Mapping) -> None:
     """
     meta = checkpoint.get('meta', {})
     lacking = [f'meta.{key}' for key in ('iter', 'epoch') if key not in meta]
-    lacking += [key for key in ('state_dict', 'message_hub') if key not in checkpoint]
+    hub, optimizer = checkpoint.get('message_hub', {}), checkpoint.get('optimizer')
+    parts = ('log_scalars', 'runtime_info', 'resumed_keys')
+    lacking += [f'message_hub.{part}' for part in parts if part not in hub]
+    lacking += [] if 'state_dict' in checkpoint else ['state_dict']
+    # Several optimizers are a dict of their states; a file may be saved without any.
+    states = [optimizer] if optimizer is None or 'param_groups' in optimizer else optimizer.values()
+    for state in states:
+        if state is not None and not (isinstance(state, Mapping) and 'param_groups' in state):
+            lacking.append('optimizer.param_groups')
     if lacking:
         raise NotACheckpointError(
             f'{name} cannot be resumed: it has weights and no state of a training '
@@ -83,6 +91,8 @@ def _prepare_message_hub(name: str, hub: dict) -> None:
     info.pop('cfg', None)  # text that MMEngine's inferencers evaluate
     _check_steps(name, 'message_hub.runtime_info', info)
     for key, value in scalars.items():
+        if type(key) is not str:
+            raise NotACheckpointError(f'{name} cannot be used: {key!r} is no name of a log')
         if type(value) is History:
             scalars[key] = HistoryBuffer(*value)
 

@@ -17,6 +17,8 @@ from vim_mm.checkpoints.container import ConversionError
 from vim_mm.models.tokens import rotary_table
 from vim_mm.ops import METHODS
 
+_LONGEST_CONFIG = 10**6  # characters; a config has some ten thousand
+
 
 class Switches(NamedTuple):
     """Arguments of a VisionMamba by name.
@@ -143,8 +145,8 @@ def _by_model_name(name: str) -> dict:
 def backbone_of_config(text: Any) -> dict | None:
     """``model.backbone`` of a config in MMCV's form, read as data: nothing of it is run."""
     try:
-        tree = ast.parse(text) if isinstance(text, str) else None
-    except (SyntaxError, ValueError):
+        tree = ast.parse(text) if isinstance(text, str) and len(text) < _LONGEST_CONFIG else None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         tree = None
     for node in tree.body if tree is not None else ():
         names = [t.id for t in getattr(node, 'targets', ()) if isinstance(t, ast.Name)]
@@ -166,7 +168,7 @@ def _plain(node: ast.AST) -> Any:
         return [_plain(element) for element in node.elts]
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError, RecursionError, MemoryError):
         return None
 
 

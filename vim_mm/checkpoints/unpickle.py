@@ -372,6 +372,8 @@ class _Machine:
                 self.memo[argument] = self.stack[-1]
             elif name in ('GET', 'BINGET', 'LONG_BINGET'):
                 self.stack.append(self.memo[argument])
+            elif name in ('TUPLE1', 'TUPLE2', 'TUPLE3'):
+                self.stack[-int(name[-1]) :] = [tuple(self.stack[-int(name[-1]) :])]
             elif name not in ('PROTO', 'FRAME', 'STOP'):
                 step = getattr(self, f'_{name.lower()}', None)
                 if step is None:
@@ -407,18 +409,6 @@ class _Machine:
 
     def _tuple(self, _: Any) -> None:
         self.stack.append(tuple(self._since_mark()))
-
-    def _tuple1(self, _: Any) -> None:
-        self._last(1)
-
-    def _tuple2(self, _: Any) -> None:
-        self._last(2)
-
-    def _tuple3(self, _: Any) -> None:
-        self._last(3)
-
-    def _last(self, count: int) -> None:
-        self.stack[-count:] = [tuple(self.stack[-count:])]
 
     def _list(self, _: Any) -> None:
         self.stack.append(self._since_mark())

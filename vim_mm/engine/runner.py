@@ -322,7 +322,8 @@ class VimRunner(Runner):
         schedule from its start. MMEngine goes on with the checkpoint's: beyond its end, at rate 0.
         """
         asked = self._base_values()
-        super().resume(filename, *args, resume_param_scheduler=False, **kwargs)
+        with naming_file(filename):
+            super().resume(filename, *args, resume_param_scheduler=False, **kwargs)
         self._tell_other_values(asked)
         sampler, dataset = self.train_dataloader.sampler, self.train_dataloader.dataset
         if isinstance(sampler, NumberedSampler):

@@ -192,6 +192,9 @@ def _elsewhere(names: Iterable[str]) -> str:
 
 def _check_architecture(module: nn.Module, state_dict: MutableMapping, prefix: str) -> None:
     """RuntimeError that names what the checkpoint is of, or the argument by which it differs."""
+    for name, own in module.named_parameters():
+        if not isinstance(state_dict.get(prefix + name, own), Tensor):
+            raise RuntimeError(f'{prefix}{name} of the checkpoint is no tensor')
     other = other_architecture(name for name in state_dict if name.startswith(prefix))
     if other is not None:
         raise RuntimeError(f'the checkpoint is of another architecture than Vim: {other}')
@@ -212,7 +215,11 @@ def _check_architecture(module: nn.Module, state_dict: MutableMapping, prefix: s
     for name, (key, axis, own) in sizes.items():
         weight = state_dict.get(prefix + key)
         if weight is not None and axis < weight.dim() and weight.shape[axis] != own:
-            differences.append(f'{name} {weight.shape[axis]}, the backbone {own}')
+            here = tuple(module.get_parameter(key).shape)
+            differences.append(
+                f'{name} {weight.shape[axis]}, the backbone {own} '
+                f'({prefix}{key} is {tuple(weight.shape)}, here {here})'
+            )
     if differences:
         raise RuntimeError(
             f'the checkpoint was made by another architecture than this {type(module).__name__}: '
