@@ -260,6 +260,35 @@ def add_speed_arguments(parser: ArgumentParser) -> None:
     parser.add_argument('--compile', action='store_true', help='predict through torch.compile')
 
 
+def band(text: str) -> int:
+    """The number of a band, from 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f'expected a whole number from 0, got {text!r}')
+    return int(text)
+
+
+class Bands(argparse.Action):
+    """One band or three."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        if len(values) not in (1, 3):
+            parser.error(f'{option_string}: expected one band or three, got {len(values)}')
+        setattr(namespace, self.dest, values)
+
+
+def add_bands(parser: ArgumentParser) -> None:
+    """Add ``--bands``, which ``vim_mm.engine.reader.displayed`` takes."""
+    parser.add_argument(
+        '--bands',
+        nargs='+',
+        type=band,
+        action=Bands,
+        metavar='N',
+        help='of images of other than three bands, those that are drawn as red, green and blue, '
+        'or one as grey; from 0',
+    )
+
+
 def parse_first(parse_args: Callable[[], Namespace]) -> Namespace:
     """The arguments of a tool that imports after this what takes seconds.
 

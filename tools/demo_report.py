@@ -34,12 +34,12 @@ def draw_mistakes(cfg: 'Config', work_dir: Path, count: int) -> Path:
 
     found, dataset = predict_labels(cfg, find_checkpoint(work_dir))
     classes = dataset.metainfo['classes']
-    wrong = [each for each in found if each.prediction != each.truth]
+    wrong = [each for each in found if each.wrong]
     often = ', '.join(f'{a} taken for {b} {n}' for a, b, n in confusions(found, classes, 4))
     print(f'{len(wrong)} mistakes in {len(found)} held-out images; most often {often}')
     chosen = wrong[:: max(len(wrong) // count, 1)][:count] or found[:count]
     path = work_dir / 'mistakes.png'
-    plot_labels(pictures_of(cfg, dataset, chosen), chosen, classes, path)
+    plot_labels(pictures_of(dataset, chosen), chosen, classes, path)
     return path
 
 

@@ -7,22 +7,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from _command_line import add_arguments, add_speed_arguments, end
+from _command_line import add_arguments, add_bands, add_speed_arguments, end
 
 if TYPE_CHECKING:  # --help takes no PyTorch
+    import numpy as np
     from mmengine.config import Config
-    from mmengine.dataset import Compose
     from mmengine.structures import BaseDataElement
     from mmengine.visualization import Visualizer
-    from torch import nn
 
 LEAST_SIDE = 224  # pixels of an overlay that names a class
+MOST_NAMED = 5  # pictures that failed, in the last line
+LEAST_NAMED = 16  # pixels of the shorter side of an image in which names of segments are drawn
 
 
 def parse_args() -> Namespace:
     parser = ArgumentParser(description='Draw predictions over a picture, or all in a folder.')
     add_arguments(parser, launcher=False)
     add_speed_arguments(parser)
+    add_bands(parser)
     parser.add_argument('checkpoint', help='path or URL of the weights')
     parser.add_argument('input', type=Path, help='a picture, or a folder of pictures')
     parser.add_argument(
@@ -31,64 +33,110 @@ def parse_args() -> Namespace:
     return parser.parse_args()
 
 
-def build_model(cfg: 'Config', checkpoint: str) -> 'nn.Module':
-    """The model with the checkpoint's weights, all of which must fit, ready for prediction."""
-    from vim_mm.engine.cli import load_model
-
-    return load_model(cfg, checkpoint)[0]
-
-
-def build_pipeline(cfg: 'Config') -> 'Compose':
-    """The transforms of testing, without those that look for annotations."""
-    from mmengine.dataset import Compose
-
-    transforms = cfg.test_dataloader.dataset.pipeline
-    return Compose([t for t in transforms if 'LoadAnnotations' not in t.type])
-
-
-def dataset_meta(cfg: 'Config') -> dict:
-    """Names and colours of the test set's classes, as 'classes' and 'palette'."""
-    from mmengine.registry import DATASETS
-
-    dataset = cfg.test_dataloader.dataset
-    with DATASETS.switch_scope_and_registry(cfg.default_scope) as registry:
-        class_names = registry.get(dataset.type).METAINFO
-    return {**class_names, **dataset.get('metainfo', {})}
-
-
-def build_visualizer(cfg: 'Config') -> 'Visualizer':
-    """The config's visualizer for the test set's classes."""
+def build_visualizer(cfg: 'Config', meta: dict) -> 'Visualizer':
+    """The config's visualizer for classes as ``vim_mm.engine.reader.class_meta`` gives them."""
     from mmengine.registry import VISUALIZERS
 
+    from vim_mm.stream.names import drawable_names
+
     visualizer = VISUALIZERS.build({**cfg.visualizer, 'vis_backends': []})
-    visualizer.dataset_meta = dataset_meta(cfg)
+    if meta.get('classes'):
+        meta = {**meta, 'classes': drawable_names(meta['classes'])}
+    visualizer.dataset_meta = meta
     return visualizer
 
 
-def read_sample(pipeline: 'Compose', picture: Path) -> dict:
-    """The picture as the model takes it; data sets without files have no transform that reads."""
-    import mmcv
+class Reader:
+    """Pictures as the model takes them, and as they can be drawn over.
 
-    sample = dict(img_path=str(picture), img_id=0)
-    if 'LoadImageFromFile' not in str(pipeline):
-        sample['img'] = mmcv.imread(picture, channel_order='rgb')
-    return pipeline(sample)
+    Args:
+        cfg: Its test pipeline reads and transforms pictures.
+        bands: Of those that have other than three, see ``vim_mm.engine.reader.displayed``.
+    """
+
+    def __init__(self, cfg: 'Config', bands: list[int] | None):
+        from vim_mm.engine.reader import Loaded, prediction_pipeline
+
+        self.pipeline, self.bands, self.loaded = prediction_pipeline(cfg), bands, Loaded()
+        self.loaded.put_into(self.pipeline)
+
+    def __call__(self, picture: Path) -> dict:
+        """The sample of a picture.
+
+        Raises:
+            ValueError: The pipeline leaves no pixels of it.
+        """
+        import cv2
+        import mmcv
+
+        sample = dict(img_path=str(picture), img_id=0)
+        if self.pipeline.transforms[0] is self.loaded:  # of a data set that is in memory
+            sample['img'] = mmcv.imread(picture, channel_order='rgb')
+        self.loaded.image = None
+        try:
+            return self.pipeline(sample)
+        except cv2.error as error:
+            image = self.loaded.image
+            if image is None or 'inv_scale' not in str(error):
+                raise
+            height, width = image.shape[:2]
+            raise ValueError(
+                f'an image of {height} x {width} pixels cannot be resized by the test pipeline, '
+                'which keeps its aspect: a side of it would have no pixels'
+            ) from error
+
+    def displayed(self) -> 'np.ndarray':
+        """The last picture, (H, W, 3), uint8, RGB."""
+        return self.loaded.displayed(self.bands)
 
 
 def draw(
-    visualizer: 'Visualizer', picture: Path, prediction: 'BaseDataElement', overlay: Path
+    visualizer: 'Visualizer', image: 'np.ndarray', prediction: 'BaseDataElement', overlay: Path
 ) -> None:
-    """Write the picture with the prediction over it."""
-    import mmcv
+    """Write an image (H, W, 3), uint8, RGB, with the prediction over it."""
+    import cv2
 
-    image = mmcv.imread(picture, channel_order='rgb')
+    from vim_mm.whole_file import whole_file
+
+    drawn = []
+    visualizer.add_image = lambda name, image, step=0: drawn.append(image)
     if 'pred_label' in prediction:
         size = max(LEAST_SIDE, *image.shape[:2])
-        visualizer.visualize_cls(
-            image, prediction, draw_gt=False, resize=size, out_file=str(overlay)
-        )
-        return
-    visualizer.add_datasample(picture.name, image, prediction, draw_gt=False, out_file=str(overlay))
+        visualizer.visualize_cls(image, prediction, draw_gt=False, resize=size)
+    elif 'pred_sem_seg' in prediction:
+        drawn.append(draw_segments(visualizer, image, prediction))
+    else:
+        visualizer.add_datasample(overlay.stem, image, prediction, draw_gt=False)
+    ok, content = cv2.imencode('.png', drawn[-1][..., ::-1])
+    if not ok:
+        raise ValueError(f'OpenCV makes no PNG of {drawn[-1].shape} pixels')
+    overlay.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(overlay) as part:
+        part.write_bytes(content.tobytes())
+
+
+def draw_segments(
+    visualizer: 'Visualizer', image: 'np.ndarray', prediction: 'BaseDataElement'
+) -> 'np.ndarray':
+    """As MMSegmentation's visualizer, also over a single pixel and with names in any script."""
+    import numpy as np
+
+    from vim_mm.stream.names import put_name
+
+    classes, palette = (visualizer.dataset_meta[key] for key in ('classes', 'palette'))
+    labels = prediction.pred_sem_seg.data[0].cpu().numpy()
+    colours = np.zeros((max(int(labels.max()) + 1, len(palette)), 3))
+    colours[: len(palette)] = palette
+    alpha = getattr(visualizer, 'alpha', 0.8)
+    drawn = (image * (1 - alpha) + colours[labels] * alpha).astype(np.uint8)
+    side = min(image.shape[:2])
+    for label in np.unique(labels) if side >= LEAST_NAMED else ():
+        if label < len(classes):
+            rows, columns = np.nonzero(labels == label)
+            middle = len(rows) // 2  # a pixel of the segment
+            place = int(columns[middle]), int(rows[middle])
+            put_name(drawn, classes[label], place, max(9, side // 40), palette[label])
+    return drawn
 
 
 def opens(picture: Path) -> bool:
@@ -130,31 +178,39 @@ def main(args: Namespace) -> None:
     from mmengine.dataset import pseudo_collate
 
     from vim_mm import accelerate
-    from vim_mm.engine.cli import read_config
+    from vim_mm.engine.cli import load_model, read_config
+    from vim_mm.engine.reader import class_meta
+    from vim_mm.outputs import check_outputs
     from vim_mm.progress import progress, say
     from vim_mm.stream.frames import find_pictures
 
     cfg = read_config(args)
     pictures = find_pictures(args.input)
-    model = build_model(cfg, args.checkpoint)
+    overlays = [args.out / f'{picture.name}.png' for picture in pictures]
+    check_outputs(overlays, [('a picture of the input', picture) for picture in pictures])
+    model, checkpoint = load_model(cfg, args.checkpoint)
     accelerate(model, amp=args.amp, graph=args.graph, compile=args.compile)
-    pipeline, visualizer = build_pipeline(cfg), build_visualizer(cfg)
+    reader, visualizer = Reader(cfg, args.bands), build_visualizer(cfg, class_meta(cfg, checkpoint))
     failed: list[str] = []
-    for picture in progress(pictures, 'pictures'):
+    for picture, overlay in progress([*zip(pictures, overlays, strict=True)], 'pictures'):
         prediction = None
         with noting(failed, picture):
-            data = read_sample(pipeline, picture)
+            data = reader(picture)
+            image = reader.displayed()
             with torch.no_grad():
                 (prediction,) = model.test_step(pseudo_collate([data]))
         if prediction is None:
             continue
-        overlay = args.out / f'{picture.name}.png'
         with noting(failed, picture, OSError):  # the overlay cannot be written, nor can others
-            draw(visualizer, picture, prediction, overlay)
+            draw(visualizer, image, prediction, overlay)
             say(str(overlay))
     if failed:
         print(*failed, sep='\n', file=sys.stderr)
-        raise SystemExit(f'{len(failed)} of {len(pictures)} pictures could not be drawn.')
+        named = ', '.join(line.partition(': ')[0] for line in failed[:MOST_NAMED])
+        more = f' and {len(failed) - MOST_NAMED} more' if len(failed) > MOST_NAMED else ''
+        raise SystemExit(
+            f'{len(failed)} of {len(pictures)} pictures could not be drawn: {named}{more}.'
+        )
 
 
 if __name__ == '__main__':

@@ -45,11 +45,11 @@ def parse_args() -> Namespace:
     return args
 
 
-def stream(args: Namespace, cfg: 'Config', model: 'nn.Module') -> 'Summary':
+def stream(args: Namespace, cfg: 'Config', model: 'nn.Module', checkpoint: dict) -> 'Summary':
     """Run the stream that the arguments describe."""
     import torch
-    from infer import build_pipeline, dataset_meta
 
+    from vim_mm.engine.reader import class_meta, prediction_pipeline
     from vim_mm.stream.frames import open_source
     from vim_mm.stream.models import make_predictor
     from vim_mm.stream.overlay import Overlay
@@ -58,13 +58,13 @@ def stream(args: Namespace, cfg: 'Config', model: 'nn.Module') -> 'Summary':
 
     predictor = make_predictor(
         model,
-        build_pipeline(cfg).transforms,
+        prediction_pipeline(cfg).transforms,
         amp=args.amp,
         graph=torch.cuda.is_available() and not args.no_graph,
         compile=args.compile,
         score=args.score,
     )
-    meta = dataset_meta(cfg)
+    meta = class_meta(cfg, checkpoint)
     source = open_source(args.source)
     sinks = [Window()] if args.show else []
     if args.out is not None:
@@ -82,11 +82,11 @@ def stream(args: Namespace, cfg: 'Config', model: 'nn.Module') -> 'Summary':
 
 
 def main(args: Namespace) -> None:
-    from infer import build_model
-
-    from vim_mm.engine.cli import read_config
+    from vim_mm.engine.cli import load_model, read_config
+    from vim_mm.engine.reader import prediction_pipeline
     from vim_mm.stream.frames import check_source
     from vim_mm.stream.models import for_stream
+    from vim_mm.stream.pixels import check_transforms
     from vim_mm.stream.sinks import check_out, path_while_open
 
     if args.out is not None and same_file(args.source, path_while_open(args.out)):
@@ -101,7 +101,8 @@ def main(args: Namespace) -> None:
         check_out(args.out)
     cfg = read_config(args)
     for_stream(cfg, native=args.native)
-    summary = stream(args, cfg, build_model(cfg, args.checkpoint))
+    check_transforms(prediction_pipeline(cfg).transforms)
+    summary = stream(args, cfg, *load_model(cfg, args.checkpoint))
     if summary.interrupted:
         raise KeyboardInterrupt
     if not summary.predicted:

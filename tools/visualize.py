@@ -7,8 +7,9 @@ and the backward scan contribute). Each writes DIR/WHAT.png.
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from _command_line import add_arguments, end, parse_first, positive
+from _command_line import add_arguments, add_bands, end, parse_first, positive
 
 PICTURES = ('predictions', 'methods', 'features', 'receptive-field', 'directions')
 
@@ -17,6 +18,7 @@ def parse_args() -> Namespace:
     parser = ArgumentParser(description='Pictures of a trained model, as DIR/WHAT.png.')
     parser.add_argument('what', choices=PICTURES, help='what to draw')
     add_arguments(parser, launcher=False)
+    add_bands(parser)
     parser.add_argument('checkpoint', help='path or URL of the weights')
     parser.add_argument(
         '--checkpoints',
@@ -41,6 +43,7 @@ def parse_args() -> Namespace:
 # Above PyTorch, so that --help and a wrong option are answered at once.
 ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
+import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -55,25 +58,28 @@ from benchmarks.runs import inspect
 from benchmarks.runs.labels import pictures_of, plot_labels, predict_labels
 from benchmarks.runs.work_dir import predict_samples, spread_evenly
 from vim_mm.engine.cli import load_model, read_config
+from vim_mm.engine.reader import keep_loaded
 from vim_mm.ops import METHODS
 from vim_mm.progress import progress
 
 
-def load_inputs(cfg: Config, checkpoint: str, count: int) -> tuple[nn.Module, Tensor, list]:
+def load_inputs(cfg: Config, args: Namespace) -> tuple[nn.Module, Tensor, list]:
     """The model, images as it takes them (B, C, H, W), and each without padding, uint8 RGB."""
-    model, _ = load_model(cfg, checkpoint)
+    model, _ = load_model(cfg, args.checkpoint)
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
-    chosen = spread_evenly(len(dataset), count)
+    loaded = keep_loaded(dataset)
+    chosen = spread_evenly(len(dataset), args.images)
     preprocess = model.data_preprocessor
-    samples = [dataset[i] for i in chosen]
+    samples, pictures = [], []
+    for i in chosen:
+        samples.append(dataset[i])
+        rows, columns = samples[-1]['data_samples'].img_shape[:2]
+        pictures.append(cv2.resize(loaded.displayed(args.bands), (columns, rows)))
     # One by one, because mmseg takes no batch of several sizes; then padded, as in training.
     each = [preprocess(pseudo_collate([s]), False)['inputs'][0] for s in samples]
     height, width = (max(image.shape[k] for image in each) for k in (1, 2))
     inputs = torch.stack([F.pad(t, (0, width - t.shape[2], 0, height - t.shape[1])) for t in each])
-    pictures = (inputs * preprocess.std + preprocess.mean).clamp(0, 255).byte()
-    pictures = pictures.permute(0, 2, 3, 1).cpu().numpy()
-    sizes = [s['data_samples'].img_shape[:2] for s in samples]
-    return model, inputs, [p[:rows, :columns] for p, (rows, columns) in zip(pictures, sizes)]
+    return model, inputs, pictures
 
 
 def without_padding(maps: Tensor, inputs: Tensor, pictures: list) -> list[Tensor]:
@@ -91,10 +97,11 @@ def choose_layers(backbone: nn.Module, count: int) -> list[int]:
 def draw_predictions(cfg: Config, args: Namespace, path: Path) -> None:
     if cfg.default_scope == 'mmpretrain':
         found, dataset = predict_labels(cfg, args.checkpoint, args.images)
-        pictures = pictures_of(cfg, dataset, found)
-        plot_labels(pictures, found, dataset.metainfo['classes'], path)
+        pictures = pictures_of(dataset, found, args.bands)
+        plot_labels(pictures, found, dataset.metainfo.get('classes'), path)
         return
-    plot_predictions(*predict_samples(cfg, args.checkpoint, args.images, args.score), path)
+    found = predict_samples(cfg, args.checkpoint, args.images, args.score, bands=args.bands)
+    plot_predictions(*found, path)
 
 
 def draw_methods(cfg: Config, args: Namespace, path: Path) -> None:
@@ -117,7 +124,7 @@ def draw_methods(cfg: Config, args: Namespace, path: Path) -> None:
         cfg.model.backbone.discretization_method = method
         checkpoint = own.get(method, args.checkpoint)
         samples, classes, palette = predict_samples(
-            cfg, checkpoint, args.images, args.score, any_method=method not in own
+            cfg, checkpoint, args.images, args.score, method not in own, args.bands
         )
         images = [sample.image for sample in samples]
         columns.setdefault('ground truth', [sample.truth for sample in samples])
@@ -126,7 +133,7 @@ def draw_methods(cfg: Config, args: Namespace, path: Path) -> None:
 
 
 def draw_features(cfg: Config, args: Namespace, path: Path) -> None:
-    model, inputs, pictures = load_inputs(cfg, args.checkpoint, args.images)
+    model, inputs, pictures = load_inputs(cfg, args)
     backbone = inspect.find_backbone(model)
     layers = choose_layers(backbone, args.layers)
     maps = {}
@@ -138,7 +145,7 @@ def draw_features(cfg: Config, args: Namespace, path: Path) -> None:
 
 
 def draw_receptive_field(cfg: Config, args: Namespace, path: Path) -> None:
-    model, inputs, _ = load_inputs(cfg, args.checkpoint, args.images)
+    model, inputs, _ = load_inputs(cfg, args)
     backbone = inspect.find_backbone(model)
     layers = choose_layers(backbone, args.layers)
     fields = inspect.receptive_fields(backbone, inputs, layers)
@@ -147,7 +154,7 @@ def draw_receptive_field(cfg: Config, args: Namespace, path: Path) -> None:
 
 
 def draw_directions(cfg: Config, args: Namespace, path: Path) -> None:
-    model, inputs, pictures = load_inputs(cfg, args.checkpoint, args.images)
+    model, inputs, pictures = load_inputs(cfg, args)
     backbone = inspect.find_backbone(model)
     layers = choose_layers(backbone, args.layers)
     named = {}
@@ -171,7 +178,11 @@ def main(args: Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f'{args.what}.png'
     torch.manual_seed(0)
-    COMMANDS[args.what](cfg, args, path)
+    # On a full disk no half picture has the name.
+    with TemporaryDirectory(dir=args.out, prefix='.part') as part:
+        drawn = Path(part) / path.name
+        COMMANDS[args.what](cfg, args, drawn)
+        drawn.replace(path)
     print(path)
 
 

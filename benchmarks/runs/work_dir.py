@@ -1,9 +1,9 @@
 """What a training run left in its working directory, read for pictures and tables."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import cv2
 import numpy as np
 import torch
 from mmengine.config import Config
@@ -13,8 +13,10 @@ from mmengine.registry import DATASETS
 from benchmarks.pictures.plots import Region, Sample
 from vim_mm.checkpoints.reading import last_checkpoint
 from vim_mm.engine.cli import load_model
+from vim_mm.engine.reader import class_meta, keep_loaded
 from vim_mm.json_lines import read_json_lines
 from vim_mm.progress import progress
+from vim_mm.stream.names import drawable_names
 
 # Metrics by their name in the log: how to call them, and what makes them percent.
 _METRICS = {
@@ -126,6 +128,7 @@ def predict_samples(
     count: int,
     score_threshold: float = 0.5,
     any_method: bool = False,
+    bands: Sequence[int] | None = None,
 ) -> tuple[list[Sample], tuple[str, ...], list[tuple[int, int, int]]]:
     """Run a trained model on images spread evenly over the test set.
 
@@ -135,26 +138,30 @@ def predict_samples(
         count (int): Number of images.
         score_threshold (float): Least score of a detection.
         any_method (bool): As in :func:`load_model`.
+        bands (Sequence[int], optional): See :func:`vim_mm.engine.reader.displayed`.
 
     Returns:
         tuple: The samples, and names and RGB colours of the classes.
     """
-    model, _ = load_model(cfg, checkpoint, any_method)
+    model, contents = load_model(cfg, checkpoint, any_method)
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
+    meta = class_meta(cfg, contents)
+    loaded = keep_loaded(dataset)
     samples = []
     for index in progress(spread_evenly(len(dataset), count), 'pictures'):
         with torch.no_grad():
             result = model.test_step(pseudo_collate([dataset[index]]))[0]
-        image = cv2.cvtColor(cv2.imread(result.img_path), cv2.COLOR_BGR2RGB)
+        image = loaded.displayed(bands)
         if 'pred_sem_seg' in result:
             truth = _segments(result.gt_sem_seg.data[0])
             prediction = _segments(result.pred_sem_seg.data[0])
         else:
             found = result.pred_instances.cpu()
-            truth = _instances(result.gt_instances)
-            prediction = _instances(found[found.scores >= score_threshold])
+            size = image.shape[:2]
+            truth = _instances(result.gt_instances, size)
+            prediction = _instances(found[found.scores >= score_threshold], size)
         samples.append(Sample(image, truth, prediction))
-    return samples, dataset.metainfo['classes'], dataset.metainfo['palette']
+    return samples, drawable_names(meta['classes']), meta['palette']
 
 
 def _segments(seg_map):
@@ -163,9 +170,11 @@ def _segments(seg_map):
     return [Region(seg_map == label, int(label)) for label in np.unique(seg_map) if label != 255]
 
 
-def _instances(instances):
-    """Regions of mmdet's InstanceData; ground truth has no scores."""
+def _instances(instances, size: tuple[int, int]):
+    """Regions of mmdet's InstanceData; ground truth has no scores, and boxes may have no masks."""
     count = len(instances)
+    if 'masks' not in instances:
+        instances.masks = np.zeros((count, *size), bool)
     masks = instances.masks.masks if hasattr(instances.masks, 'masks') else instances.masks
     scores = instances.scores.tolist() if 'scores' in instances else [None] * count
     boxes = instances.bboxes.tensor if hasattr(instances.bboxes, 'tensor') else instances.bboxes

@@ -96,6 +96,7 @@ def test_infer_draws_over_every_picture(trained, data_root, tmp_path):
     (folder / 'notes.txt').write_text('not a picture')
     (folder / 'broken.png').write_text('neither')
     Image.new('RGB', (1, 1)).save(folder / 'dot.png')
+    Image.new('RGB', (300, 1)).save(folder / 'thin.png')
     # More pixels than OpenCV takes, by its header; Pillow calls it a bomb.
     header = b'IHDR' + struct.pack('>IIBBBBB', 40_000, 40_000, 1, 0, 0, 0, 0)
     chunks = (
@@ -112,13 +113,16 @@ def test_infer_draws_over_every_picture(trained, data_root, tmp_path):
     arguments = ('infer.py', config, checkpoint, 'pictures', '--out', 'overlays', '--amp')
     log = run_tool(*arguments, cwd=tmp_path, fails=True)
     assert 'pictures/broken.png: not a picture that can be read' in log
-    # MMSegmentation cannot draw over a single pixel; MMDetection can.
-    failed = {'seg': ['broken.png', 'dot.png', 'huge.png'], 'det': ['broken.png', 'huge.png']}[task]
+    failed = ['broken.png', 'huge.png', 'thin.png']
     *_, listed = log.splitlines()
-    assert listed == f'infer.py: error: {len(failed)} of 5 pictures could not be drawn.'
+    assert listed == (
+        'infer.py: error: 3 of 6 pictures could not be drawn: '
+        'pictures/broken.png, pictures/huge.png, pictures/thin.png.'
+    )
+    assert 'pictures/thin.png: an image of 1 x 300 pixels cannot be resized by' in log
     for name, line in zip(failed, log.splitlines()[-1 - len(failed) :], strict=False):
         assert f'pictures/{name}: ' in line
-    drawn = {'wide.jpg.png', 'tall.jpg.png'} | ({'dot.png.png'} if task == 'det' else set())
+    drawn = {'wide.jpg.png', 'tall.jpg.png', 'dot.png.png'}
     assert {p.name for p in (tmp_path / 'overlays').iterdir()} == drawn
     for name, size in sizes.items():
         overlay = Image.open(tmp_path / 'overlays' / f'{name}.jpg.png')

@@ -85,6 +85,7 @@ from benchmarks.measure.timing import describe, environment
 from benchmarks.measure.whole_models import find_config
 from tools.infer import build_pipeline, dataset_meta
 from vim_mm.engine.cli import read_config
+from vim_mm.engine.reader import class_meta, prediction_pipeline
 from vim_mm.progress import progress
 from vim_mm.stream.frames import Video
 from vim_mm.stream.models import for_stream, make_predictor
@@ -222,13 +223,13 @@ def measure(args: argparse.Namespace, cfg: Config, form: str, video: Path) -> di
     model = revert_sync_batchnorm(MODELS.build(cfg.model)).to(args.device).eval()
     predictor = make_predictor(
         model,
-        build_pipeline(cfg).transforms,
+        prediction_pipeline(cfg).transforms,
         amp=args.amp,
         graph=form == 'graph',
         compile=form == 'compile',
         timed=True,
     )
-    meta = dataset_meta(cfg)
+    meta = class_meta(cfg)
     overlay = Overlay(meta['classes'], meta['palette'])
     first = Video(video)
     size = next(first.frames(lambda shape: np.empty(shape, np.uint8))).shape[:2]

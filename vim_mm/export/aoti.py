@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.export import Dim, ExportedProgram
 
 from vim_mm.models.mamba import Mamba
 from vim_mm.ops.backends import OPERATORS, path_of
+from vim_mm.whole_file import whole_file
 
 MULTIPLE = 'vim_mm_multiple'  # in the package's metadata, see examples/cpp/run_package.cpp
 
@@ -84,22 +86,29 @@ def write_package(program: ExportedProgram, path: str | Path, multiple: int | No
         multiple: As in :func:`export_graph`. It is noted in the package's metadata.
     """
     facts = {MULTIPLE: str(1 if multiple is None else multiple)}
-    torch._inductor.aoti_compile_and_package(
-        program,
-        package_path=str(path),
-        inductor_configs={
-            'aot_inductor.metadata': facts,
-            # Inductor believes that an open size is 2 or more, but computes with what it gets.
-            'aot_inductor.check_lowerbound': False,
-            # The threads of the program that runs the package. Else a package has those of the
-            # process that wrote it, and they wait for each other in a busy loop.
-            'cpp.dynamic_threads': True,
-            # Some compilers link a copy of the C++ library into what they build. With that copy
-            # beside PyTorch's shared library, a package for a GPU crashes when it is loaded. Named
-            # here, the shared library provides every symbol.
-            'aot_inductor.custom_op_libs': [':libstdc++.so.6'] if sys.platform == 'linux' else None,
-        },
-    )
+    path = Path(path)
+    # The compiler insists on the ending, and the package knows its name.
+    with whole_file(path) as part, TemporaryDirectory(dir=path.parent, prefix='.part') as folder:
+        file = Path(folder) / path.name
+        torch._inductor.aoti_compile_and_package(
+            program,
+            package_path=str(file),
+            inductor_configs={
+                'aot_inductor.metadata': facts,
+                # Inductor believes that an open size is 2 or more, but computes with what it gets.
+                'aot_inductor.check_lowerbound': False,
+                # The threads of the program that runs the package. Else a package has those of the
+                # process that wrote it, and they wait for each other in a busy loop.
+                'cpp.dynamic_threads': True,
+                # Some compilers link a copy of the C++ library into what they build. With that
+                # copy beside PyTorch's shared library, a package for a GPU crashes when it is
+                # loaded. Named here, the shared library provides every symbol.
+                'aot_inductor.custom_op_libs': [':libstdc++.so.6']
+                if sys.platform == 'linux'
+                else None,
+            },
+        )
+        file.replace(part)
 
 
 def load_package(path: str | Path) -> Callable[[Tensor], Tensor | Sequence[Tensor]]:

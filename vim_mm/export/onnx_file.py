@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vim_mm.compat import why_no_onnx_export
 from vim_mm.ops.exported import export_to_onnx
+from vim_mm.whole_file import whole_file
 
 OPSET = 18  # of torch's translations and of vim_mm.export.recurrence: nothing is converted
 _PRODUCTS = ['MatMul', 'Gemm']
@@ -46,7 +47,8 @@ def export_onnx(module: nn.Module, images: Tensor, path: str | Path, dynamic: bo
             custom_translation_table={torch.ops.vim_mm.recurrence.default: translated},
             verbose=False,
         )
-    program.save(str(path))
+    with whole_file(Path(path)) as part:
+        program.save(str(part))
 
 
 class OnnxModule(nn.Module):
@@ -68,9 +70,19 @@ class OnnxModule(nn.Module):
         )
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """All outputs of the file for images (B, C, H, W), float32, on the CPU."""
-        outputs = self.session.run(None, {'images': images.numpy()})
-        return tuple(map(torch.from_numpy, outputs))
+        """All outputs of the file for images (B, C, H, W), float32, on the CPU.
+
+        A file of a fixed batch computes others in parts of its own, the last one filled up.
+        """
+        fixed = self.session.get_inputs()[0].shape[0]
+        size = fixed if isinstance(fixed, int) else max(len(images), 1)
+        parts = []
+        for part in images.split(size):
+            missing = size - len(part)
+            filled = torch.cat([part, part[-1:].expand(missing, -1, -1, -1)]) if missing else part
+            outputs = self.session.run(None, {'images': filled.numpy()})
+            parts.append([torch.from_numpy(each)[: len(part)] for each in outputs])
+        return tuple(map(torch.cat, zip(*parts, strict=True)))
 
 
 def linear_layers(path: str | Path) -> dict[str, str]:
@@ -121,23 +133,24 @@ def quantize(
             batch = next(self.batches, None)
             return None if batch is None else {'images': batch.numpy()}
 
-    quantize_static(
-        str(source),
-        str(target),
-        Reader(),
-        op_types_to_quantize=_PRODUCTS,
-        nodes_to_quantize=[
-            node
-            for node, module in linear_layers(source).items()
-            if module.rpartition('.')[2] not in keep
-        ],
-        per_channel=True,
-        # Without VNNI a processor adds pairs of products of 8 bits in 16 bits, which overflow.
-        reduce_range=True,
-        activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
-        extra_options=dict(
-            # The scan takes float32: what a layer gives is not rounded again.
-            OpTypesToExcludeOutputQuantization=_PRODUCTS,
-        ),
-    )
+    with whole_file(Path(target)) as part:
+        quantize_static(
+            str(source),
+            str(part),
+            Reader(),
+            op_types_to_quantize=_PRODUCTS,
+            nodes_to_quantize=[
+                node
+                for node, module in linear_layers(source).items()
+                if module.rpartition('.')[2] not in keep
+            ],
+            per_channel=True,
+            # Without VNNI a processor adds pairs of products of 8 bits in 16 bits, which overflow.
+            reduce_range=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            extra_options=dict(
+                # The scan takes float32: what a layer gives is not rounded again.
+                OpTypesToExcludeOutputQuantization=_PRODUCTS,
+            ),
+        )

@@ -6,6 +6,7 @@ from mmengine.config import Config
 from torch import nn
 
 from vim_mm.acceleration import accelerate
+from vim_mm.config import dataset_options, type_name
 from vim_mm.stream.predictor import Predictor
 from vim_mm.stream.stages import has_stages
 
@@ -29,12 +30,14 @@ def for_stream(cfg: Config, native: bool = False) -> None:
             "default_scope must be 'mmseg' or 'mmdet', got 'mmpretrain': segmentors and detectors "
             'are streamed; tools/infer.py draws what a classifier predicts'
         )
-    if cfg.default_scope == 'mmseg' and cfg.model.type == 'EncoderDecoder':
+    if cfg.default_scope == 'mmseg' and type_name(cfg.model) == 'EncoderDecoder':
         cfg.model.type = 'FastEncoderDecoder'
     if native:
         same_size = dict(type='Resize', scale_factor=1.0, keep_ratio=True)
-        dataset = cfg.test_dataloader.dataset
-        dataset.pipeline = [same_size if t.type == 'Resize' else t for t in dataset.pipeline]
+        for _, options in dataset_options(cfg, 'test'):
+            options['pipeline'] = [
+                same_size if type_name(t) == 'Resize' else t for t in options['pipeline']
+            ]
         if cfg.default_scope == 'mmseg':
             cfg.model.test_cfg = dict(mode='whole')
         else:

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 
+from vim_mm.stream.names import drawable_names, put_name
 from vim_mm.stream.predictor import Instances, Prediction
 
-_FONT = cv2.FONT_HERSHEY_SIMPLEX
+_LETTERS = 11  # pixels
 
 
 class Overlay:
@@ -20,7 +21,7 @@ class Overlay:
     """
 
     def __init__(self, classes: Sequence[str], palette: Sequence, alpha: float = 0.5):
-        self.classes, self.alpha = list(classes), alpha
+        self.classes, self.alpha = drawable_names(classes), alpha
         self.colours = np.asarray(palette, np.uint8).reshape(-1, 3)[:, ::-1]
         self._table = np.zeros((256, 1, 3), np.uint8)
         shown = self.colours[:256]
@@ -46,13 +47,8 @@ class Overlay:
                 self._blend(drawn, found.masks[i], colour)
             cv2.rectangle(drawn, (left, top), (right, bottom), colour, 2)
             text = f'{self.classes[found.labels[i]]} {found.scores[i]:.2f}'
-            (width, height), below = cv2.getTextSize(text, _FONT, 0.5, 1)
-            base = max(top, height + below)  # inside of the picture
-            corners = (left, base - height - below), (left + width, base)
-            cv2.rectangle(drawn, *corners, colour, cv2.FILLED)
-            text_colour = (0, 0, 0) if sum(colour) > 380 else (255, 255, 255)
-            place = (left, base - below // 2)
-            cv2.putText(drawn, text, place, _FONT, 0.5, text_colour, 1, cv2.LINE_AA)
+            above = top - round(1.6 * _LETTERS)
+            put_name(drawn, text, (left, above), _LETTERS, colour)
         return drawn
 
     def _blend(self, drawn: np.ndarray, mask: np.ndarray, colour: tuple[int, ...]) -> None:

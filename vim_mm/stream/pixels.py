@@ -141,10 +141,13 @@ def check_transforms(transforms: Sequence) -> None:
     if not known:
         raise ValueError(
             'A stream knows test pipelines of LoadImageFromFile, Resize and Pack...Inputs, '
-            f'got {", ".join(names)}.'
+            f'got {", ".join(names)}; tools/infer.py takes any.'
         )
     for transform in transforms[:-1]:
         name = type(transform).__name__
         for key, value in (_READING if name != 'Resize' else _RESIZING).items():
             if getattr(transform, key, value) != value:
-                raise ValueError(f'A stream knows {name} with {key}={value!r} only.')
+                raise ValueError(
+                    f'A stream knows {name} with {key}={value!r} only, because it decodes frames '
+                    'of three bands of 8 bits by itself; tools/infer.py takes any.'
+                )

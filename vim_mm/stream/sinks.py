@@ -20,7 +20,7 @@ def path_while_open(path: Path) -> Path:
 
     A link stays, and the file that it leads to is written.
     """
-    file = Path(os.path.realpath(path))
+    file = Path(os.path.realpath(path)) if path.is_symlink() else path
     return _partial(file) if path.suffix.lower() == '.mp4' else file
 
 
@@ -76,7 +76,11 @@ class VideoFile:
             file = str(self.path_while_open)
             writer = cv2.VideoWriter(file, cv2.CAP_FFMPEG, code, self.rate, self._size)
             if not writer.isOpened():
-                raise OSError(f'OpenCV cannot write {file}{_why_not(self.path_while_open)}.')
+                width, height = self._size
+                raise OSError(
+                    f'OpenCV cannot write {file}{_why_not(self.path_while_open)} (a video of '
+                    f'{width} x {height} pixels).'
+                )
             self._writer = writer
         # Hours of prediction may be left: a full disk is found before the file is closed.
         if self.frames % _LOOKS_EVERY == 0 and _free(self.path_while_open) < _LEAST_FREE:
