@@ -37,7 +37,7 @@ def build_visualizer(cfg: 'Config', meta: dict) -> 'Visualizer':
     """The config's visualizer for classes as ``vim_mm.engine.reader.class_meta`` gives them."""
     from mmengine.registry import VISUALIZERS
 
-    from vim_mm.stream.names import drawable_names
+    from vim_mm.stream.lettering import drawable_names
 
     visualizer = VISUALIZERS.build({**cfg.visualizer, 'vis_backends': []})
     if meta.get('classes'):
@@ -121,7 +121,7 @@ def draw_segments(
     """As MMSegmentation's visualizer, also over a single pixel and with names in any script."""
     import numpy as np
 
-    from vim_mm.stream.names import put_name
+    from vim_mm.stream.lettering import put_name
 
     classes, palette = (visualizer.dataset_meta[key] for key in ('classes', 'palette'))
     labels = prediction.pred_sem_seg.data[0].cpu().numpy()

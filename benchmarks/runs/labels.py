@@ -17,7 +17,7 @@ from vim_mm.engine.cli import load_model
 from vim_mm.engine.label_file import as_labels
 from vim_mm.engine.reader import keep_loaded
 from vim_mm.progress import progress
-from vim_mm.stream.names import drawable_names
+from vim_mm.stream.lettering import drawable_names
 
 _BATCH = 250
 _INCHES = 1.25

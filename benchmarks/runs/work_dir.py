@@ -16,7 +16,7 @@ from vim_mm.engine.cli import load_model
 from vim_mm.engine.reader import class_meta, keep_loaded
 from vim_mm.json_lines import read_json_lines
 from vim_mm.progress import progress
-from vim_mm.stream.names import drawable_names
+from vim_mm.stream.lettering import drawable_names
 
 # Metrics by their name in the log: how to call them, and what makes them percent.
 _METRICS = {

@@ -83,7 +83,6 @@ from mmengine.registry import MODELS, init_default_scope
 from benchmarks.measure.tables import figures, markdown_table, write_text
 from benchmarks.measure.timing import describe, environment
 from benchmarks.measure.whole_models import find_config
-from tools.infer import build_pipeline, dataset_meta
 from vim_mm.engine.cli import read_config
 from vim_mm.engine.reader import class_meta, prediction_pipeline
 from vim_mm.progress import progress

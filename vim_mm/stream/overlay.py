@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 
-from vim_mm.stream.names import drawable_names, put_name
+from vim_mm.stream.lettering import drawable_names, put_name
 from vim_mm.stream.predictor import Instances, Prediction
 
 _LETTERS = 11  # pixels
