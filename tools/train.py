@@ -67,6 +67,7 @@ def main(args: Namespace) -> None:
     from vim_mm.engine import build_runner
     from vim_mm.engine.batches.batch import scale_learning_rate
     from vim_mm.engine.checks.data import check_data
+    from vim_mm.engine.checks.misspelled import check_checkpoint
     from vim_mm.engine.cli import read_config
     from vim_mm.engine.optimization.graphed_step import train_by_graph
 
@@ -79,6 +80,7 @@ def main(args: Namespace) -> None:
         scale_learning_rate(cfg)
     if args.graph:
         train_by_graph(cfg, compile=args.compile)
+    check_checkpoint(cfg.get('load_from'))
     check_data(cfg, 'train', 'val')
     checkpoint = last_checkpoint(cfg.work_dir) if args.resume == 'auto' else args.resume
     if checkpoint is not None:

@@ -163,6 +163,11 @@ def test_a_scan_alone(tmp_path):
     assert max(differences(Scan(), OnnxModule(tmp_path / 'scan.onnx'), [images])) <= BOUND
     with pytest.raises(Exception, match='Got invalid dimensions'):
         OnnxModule(tmp_path / 'scan.onnx')(torch.randn(1, 3, 2, 5))
+    more = torch.randn(6, 3, 2, 5)  # three times the batch of the file
+    parts = [Scan()(part) for part in more.split(2)]
+    outputs = OnnxModule(tmp_path / 'scan.onnx')(more)
+    for i, output in enumerate(outputs):
+        assert torch.allclose(output, torch.cat([part[i] for part in parts]), atol=1e-5)
 
 
 def test_the_recurrence():

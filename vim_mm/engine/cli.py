@@ -23,6 +23,7 @@ from vim_mm.config import check_names, merge_options
 from vim_mm.engine.activation import activate
 from vim_mm.engine.checks.channels import check_channels
 from vim_mm.engine.checks.data import check_data_root, check_outputs_of
+from vim_mm.engine.checks.misspelled import check_checkpoint, check_misspelled, similar_file
 from vim_mm.engine.checks.settings import check_settings
 from vim_mm.mistakes import sentence
 from vim_mm.outputs import written_by
@@ -51,7 +52,8 @@ def read_config(args: Namespace, import_library: bool = True) -> Config:
         TypeError: A setting is of a wrong type.
     """
     if not Path(args.config).is_file():
-        raise SystemExit(f'config: there is no file {args.config}.')
+        hint = similar_file(Path(args.config))
+        raise SystemExit(f'config: there is no file {args.config}{hint}.')
     # A log file on a full disk loses lines; without this each line would be a traceback.
     logging.raiseExceptions = False
     activate()
@@ -92,7 +94,9 @@ def read_config(args: Namespace, import_library: bool = True) -> Config:
         cfg.work_dir = str(Path(cfg.work_dir).expanduser().absolute())
     if import_library:
         import_task_library(cfg)
+        check_misspelled(cfg)
         check_settings(cfg)
+        check_checkpoint(getattr(args, 'checkpoint', None))
         check_outputs_of(cfg, written_by(args))
     return cfg
 

@@ -72,17 +72,14 @@ class OnnxModule(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """All outputs of the file for images (B, C, H, W), float32, on the CPU.
 
-        A file of a fixed batch computes others in parts of its own, the last one filled up.
+        A file of a fixed batch computes a multiple of it in parts.
         """
         fixed = self.session.get_inputs()[0].shape[0]
-        size = fixed if isinstance(fixed, int) else max(len(images), 1)
-        parts = []
-        for part in images.split(size):
-            missing = size - len(part)
-            filled = torch.cat([part, part[-1:].expand(missing, -1, -1, -1)]) if missing else part
-            outputs = self.session.run(None, {'images': filled.numpy()})
-            parts.append([torch.from_numpy(each)[: len(part)] for each in outputs])
-        return tuple(map(torch.cat, zip(*parts, strict=True)))
+        parts = [images]
+        if isinstance(fixed, int) and len(images) and len(images) % fixed == 0:
+            parts = images.split(fixed)
+        outputs = [self.session.run(None, {'images': part.numpy()}) for part in parts]
+        return tuple(torch.cat([*map(torch.from_numpy, each)]) for each in zip(*outputs))
 
 
 def linear_layers(path: str | Path) -> dict[str, str]:

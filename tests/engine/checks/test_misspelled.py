@@ -1,0 +1,127 @@
+"""Names that nothing has, found before anything is built."""
+
+from argparse import Namespace
+
+import pytest
+from mmengine.config import Config
+
+from tests.tools.conftest import configs, data_root  # noqa: F401  fixtures
+from vim_mm.config import config_names, config_path
+from vim_mm.engine.checks.misspelled import check_arguments_of, check_checkpoint
+from vim_mm.engine.cli import read_config
+
+
+def read(config, checkpoint=None, **options):
+    return read_config(Namespace(config=str(config), cfg_options=options, checkpoint=checkpoint))
+
+
+@pytest.mark.parametrize(
+    ('option', 'value', 'expected'),
+    [
+        ('log_level', 'EVIL', r"log_level must be one of \['DEBUG', .*\], got 'EVIL'$"),
+        ('log_level', 'debg', r"got 'debg'; did you mean 'DEBUG'\?"),
+        (
+            'train_cfg.max_iter',
+            3,
+            r"train_cfg \(IterBasedTrainLoop\) has no 'max_iter'; .*'max_iters'",
+        ),
+        ('train_cfg.val_intervall', 3, "has no 'val_intervall'; did you mean 'val_interval'"),
+        ('val_cfg.fp61', True, "val_cfg .*'fp61'; did you mean 'fp16'"),
+        ('model.type', 'EncodeDecoder', r"model\.type must .* 'EncodeDecoder'; .*EncoderDecoder'"),
+        ('model.neck.type', 'Feature2Pyramids', r"model\.neck\.type .*'Feature2Pyramid'\?"),
+        ('model.neck.type', 'Nothing', r'model\.neck\.type must name a registered class'),
+        ('model.decode_head.type', 'UPerHed', r"model\.decode_head\.type .*UPerHead'"),
+        (
+            'model.backbone.drop_path_rte',
+            0.1,
+            r"model\.backbone .*'drop_path_rte'; .*drop_path_rate",
+        ),
+        ('model.backbone.out_indicess', 0, r"'out_indicess'; did you mean 'out_indices'"),
+        ('model.neck.rescale', [1], r"model\.neck .* has no 'rescale'; did you mean 'rescales'"),
+        (
+            'optim_wrapper.optimizer.weight_decays',
+            0.1,
+            "'weight_decays'; did you mean 'weight_decay'",
+        ),
+        ('default_hooks.logger.intervall', 3, r"default_hooks\.logger .*did you mean 'interval'"),
+        ('default_hooks.checkpoint.max_keep_ckpt', 1, "did you mean 'max_keep_ckpts'"),
+        ('test_evaluator.iou_metric', ['mIoU'], "test_evaluator .*did you mean 'iou_metrics'"),
+        ('train_dataloader.dataset.data_prefixx', {}, "dataset .*did you mean 'data_prefix'"),
+        ('optim_wrapper.paramwise_cfg.layer_decay_rates', 0.9, "did you mean 'layer_decay_rate'"),
+        ('optim_wrapper.paramwise_cfg.custom_key', {}, "has no 'custom_key'; .*'custom_keys'"),
+        ('optim_wrapper.constructor', 'LayerDecayConstructor', 'did you mean .LayerDecayOptim'),
+    ],
+)
+def test_it_is_named_with_what_is_like_it(option, value, expected, configs):  # noqa: F811
+    with pytest.raises(ValueError, match=expected):
+        read(configs['seg'], **{option: value})
+
+
+def test_layer_decay_without_its_constructor(configs):  # noqa: F811
+    options = {
+        'optim_wrapper.constructor': None,
+        'optim_wrapper.paramwise_cfg.layer_decay_rate': 0.9,
+    }
+    with pytest.raises(ValueError, match=r'layer_decay_rate needs optim_wrapper\.constructor='):
+        read(configs['seg'], **options)
+
+
+def test_layer_decay_of_another_backbone(configs):  # noqa: F811
+    backbone = dict(_delete_=True, type='ResNet', depth=18)
+    options = {'model.backbone': backbone, 'optim_wrapper.paramwise_cfg.layer_decay_rate': 0.9}
+    with pytest.raises(TypeError, match=r'backbone ResNet has no get_layer_depth\(\)'):
+        read(configs['seg'], **options)
+    options['optim_wrapper.paramwise_cfg.layer_decay_rate'] = 1.0
+    read(configs['seg'], **options)
+
+
+@pytest.mark.parametrize('task', ['seg', 'det', 'cls'])
+def test_shipped_configs_have_no_such_name(task):
+    pytest.importorskip('mmcv.ops' if task == 'det' else 'mmpretrain' if task == 'cls' else 'mmseg')
+    names = [name for name in config_names() if name.startswith(f'{task}/')]
+    assert names
+    for name in names:
+        read(config_path(name))
+
+
+def test_a_config_that_is_not_there_has_a_suggestion(configs):  # noqa: F811
+    with pytest.raises(SystemExit, match=r"no file .*tiny_sg\.py; did you mean 'tiny_seg\.py'"):
+        read(configs['seg'].with_name('tiny_sg.py'))
+
+
+def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are(configs, tmp_path):  # noqa: F811
+    for name in ('iter_20.pth', 'iter_40.pth'):
+        (tmp_path / name).touch()
+    expected = r'no checkpoint .*iter_61\.pth; .* has iter_20\.pth, iter_40\.pth'
+    with pytest.raises(FileNotFoundError, match=expected):
+        read(configs['seg'], tmp_path / 'iter_61.pth')
+    with pytest.raises(FileNotFoundError, match=expected):
+        check_checkpoint(tmp_path / 'iter_61.pth')
+    with pytest.raises(FileNotFoundError, match=r'there is no folder .*absent either'):
+        read(configs['seg'], tmp_path / 'absent' / 'iter_61.pth')
+    for there in (tmp_path / 'iter_20.pth', 'https://example.com/iter_61.pth', None):
+        read(configs['seg'], there)
+
+
+class Open:
+    def __init__(self, size, **kwargs):
+        self.shape = kwargs.pop('shapes', size)
+
+
+class Closed(Open):
+    def __init__(self, *args, colour=None, **kwargs):
+        super().__init__(*args, **kwargs)
+
+
+def test_what_a_class_takes_from_arguments_of_any_name():
+    check_arguments_of(Closed, 'x', dict(type=Closed, size=1, colour=2, shapes=3, other=4))
+    with pytest.raises(ValueError, match=r"x \(Closed\) has no 'colours'; did you mean 'colour'"):
+        check_arguments_of(Closed, 'x', dict(colours=2))
+
+
+def test_types_given_as_classes(configs):  # noqa: F811
+    from mmseg.models import Feature2Pyramid
+
+    cfg = Config.fromfile(configs['seg'])
+    with pytest.raises(ValueError, match=r"Feature2Pyramid\) has no 'rescale'"):
+        check_arguments_of(Feature2Pyramid, 'neck', {**cfg.model.neck, 'rescale': 1})
