@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.runs.labels import Labelled, confusions, plot_labels
+from benchmarks.runs.labels import Labelled, confusions, names_of, plot_labels
 from vim_mm.engine import LabelFile
 
 CLASSES = ('coat', 'bag', 'shirt')
@@ -47,3 +47,17 @@ def test_the_table_of_labels(tmp_path):
             ['a.png', 'coat', 'shirt', '0.7000'],
             ['7', 'coat', 'shirt', '0.7000'],
         ]
+
+
+def test_several_labels_and_none_are_drawn(tmp_path):
+    found = [
+        Labelled(0, (0, 1), (0, 2), (0.9, 0.6)),
+        Labelled(1, (), (), ()),
+        Labelled(2, None, 1, 0.5),  # without a label
+    ]
+    assert [each.wrong for each in found] == [True, False, False]
+    assert [names_of(each.prediction, CLASSES) for each in found] == ['coat, shirt', 'none', 'bag']
+    assert names_of((0, 2), None) == '0, 2'
+    assert confusions(found, CLASSES, 3) == [('coat, bag', 'coat, shirt', 1)]
+    plot_labels([np.zeros((28, 28, 3), np.uint8)] * 3, found, CLASSES, tmp_path / 'labels.png')
+    assert Image.open(tmp_path / 'labels.png').size[0] > 28
