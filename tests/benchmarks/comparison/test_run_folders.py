@@ -253,6 +253,14 @@ def test_another_control_must_have_runs(work_dirs, monkeypatch):
         run(monkeypatch, work_dirs, '--control', 'zho')
 
 
+def test_nothing_to_compare_is_an_error(tmp_path, monkeypatch, capsys):
+    for seed, method in enumerate(('zoh', 'foh')):
+        write_run(tmp_path / method, method, seed, 30.0)
+    with pytest.raises(SystemExit, match='There is nothing to compare'):
+        run(monkeypatch, tmp_path)
+    assert 'small mIoU: no seed that all methods finished' in capsys.readouterr().out
+
+
 def test_without_the_control_nothing_is_compared(tmp_path, monkeypatch, capsys):
     for seed in range(2):
         for method in ('zoh', 'foh'):
