@@ -47,7 +47,7 @@ from vim_mm.engine.checks.first_samples import (
     of_depth,
     one_class,
 )
-from vim_mm.engine.checks.names import left_out
+from vim_mm.engine.checks.suffixes import left_out
 from vim_mm.engine.cli import read_config
 from vim_mm.progress import progress
 

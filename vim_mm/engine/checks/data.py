@@ -12,7 +12,7 @@ from mmengine.fileio import exists
 from mmengine.registry import DATASETS
 
 from vim_mm.config import dataset_options, type_name, unused_data_root, uses_data_root
-from vim_mm.engine.checks.names import check_suffixes
+from vim_mm.engine.checks.suffixes import check_suffixes
 from vim_mm.outputs import check_outputs
 
 # Where the layouts are described, by task.

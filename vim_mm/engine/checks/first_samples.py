@@ -20,7 +20,7 @@ from vim_mm.engine.batches.files import (
     wrapped_label,
 )
 from vim_mm.engine.batches.samples import SampleError, leaves, loading_transforms
-from vim_mm.engine.checks.names import left_out
+from vim_mm.engine.checks.suffixes import left_out
 
 # Samples of a data set that are loaded, and those whose files' headers are read.
 _LOADED, _HEADERS = 8, 64
