@@ -1,4 +1,4 @@
-"""Detection heads that MMDetection lacks.
+"""Detection heads that MMDetection lacks, and its two-stage detectors with faster losses.
 
 Importing this registers the names below with MMEngine and needs nothing else: MMDetection is
 imported when a model is built from them.
@@ -18,3 +18,30 @@ def SharedMaskCascadeRoIHead(**cfg) -> nn.Module:
     from vim_mm.detection.roi_head import SharedMaskCascadeRoIHead
 
     return SharedMaskCascadeRoIHead(**cfg)
+
+
+@MODELS.register_module()
+def FastDetector(of: str, **cfg) -> nn.Module:
+    """Any two-stage detector of MMDetection with faster losses, see :mod:`vim_mm.detection.detector`.
+
+    Args:
+        of (str): Type of the detector, such as 'MaskRCNN'.
+        cfg: Its arguments.
+
+    Raises:
+        TypeError: The type is no subclass of ``TwoStageDetector``.
+    """
+    from vim_mm.detection.detector import fast_detector_class
+
+    return fast_detector_class(of)(**cfg)
+
+
+@MODELS.register_module()
+def FastDetDataPreprocessor(**cfg) -> nn.Module:
+    """MMDetection's ``DetDataPreprocessor`` that does not wait for the GPU.
+
+    See :class:`vim_mm.detection.preprocessor.FastDetDataPreprocessor`; takes its arguments.
+    """
+    from vim_mm.detection.preprocessor import FastDetDataPreprocessor
+
+    return FastDetDataPreprocessor(**cfg)
