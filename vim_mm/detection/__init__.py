@@ -22,7 +22,7 @@ def SharedMaskCascadeRoIHead(**cfg) -> nn.Module:
 
 @MODELS.register_module()
 def FastDetector(of: str, **cfg) -> nn.Module:
-    """Any two-stage detector of MMDetection with faster losses, see :mod:`vim_mm.detection.detector`.
+    """Any two-stage detector of MMDetection, trained faster; see :mod:`vim_mm.detection.detector`.
 
     Args:
         of (str): Type of the detector, such as 'MaskRCNN'.

@@ -6,7 +6,7 @@ import torch
 from mmdet.models.roi_heads.bbox_heads import BBoxHead
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
 from mmengine.config import ConfigDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from vim_mm.detection.assign import assign
 from vim_mm.detection.boxes import decode, encode, pick

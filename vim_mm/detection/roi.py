@@ -4,7 +4,6 @@ Shapes follow from the config and from the padded number of objects, and nothing
 device.
 """
 
-import torch
 from mmcv.ops import RoIAlign
 from mmdet.models.roi_heads import CascadeRoIHead, StandardRoIHead
 from mmdet.models.roi_heads.bbox_heads import BBoxHead
