@@ -1,13 +1,13 @@
 """MMDetection's two-stage detectors with the same losses in a fraction of the time.
 
-MMDetection makes targets image by image and level by level, and asks the device for a count at each
-step. Here the targets, samples, proposals and losses of all images are computed at once, in tensors
-of fixed size: :mod:`vim_mm.detection.rpn`, :mod:`vim_mm.detection.roi`. So a step waits for nothing,
-and can be a CUDA graph.
+MMDetection makes targets image by image and level by level, and asks the device for a count at
+each step. Here the targets, samples, proposals and losses of all images are computed at once, in
+tensors of fixed size: :mod:`vim_mm.detection.rpn`, :mod:`vim_mm.detection.roi`. So a step waits for
+nothing, and can be a CUDA graph.
 
-A fast detector is its original, a subclass of it, with the same parameters, names and arguments, and
-it predicts by the original's methods. A head that is not known here is trained by its own methods,
-which the log says once with the reason.
+A fast detector is its original, a subclass of it, with the same parameters, names and arguments,
+and it predicts by the original's methods. A head that is not known here is trained by its own
+methods, which the log says once with the reason.
 """
 
 import logging
@@ -26,6 +26,8 @@ from vim_mm.detection import roi, rpn
 from vim_mm.detection.assign import needs_ignored
 from vim_mm.detection.truth import GroundTruth, pack, why_not_packed
 
+_HEADS = ('rpn_head', 'roi_head')
+
 
 class FastTwoStage(TwoStageDetector):
     """A ``TwoStageDetector`` with the losses of this package.
@@ -36,17 +38,15 @@ class FastTwoStage(TwoStageDetector):
     @cached_property
     def _why_slow(self) -> dict[str, str | None]:
         """By head, why its own methods train it; None if those of this package do."""
-        own = 'loss' if type(self).of.loss is not TwoStageDetector.loss else None
-        if own is not None:
-            reason = f'{type(self).of.__name__} has a loss of its own'
-            return dict(rpn_head=reason, roi_head=reason)
-        reason = 'there is none'
-        return dict(
-            rpn_head=rpn.why_not_fast(self.rpn_head, self._proposal_cfg)
-            if self.with_rpn
-            else reason,
-            roi_head=roi.why_not_fast(self.roi_head) if self.with_roi_head else reason,
-        )
+        detector = type(self).of
+        if detector.loss is not TwoStageDetector.loss:
+            return dict.fromkeys(_HEADS, f'{detector.__name__} has a loss of its own')
+        reasons = dict.fromkeys(_HEADS, 'there is none')
+        if self.with_rpn:
+            reasons['rpn_head'] = rpn.why_not_fast(self.rpn_head, self._proposal_cfg)
+        if self.with_roi_head:
+            reasons['roi_head'] = roi.why_not_fast(self.roi_head)
+        return reasons
 
     @property
     def _proposal_cfg(self) -> ConfigDict:
@@ -61,10 +61,7 @@ class FastTwoStage(TwoStageDetector):
 
     def why_shapes_vary(self) -> str | None:
         """Why a training step has no fixed shapes, as a CUDA graph demands it; None if it has."""
-        reasons = (
-            f'{name} takes its own path: {why}' for name, why in self._why_slow.items() if why
-        )
-        return next(reasons, None)
+        return next((_own_path(*reason) for reason in self._why_slow.items() if reason[1]), None)
 
     def with_fixed_shapes(self, batch: dict) -> dict:
         """A batch for ``loss`` as a CUDA graph takes it: with :class:`GroundTruth` for samples.
@@ -78,7 +75,7 @@ class FastTwoStage(TwoStageDetector):
         samples = batch['data_samples']
         for name, reason in self._obstacles(samples).items():
             if reason is not None:
-                raise ValueError(f'{name} takes its own path: {reason}')
+                raise ValueError(_own_path(name, reason))
         return {**batch, 'data_samples': self._pack(samples, batch['inputs'].device)}
 
     def _pack(self, samples: SampleList, device: torch.device) -> GroundTruth:
@@ -103,7 +100,7 @@ class FastTwoStage(TwoStageDetector):
             reasons = self._obstacles(batch_data_samples)
             for name, reason in reasons.items():
                 if reason is not None:
-                    _say_once(f"{name} is trained by MMDetection's own methods: {reason}")
+                    _say_once(_own_path(name, reason))
             if all(reasons.values()):
                 return super().loss(batch_inputs, batch_data_samples)
             truth = self._pack(batch_data_samples, batch_inputs.device)
@@ -178,6 +175,10 @@ def fast_detector_class(name: str) -> type[FastTwoStage]:
     Fast.__name__ = Fast.__qualname__ = f'Fast{name}'
     Fast.__doc__ = f"""MMDetection's ``{name}`` with the losses of :class:`FastTwoStage`."""
     return Fast
+
+
+def _own_path(head: str, reason: str) -> str:
+    return f"{head} is trained by MMDetection's own methods: {reason}"
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Losses of MMDetection's RoI heads and of :mod:`vim_mm.detection.roi_head`, for all images at once.
+"""Losses of MMDetection's RoI heads, and of ours, for all images at once.
 
 Shapes follow from the config and from the padded number of objects, and nothing waits for the
 device.

@@ -1,6 +1,7 @@
 """Losses and proposals of MMDetection's ``RPNHead``, for all images at once.
 
-Shapes follow from the size of the batch and from the config alone, and nothing waits for the device.
+Shapes follow from the size of the batch and from the config alone, and nothing waits for the
+device.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """The ground truth of a batch of images in tensors whose sizes do not change with every batch.
 
-MMDetection keeps it image by image. Here that of all images lies in one tensor, padded to a power of
-two, so that assigning, sampling and the losses need no loop and no count on the CPU.
+MMDetection keeps it image by image. Here that of all images lies in one tensor, padded to a power
+of two, so that assigning, sampling and the losses need no loop and no count on the CPU.
 """
 
 from collections.abc import Sequence
