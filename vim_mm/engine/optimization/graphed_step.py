@@ -80,7 +80,14 @@ def obstacle(runner: Runner) -> str | None:
             "take model_wrapper_cfg=dict(type='FlatDataParallel')"
         )
     if hasattr(model, 'roi_head') or hasattr(model, 'bbox_head'):
-        return f'{kind} is a detector, whose shapes depend on the boxes of each batch'
+        if not hasattr(model, 'why_shapes_vary'):
+            return (
+                f'{kind} is a detector, whose shapes depend on the boxes of each batch: two-stage '
+                "detectors take model.type='FastDetector'"
+            )
+        reason = model.why_shapes_vary()
+        if reason is not None:
+            return f'{kind} is a detector, whose shapes depend on the boxes of each batch: {reason}'
     if runner.cfg.get('compile'):
         return 'the config compiles the step: remove compile'
     if type(model).train_step is not BaseModel.train_step:
@@ -222,6 +229,11 @@ class GraphedStep:
         self._forget_if_changed()  # first, because preprocessors may wait for the last step
         with optim_wrapper.optim_context(self.model):
             batch = self.model.data_preprocessor(data, True)
+        if hasattr(self.model, 'with_fixed_shapes'):
+            try:
+                batch = self.model.with_fixed_shapes(batch)
+            except ValueError as error:
+                raise GraphError(f'--graph: {error}') from error
         losses = self._losses(batch, optim_wrapper)
         if optim_wrapper.should_update():
             self.exchange()
