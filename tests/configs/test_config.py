@@ -62,7 +62,7 @@ def test_shipped_bases_resolve_in_a_fresh_process_elsewhere(name, tmp_path):
         "print(type(model).__name__, model.backbone.with_cp, cfg.model.get('_scope_'))\n"
     )
     printed = run_fresh(script, tmp_path)
-    model = {SEG: 'FastEncoderDecoder True None', DET: 'CascadeRCNN True mmdet'}[name]
+    model = {SEG: 'FastEncoderDecoder True None', DET: 'FastCascadeRCNN True mmdet'}[name]
     assert printed.splitlines()[-1] == model
     assert 'Failed to search registry' not in printed  # MMEngine logs to standard output
 

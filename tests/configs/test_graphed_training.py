@@ -12,7 +12,12 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from mmengine.registry import MODELS, init_default_scope
 
-from tests.configs.samples import SIZE, classification_batch, segmentation_batch
+from tests.configs.samples import (
+    SIZE,
+    classification_batch,
+    detection_batch,
+    segmentation_batch,
+)
 from tests.graphs import assert_same_bits
 from tests.scripts import ROOT
 from vim_mm.config import config_path
@@ -63,6 +68,22 @@ def classifier() -> Config:
     return cfg
 
 
+def detector() -> Config:
+    """Mask R-CNN, with an image that has no object."""
+    cfg = Config.fromfile(config_path('det/mask_rcnn_vim_shapes.py'))
+    cfg.model.backbone.update(
+        arch=dict(embed_dims=WIDTH, num_layers=4), img_size=64, drop_path_rate=0.3
+    )
+    cfg.model.neck.update(in_channels=WIDTH, out_channels=WIDTH)
+    cfg.model.rpn_head.update(in_channels=WIDTH, feat_channels=WIDTH)
+    head = cfg.model.roi_head
+    for part in (head.bbox_roi_extractor, head.mask_roi_extractor):
+        part.out_channels = WIDTH
+    head.bbox_head.update(in_channels=WIDTH, fc_out_channels=WIDTH)
+    head.mask_head.update(in_channels=WIDTH, conv_out_channels=WIDTH)
+    return cfg
+
+
 def seed(step: int) -> None:
     for function in (random.seed, np.random.seed, torch.manual_seed):
         function(step)
@@ -91,9 +112,9 @@ def trained(model, wrapper: str, make_batch, graph: bool) -> dict:
 
 
 @pytest.mark.parametrize('wrapper', WRAPPERS)
-@pytest.mark.parametrize('make', [segmentor, recomputing_segmentor, classifier])
+@pytest.mark.parametrize('make', [segmentor, recomputing_segmentor, classifier, detector])
 def test_a_training_of_a_shipped_model(make, wrapper, graph_device):
-    pytest.importorskip('mmpretrain' if make is classifier else 'mmseg')
+    pytest.importorskip({classifier: 'mmpretrain', detector: 'mmcv.ops'}.get(make, 'mmseg'))
     if wrapper == 'float16' and graph_device == 'cpu':
         pytest.skip('float16 with a loss scaler needs a CUDA device')
     activate()
@@ -103,6 +124,8 @@ def test_a_training_of_a_shipped_model(make, wrapper, graph_device):
     model = revert_sync_batchnorm(MODELS.build(cfg.model)).to(graph_device).train()
     if make is classifier:
         batches = partial(classification_batch, model.head.num_classes)
+    elif make is detector:
+        batches = partial(detection_batch, model.roi_head.bbox_head.num_classes)
     else:
         batches = partial(segmentation_batch, model.num_classes)
     eager = trained(model, wrapper, batches, graph=False)

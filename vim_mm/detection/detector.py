@@ -172,7 +172,7 @@ def fast_detector_class(name: str) -> type[FastTwoStage]:
     class Fast(FastTwoStage, detector):
         of = detector
 
-    Fast.__name__ = Fast.__qualname__ = f'Fast{name}'
+    Fast.__name__ = Fast.__qualname__ = f'Fast{detector.__name__}'
     Fast.__doc__ = f"""MMDetection's ``{name}`` with the losses of :class:`FastTwoStage`."""
     return Fast
 

@@ -28,7 +28,8 @@ class GroundTruth(NamedTuple):
         ignored: (B, I, 4), boxes whose surroundings are no background; I may be zero.
         ignored_number: (B,), int64, how many of them there are.
         sizes: (B, 4), float32: height and width of the image, then with its padding.
-        masks: (N, H, W), uint8, of the objects of all images one after the other; N may be zero.
+        masks: (N, H, W), of the objects of all images one after the other; N may be zero. Uint8,
+            or float32 where they are other numbers.
         first_mask: (B,), int64, index in ``masks`` of the first object of each image.
     """
 
@@ -64,8 +65,6 @@ def why_not_packed(samples: SampleList, with_masks: bool) -> str | None:
     for each in masks:
         if not isinstance(each, BitmapMasks):
             return f'masks are {type(each).__name__}, which are cut out on the CPU'
-        if each.masks.dtype not in (np.uint8, np.bool_):
-            return f'masks are of {each.masks.dtype}, not of uint8'
     if len({(each.height, each.width) for each in masks}) > 1:
         return 'masks of a batch differ in size: set pad_mask=True in the data_preprocessor'
     return None
@@ -128,7 +127,9 @@ def _stack_masks(masks: Sequence[BitmapMasks], device: torch.device) -> Tensor:
         return torch.zeros(0, 1, 1, dtype=torch.uint8, device=device)
     number = sum(map(len, masks))
     size = (masks[0].height, masks[0].width)
-    stacked = torch.zeros(bucket(number), *size, dtype=torch.uint8, device=device)
+    whole = all(each.masks.dtype in (np.uint8, np.bool_) for each in masks if len(each))
+    dtype = torch.uint8 if whole else torch.float32
+    stacked = torch.zeros(bucket(number), *size, dtype=dtype, device=device)
     start = 0
     for each in masks:
         if len(each):

@@ -3,8 +3,12 @@
 _base_ = 'mmdet::_base_/models/cascade-mask-rcnn_r50_fpn.py'
 
 model = dict(
+    type='FastDetector',
+    of='CascadeRCNN',
     # To 1024x1024 always: padding takes part in the scan, so testing pads as training does.
-    data_preprocessor=dict(pad_size_divisor=1024, non_blocking=True),
+    data_preprocessor=dict(
+        type='FastDetDataPreprocessor', pad_size_divisor=1024, non_blocking=True
+    ),
     backbone=dict(
         _delete_=True,
         type='VisionMamba',

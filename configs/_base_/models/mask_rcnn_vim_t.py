@@ -3,9 +3,13 @@
 _base_ = 'mmdet::_base_/models/mask-rcnn_r50_fpn.py'
 
 model = dict(
+    type='FastDetector',
+    of='MaskRCNN',
     # To 1024x1024 always: padding takes part in the scan, so testing pads as training does.
     # The next batch is copied while the step before it still runs: the loader pins its memory.
-    data_preprocessor=dict(pad_size_divisor=1024, non_blocking=True),
+    data_preprocessor=dict(
+        type='FastDetDataPreprocessor', pad_size_divisor=1024, non_blocking=True
+    ),
     backbone=dict(
         _delete_=True,
         type='VisionMamba',
