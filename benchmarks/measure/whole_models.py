@@ -84,8 +84,8 @@ def adapt(
         size (tuple): (H, W) of the pictures.
         path (str): 'kernel' or 'python' computes the scans by compiled code or by the Python
             reference, in the same plain block; 'config' leaves what the config says.
-        heads (str): 'mmseg' or 'fast' gives a segmentor MMSegmentation's heads or ours, which are
-            the same functions.
+        heads (str): 'mmseg' or 'fast' gives a segmentor MMSegmentation's heads or ours, 'mmdet' or
+            'fast' a two-stage detector; both are the same functions.
         method (str, optional): Discretization; None leaves what the config says.
     """
     model = cfg.model
@@ -112,6 +112,8 @@ def adapt(
         for name in ('decode_head', 'auxiliary_head'):
             if model.get(name):
                 change_head(model[name], heads)
+    if heads != 'config' and 'roi_head' in model:
+        change_detector(model, heads)
     if cfg.default_scope == 'mmpretrain':  # labels stay whole; the runner would merge the other
         model.pop('train_cfg', None)
         model.setdefault('data_preprocessor', dict(cfg.get('data_preprocessor', {})))
@@ -126,6 +128,16 @@ def change_head(head: ConfigDict, heads: str) -> None:
     head.type = plain
     if heads == 'fast':
         head.update(type='FastHead', of=plain)
+
+
+def change_detector(model: ConfigDict, heads: str) -> None:
+    """Make a two-stage detector MMDetection's own ('mmdet') or the fast one of it ('fast')."""
+    plain = model.pop('of', None) or model.type
+    preprocessor = model.data_preprocessor.type.removeprefix('Fast')
+    model.type, model.data_preprocessor.type = plain, preprocessor
+    if heads == 'fast':
+        model.update(type='FastDetector', of=plain)
+        model.data_preprocessor.type = f'Fast{preprocessor}'
 
 
 def is_vim(cfg: Config) -> bool:

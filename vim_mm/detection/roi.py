@@ -9,6 +9,7 @@ from mmdet.models.roi_heads import CascadeRoIHead, StandardRoIHead
 from mmdet.models.roi_heads.bbox_heads import BBoxHead
 from mmdet.models.roi_heads.mask_heads import FCNMaskHead
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
+from mmdet.models.task_modules import RandomSampler
 from mmengine.config import ConfigDict
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -115,7 +116,7 @@ def losses(
     scores, deltas = head.bbox_head(features)
     found = box_losses(head.bbox_head, scores, deltas, regions, truth, head.train_cfg)
     if head.with_mask:
-        most = most_positive(head.bbox_sampler)
+        most = _most_masks(head.bbox_sampler, regions)
         if head.share_roi_extractor:
             features = features.view(*regions.valid.shape, *features.shape[1:])[:, :most].flatten(
                 0, 1
@@ -127,6 +128,13 @@ def losses(
             head.train_cfg, features,
         )  # fmt: skip
     return found
+
+
+def _most_masks(sampler: RandomSampler, regions: Regions) -> int:
+    """How many regions of each image, from the first, may be positive."""
+    if regions.positive.is_cuda:  # to count them would be to wait
+        return most_positive(sampler)
+    return max(1, int(regions.positive.sum(1).max()))
 
 
 def _box_features(head: nn.Module, extractor: nn.Module, x: tuple[Tensor, ...], regions: Regions):
@@ -172,7 +180,7 @@ def _cascade(
         if head.with_mask:
             named |= _mask_losses(
                 head, head.mask_head[stage], head.mask_roi_extractor[stage], x,
-                regions.first(most_positive(sampler)), truth, cfg,
+                regions.first(_most_masks(sampler, regions)), truth, cfg,
             )  # fmt: skip
         weight = head.stage_loss_weights[stage]
         for name, value in named.items():
@@ -203,7 +211,7 @@ def _shared_cascade(
         if stage == 0 and head.with_mask:
             named |= _mask_losses(
                 head, head.mask_head[0], head.mask_roi_extractor[0], x,
-                regions.first(most_positive(sampler)), truth, cfg,
+                regions.first(_most_masks(sampler, regions)), truth, cfg,
             )  # fmt: skip
         found |= {f's{stage}.{name}': value for name, value in named.items()}
         boxes = refine(head.bbox_head[stage], scores, deltas, regions, truth)
