@@ -6,6 +6,8 @@ import torch
 pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
 
 from tests.detection import fast as small
+from vim_mm.detection import roi
+from vim_mm.detection.sample import most_positive
 
 BATCHES = {
     'usual': dict(objects=(5, 3)),
@@ -56,6 +58,12 @@ OTHERS = {
 }
 
 
+@pytest.fixture
+def gpu_shapes(monkeypatch):
+    """As many masks as a GPU would compute, without counting how many there are."""
+    monkeypatch.setattr(roi, '_most_masks', lambda sampler, regions: most_positive(sampler))
+
+
 def check(changes: dict, batch: dict) -> None:
     fast, slow = small.detectors(small.config(**changes))
     assert fast._why_slow == dict(rpn_head=None, roi_head=None)
@@ -82,14 +90,19 @@ def check(changes: dict, batch: dict) -> None:
 
 @pytest.mark.parametrize('batch', BATCHES)
 @pytest.mark.parametrize('kind', small.CONFIGS)
-def test_losses_and_gradients(kind, batch):
+def test_losses_and_gradients(kind, batch, gpu_shapes):
     changes = IGNORING if batch == 'ignored' else {}
     check(dict(kind=kind, **changes), BATCHES[batch])
 
 
 @pytest.mark.parametrize('kind', ['standard', 'cascade'])
 @pytest.mark.parametrize('setting', OTHERS)
-def test_settings(setting, kind):
+def test_settings(setting, kind, gpu_shapes):
     if kind == 'cascade' and setting in ('one level', 'shared features'):
         pytest.skip('of the standard head')
     check(dict(kind=kind, **OTHERS[setting]), dict(objects=(5, 2)))
+
+
+@pytest.mark.parametrize('objects', [(5, 2), (0, 0)])
+def test_as_many_masks_as_there_are(objects):
+    check(dict(kind='standard'), dict(objects=objects))
