@@ -50,8 +50,9 @@ def test_predictions_are_the_original_bit_for_bit(kind):
         )
     for own, expected in zip(ours, theirs, strict=True):
         own, expected = own.pred_instances, expected.pred_instances
-        assert len(expected) and own.keys() == expected.keys()
-        assert all(torch.equal(own[name], expected[name]) for name in expected)
+        names = expected.keys()
+        assert len(expected) and own.keys() == names
+        assert all(torch.equal(own[name], expected[name]) for name in names)
 
 
 def test_the_preprocessor_gives_the_original_bits():
