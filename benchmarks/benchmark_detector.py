@@ -1,7 +1,7 @@
 """A two-stage detector's training step: MMDetection's heads, the fast ones, and those as a graph.
 
-    python tools/analysis/benchmark_detector.py
-    python tools/analysis/benchmark_detector.py CONFIG --size 1024 1024 --out steps.json
+    python benchmarks/benchmark_detector.py
+    python benchmarks/benchmark_detector.py CONFIG --size 1024 1024 --out steps.json
 
 Each step takes a batch as the loader hands it over: random pictures with 8 boxes and their masks.
 So it has the preprocessor, forward pass, losses, backward pass and AdamW, under bfloat16 autocast.
@@ -18,7 +18,6 @@ lines of code that made the CPU wait, as PyTorch warns of them. Needs mmcv with 
 """
 
 import json
-import sys
 import warnings
 from argparse import ArgumentParser, Namespace
 from collections import Counter
@@ -28,7 +27,6 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for _command_line
 from _command_line import end, parse_first, positive
 
 CONFIGS = ('det/mask_rcnn_vim_t_zoh.py', 'mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py')
@@ -57,10 +55,10 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 import torch
 from mmengine.config import Config
 from mmengine.optim import OptimWrapper
-from whole_models import adapt, build, find_config, make_batch
 
-from vim_mm.analysis.tables import figures, markdown_table, write_text
-from vim_mm.analysis.timing import describe, environment, synchronize
+from benchmarks.measure.tables import figures, markdown_table, write_text
+from benchmarks.measure.timing import describe, environment, synchronize
+from benchmarks.measure.whole_models import adapt, build, find_config, make_batch
 from vim_mm.engine import BFloat16OptimWrapper, activate
 from vim_mm.engine.cli import import_task_library
 from vim_mm.engine.optimization.graphed_step import GraphedStep
