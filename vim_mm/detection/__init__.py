@@ -40,8 +40,8 @@ def FastDetector(of: str, **cfg) -> nn.Module:
 def FastDetDataPreprocessor(**cfg) -> nn.Module:
     """MMDetection's ``DetDataPreprocessor`` that does not wait for the GPU.
 
-    See :class:`vim_mm.detection.preprocessor.FastDetDataPreprocessor`; takes its arguments.
+    See :class:`vim_mm.detection.images.FastDetDataPreprocessor`; takes its arguments.
     """
-    from vim_mm.detection.preprocessor import FastDetDataPreprocessor
+    from vim_mm.detection.images import FastDetDataPreprocessor
 
     return FastDetDataPreprocessor(**cfg)
