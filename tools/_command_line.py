@@ -17,12 +17,14 @@ from typing import NoReturn
 # The rooms of the clone that a script lies in, found from wherever it is called. Their folder is on
 # the path for no longer than that: an installed vim_mm must win over the sources beside them, which
 # may have no compiled operators. This file has a link in each folder of scripts, so that no other
-# file changes the path.
-ROOT = next(p for p in Path(__file__).resolve().parents if (p / 'benchmarks').is_dir())
-sys.path.insert(0, str(ROOT))
-for _room in ('benchmarks', 'studies', 'tools'):
-    import_module(_room)
-sys.path.remove(str(ROOT))
+# file changes the path. Where somebody has copied tools/ alone, most of them need no room.
+for _root in Path(__file__).resolve().parents:
+    if (_root / 'benchmarks/__init__.py').exists():
+        sys.path.insert(0, str(_root))
+        for _room in ('benchmarks', 'studies', 'tools'):
+            import_module(_room)
+        sys.path.remove(str(_root))
+        break
 
 _OPENING = {'[': ']', '(': ')'}
 

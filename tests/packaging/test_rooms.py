@@ -1,6 +1,8 @@
 """The code keeps to the rooms of docs/architecture.md, and to the rules that keep them small."""
 
 import re
+import runpy
+import shutil
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -175,3 +177,10 @@ def test_every_folder_of_scripts_has_the_command_line():
             if re.search(r'^from _command_line import', path.read_text(), re.M):
                 link = path.parent / '_command_line.py'
                 assert link.resolve() == ROOT / 'tools/_command_line.py'
+
+
+def test_tools_that_were_copied_alone_need_no_room(tmp_path):
+    copy = shutil.copy(ROOT / 'tools/_command_line.py', tmp_path)
+    path = [*sys.path]
+    assert runpy.run_path(str(copy))['numbers']('0..2') == [0, 1, 2]
+    assert sys.path == path
