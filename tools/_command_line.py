@@ -109,7 +109,10 @@ class Names(Sequence):
 
     def __call__(self, text: str) -> str:
         if text not in self:
-            raise argparse.ArgumentTypeError(f'expected one of {[*self]}, got {text!r}')
+            from vim_mm.mistakes import did_you_mean
+
+            hint = did_you_mean(text, self)
+            raise argparse.ArgumentTypeError(f'expected one of {[*self]}, got {text!r}{hint}')
         return text
 
     @cached_property

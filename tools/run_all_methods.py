@@ -381,10 +381,12 @@ def parse_args() -> tuple[Namespace, list[str]]:
 
 def known_methods(args: Namespace) -> list[str]:
     """Those that are asked for, else those that are compared, and the control of a comparison."""
+    from vim_mm.mistakes import did_you_mean
     from vim_mm.ops import METHODS
 
     if unknown := {*args.methods} - {*METHODS}:
-        raise SystemExit(f'unknown methods {sorted(unknown)}, there are {[*METHODS]}')
+        hint = did_you_mean(sorted(unknown)[0], METHODS)
+        raise SystemExit(f'unknown methods {sorted(unknown)}, there are {[*METHODS]}{hint}')
     with_control = args.seeds is not None
     asked = [*dict.fromkeys(args.methods)]
     return asked or [m for m in METHODS if with_control or not METHODS[m].control]

@@ -136,7 +136,7 @@ def kernels() -> Iterator[Line]:
     if library.MISSING is not None:
         yield Line('kernels', 'note', library.MISSING, f'faster, with a compiler: {BUILD}')
         return
-    yield Line('CPU kernel', 'ok', f'instructions {torch.ops.vim_mm.cpu_capability()}')
+    yield Line('CPU kernel', 'ok', f'instructions {library.cpu_capability()}')
     if library.has_kernel('cuda'):
         architectures = ' '.join(built_architectures()) or 'unknown, built without a list'
         yield Line('CUDA kernel', 'ok', f'compiled for {architectures}')

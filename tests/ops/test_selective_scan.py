@@ -335,12 +335,17 @@ def test_overflow_does_not_depend_on_the_number_of_states(method, step):
 @pytest.mark.slow
 def test_unknown_instruction_set():
     environment = os.environ | {'VIM_MM_CPU_CAPABILITY': 'sse9'}
-    code = 'import torch, vim_mm.ops; torch.ops.vim_mm.cpu_capability()'
+    code = (
+        'import torch, vim_mm.ops\n'
+        'x, A = torch.ones(1, 1, 1), -torch.ones(1, 1)\n'
+        'try:\n    vim_mm.ops.selective_scan_fn(x, x, A, x, x)\n'
+        "except ValueError as error: raise SystemExit(f'mistake: {error}')"
+    )
     result = subprocess.run(
         [sys.executable, '-c', code], env=environment, capture_output=True, text=True, check=False
     )
     assert result.returncode != 0
-    assert "VIM_MM_CPU_CAPABILITY is 'sse9'" in result.stderr
+    assert "mistake: VIM_MM_CPU_CAPABILITY is 'sse9', expected portable, " in result.stderr
 
 
 @pytest.mark.parametrize('backend', [None, 'torch', 'reference'])

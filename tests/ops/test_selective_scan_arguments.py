@@ -68,9 +68,18 @@ BAD_INPUTS = [
     ('reverse', 1, TypeError, 'reverse: expected a bool, got 1'),
     ('use_cuda_kernel', 1, TypeError, 'use_cuda_kernel: expected a bool, got 1'),
     ('discretization_method', 'euler', ValueError, "'euler'.*zoh.*rk4"),
+    ('discretization_method', 'zho', ValueError, "^discretization_method: .*'zho'.*mean 'zoh'"),
+    ('discretization_method', 'ZOH', ValueError, "did you mean 'zoh'"),
+    ('u', zeros(B, D, L).to_sparse(), TypeError, 'u: expected a dense tensor, .*sparse_coo'),
+    ('A', zeros(D, N).to_sparse_csr(), TypeError, 'A: expected a dense tensor, .*sparse_csr'),
+    ('z', zeros(B, D, L).to_mkldnn(), TypeError, 'z: expected a dense tensor, got .*_mkldnn'),
+    ('D', zeros(D).to_sparse(), TypeError, 'D: expected a dense tensor, got .*sparse_coo'),
+    ('B', torch.nested.nested_tensor([zeros(N, L)] * B), TypeError, 'B: .* got a nested one'),
+    ('C', torch.quantize_per_tensor(zeros(B, N, L), 1.0, 0, torch.quint8), TypeError,
+     'C: .* got torch.quint8'),
     ('discretization_method', 0, ValueError, 'unknown discretization method 0'),
     ('discretization_method', ['zoh'], ValueError, r"unknown discretization method \['zoh'\]"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -168,7 +177,8 @@ def test_backend_on_the_cpu(backends, monkeypatch, argument, variable, backend):
 def test_cuda_kernel_demanded_on_the_cpu(backends, monkeypatch, argument, variable):
     if variable is not None:
         monkeypatch.setenv('VIM_USE_CUDA_KERNEL', variable)
-    with pytest.raises(RuntimeError, match='demanded, but the tensors are on cpu'):
+    source = 'VIM_USE_CUDA_KERNEL=1' if argument is None else 'use_cuda_kernel=True'
+    with pytest.raises(RuntimeError, match=f'^{source}: .*demanded, but the tensors are on cpu'):
         selective_scan_fn(**make_inputs(), use_cuda_kernel=argument)
     assert backends == []
 

@@ -3,7 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from vim_mm.ops.tensors import check_device, check_tensor
 
 ARCHS = {
     'tiny': dict(embed_dims=192, num_layers=24),
@@ -126,8 +129,7 @@ def parse_out_indices(out_indices: int | Sequence[int], depth: int) -> tuple[int
 
 def check_images(x: Any, in_channels: int) -> None:
     """TypeError or ValueError if ``x`` is no batch of images (B, in_channels, H, W)."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f'images: expected a tensor, got {type(x).__name__}')
+    check_tensor('images', x)
     if not x.is_floating_point():
         raise TypeError(f'images: expected floating-point numbers, got {x.dtype}')
     if x.dim() != 4 or x.shape[1] != in_channels:
@@ -139,6 +141,21 @@ def check_images(x: Any, in_channels: int) -> None:
 
 
 def check_tokens(x: Tensor, d_model: int) -> None:
-    """ValueError if ``x`` is no batch of tokens (B, L, d_model)."""
+    """TypeError or ValueError if ``x`` is no batch of tokens (B, L, d_model)."""
+    check_tensor('hidden_states', x)
+    if not x.is_floating_point():
+        raise TypeError(f'hidden_states: expected floating-point numbers, got {x.dtype}')
     if x.dim() != 3 or x.shape[2] != d_model:
         raise ValueError(f'hidden_states: expected shape (B, L, {d_model}), got {tuple(x.shape)}')
+
+
+def check_like(x: Tensor, weight: Tensor) -> None:
+    """Whether tokens are where the weights are that multiply them, and of their dtype.
+
+    Raises:
+        TypeError: Another dtype, and no autocast that converts it.
+        ValueError: Another device.
+    """
+    check_device('hidden_states', x, 'in_proj', weight)
+    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(f'hidden_states: expected {weight.dtype}, as in_proj is, got {x.dtype}')

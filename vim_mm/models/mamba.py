@@ -13,6 +13,7 @@ from vim_mm.models.arguments import (
     check_choice,
     check_counts,
     check_int,
+    check_like,
     check_number,
     check_positive,
     check_tokens,
@@ -114,6 +115,8 @@ class Mamba(nn.Module):
         get_method(discretization_method)
         check_counts(d_model=d_model, d_conv=d_conv)
         check_int('d_state', d_state, 1, MAX_STATES)
+        if isinstance(dt_rank, str) and dt_rank != 'auto':
+            raise TypeError(f"dt_rank must be an integer, got {dt_rank!r}; the one word is 'auto'")
         if dt_rank != 'auto':
             check_counts(dt_rank=dt_rank)
         check_positive(expand=expand, dt_min=dt_min, dt_max=dt_max, dt_scale=dt_scale)
@@ -273,6 +276,7 @@ class Mamba(nn.Module):
         """Mix along the sequence: (B, L, d_model), L from 1, to the same shape.
 
         Raises:
+            TypeError: No dense tensor, or not floating point.
             ValueError: Another number of dimensions or channels.
         """
         check_tokens(hidden_states, self.d_model)
@@ -385,9 +389,11 @@ class Mamba(nn.Module):
         if self._must_call('in_proj'):
             xz = self.in_proj(hidden_states)
             return rearrange(xz, 'b l (two d) -> two b d l', two=2).unbind(0)
+        weight = self.in_proj.weight
+        check_like(hidden_states, weight)
         # Weight times tokens, not tokens times weight: the rows of every projection are then
         # channels with L contiguous, and everything up to the scan is a view of them.
-        xz = F.linear(self.in_proj.weight, rearrange(hidden_states, 'b l c -> (b l) c'))
+        xz = F.linear(weight, rearrange(hidden_states, 'b l c -> (b l) c'))
         if self.in_proj.bias is not None:
             xz = xz + self.in_proj.bias.to(xz.dtype)[:, None]
         batch, length, _ = hidden_states.shape  # both: einops divides by the one, and it may be 0

@@ -64,7 +64,7 @@ def chosen_backend(
     name, obstacle = _choose(backend, use_cuda_kernel, device_type, dtype, is_complex)
     if name == 'error':
         wish = _requested(backend, use_cuda_kernel)
-        raise RuntimeError(f'{wish.subject} was demanded, but {obstacle}')
+        raise RuntimeError(f'{wish.source}: {wish.subject} was demanded, but {obstacle}')
     if obstacle:
         _say_once(f'selective scan on {device_type}: {_WORDS[name]}, because {obstacle}')
     return name

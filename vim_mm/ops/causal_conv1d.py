@@ -1,7 +1,10 @@
 """The short depthwise convolution that stands in front of the scan in each direction of a block."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from vim_mm.ops.tensors import check_device, check_tensor
 
 
 def causal_conv1d(
@@ -18,9 +21,9 @@ def causal_conv1d(
     but the kernel.
 
     Args:
-        x: (B, D, L), floating point, any strides.
-        weight: (D, W), in x's dtype (under autocast any).
-        bias: (D,) or None.
+        x: (B, D, L), floating point, any strides; D from 1.
+        weight: (D, W), W from 1, in x's dtype (under autocast any).
+        bias: (D,) or None, likewise.
         reverse: Whether t runs backwards.
         activation: 'silu' or None.
 
@@ -28,21 +31,40 @@ def causal_conv1d(
         (B, D, L) in x's dtype, under autocast in autocast's.
 
     Raises:
-        ValueError: A shape or the activation is not as above.
+        TypeError: An argument is no dense tensor, or of another dtype.
+        ValueError: A shape, a device or the activation is not as above.
     """
     if activation not in (None, 'silu'):
         raise ValueError(f"activation must be None or 'silu', got {activation!r}")
-    if x.dim() != 3:
-        raise ValueError(f'x must be (B, D, L), got shape {tuple(x.shape)}')
+    _check_types(x, weight, bias)
+    if x.dim() != 3 or x.shape[1] == 0:
+        raise ValueError(f'x must be (B, D, L), D from 1, got shape {tuple(x.shape)}')
     channels, length = x.shape[1:]
-    if weight.dim() != 2 or weight.shape[0] != channels:
-        raise ValueError(f'weight must be ({channels}, W), got shape {tuple(weight.shape)}')
+    if weight.dim() != 2 or weight.shape[0] != channels or weight.shape[1] == 0:
+        raise ValueError(
+            f'weight must be ({channels}, W), W from 1, got shape {tuple(weight.shape)}'
+        )
     if bias is not None and bias.shape != (channels,):
         raise ValueError(f'bias must be ({channels},), got shape {tuple(bias.shape)}')
 
+    if length == 0:  # of which conv1d takes none
+        x = F.pad(x, (0, 1))
     margin = weight.shape[1] - 1
     kernel = (weight.flip(1) if reverse else weight).unsqueeze(1)
     # Padding inside of conv1d and cutting afterwards copies nothing, unlike F.pad on one side.
     out = F.conv1d(x, kernel, bias, padding=margin, groups=channels)
     out = out.narrow(2, margin if reverse else 0, length)
     return F.silu(out) if activation else out
+
+
+def _check_types(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Layouts, dtypes and devices."""
+    for name, tensor in (('x', x), ('weight', weight), ('bias', bias)):
+        if name == 'bias' and tensor is None:
+            continue
+        check_tensor(name, tensor)
+        if not tensor.is_floating_point():
+            raise TypeError(f'{name} must be floating point, got {tensor.dtype}')
+        if tensor.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(f'{name} must be {x.dtype}, as x is, got {tensor.dtype}')
+        check_device(name, tensor, 'x', x)

@@ -16,6 +16,7 @@ from vim_mm.ops.reference import (
     step_sizes,
 )
 from vim_mm.ops.selective_scan import check_bool, check_shapes, check_state_matrices
+from vim_mm.ops.tensors import check_tensor
 
 
 def selective_scan_dense_ref(
@@ -55,9 +56,10 @@ def selective_scan_dense_ref(
         TypeError, ValueError: An argument has another type, dtype, device or shape.
         torch.linalg.LinAlgError: I - dt A / 2 is singular.
     """
-    if isinstance(A, Tensor) and (A.dim() != 3 or A.shape[1] != A.shape[2]):
+    check_tensor('A', A)
+    if A.dim() != 3 or A.shape[1] != A.shape[2]:
         raise ValueError(f'A: expected shape (D, N, N), got {(*A.shape,)}')
-    like_A = A.diagonal(dim1=1, dim2=2) if isinstance(A, Tensor) else A
+    like_A = A.diagonal(dim1=1, dim2=2)
     check_shapes(u, delta, like_A, B, C, D, z, delta_bias, 'D')
     check_state_matrices(B, C, u, like_A)
     check_bool('delta_softplus', delta_softplus)

@@ -25,12 +25,15 @@ hold, which Mamba's ``zoh`` simplifies to beta = dt. A method that beats ``zoh``
 its input is integrated exactly, whatever it assumes of the input; the control tells the two apart.
 """
 
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import factorial
 
 import torch
 from torch import Tensor
+
+from vim_mm.ops.tensors import check_device, check_tensor
 
 # Up to this |z| the series is used. Beyond it, dividing by z in the recursion amplifies no error.
 _SERIES_RADIUS = 2.0
@@ -204,11 +207,18 @@ METHODS = {
 IS_CAUSAL = {method.id: method.causal for method in METHODS.values()}
 
 
-def get_method(name: str) -> Method:
-    """The method called ``name``; ValueError for any other word, never a default."""
-    if not isinstance(name, str) or name not in METHODS:
-        raise ValueError(f'unknown discretization method {name!r}, expected one of {[*METHODS]}')
-    return METHODS[name]
+def get_method(name: str, argument: str = 'discretization_method') -> Method:
+    """The method called ``name``; ValueError for any other word, never a default.
+
+    The error names the ``argument``, and the method that is most like the word.
+    """
+    if isinstance(name, str) and name in METHODS:
+        return METHODS[name]
+    similar = difflib.get_close_matches(name.lower(), METHODS, 1) if isinstance(name, str) else []
+    hint = f'; did you mean {similar[0]!r}?' if similar else ''
+    raise ValueError(
+        f'{argument}: unknown discretization method {name!r}, expected one of {[*METHODS]}{hint}'
+    )
 
 
 def method_name(number: int) -> str:
@@ -238,10 +248,14 @@ def discretize(delta: Tensor, A: Tensor, method: str) -> tuple[Tensor, Tensor]:
         ``delta`` and ``A`` promote to.
 
     Raises:
-        ValueError: ``method`` is unknown.
-        TypeError: ``delta`` is not real floating point, or ``A`` is neither that nor complex.
+        ValueError: ``method`` is unknown, or the tensors are on two devices.
+        TypeError: ``delta`` is not real floating point, or ``A`` is neither that nor complex, or
+            one of them is no dense tensor.
     """
-    coefficients = get_method(method).coefficients
+    coefficients = get_method(method, 'method').coefficients
+    check_tensor('delta', delta)
+    check_tensor('A', A)
+    check_device('A', A, 'delta', delta)
     if not delta.is_floating_point():
         raise TypeError(f'delta must be real floating point, got {delta.dtype}')
     if not (A.is_floating_point() or A.is_complex()):

@@ -41,11 +41,25 @@ def _is_registered(device_type: str) -> bool:
     key = {'cpu': 'CPU', 'cuda': 'CUDA'}.get(device_type)
     if key is None:
         return False
+    if key == 'CPU':
+        cpu_capability()  # else its error would come from the middle of a model
     try:
         torch.library.get_kernel('vim_mm::selective_scan_fwd', key)
     except RuntimeError:  # how it says that there is none
         return False
     return True
+
+
+def cpu_capability() -> str:
+    """The instruction set of the CPU kernels: that of VIM_MM_CPU_CAPABILITY, or the best there is.
+
+    Raises:
+        ValueError: The variable names none, or one that this processor does not have.
+    """
+    try:
+        return torch.ops.vim_mm.cpu_capability()
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
 
 
 def built_architectures() -> list[str]:

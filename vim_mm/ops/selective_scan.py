@@ -13,6 +13,7 @@ from vim_mm.ops.discretization import method_id
 from vim_mm.ops.exported import exported_scan, exporting_to_onnx
 from vim_mm.ops.library import call, refuse_forward_mode
 from vim_mm.ops.reference import grouped_scan_ref, real_dtype
+from vim_mm.ops.tensors import check_device, check_tensor
 
 MAX_STATES = 256
 _REAL = (torch.float32, torch.float16, torch.bfloat16)
@@ -72,7 +73,7 @@ def selective_scan_fn(
         (float64 for float64 inputs), complex if A is.
 
     Raises:
-        TypeError: An argument has a wrong type or dtype.
+        TypeError: An argument has a wrong type, layout or dtype.
         ValueError: An argument has a wrong shape, device or value, the method is unknown, or
             ``backend`` and ``use_cuda_kernel`` contradict each other.
         RuntimeError: The backend that was demanded is not available.
@@ -247,14 +248,12 @@ def _check_tensors(required: dict[str, Tensor], optional: dict[str, Tensor]) -> 
     """Types, dtypes and device; the dtypes of B and C depend on more than that."""
     tensors = required | optional
     for name, x in tensors.items():
-        if not isinstance(x, Tensor):
-            raise TypeError(f'{name}: expected a tensor, got {type(x).__name__}')
+        check_tensor(name, x)
     u = tensors['u']
     if u.dtype not in _ANY_FLOAT:
         raise TypeError(f'u: expected float32, float16, bfloat16 or float64, got {u.dtype}')
     for name, x in tensors.items():
-        if x.device != u.device:
-            raise ValueError(f'{name}: expected on {u.device}, where u is, got {x.device}')
+        check_device(name, x, 'u', u)
         if name in ('delta', 'z'):
             _check_real_dtype(name, x, u)
         elif name in ('D', 'delta_bias') and x.dtype not in _ANY_FLOAT:
