@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vim_mm.ops.tensors import check_device, check_tensor
+from vim_mm.ops.discretization import check_device, check_tensor
 
 ARCHS = {
     'tiny': dict(embed_dims=192, num_layers=24),

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vim_mm.ops.tensors import check_device, check_tensor
+from vim_mm.ops.discretization import check_device, check_tensor
 
 
 def causal_conv1d(

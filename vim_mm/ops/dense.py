@@ -8,6 +8,7 @@ for training at size.
 import torch
 from torch import Tensor
 
+from vim_mm.ops.discretization import check_tensor
 from vim_mm.ops.reference import (
     per_channel,
     real_dtype,
@@ -16,7 +17,6 @@ from vim_mm.ops.reference import (
     step_sizes,
 )
 from vim_mm.ops.selective_scan import check_bool, check_shapes, check_state_matrices
-from vim_mm.ops.tensors import check_tensor
 
 
 def selective_scan_dense_ref(

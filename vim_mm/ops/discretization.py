@@ -29,11 +29,10 @@ import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import factorial
+from typing import Any
 
 import torch
 from torch import Tensor
-
-from vim_mm.ops.tensors import check_device, check_tensor
 
 # Up to this |z| the series is used. Beyond it, dividing by z in the recursion amplifies no error.
 _SERIES_RADIUS = 2.0
@@ -229,6 +228,25 @@ def method_name(number: int) -> str:
 def method_id(name: str) -> int:
     """The native operators' number of the method called ``name``; errors as :func:`get_method`."""
     return get_method(name).id
+
+
+def check_tensor(name: str, x: Any) -> None:
+    """Keep what has no strides from operators, whose errors would not name it.
+
+    Raises:
+        TypeError: The argument is no tensor, or a sparse, nested or packed one.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f'{name}: expected a tensor, got {type(x).__name__}')
+    if x.layout != torch.strided or x.is_nested:
+        kind = 'a nested one' if x.is_nested else f'one of layout {x.layout}'
+        raise TypeError(f'{name}: expected a dense tensor, got {kind}')
+
+
+def check_device(name: str, x: Tensor, first: str, other: Tensor) -> None:
+    """ValueError if the tensor is not where the argument called ``first`` is."""
+    if x.device != other.device:
+        raise ValueError(f'{name}: expected on {other.device}, where {first} is, got {x.device}')
 
 
 def discretize(delta: Tensor, A: Tensor, method: str) -> tuple[Tensor, Tensor]:

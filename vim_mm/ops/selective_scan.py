@@ -9,11 +9,10 @@ from vim_mm.ops import triton
 from vim_mm.ops.backends import OPERATORS, chosen_backend
 from vim_mm.ops.chunked import chunked_scan
 from vim_mm.ops.counted import counted_scan, counting
-from vim_mm.ops.discretization import method_id
+from vim_mm.ops.discretization import check_device, check_tensor, method_id
 from vim_mm.ops.exported import exported_scan, exporting_to_onnx
 from vim_mm.ops.library import call, refuse_forward_mode
 from vim_mm.ops.reference import grouped_scan_ref, real_dtype
-from vim_mm.ops.tensors import check_device, check_tensor
 
 MAX_STATES = 256
 _REAL = (torch.float32, torch.float16, torch.bfloat16)
