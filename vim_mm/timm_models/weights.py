@@ -1,6 +1,5 @@
 """Weights by whatever name timm's configs have for them, read as data."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ PLACES: dict[str, Any] = dict(file=None, url='', hf_hub_id=None, hf_hub_filename
 _NAMES = ('model.safetensors', 'pytorch_model.bin', 'pytorch_model.pth', 'model.pth')
 
 
-def read_weights(cfg: PretrainedCfg, cache_dir: str | Path | None = None) -> Mapping | None:
+def read_weights(cfg: PretrainedCfg, cache_dir: str | Path | None = None) -> dict | None:
     """What the configuration names, as data; timm would run what a pickle asks for.
 
     The order is timm's: the source by name, weights in memory, a file, the Hugging Face Hub, a URL.
@@ -24,7 +23,7 @@ def read_weights(cfg: PretrainedCfg, cache_dir: str | Path | None = None) -> Map
         cache_dir (str | Path, optional): For downloads from the Hub.
 
     Returns:
-        Mapping | None: None where it names nothing, or weights in memory.
+        dict | None: None where it names nothing, or weights in memory.
 
     Raises:
         FileNotFoundError: There is no such file, or none in the folder or the repository.
@@ -40,7 +39,9 @@ def read_weights(cfg: PretrainedCfg, cache_dir: str | Path | None = None) -> Map
             return read_file(Path(cfg.file), 'cpu')
     if cfg.hf_hub_id:
         return read_file(_from_hub(cfg.hf_hub_id, cfg.hf_hub_filename, cache_dir), 'cpu')
-    return read_file(downloaded(cfg.url), 'cpu', cfg.url) if cfg.url else None
+    if isinstance(cfg.url, str) and cfg.url:
+        return read_file(downloaded(cfg.url), 'cpu', cfg.url)
+    return None
 
 
 def _in_folder(folder: Path) -> Path:
