@@ -7,7 +7,7 @@ wrong. All samples are read, by the transforms that load files; augmentation doe
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from _command_line import add_arguments, end, parse_first, positive
+from _command_line import add_arguments, add_bands, end, parse_first, positive
 
 SPLITS = ('train', 'val', 'test')
 
@@ -19,6 +19,7 @@ def parse_args() -> Namespace:
     )
     add_arguments(parser, launcher=False)
     parser.add_argument('--split', choices=SPLITS, default='train', help='whose loader to read')
+    add_bands(parser)
     parser.add_argument('--images', type=positive, default=8, help='number, spread evenly')
     parser.add_argument('--out', type=Path, default=Path('work_dirs/browse_data'), metavar='DIR')
     return parser.parse_args()
@@ -30,12 +31,11 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 from collections import Counter
 from collections.abc import Mapping
 
-import numpy as np
 from mmengine.config import Config
 from mmengine.registry import VISUALIZERS, init_default_scope
-from vim_mm.analysis.runs.work_dir import spread_evenly
-from vim_mm.analysis.tables import bullets, markdown_table
 
+from benchmarks.measure.tables import bullets, markdown_table
+from benchmarks.runs.work_dir import spread_evenly
 from vim_mm.config import dataset_options
 from vim_mm.engine.batches.samples import IGNORED_LABEL, CheckedDataset, SampleError
 from vim_mm.engine.checks.data import check_data
@@ -49,6 +49,7 @@ from vim_mm.engine.checks.first_samples import (
 )
 from vim_mm.engine.checks.suffixes import left_out
 from vim_mm.engine.cli import read_config
+from vim_mm.engine.reader import displayed
 from vim_mm.progress import progress
 
 
@@ -63,15 +64,6 @@ def without_augmentation(options: Mapping) -> dict:
 def _kind(step: Mapping) -> str:
     kind = step['type']
     return (kind if isinstance(kind, str) else kind.__name__).rpartition('.')[2]
-
-
-def displayed(image: np.ndarray) -> np.ndarray:
-    """An image (C, H, W) in BGR as an RGB one (H, W, 3) of bytes."""
-    image = image[:3][::-1] if len(image) >= 3 else image[:1].repeat(3, 0)
-    if image.dtype != np.uint8:
-        low, high = float(image.min()), float(image.max())
-        image = ((image - low) / max(high - low, 1e-12) * 255).astype(np.uint8)
-    return np.ascontiguousarray(image.transpose(1, 2, 0))
 
 
 def browse(
@@ -110,7 +102,7 @@ def browse(
             counts.update(truth.gt_label.tolist())
         if index in drawn:
             path = args.out / f'{index:06}_{Path(truth.img_path).stem}.png'
-            picture = displayed(sample['inputs'].numpy())
+            picture = displayed(sample['inputs'].numpy().transpose(1, 2, 0), args.bands)
             visualizer.add_datasample(
                 name, picture, truth, draw_gt=True, draw_pred=False, out_file=str(path)
             )

@@ -1,5 +1,6 @@
 """What is loaded of the first samples is compared with their files."""
 
+import json
 import re
 import shutil
 
@@ -83,6 +84,15 @@ def test_images_of_16_bits(bits, folder):
     assert 'more than 8 bits' not in train(folder, rest=whole)
 
 
+def test_a_png_is_turned_as_a_jpeg_is(tmp_path):
+    write_data(tmp_path / 'data', size=(48, 64))
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    each_image(tmp_path / 'data', lambda path: Image.open(path).save(path, exif=exif))
+    with pytest.raises(SampleError, match=r'000\.png: its EXIF orientation is 8, .* as 64 x 48'):
+        train(tmp_path)
+
+
 @pytest.mark.parametrize('way', [3, 6])
 def test_images_that_exif_turns_without_their_labels(way, folder):
     """A square one may fit, or not: a line says what to do if it does not."""
@@ -149,6 +159,17 @@ def test_images_without_labels(folder):
         train(folder)
 
 
+def test_files_of_a_list(folder):
+    """Names of a split: nothing is listed, and the first samples are looked for."""
+    (folder / 'data/split.txt').write_text('000\n001\n009\n')
+    rest = "train_dataloader['dataset']['ann_file'] = 'split.txt'"
+    with pytest.raises(SampleError, match=r'images/training/009\.png: there is no such file\.'):
+        train(folder, rest=rest)
+    shutil.copy(folder / 'data/images/training/000.png', folder / 'data/images/training/009.png')
+    with pytest.raises(SampleError, match=r'annotations/training/009\.png: there is no such file'):
+        train(folder, rest=rest)
+
+
 def test_a_label_is_named_as_the_file_has_it(folder):
     each_label(folder / 'data', lambda labels: np.array([1, 2, 7], np.uint8)[labels])
     with pytest.raises(
@@ -171,6 +192,12 @@ def test_a_pipeline_that_loads_no_labels(folder):
     pipeline = "[dict(type='LoadImageFromFile'), dict(type='PackSegInputs')]"
     with pytest.raises(SampleError, match=r'the sample has no gt_sem_seg .*LoadAnnotations'):
         train(folder, rest=f"train_dataloader['dataset']['pipeline'] = {pipeline}")
+
+
+def test_a_data_set_without_samples(folder):
+    (folder / 'data/split.txt').write_text('')
+    with pytest.raises(SampleError, match=r'split\.txt: no picture .* is left'):
+        train(folder, rest="train_dataloader['dataset']['ann_file'] = 'split.txt'")
 
 
 needs_mmdet = pytest.mark.skipif(
@@ -208,6 +235,35 @@ def test_some_objects_that_do_not_remain(tmp_path):
 
 
 @needs_mmdet
+@pytest.mark.parametrize(
+    ('content', 'reason'),
+    [
+        ([], r'AssertionError: .*list'),
+        (dict(images=[]), r"CocoDataset asks for '\w+', which it does not have"),
+        (
+            dict(images=[dict(id=0, file_name='0.jpg')], annotations=[], categories=[]),
+            'Coco.* asks',
+        ),
+    ],
+)
+def test_annotations_of_another_format(content, reason, tmp_path):
+    pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
+    text = coco(tmp_path)
+    (tmp_path / 'data/ann.json').write_text(json.dumps(content))
+    with pytest.raises(SampleError, match=rf'ann\.json: {reason}'):
+        train(tmp_path, text)
+
+
+@needs_mmdet
+def test_a_detector_without_annotations(tmp_path):
+    pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
+    steps = "[dict(type='LoadImageFromFile'), dict(type='PackDetInputs', meta_keys=())]"
+    text = coco(tmp_path) + f"train_dataloader['dataset'] = dict(dataset, pipeline={steps})\n"
+    with pytest.raises(SampleError, match=r'\d\.jpg: the sample has no gt_instances nor'):
+        train(tmp_path, text)
+
+
+@needs_mmdet
 def test_images_of_another_size_than_their_annotations(tmp_path):
     pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
     text = coco(tmp_path)
@@ -222,7 +278,7 @@ def test_images_of_another_size_than_their_annotations(tmp_path):
     for path in pictures:
         Image.open(path).resize((128, 96)).save(path)
     with pytest.raises(
-        SampleError, match=r'0\.jpg: it has 96 x 128 pixels .*ann\.json says 48 x 64'
+        SampleError, match=r'0\.jpg: it is loaded as 96 x 128 .*ann\.json says 48 x 64'
     ):
         train(tmp_path, text)
     pictures[1].rename(pictures[1].with_suffix('.JPG'))

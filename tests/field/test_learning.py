@@ -46,6 +46,16 @@ def test_a_softmax_of_one_channel(channels, folder):
             train(folder, rest=rest + own)
 
 
+@pytest.mark.parametrize('kind', ['TverskyLoss', 'LovaszLoss'])
+def test_another_softmax_of_one_channel(kind, folder):
+    of_image = ', per_image=True' if kind == 'LovaszLoss' else ''
+    rest = f'{HEADS}.update(num_classes=2, out_channels=1)\n'
+    rest += f"    head['loss_decode'] = dict(_delete_=True, type='{kind}'{of_image})\n"
+    rest += f"{SPLITS}['metainfo'] = dict(classes=('background', 'object'))\n" + END + END_HEADS
+    with pytest.raises(ValueError, match=rf'one output channel .* so that {kind} is always 0'):
+        train(folder, rest=rest)
+
+
 @pytest.mark.parametrize('kind', ['UPerHead', 'FastUPerHead'])
 @pytest.mark.parametrize('weights', [[1.0] * 4, [1.0, 2.0]])
 def test_weights_of_other_classes(kind, weights, folder):
@@ -107,6 +117,14 @@ def test_an_epoch_without_an_end(folder):
         train(folder, rest=rest)
 
 
+def test_a_validation_without_an_end(folder):
+    rest = "val_dataloader['sampler'] = dict(type='InfiniteSampler')"
+    with pytest.raises(
+        ValueError, match=r'val_dataloader\.sampler is InfiniteSampler, which never'
+    ):
+        train(folder, rest=rest)
+
+
 def test_a_schedule_by_epochs_without_epochs(folder):
     with pytest.raises(ValueError, match=r'param_scheduler\.0 \(PolyLR\) counts epochs'):
         train(folder, rest=schedule(type='PolyLR', power=1.0))
@@ -146,8 +164,12 @@ def test_a_schedule_in_its_unit(options, folder):
 @pytest.mark.parametrize(
     ('rest', 'line'),
     [
-        ('train_cfg = dict(val_interval=1)', r'val_interval=1 counts iterations'),
+        ('train_cfg.update(val_interval=1)', r'val_interval=1 counts iterations'),
         (BY_EPOCH + 'train_cfg.update(val_interval=500)', r'val_interval=500 counts epochs'),
+        (
+            'train_cfg.update(val_begin=500)',
+            r'val_begin=500 lies behind the end of the training, 3',
+        ),
         ('default_hooks = dict(checkpoint=dict(by_epoch=True))', r'checkpoint counts epochs'),
         (
             BY_EPOCH + 'default_hooks = dict(checkpoint=dict(interval=50))',

@@ -193,8 +193,10 @@ def prepare(options=None, training=True, **data):
     """What a preprocessor makes of a batch."""
 
     def run(kind):
-        cfg = dict(mean=[0.0] * 3, std=[1.0] * 3, bgr_to_rgb=True, size=SIZE, seg_pad_val=255)
-        built = MODELS.build(dict(type=kind['type'], **cfg | (options or {})))
+        cfg = dict(mean=[0.0] * 3, std=[1.0] * 3, bgr_to_rgb=True)
+        if 'Seg' in kind['type']:
+            cfg |= dict(size=SIZE, seg_pad_val=255)
+        built = ALL_MODELS.build(dict(type=kind['type'], **cfg | (options or {})))
         batch = dict(inputs=[torch.zeros(3, *SIZE)] * 2, data_samples=labels()) | data
         built({key: value for key, value in batch.items() if value is not None}, training)
 
@@ -269,6 +271,63 @@ OF_ROI_HEADS = {
     'samples without objects': lambda kind: roi_head(kind).loss((), [InstanceData()], [object()]),
 }
 
+
+def detector(change=None, objects=(2, 1), **options):
+    """The loss of a detector for a batch whose samples were changed."""
+
+    def run(kind):
+        from tests.detection import fast
+
+        model = fast.config('standard', **options)
+        is_fast = kind['type'] != kind['name']
+        own = dict(type=kind['type'], of=kind['name']) if is_fast else dict(type=kind['name'])
+        built = ALL_MODELS.build({**model, **own}).train()
+        prepared = built.data_preprocessor(fast.batch(*objects), True)
+        inputs, samples = prepared['inputs'], prepared['data_samples']
+        samples = samples if change is None else change(samples)
+        built.loss(inputs, samples)
+
+    return run
+
+
+def objects_changed(**values):
+    """Samples whose first one has other values, or lacks those that are None."""
+
+    def change(samples):
+        truth = samples[0].gt_instances
+        fields = {key: truth[key] for key in truth.keys()} | values  # noqa: SIM118
+        samples[0].gt_instances = InstanceData(**{k: v for k, v in fields.items() if v is not None})
+        return samples
+
+    return change
+
+
+def without_instances(samples):
+    del samples[0].gt_instances
+    return samples
+
+
+OF_DETECTORS = {
+    'a label above the classes': detector(objects_changed(labels=torch.tensor([0, 9]))),
+    'objects without boxes': detector(objects_changed(bboxes=None)),
+    'objects without labels': detector(objects_changed(labels=None)),
+    'objects without masks': detector(objects_changed(masks=None)),
+    'samples without objects': detector(without_instances),
+    'one sample for two images': detector(lambda samples: samples[:1]),
+    'no samples': detector(lambda samples: []),
+    'a box of three corners': detector(
+        lambda samples: objects_changed(bboxes=torch.ones(2, 3))(samples)
+    ),
+    'an unknown head': detector(roi_head__type='NoHead'),
+}
+OF_DET_PREPROCESSORS = {
+    name: run
+    for name, run in OF_PREPROCESSORS.items()
+    if name in ('both orders of channels', 'a word for the order', 'a mean without a deviation',
+                'two means', 'images without channels', 'no images')
+}  # fmt: skip
+
+
 # Of each fast form the original, and what both are given. 'FastHead' of any head has that head's.
 FORMS = {
     'FastUPerHead': ('UPerHead', OF_HEADS | OF_UPER),
@@ -277,7 +336,10 @@ FORMS = {
     'FastEncoderDecoder': ('EncoderDecoder', OF_SEGMENTORS),
     'FastSegDataPreProcessor': ('SegDataPreProcessor', OF_PREPROCESSORS),
     'SharedMaskCascadeRoIHead': ('CascadeRoIHead', OF_ROI_HEADS),
+    'FastDetector': ('MaskRCNN', OF_DETECTORS),
+    'FastDetDataPreprocessor': ('DetDataPreprocessor', OF_DET_PREPROCESSORS),
 }
+OF_MMDET = ('SharedMaskCascadeRoIHead', 'FastDetector', 'FastDetDataPreprocessor')
 CASES = [(form, what) for form, (_, inputs) in FORMS.items() for what in inputs]
 
 
@@ -304,7 +366,7 @@ def test_every_fast_form_is_held_to_its_original():
 @pytest.mark.parametrize(('form', 'what'), CASES)
 def test_what_the_original_refuses_is_refused(form, what):
     original, inputs = FORMS[form]
-    scope = 'mmdet' if form == 'SharedMaskCascadeRoIHead' else 'mmseg'
+    scope = 'mmdet' if form in OF_MMDET else 'mmseg'
     if scope == 'mmdet':
         pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
         pytest.importorskip('mmdet').utils.register_all_modules(init_default_scope=True)
@@ -322,7 +384,7 @@ def test_what_a_head_cannot_learn_by_is_refused_as_it_is_built():
     for form in ('FastUPerHead', 'FastFCNHead', 'FastHead'):
         kind = dict(type=form, name=FORMS[form][0], of=FORMS[form][0])
         for options in (dict(num_classes=1), dict(num_classes=2, out_channels=1)):
-            with pytest.raises(ValueError, match=r'has one output channel .* loss is always 0'):
+            with pytest.raises(ValueError, match=r'has one output channel .* is always 0: set'):
                 head(kind, **options)
         binary = dict(num_classes=2, out_channels=1, loss_decode=dict(CE, use_sigmoid=True))
         assert head(kind, **binary).out_channels == 1

@@ -62,19 +62,26 @@ def check_losses(head: nn.Module, name: str | None = None) -> None:
     losses = head.loss_decode
     for criterion in losses if isinstance(losses, nn.ModuleList) else [losses]:
         kind = type(criterion).__name__
-        if kind == 'CrossEntropyLoss' and not (criterion.use_sigmoid or criterion.use_mask):
-            if channels == 1:
-                raise ValueError(
-                    f'{name} has one output channel (num_classes={head.num_classes}), whose '
-                    'softmax is always 1 and whose loss is always 0: set num_classes=2 for '
-                    'background and object, or num_classes=2, out_channels=1 and '
-                    'loss_decode.use_sigmoid=True'
-                )
+        plain = kind == 'CrossEntropyLoss' and not (criterion.use_sigmoid or criterion.use_mask)
+        if channels == 1 and (plain or _takes_softmax(criterion)):
+            raise ValueError(
+                f'{name} has one output channel (num_classes={head.num_classes}), whose softmax '
+                f'is always 1, so that {kind} is always 0: set num_classes=2 for background and '
+                'object, or num_classes=2, out_channels=1 and loss_decode.use_sigmoid=True'
+            )
+        if plain:
             _check_weights(f'{name}.loss_decode.class_weight', criterion.class_weight, channels)
         elif isinstance(getattr(criterion, 'class_weight', None), list | tuple):
             count = len(criterion.class_weight)
             if count not in (1, channels, head.num_classes):
                 raise ValueError(_of_another_length(name, count, head.num_classes))
+
+
+def _takes_softmax(criterion: nn.Module) -> bool:
+    """Of MMSegmentation's other losses those that are of several classes."""
+    kind = type(criterion).__name__
+    of_lovasz = getattr(getattr(criterion, 'cls_criterion', None), '__name__', '')
+    return kind == 'TverskyLoss' or (kind == 'LovaszLoss' and of_lovasz == 'lovasz_softmax')
 
 
 def _of_another_length(name: str, count: int, classes: int) -> str:

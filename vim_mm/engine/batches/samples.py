@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from pathlib import Path
 
 import torch
 from mmengine.logging import print_log
@@ -52,16 +51,13 @@ class CheckedDataset(Dataset):
             self.dataset = DATASETS.build(dataset)
             if hasattr(self.dataset, 'full_init'):
                 self.dataset.full_init()
-        except (KeyError, ValueError) as error:  # of a JSON that is cut off, or of another format
-            if not dataset.get('ann_file'):
+        except Exception as error:
+            inner = _being_read(error)
+            if inner is None or isinstance(error, OSError | ImportError):
                 raise
-            file = Path(dataset.get('data_root') or '') / dataset['ann_file']
-            reason = f'{type(error).__name__}: {error}'
-            if 'at least one array' in reason:  # NumPy's, when all pictures were filtered out
-                reason = 'no picture with an object of the classes is left.'
-            raise SampleError(f'{file}: {reason}') from error
+            raise SampleError(f'{_place(inner)}: {_why_unread(error, inner)}') from error
         self._labels_in_8_bits = any(
-            getattr(type(load), '_load_seg_map', load).__module__.startswith('mmseg.')
+            getattr(getattr(load, '_load_seg_map', None), '__module__', '').startswith('mmseg.')
             for inner, _ in leaves(self.dataset, '')
             for load in loading_transforms(inner)
         )
@@ -141,6 +137,31 @@ class CheckedDataset(Dataset):
                 f'{name}: a transform asks for {error.args[0]!r}, which this sample does not have.'
             )
         return f'{name}: {type(error).__name__}: {error}'
+
+
+def _being_read(error: Exception):
+    """The dataset whose annotations were being read when an error came, None of another error."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == 'full_init':
+            found = trace.tb_frame.f_locals['self']
+        trace = trace.tb_next
+    return found if hasattr(found, 'ann_file') else None
+
+
+def _place(dataset) -> str:
+    """The annotation file of a dataset, or the folders that it lists."""
+    return dataset.ann_file or ', '.join(map(str, dataset.data_prefix.values()))
+
+
+def _why_unread(error: Exception, dataset) -> str:
+    """Why a dataset has no samples, in words that follow its file: it is of another format."""
+    if 'at least one array' in str(error):  # NumPy's, when all pictures were filtered out
+        left = 'picture with an object of the classes' if dataset.ann_file else 'image'
+        return f'no {left} is left.'
+    if isinstance(error, KeyError) and error.args:
+        return f'{type(dataset).__name__} asks for {error.args[0]!r}, which it does not have.'
+    return f'{type(error).__name__}: {error}'
 
 
 def _has(truth: BaseDataElement, name: str) -> bool:

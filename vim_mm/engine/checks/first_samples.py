@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
+from PIL.ImageOps import exif_transpose
 
 from vim_mm.engine.batches.files import (
     orientation,
@@ -150,12 +152,16 @@ def look_at_header(dataset, index: int) -> str | None:
     if not isinstance(path, str):
         return None
     here = not getattr(dataset, 'backend_args', None)
-    if here and not Path(path).is_file() and (reason := why_unreadable(path)):
+    if here and (reason := _missing(path)):
         raise SampleError(f'{path}: {reason}')
-    annotated = info.get('seg_map_path') or info.get('instances')
-    if not annotated or not _turns(dataset) or (way := orientation(path)) == 1:
+    label = info.get('seg_map_path') if _loads_labels(dataset) else None
+    if here and isinstance(label, str) and (reason := _missing(label)):
+        raise SampleError(f'{label}: {reason}')
+    if not (label or info.get('instances')) or (way := orientation(path)) == 1:
         return None
     stored, shown, size = _sizes(path, way, info)
+    if not _is_turned(dataset, index, stored, shown):
+        return None
     if stored == shown or size is None:
         return path
     if size == stored:
@@ -167,13 +173,26 @@ def look_at_header(dataset, index: int) -> str | None:
     return None
 
 
-def _turns(dataset) -> bool:
-    """Whether the pipeline turns images as EXIF says."""
-    return any(
-        getattr(load, 'color_type', None) in ('color', 'grayscale')
-        and getattr(load, 'imdecode_backend', None) in ('cv2', 'pillow')
-        for load in loading_transforms(dataset)
-    )
+def _missing(path: str) -> str | None:
+    return None if Path(path).is_file() else why_unreadable(path)
+
+
+def _loads_labels(dataset) -> bool:
+    return any('Annotations' in type(load).__name__ for load in loading_transforms(dataset))
+
+
+def _is_turned(dataset, index: int, stored: tuple | None, shown: tuple | None) -> bool:
+    """Whether an image is loaded as EXIF has it shown, and not as it is stored."""
+    image = (_load(dataset, index) or {}).get('img')
+    if not isinstance(image, np.ndarray):
+        return False
+    if stored != shown:
+        return tuple(image.shape[:2]) == shown
+    with Image.open(dataset.get_data_info(index)['img_path']) as picture:
+        ways = [np.asarray(each.convert('L'), float) for each in (picture, exif_transpose(picture))]
+    grey = image.reshape(*image.shape[:2], -1).mean(-1)
+    as_stored, as_shown = (np.abs(grey - way).mean() for way in ways)
+    return bool(as_shown < as_stored)
 
 
 def _sizes(path: str, way: int, info: Mapping) -> tuple:
@@ -203,8 +222,9 @@ def look_at_loaded(dataset, index: int, findings: Findings) -> tuple[str, int, i
     boxes = 'instances' in results and isinstance(image, np.ndarray) and None not in size
     if boxes and tuple(image.shape[:2]) != size:
         raise SampleError(
-            f'{path}: it has {_by(image.shape)} pixels (height x width), and '
-            f'{dataset.ann_file} says {_by(size)}: its boxes would lie elsewhere'
+            f'{path}: it is loaded as {_by(image.shape)} pixels (height x width; its EXIF '
+            f'orientation is {orientation(path)}), and {dataset.ann_file} says {_by(size)}: its '
+            'boxes would lie elsewhere'
         )
     if isinstance(labels := results.get('gt_seg_map'), np.ndarray):
         file = results.get('seg_map_path')

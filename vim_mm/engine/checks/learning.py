@@ -118,22 +118,23 @@ def _names(instance: object) -> set[str]:
     return {kind.__name__ for kind in type(instance).__mro__}
 
 
-def _sampler(loader) -> object:
-    """The sampler that the config names, inside of what wraps it."""
+def _endless(loader) -> str | None:
+    """The type of the sampler that the config names if it never ends."""
     sampler = loader.sampler
     if hasattr(loader.batch_sampler, 'sampler'):  # one of the config's has the sampler itself
         sampler = loader.batch_sampler.sampler
-    return getattr(sampler, 'sampler', sampler)
+    sampler = getattr(sampler, 'sampler', sampler)  # inside of ours
+    return type(sampler).__name__ if _ENDLESS & _names(sampler) else None
 
 
 def _check_end_of_epochs(runner: Runner) -> None:
     loop = runner.train_loop
-    sampler = _sampler(loop.dataloader)
-    if isinstance(loop, EpochBasedTrainLoop) and _ENDLESS & _names(sampler):
+    endless = _endless(loop.dataloader)
+    if isinstance(loop, EpochBasedTrainLoop) and endless is not None:
         raise ValueError(
-            f'train_dataloader.sampler is {type(sampler).__name__}, which never ends, and '
-            f'train_cfg.type is {type(loop).__name__}: set train_dataloader.sampler.type='
-            'DefaultSampler, or train_cfg.type=IterBasedTrainLoop with max_iters'
+            f'train_dataloader.sampler is {endless}, which never ends, and train_cfg.type is '
+            f'{type(loop).__name__}: set train_dataloader.sampler.type=DefaultSampler, or '
+            'train_cfg.type=IterBasedTrainLoop with max_iters'
         )
 
 
@@ -214,6 +215,9 @@ def _intervals(runner: Runner) -> Iterator[str]:
         return
     by_epoch = isinstance(loop, EpochBasedTrainLoop)
     kind, interval = type(loop).__name__, loop.val_interval
+    end = loop.max_epochs if by_epoch else loop.max_iters
+    if runner.val_loop is not None and loop.val_begin > end:
+        yield f'train_cfg.val_begin={loop.val_begin} lies behind the end of the training, {end}.'
     if runner.val_loop is not None and by_epoch and loop.max_epochs < interval < INF:
         yield (
             f'train_cfg.val_interval={interval} counts epochs in {kind}, and the training has '
@@ -298,6 +302,11 @@ class LearningHook(Hook):
     def _before_metrics(self, runner: Runner, phase: str) -> None:
         loop = getattr(runner, f'{phase}_loop')
         name = f'{phase}_dataloader.dataset'
+        if endless := _endless(loop.dataloader):
+            raise ValueError(
+                f'{phase}_dataloader.sampler is {endless}, which never ends: set its type to '
+                'DefaultSampler'
+            )
         lines = look_at_samples(loop.dataloader.dataset, name, phase != 'test').lines
         _demand(loop.dataloader.dataset, _compared_truth(loop.evaluator))
         doubt = check_ignored(runner.model, loop.evaluator, f'{phase}_evaluator')
