@@ -38,6 +38,7 @@ VALIDATED = 16  # pictures, all that there are of shapes
 TESTS = (
     'tests/test_compat.py',
     'tests/checkpoints/test_reading.py',
+    'tests/checkpoints/test_doors.py',
     'tests/engine/test_cli.py',
 )
 CONFIGS = ('seg/upernet_vim_shapes.py', 'det/mask_rcnn_vim_shapes.py', 'cls/vim_fashion_zoh.py')

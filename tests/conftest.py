@@ -17,6 +17,7 @@ LONGEST = (
     'tools/test_distributed.py',
     'ops/test_triton_compiles.py',
     'export/test_aoti.py',
+    'tools/test_doors.py',
     'tools/test_tools.py',
     'configs/test_shipped.py',
     'ops/test_triton.py',
