@@ -17,6 +17,8 @@ from torch import Tensor
 
 # Objects that an image is padded to at least: smaller batches share their shapes.
 LEAST_OBJECTS = 16
+# Objects of an image on average, about COCO's: masks of a batch are padded to as many at least.
+USUAL_OBJECTS = 8
 
 
 class GroundTruth(NamedTuple):
@@ -129,7 +131,9 @@ def _stack_masks(masks: Sequence[BitmapMasks], device: torch.device) -> Tensor:
     size = (masks[0].height, masks[0].width)
     whole = all(each.masks.dtype in (np.uint8, np.bool_) for each in masks if len(each))
     dtype = torch.uint8 if whole else torch.float32
-    stacked = torch.zeros(bucket(number), *size, dtype=dtype, device=device)
+    # As many as usual at least: each other number is a shape, and another CUDA graph.
+    number = bucket(max(number, USUAL_OBJECTS * len(masks)))
+    stacked = torch.zeros(number, *size, dtype=dtype, device=device)
     start = 0
     for each in masks:
         if len(each):
