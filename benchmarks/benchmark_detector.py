@@ -5,11 +5,12 @@
 
 Each step takes a batch as the loader hands it over: random pictures with 8 boxes and their masks.
 So it has the preprocessor, forward pass, losses, backward pass and AdamW, under bfloat16 autocast.
-Each config is measured in three forms, one after the other on one GPU:
+Each config is measured in four forms, one after the other on one GPU:
 
 - mmdet: MMDetection's detector as it is;
 - fast: ``type='FastDetector'``;
-- graph: the same as ``tools/train.py --graph`` runs it.
+- graph: the same as ``tools/train.py --graph`` runs it;
+- compiled: as ``--graph --compile`` does, after the compilation.
 
 Columns, each of one step: wall time (median of blocks of steps), peak memory, time of its kernels
 on the GPU, how many kernels ran, launches by the CPU (a graph is one), and waits of the CPU for the
@@ -30,7 +31,7 @@ from typing import Any
 from _command_line import end, parse_first, positive
 
 CONFIGS = ('det/mask_rcnn_vim_t_zoh.py', 'mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py')
-FORMS = ('mmdet', 'fast', 'graph')
+FORMS = ('mmdet', 'fast', 'graph', 'compiled')
 
 
 def parse_args() -> Namespace:
@@ -61,8 +62,10 @@ from benchmarks.measure.timing import describe, environment, synchronize
 from benchmarks.measure.whole_models import adapt, build, find_config, make_batch
 from vim_mm.engine import BFloat16OptimWrapper, activate
 from vim_mm.engine.cli import import_task_library
+from vim_mm.engine.optimization.compiled_parts import CompiledParts
 from vim_mm.engine.optimization.graphed_step import GraphedStep
 
+GRAPHS = ('graph', 'compiled')
 WARM_UP = 6  # steps: the graph is recorded in the second
 PROFILED = 3
 WAITS = ('cudaStreamSynchronize', 'cudaDeviceSynchronize', 'cudaEventSynchronize', 'cudaMemcpy')
@@ -81,7 +84,11 @@ def make_step(name: str, form: str, args: Namespace) -> Callable[[], dict]:
         optimizer=torch.optim.AdamW(model.parameters(), lr=1e-5)
     )
     wrapper.initialize_count_status(model, 0, 10**9)
-    train = GraphedStep(model) if form == 'graph' else model.train_step
+    train = model.train_step
+    if form in GRAPHS:
+        if form == 'compiled':
+            CompiledParts(model, wrapper)
+        train = GraphedStep(model, form == 'compiled')
 
     def step() -> dict:
         # A preprocessor puts other tensors into a batch and its samples.
@@ -177,7 +184,7 @@ def main(args: Namespace) -> None:
     for name in args.configs:
         rows = result['steps'][name] = []
         for form in args.forms:
-            if form == 'graph' and args.device == 'cpu':
+            if form in GRAPHS and args.device == 'cpu':
                 continue
             rows.append(measure(name, form, args))
             if args.device == 'cuda':

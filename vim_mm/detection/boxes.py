@@ -26,6 +26,11 @@ def constant_like(values: Sequence[float], like: Tensor) -> Tensor:
     return constant(tuple(values), like.dtype, like.device)
 
 
+def widen(x: Tensor) -> Tensor:
+    """In float32 at least: losses of 16 bits would be rounded."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def area(boxes: Tensor) -> Tensor:
     """Of boxes (..., 4): (...)."""
     return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])

@@ -22,6 +22,7 @@ from mmengine.logging import print_log
 from mmengine.structures import InstanceData
 from torch import Tensor
 
+from vim_mm.acceleration import hand_over_float32
 from vim_mm.detection import roi, rpn
 from vim_mm.detection.assign import needs_ignored
 from vim_mm.detection.truth import GroundTruth, pack, why_not_packed
@@ -114,6 +115,7 @@ class FastTwoStage(TwoStageDetector):
         if reasons['roi_head'] is None:
             found = roi.losses(self.roi_head, x, proposals.boxes, proposals.valid, truth)
         else:
+            x = hand_over_float32(x)
             found = self.roi_head.loss(x, _unpacked(proposals), batch_data_samples)
         return {**losses, **found}
 

@@ -4,7 +4,7 @@ import torch
 from mmcv.ops import roi_align
 from torch import Tensor, nn
 
-from vim_mm.detection.boxes import pick
+from vim_mm.detection.boxes import pick, widen
 from vim_mm.detection.losses import binary_loss
 from vim_mm.detection.truth import GroundTruth
 
@@ -56,7 +56,7 @@ def mask_loss(
         real: (B, P), False for padding.
     """
     labels = torch.zeros_like(labels) if head.class_agnostic else labels.clamp(min=0)
-    own = pick(logits, labels.reshape(-1, 1))[:, 0]
+    own = widen(pick(logits, labels.reshape(-1, 1))[:, 0])
     losses = binary_loss(head.loss_mask, own, targets.view_as(own))
     pixels = real.sum().clamp(min=1) * losses[0].numel()
     return (torch.where(real.reshape(-1, 1, 1), losses, 0).sum() / pixels)[None]

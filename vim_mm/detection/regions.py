@@ -9,7 +9,7 @@ from mmengine.config import ConfigDict
 from torch import Tensor
 
 from vim_mm.detection.assign import assign
-from vim_mm.detection.boxes import decode, encode, pick
+from vim_mm.detection.boxes import decode, encode, pick, widen
 from vim_mm.detection.losses import EPS, box_loss, class_loss
 from vim_mm.detection.masks import FAR
 from vim_mm.detection.sample import Sampled, sample
@@ -125,6 +125,7 @@ def box_losses(
         truth: Of the batch.
         cfg: ``train_cfg`` of the head.
     """
+    scores, deltas = widen(scores), widen(deltas)
     with torch.no_grad():
         labels = labels_of(regions, truth, head.num_classes)
         targets = encode(head.bbox_coder, regions.boxes, pick(truth.boxes, regions.matched))

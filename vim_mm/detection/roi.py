@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.utils import _pair
 
+from vim_mm.acceleration import hand_over_float32
 from vim_mm.detection.assign import why_not_assigned
 from vim_mm.detection.losses import why_other_loss
 from vim_mm.detection.masks import mask_loss, mask_targets
@@ -107,6 +108,7 @@ def losses(
         valid: (B, P), False for padding.
         truth: Of the batch.
     """
+    x = hand_over_float32(x)  # MMCV's RoIAlign knows no bfloat16
     if isinstance(head, SharedMaskCascadeRoIHead):
         return _shared_cascade(head, x, boxes, valid, truth)
     if isinstance(head, CascadeRoIHead):

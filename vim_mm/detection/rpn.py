@@ -17,7 +17,7 @@ from mmengine.config import ConfigDict
 from torch import Tensor, nn
 
 from vim_mm.detection.assign import assign, why_not_assigned
-from vim_mm.detection.boxes import constant_like, decode, encode, pick
+from vim_mm.detection.boxes import constant_like, decode, encode, pick, widen
 from vim_mm.detection.losses import EPS, binary_loss, box_loss, why_other_loss
 from vim_mm.detection.sample import sample, why_not_sampled
 from vim_mm.detection.suppression import suppress
@@ -104,9 +104,10 @@ def predict(head: RPNHead, x: tuple[Tensor, ...]) -> Predicted:
     anchors, cells = zip(*(_anchors(head, i, size, x[0]) for i, size in enumerate(sizes)))
     batch = len(scores[0])
     flat = [level.permute(0, 2, 3, 1).reshape(batch, -1) for level in scores]
+    deltas = [level.permute(0, 2, 3, 1).reshape(batch, -1, 4) for level in deltas]
     return Predicted(
-        torch.cat(flat, 1),
-        torch.cat([level.permute(0, 2, 3, 1).reshape(batch, -1, 4) for level in deltas], 1),
+        widen(torch.cat(flat, 1)),
+        widen(torch.cat(deltas, 1)),
         torch.cat(anchors),
         torch.cat(cells),
         [level.shape[1] for level in flat],
