@@ -1,7 +1,9 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from timm.layers import resample_abs_pos_embed
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vim_mm.models import tokens
 from vim_mm.models.tokens import (
@@ -48,6 +50,31 @@ def test_resizing_leaves_class_tokens_alone(placement):
     assert torch.equal(new_cls, cls)
     expected = resample_abs_pos_embed(patches, [7, 3], [4, 6], 0, antialias=False)
     torch.testing.assert_close(new_patches, expected)
+
+
+def test_resizing_asks_for_the_kernel_once_a_size():
+    """It goes through the channels one after the other: a millisecond in each forward pass."""
+
+    class Calls(TorchDispatchMode):
+        number = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.number += function is torch.ops.aten.upsample_bicubic2d.default
+            return function(*args, **(kwargs or {}))
+
+    pos_embed = torch.randn(1, 4 * 6, 5, requires_grad=True)
+    grad = torch.randn(1, 11 * 5, 5)
+    for expected in (2, 0):
+        with Calls() as calls:
+            resized = resize_pos_embed(pos_embed, (4, 6), (11, 5))
+            (own,) = torch.autograd.grad(resized, pos_embed, grad)
+        assert calls.number == expected
+    with torch.autocast('cpu', torch.bfloat16):
+        assert torch.equal(resize_pos_embed(pos_embed, (4, 6), (11, 5)), resized)
+    image = pos_embed.view(1, 4, 6, 5).permute(0, 3, 1, 2)
+    truth = F.interpolate(image, (11, 5), mode='bicubic').permute(0, 2, 3, 1).reshape(1, -1, 5)
+    torch.testing.assert_close(resized, truth)
+    torch.testing.assert_close(own, torch.autograd.grad(truth, pos_embed, grad)[0])
 
 
 def test_resizing_to_a_square_of_as_many_patches():

@@ -55,7 +55,7 @@ def mask_loss(
         targets: (B, P, h, w).
         real: (B, P), False for padding.
     """
-    labels = torch.zeros_like(labels) if head.class_agnostic else labels.clamp(min=0)
+    labels = torch.zeros_like(labels) if head.class_agnostic else labels
     own = widen(pick(logits, labels.reshape(-1, 1))[:, 0])
     losses = binary_loss(head.loss_mask, own, targets.view_as(own))
     pixels = real.sum().clamp(min=1) * losses[0].numel()

@@ -26,7 +26,8 @@ class GroundTruth(NamedTuple):
 
     Attributes:
         boxes: (B, G, 4), corners in pixels, zero where there is no object.
-        labels: (B, G), int64, -1 where there is no object.
+        labels: (B, G), int64.
+        number: (B,), int64, how many of them there are; the others are padding.
         ignored: (B, I, 4), boxes whose surroundings are no background; I may be zero.
         ignored_number: (B,), int64, how many of them there are.
         sizes: (B, 4), float32: height and width of the image, then with its padding.
@@ -37,6 +38,7 @@ class GroundTruth(NamedTuple):
 
     boxes: Tensor
     labels: Tensor
+    number: Tensor
     ignored: Tensor
     ignored_number: Tensor
     sizes: Tensor
@@ -46,7 +48,8 @@ class GroundTruth(NamedTuple):
     @property
     def is_object(self) -> Tensor:
         """(B, G), False where there is padding."""
-        return self.labels >= 0
+        places = torch.arange(self.labels.shape[1], device=self.labels.device)
+        return places < self.number[:, None]
 
     @property
     def limits(self) -> Tensor:
@@ -93,19 +96,20 @@ def pack(
     ]
     firsts = np.cumsum([0, *counts[:-1]]).tolist()
     numbers = [
-        [len(other), first, *meta['img_shape'][:2], *meta['pad_shape'][:2]]
-        for other, first, meta in zip(others, firsts, metas, strict=True)
+        [count, len(other), first, *meta['img_shape'][:2], *meta['pad_shape'][:2]]
+        for count, other, first, meta in zip(counts, others, firsts, metas, strict=True)
     ]
     table = _to_device(torch.tensor(numbers), device)
     largest, most_ignored = bucket(max(counts)), max(map(len, others))
     return GroundTruth(
-        boxes=_stack(boxes, largest, 0),
-        labels=_stack([each.labels for each in truth], largest, -1),
-        ignored=_stack(others, bucket(most_ignored) if most_ignored else 0, 0),
-        ignored_number=table[:, 0],
-        sizes=table[:, 2:].float(),
+        boxes=_stack(boxes, largest),
+        labels=_stack([each.labels for each in truth], largest),
+        number=table[:, 0],
+        ignored=_stack(others, bucket(most_ignored) if most_ignored else 0),
+        ignored_number=table[:, 1],
+        sizes=table[:, 3:].float(),
         masks=_stack_masks([each.masks for each in truth] if with_masks else [], device),
-        first_mask=table[:, 1],
+        first_mask=table[:, 2],
     )
 
 
@@ -116,9 +120,9 @@ def _to_device(x: Tensor, device: torch.device) -> Tensor:
     return x.pin_memory().to(device, non_blocking=True)
 
 
-def _stack(tensors: Sequence[Tensor], length: int, fill: float) -> Tensor:
+def _stack(tensors: Sequence[Tensor], length: int) -> Tensor:
     first = tensors[0]
-    stacked = first.new_full((len(tensors), length, *first.shape[1:]), fill)
+    stacked = first.new_zeros(len(tensors), length, *first.shape[1:])
     for own, given in zip(stacked, tensors, strict=True):
         own[: len(given)] = given
     return stacked
