@@ -58,7 +58,8 @@ def accelerate(
         call = getattr(owner, name)
         if amp:
             call = _autocast(call, hand_over=name == 'forward')
-        if compile and of_pictures:
+        # Of labels the kernel; their logits are compiled below.
+        if compile and of_pictures and name != 'input_labels':
             call = torch.compile(call)
         if graph and of_pictures:
             call = GraphedCall(call, type(owner).__name__, pool)
@@ -69,7 +70,7 @@ def accelerate(
 def _calls_of(model: nn.Module) -> list[tuple[nn.Module, str, bool]]:
     """What predictions call: a module, the name of the method, and whether it takes images."""
     if getattr(model, 'predicts_in_chunks', lambda: False)():
-        return [(model, 'small_logits', True)]
+        return [(model, 'input_labels', True), (model, 'small_logits', True)]
     of_pictures = {*parts_of(model, of_pictures=True)}
     return [(part, 'forward', part in of_pictures) for part in parts_of(model)]
 

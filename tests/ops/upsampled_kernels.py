@@ -40,7 +40,8 @@ def make(classes, size, pixels, dtype=torch.float32, labels=torch.int64, images=
 
 def expected(logits, labels, weight=None, align_corners=False):
     """Sums and gradient by PyTorch in float64; the predictions in float32, as they are compared."""
-    wide = logits.double().requires_grad_()
+    wide = logits.double().cpu().requires_grad_()
+    labels, weight = labels.cpu(), None if weight is None else weight.cpu()
     large = F.interpolate(wide, labels.shape[1:], mode='bilinear', align_corners=align_corners)
     loss = F.cross_entropy(
         large, labels.long(), None if weight is None else weight.double(), ignore_index=IGNORED,
@@ -48,7 +49,7 @@ def expected(logits, labels, weight=None, align_corners=False):
     )  # fmt: skip
     (grad,) = torch.autograd.grad(loss, wide)
     large = F.interpolate(
-        logits.float(), labels.shape[1:], mode='bilinear', align_corners=align_corners
+        logits.float().cpu(), labels.shape[1:], mode='bilinear', align_corners=align_corners
     )
     counts = labels != IGNORED
     correct = ((large.max(1).indices == labels) & counts).sum()
@@ -61,14 +62,14 @@ def check(logits, labels, weight=None, align_corners=False):
     (grad,) = torch.autograd.grad(sums.loss, logits)
     loss, correct, counts, expected_grad = expected(logits.detach(), labels, weight, align_corners)
     # Of a single pixel the loss may be nearly 0, and its last bits those of the logits.
-    torch.testing.assert_close(sums.loss.double(), loss, rtol=1e-6, atol=2e-6)
+    torch.testing.assert_close(sums.loss.double().cpu(), loss, rtol=1e-6, atol=2e-6)
     assert sums.correct == correct
     assert sums.counted == counts.sum()
-    weights = counts.sum() if weight is None else weight[labels[counts].long()].sum()
-    torch.testing.assert_close(sums.weight, weights.float(), rtol=1e-6, atol=1e-6)
+    weights = counts.sum() if weight is None else weight.cpu()[labels.cpu()[counts].long()].sum()
+    torch.testing.assert_close(sums.weight.cpu(), weights.float(), rtol=1e-6, atol=1e-6)
     assert grad.dtype == logits.dtype
     rounding = 1e-5 if grad.dtype == torch.float32 else torch.finfo(grad.dtype).eps
-    error = (grad.double() - expected_grad).abs().max()
+    error = (grad.double().cpu() - expected_grad).abs().max()
     assert error <= rounding * expected_grad.abs().max() + 1e-7
 
 

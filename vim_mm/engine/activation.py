@@ -11,6 +11,7 @@ from mmengine.utils import is_installed
 
 from vim_mm.checkpoints.reading import read_checkpoints_as_data
 from vim_mm.config import resolve_shipped_bases
+from vim_mm.engine.batches.loading import pin_samples
 from vim_mm.engine.flops import count_scans_of_pytorch
 
 
@@ -24,7 +25,8 @@ def activate() -> None:
     - ``_base_ = 'vim_mm::seg/upernet_vim_t_bilinear.py'`` finds a config of this package;
     - ``_base_ = 'mmseg::...'`` finds one of MMSegmentation, whichever distribution holds it;
     - MMPretrain can be imported beside a version of transformers that it does not know;
-    - MMEngine's complexity analysis counts the scans of PyTorch's operators.
+    - MMEngine's complexity analysis counts the scans of PyTorch's operators;
+    - a loader pins labels and boxes with the images, so that their copy to a GPU waits for nothing.
 
     The runner and the tools of this package call it. Other tools need the call before they read
     their config, or ``python -m vim_mm.activated`` in front of them; for checkpoints alone
@@ -36,6 +38,7 @@ def activate() -> None:
     _resolve_bases_of_other_distributions()
     _leave_out_multimodal_models()
     count_scans_of_pytorch()
+    pin_samples()
 
 
 def _resolve_bases_of_other_distributions() -> None:

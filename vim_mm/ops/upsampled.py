@@ -106,17 +106,16 @@ def _check(logits: Tensor, labels: Tensor, class_weight: Tensor | None) -> None:
         )
 
 
+def has_kernel(device: torch.device, dtype: torch.dtype, classes: int) -> bool:
+    """Whether logits of this kind have kernels; :func:`upsampled_labels` needs one."""
+    return triton.obstacle(device.type, dtype) is None and classes <= _MAX_CLASSES
+
+
 def _has_kernel(logits: Tensor) -> bool:
-    return (
-        triton.obstacle(logits.device.type, logits.dtype) is None
-        and logits.shape[1] <= _MAX_CLASSES
-        and logits.numel() > 0
-    )
+    return has_kernel(logits.device, logits.dtype, logits.shape[1]) and logits.numel() > 0
 
 
-def upsampled_labels(
-    logits: Tensor, size: tuple[int, int], align_corners: bool = False
-) -> Tensor | None:
+def upsampled_labels(logits: Tensor, size: tuple[int, int], align_corners: bool = False) -> Tensor:
     """Classes of the largest logits after a bilinear resize.
 
     Args:
@@ -125,10 +124,17 @@ def upsampled_labels(
         align_corners: As in ``F.interpolate``.
 
     Returns:
-        Tensor | None: (B, H, W), int64, of equal logits the first class. None where there is no
-        kernel for these logits, so that the caller resizes them.
+        Tensor: (B, H, W), int64, of equal logits the first class.
+
+    Raises:
+        RuntimeError: These logits have no kernel, see :func:`has_kernel`.
     """
-    return _labels(logits, [*size], align_corners) if _has_kernel(logits) else None
+    if not _has_kernel(logits):
+        raise RuntimeError(
+            f'there is no kernel for the labels of {logits.dtype} {tuple(logits.shape)} on '
+            f'{logits.device}'
+        )
+    return _labels(logits, [*size], align_corners)
 
 
 @torch.library.custom_op('vim_mm::upsampled_labels', mutates_args=())

@@ -11,7 +11,7 @@ from mmseg.structures import SegDataSample
 from torch import Tensor
 
 from vim_mm.acceleration import hand_over_float32
-from vim_mm.ops.upsampled import upsampled_labels
+from vim_mm.ops.upsampled import has_kernel, upsampled_labels
 from vim_mm.segmentation.guards import check_logits, check_samples, check_windows
 
 # Bytes that the logits of a chunk of classes take at most, unless those of one class take more.
@@ -53,8 +53,16 @@ class FastEncoderDecoder(EncoderDecoder):
         else:
             metas = [sample.metainfo for sample in data_samples]
             size = self.whole_size(metas[0])
-        if self.test_cfg.get('mode', 'whole') == 'slide':
+        slides = self.test_cfg.get('mode', 'whole') == 'slide'
+        if slides:
             size = tuple(inputs.shape[2:])
+        if self._is_one_resize(inputs, size, metas):
+            for sample, labels in zip(data_samples, self.input_labels(inputs), strict=True):
+                labels = labels[None, None]
+                labels = labels if metas is None else self._cut(labels, sample.metainfo)
+                sample.set_data({'pred_sem_seg': PixelData(data=labels[0])})
+            return data_samples
+        if slides:
             windows = list(self._slide(inputs))
         else:
             windows = [(self.small_logits(inputs), size, (0, 0))]
@@ -72,6 +80,26 @@ class FastEncoderDecoder(EncoderDecoder):
         logits = self.decode_head(self.extract_feat(inputs))
         check_logits(logits, len(inputs))
         return logits
+
+    def input_labels(self, inputs: Tensor) -> Tensor:
+        """Labels (B, H, W) of the size of the inputs: what :func:`vim_mm.accelerate` takes, too."""
+        return upsampled_labels(self.small_logits(inputs), inputs.shape[2:], self.align_corners)
+
+    def _is_one_resize(
+        self, inputs: Tensor, size: tuple[int, int], metas: list[dict] | None
+    ) -> bool:
+        """Whether :meth:`input_labels` are those of the images, cut out."""
+        return (
+            size == tuple(inputs.shape[2:])
+            and (self.test_cfg.get('mode', 'whole') != 'slide' or len(self.corners(size)) == 1)
+            and has_kernel(inputs.device, inputs.dtype, self.out_channels)
+            and all(self._is_original(size, meta) for meta in metas or ())
+        )
+
+    def _is_original(self, size: tuple[int, int], meta: dict) -> bool:
+        """Whether an image has its original size, once the padding is cut off."""
+        outline = torch.empty((1, 1, *size), device='meta')
+        return tuple(self._cut(outline, meta).shape[2:]) == tuple(meta['ori_shape'][:2])
 
     def predicts_in_chunks(self) -> bool:
         """Whether predictions are made here, and not by MMSegmentation."""
@@ -145,14 +173,12 @@ class FastEncoderDecoder(EncoderDecoder):
     ) -> Tensor | None:
         """The labels where they follow from one resize, None where they do not."""
         (logits, to, _), *others = windows
-        if others or to != size:
+        if others or to != size or not has_kernel(logits.device, logits.dtype, logits.shape[1]):
             return None
-        # Only shapes: cut out and flipped, labels are those of logits that were.
-        outline = torch.empty((1, 1, *size), device='meta')
-        if meta is not None and self._cut(outline, meta).shape[2:] != tuple(meta['ori_shape'][:2]):
+        if meta is not None and not self._is_original(size, meta):
             return None
         labels = upsampled_labels(logits, size, self.align_corners)
-        return labels if labels is None or meta is None else self._cut(labels[None], meta)[0]
+        return labels if meta is None else self._cut(labels[None], meta)[0]
 
     def _assemble(self, windows: list[Window], size: tuple[int, int], classes: slice) -> Tensor:
         """Logits (1, c, *size) of some classes: the mean over windows, added up in their order."""

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.utils.data import TensorDataset
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from vim_mm.engine.batches import loading
 from vim_mm.engine.batches.loading import fit_workers, fitting_workers, sample_bytes
@@ -49,3 +50,23 @@ def test_the_machine_is_asked(monkeypatch):
     assert workers == 1
     assert '1 loader workers instead of 8' in note and '64 MiB of /dev/shm' in note
     assert fit_workers(1, 1, dataset) == (1, None)
+
+
+def test_samples_are_pinned_with_their_tensors(monkeypatch):
+    """Without a GPU nothing can be pinned: the tensors are marked."""
+    from mmengine.structures import BaseDataElement, InstanceData, PixelData
+
+    from vim_mm.engine.batches.loading import pin_samples
+
+    pin_samples()
+    monkeypatch.setattr(torch.Tensor, 'pin_memory', lambda x: x + 100)
+    sample = BaseDataElement(metainfo=dict(img_path='a.png'), note='x')
+    sample.gt_sem_seg = PixelData(data=torch.zeros(1, 2, 2))
+    sample.gt_instances = InstanceData(bboxes=torch.zeros(3, 4), names=['a', 'b', 'c'])
+    batch = dict(inputs=[torch.zeros(3, 2, 2)], data_samples=[sample])
+    (pinned,) = pin_memory(batch)['data_samples']
+    assert type(pinned) is BaseDataElement
+    assert pinned.img_path == 'a.png' and pinned.note == 'x'
+    assert (pinned.gt_sem_seg.data == 100).all() and (pinned.gt_instances.bboxes == 100).all()
+    assert pinned.gt_instances.names == ['a', 'b', 'c']
+    assert (sample.gt_sem_seg.data == 0).all()

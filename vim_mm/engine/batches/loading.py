@@ -1,4 +1,4 @@
-"""How many loader workers a machine has room for."""
+"""How many loader workers a machine has room for, and what of a batch is pinned."""
 
 import os
 import shutil
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from mmengine.structures import BaseDataElement
 
 # Of what is free in shared memory, the part that a loader of all processes of a node may fill. A
 # training has two at a time, which are built before either fills any of it: its own and that of
@@ -77,3 +78,22 @@ def fit_workers(asked: int, batch_size: int, dataset) -> tuple[int, str | None]:
         f'/dev/shm are free for {processes} processes, and a batch has {batch_bytes / 2**20:.1f} '
         'MiB. Results do not depend on the number; a container gets more memory by --shm-size.'
     )
+
+
+def pin_samples() -> None:
+    """Let the thread of a loader pin the tensors of samples, as it pins those of images.
+
+    It takes any object that has ``pin_memory``, and MMEngine's data elements have not. Labels were
+    copied from pageable memory, for which the host waits until the GPU has done all before.
+    """
+    if not hasattr(BaseDataElement, 'pin_memory'):
+        BaseDataElement.pin_memory = _pinned
+
+
+def _pinned(element: BaseDataElement) -> BaseDataElement:
+    """The element with tensors in pinned memory, in elements inside of it too."""
+    pinned = element.new()
+    for name, value in element.items():
+        if isinstance(value, torch.Tensor | BaseDataElement):
+            pinned.set_data({name: value.pin_memory()})
+    return pinned
