@@ -125,3 +125,35 @@ def test_logits_where_they_are_asked_for_or_needed(test_cfg, head):
     ):
         assert torch.equal(result.seg_logits.data, other.seg_logits.data)
         assert torch.equal(result.pred_sem_seg.data, other.pred_sem_seg.data)
+
+
+@pytest.mark.parametrize('meta', METAS)
+@pytest.mark.parametrize('mode', MODES)
+@torch.no_grad()
+def test_labels_by_one_kernel(mode, meta, monkeypatch):
+    """Where they follow from one resize. The kernel's place is taken by PyTorch's operators."""
+    from vim_mm.segmentation import segmentor
+
+    calls = []
+
+    def upsampled_labels(logits, size, align_corners):
+        calls.append(tuple(size))
+        large = nn.functional.interpolate(
+            logits, tuple(size), mode='bilinear', align_corners=align_corners
+        )
+        return large.argmax(1)
+
+    monkeypatch.setattr(segmentor, 'has_kernel', lambda *kind: True)
+    monkeypatch.setattr(segmentor, 'upsampled_labels', upsampled_labels)
+    ours, theirs = pair(MODES[mode])
+    inputs = torch.randn(2, 3, 48, 64)
+    given = [samples(METAS[meta]) for _ in range(2)]
+    for sample in (sample for both in given for sample in both):
+        if sample.metainfo.get('flip'):
+            sample.set_metainfo(dict(ori_shape=(48, 64)))
+    results, expected = ours.predict(inputs, given[0]), theirs.predict(inputs, given[1])
+    for result, other in zip(results, expected, strict=True):
+        assert torch.equal(result.pred_sem_seg.data, other.pred_sem_seg.data)
+        assert result.pred_sem_seg.data.dtype == other.pred_sem_seg.data.dtype
+    one_window = mode != 'slide'
+    assert calls == ([(48, 64)] if one_window and meta != 'resized' else [])
