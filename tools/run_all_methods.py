@@ -13,7 +13,6 @@ resume. A folder whose run had another config, argument, commit, VIM_USE_CUDA_KE
 VIM_MM_BACKEND is refused. Several starts may share a --work-dir: each run is trained by one.
 """
 
-import fcntl
 import json
 import os
 import shlex
@@ -26,10 +25,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import train
 from _command_line import end, numbers, positive
+
+if TYPE_CHECKING:
+    from vim_mm.engine.saving.lock import FolderLock
 
 TOOLS = Path(__file__).resolve().parent
 # What two starts of a run must have in common, and what each is called.
@@ -53,14 +55,14 @@ class Run:
         arguments (list[str]): Of train.py.
         identity (dict): Values by the names of ``IDENTITY`` and ``VARIABLES``.
         facts (dict): Further values of the record.
-        lock (int, optional): File descriptor that holds the lock of the folder.
+        lock (FolderLock, optional): Of the folder, for this process and the training.
     """
 
     folder: Path
     arguments: list[str]
     identity: dict[str, Any]
     facts: dict[str, Any] = field(default_factory=dict)
-    lock: int | None = None
+    lock: 'FolderLock | None' = None
 
     @property
     def record(self) -> Path:
@@ -99,18 +101,17 @@ class Run:
 
     def acquire(self) -> bool:
         """Lock the folder for this process and the training it starts; False if it is taken."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.lock = os.open(self.folder / '.lock', os.O_RDWR | os.O_CREAT, 0o644)
+        from vim_mm.engine.saving.lock import FolderLock, FolderTakenError
+
         try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.release()
+            self.lock = FolderLock(self.folder)
+        except FolderTakenError:
             return False
         return True
 
     def release(self) -> None:
         if self.lock is not None:
-            os.close(self.lock)
+            self.lock.release()
         self.lock = None
 
 
@@ -141,8 +142,8 @@ def resolve(
         options.append(f'randomness.seed={seed}')
     arguments = [config, *extra, '--cfg-options', *options]
     args = train.parse_args(arguments)
-    for name in ('discretization_method', 'resume', 'record'):
-        if getattr(args, name) is not None:
+    for name in ('discretization_method', 'resume', 'overwrite', 'record'):
+        if getattr(args, name) not in (None, False):
             option = name.replace('_', '-')
             raise SystemExit(f'--{option} is set for each run, and cannot be an argument')
     del args.launcher  # that of this process says nothing
@@ -245,7 +246,7 @@ def start(run: Run, place: str | None, args: Namespace, count: int) -> subproces
     """Begin a run, or go on with it, in a process group of its own."""
     from vim_mm.engine.watching.observed import update_record
 
-    environment = dict(os.environ, PYTHON=sys.executable)
+    environment = dict(os.environ, PYTHON=sys.executable, **run.lock.variables)
     if place is not None:
         environment['CUDA_VISIBLE_DEVICES'] = place
     # The same for every method and seed.
@@ -268,7 +269,7 @@ def start(run: Run, place: str | None, args: Namespace, count: int) -> subproces
     try:
         return subprocess.Popen(
             command, env=environment, stdout=output, stderr=subprocess.STDOUT if output else None,
-            start_new_session=True, pass_fds=[run.lock],
+            start_new_session=True, pass_fds=run.lock.numbers,
         )  # fmt: skip
     finally:
         if output:

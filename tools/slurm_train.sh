@@ -28,7 +28,12 @@ resources=(
 )
 
 if [[ -n ${TIME:-} && -z ${SLURM_JOB_ID:-} ]]; then
-    command=$(printf '%q ' bash "$tools/slurm_train.sh" "$@" --resume)
+    # A job that is queued again continues by itself; a new one, if it is not told otherwise.
+    case " $* " in
+        *' --resume'* | *' --overwrite '*) ;;
+        *) set -- "$@" --resume ;;
+    esac
+    command=$(printf '%q ' bash "$tools/slurm_train.sh" "$@")
     # Word splitting of SBATCH_ARGS is wanted.
     # shellcheck disable=SC2086
     exec sbatch "${resources[@]}" --time="$TIME" --requeue --open-mode=append \

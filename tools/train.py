@@ -9,13 +9,20 @@ from _command_line import add_arguments, end, positive
 def parse_args(arguments: list[str] | None = None) -> Namespace:
     parser = ArgumentParser(description='Train a classifier, a segmentor or a detector.')
     add_arguments(parser)
-    parser.add_argument(
+    held = parser.add_mutually_exclusive_group()
+    held.add_argument(
         '--resume',
         nargs='?',
         const='auto',
         metavar='CHECKPOINT',
         help='continue from this checkpoint, or from the last one in the work directory if there '
         'is any',
+    )
+    held.add_argument(
+        '--overwrite',
+        action='store_true',
+        help='replace the run that the work directory holds: its checkpoints and logs are removed '
+        'when the first new checkpoint is written',
     )
     parser.add_argument(
         '--amp',
@@ -63,13 +70,14 @@ def parse_args(arguments: list[str] | None = None) -> Namespace:
 
 def main(args: Namespace) -> None:
     # After the arguments: --help takes no PyTorch.
-    from vim_mm.checkpoints.reading import last_checkpoint
     from vim_mm.engine import build_runner
-    from vim_mm.engine.batches.batch import scale_learning_rate
+    from vim_mm.engine.batches.batch import plan_batch, scale_learning_rate
     from vim_mm.engine.checks.data import check_data
     from vim_mm.engine.checks.misspelled import check_checkpoint
     from vim_mm.engine.cli import read_config
     from vim_mm.engine.optimization.graphed_step import train_by_graph
+    from vim_mm.engine.processes import place_of
+    from vim_mm.engine.saving.beginning import begin
 
     cfg = read_config(args)
     if args.amp:
@@ -82,10 +90,12 @@ def main(args: Namespace) -> None:
         train_by_graph(cfg, compile=args.compile)
     check_checkpoint(cfg.get('load_from'))
     check_data(cfg, 'train', 'val')
-    checkpoint = last_checkpoint(cfg.work_dir) if args.resume == 'auto' else args.resume
-    if checkpoint is not None:
-        cfg.load_from, cfg.resume = str(checkpoint), True
+    # Wrong arguments are told before the folder is asked about.
+    plan_batch(cfg.train_dataloader.batch_size, place_of(cfg.launcher)[1], cfg.get('auto_scale_lr'))
+    said = begin(cfg, args.resume, args.overwrite)
     runner = build_runner(cfg)
+    for line in said:
+        runner.logger.info(line)
     if args.record is None:
         runner.train()
     else:

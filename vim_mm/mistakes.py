@@ -44,7 +44,7 @@ def end(main: Callable[[Namespace], int | None], args: Namespace) -> None:
 def finish(error: BaseException, debug: bool) -> NoReturn:
     """End the process by an error, as :func:`end` does; a bug is raised again."""
     program = Path(sys.argv[0]).name
-    if isinstance(error, KeyboardInterrupt):
+    if is_interrupt(error):
         print(f'{program}: interrupted', file=sys.stderr)
         sys.exit(130)  # as a shell reports SIGINT
     line = explain(error)
@@ -56,6 +56,13 @@ def finish(error: BaseException, debug: bool) -> NoReturn:
         traceback.print_exception(error)  # as Python would, with the sentence after it
     note_for_torchrun(line)
     sys.exit(line)
+
+
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether it is Ctrl-C, or what somebody made of it: MMEngine, that a config has no syntax."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def explain(error: BaseException) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.comparison.results import TaskResults
 from benchmarks.runs.work_dir import DETECTION_METRICS, Log, read_log
-from vim_mm.checkpoints.reading import last_checkpoint
+from vim_mm.engine.saving.written import PointerError, last_checkpoint
 from vim_mm.engine.watching.observed import status_of
 from vim_mm.json_lines import read_json
 
@@ -154,7 +154,10 @@ def _last_step(folder: Path, log: Log) -> int:
     MMEngine's own log notes epoch 0 with all metrics; the shipped configs change that.
     """
     trained = [step for step, _ in log.losses]
-    checkpoint = last_checkpoint(folder)
+    try:
+        checkpoint = last_checkpoint(folder)
+    except PointerError:  # it was deleted
+        checkpoint = None
     unit, _, count = checkpoint.stem.partition('_') if checkpoint else ('', '', '')
     # Losses are logged at intervals. The checkpoint is of the end.
     saved = [int(count)] if count.isdecimal() else []

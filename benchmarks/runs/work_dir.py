@@ -11,9 +11,9 @@ from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS
 
 from benchmarks.pictures.plots import Region, Sample
-from vim_mm.checkpoints.reading import last_checkpoint
 from vim_mm.engine.cli import load_model
 from vim_mm.engine.reader import class_meta, keep_loaded
+from vim_mm.engine.saving.written import last_checkpoint
 from vim_mm.json_lines import read_json_lines
 from vim_mm.progress import progress
 from vim_mm.stream.lettering import drawable_names

@@ -23,9 +23,10 @@ from tests.checkpoints.bombs import BOMBS, program
 from tests.engine.toy import ToyModel, make_backbone, make_runner
 from vim_mm.checkpoints import NotACheckpointError, UnsafeCheckpointError, convert_checkpoint
 from vim_mm.checkpoints.converted_file import as_checkpoint, write
-from vim_mm.checkpoints.reading import last_checkpoint, read_as_data
+from vim_mm.checkpoints.reading import read_as_data
 from vim_mm.engine import activate
 from vim_mm.engine.cli import load_model
+from vim_mm.engine.saving.written import last_checkpoint
 
 ROOT = Path(__file__).parents[2]
 activate()

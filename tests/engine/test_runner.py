@@ -20,7 +20,6 @@ from torch import distributed, nn
 
 from tests.engine.processes import free_port, torchrun_environment
 from tests.engine.toy import Mean, ToyModel, make_runner
-from vim_mm.checkpoints.reading import last_checkpoint
 from vim_mm.engine import VimRunner
 from vim_mm.engine.determinism import sums_in_any_order
 from vim_mm.engine.processes import (
@@ -28,6 +27,7 @@ from vim_mm.engine.processes import (
     init_process_group,
     threads_of_environment,
 )
+from vim_mm.engine.saving.written import last_checkpoint
 
 
 def test_weights_that_do_not_fit_are_named_by_their_file(tmp_path, monkeypatch):

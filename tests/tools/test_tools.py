@@ -18,7 +18,7 @@ from PIL import Image
 from tests.graphs import assert_same_bits
 from tests.scripts import TOOLS, load
 from tests.tools.conftest import command, environment, run_tool
-from vim_mm.checkpoints.reading import last_checkpoint
+from vim_mm.engine.saving.written import last_checkpoint
 from vim_mm.ops import METHODS
 
 # Trainings in processes of their own.

@@ -10,6 +10,7 @@ each attempt is a fork of this process, so that it starts in a second.
 
 import os
 import random
+import shutil
 import signal
 import tempfile
 import time
@@ -43,10 +44,10 @@ from mmengine.config import Config
 from mmengine.fileio import LocalBackend
 
 from vim_mm.checkpoints import read_file
-from vim_mm.checkpoints.reading import last_checkpoint
 from vim_mm.datasets.shapes import ShapesConfig, write_dataset
 from vim_mm.engine import activate, build_runner
 from vim_mm.engine.cli import import_task_library
+from vim_mm.engine.saving.written import last_checkpoint
 
 # Everything that draws random numbers is on: flips, order, drop path, dropout of the heads.
 SMALL = """
@@ -94,7 +95,7 @@ def train(cfg: Config, work_dir: Path, kill_in_save: int | None = None) -> None:
 
     def put(self, data, path):
         nonlocal saves
-        if str(path).endswith('.pth.part'):
+        if '.pth.' in Path(path).name:
             if saves == kill_in_save:
                 Path(path).write_bytes(bytes(data)[: len(data) // 2])
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -183,8 +184,7 @@ def compare(cfg: Config, folder: Path) -> None:
     where = first_difference(*({k: x[k] for k in parts} for x in (whole, killed)))
     if last[0].name != last[1].name or where is not None:
         raise SystemExit(f'The trainings differ in {where}.')
-    for path in (folder / 'killed').glob('*.pth*'):
-        path.unlink()
+    shutil.rmtree(folder / 'killed')
     print(f'{last[1].name}: the same bits')
 
 

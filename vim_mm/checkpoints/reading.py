@@ -28,20 +28,6 @@ from vim_mm.checkpoints.file import read_file
 from vim_mm.checkpoints.state import prepare
 
 
-def last_checkpoint(work_dir: str | Path) -> Path | None:
-    """The last checkpoint of a training in its working directory, None if there is none yet.
-
-    Found by the files themselves: MMEngine's pointer to it holds an absolute path, wrong once the
-    directory has moved, and is empty for a moment whenever it is replaced.
-    """
-    by_number = {
-        int(path.stem.rpartition('_')[2]): path
-        for path in Path(work_dir).glob('*.pth')
-        if re.fullmatch(r'(iter|epoch)_\d+', path.stem)
-    }
-    return by_number[max(by_number)] if by_number else None
-
-
 class NonFiniteWeightsError(ValueError):
     """A checkpoint holds weights that are NaN or infinite, with which a model predicts nothing."""
 

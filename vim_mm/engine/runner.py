@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from vim_mm.checkpoints.reading import last_checkpoint, naming_file
+from vim_mm.checkpoints.reading import naming_file
 from vim_mm.checkpoints.state import require_training
 from vim_mm.engine.activation import activate
 from vim_mm.engine.batches.batch import AccumulationHook, Batch, check_pooled_norms, plan_batch
@@ -36,6 +36,8 @@ from vim_mm.engine.processes import (
     init_process_group,
     threads_of_environment,
 )
+from vim_mm.engine.saving import beginning
+from vim_mm.engine.saving.checkpoint_hook import durable
 from vim_mm.engine.watching.late_values import LateRuntimeInfoHook
 from vim_mm.engine.watching.missed_validation import MissedValidationHook
 from vim_mm.engine.watching.nonfinite import NonFiniteLossError, NonFiniteLossHook
@@ -72,8 +74,10 @@ class VimRunner(Runner):
       does; the backbone sees to its own.
     - Heads that have not the classes of the data set, and a training that cannot learn from its
       data, are errors before the first iteration, see :class:`ClassesHook`, :class:`LearningHook`.
-    - A checkpoint file appears whole or not at all, whenever the process is killed. A validation in
-      which it was killed is made when it is resumed, see :class:`MissedValidationHook`.
+    - A checkpoint file appears whole or not at all, whenever the process is killed, and those
+      before it are removed later: :class:`DurableCheckpointHook` stands in for MMEngine's. One
+      training at a time writes into a folder, see :mod:`vim_mm.engine.saving.lock`. A validation
+      in which it was killed is made when it is resumed, see :class:`MissedValidationHook`.
     - The host does not wait for the GPU in each iteration: losses are read an iteration later, see
       :mod:`vim_mm.engine.watching.late_values`. Meanwhile batches are copied from pinned memory.
     - Segments of a GPU's memory grow, see :mod:`vim_mm.engine.processes`.
@@ -164,6 +168,10 @@ class VimRunner(Runner):
     def register_default_hooks(self, hooks: dict | None = None) -> None:
         """As in Runner, with losses that the host does not wait for."""
         super().register_default_hooks({'runtime_info': LateRuntimeInfoHook(), **(hooks or {})})
+
+    def register_hook(self, hook: Hook | dict, priority=None) -> None:
+        """As in Runner; MMEngine's CheckpointHook is a DurableCheckpointHook."""
+        super().register_hook(durable(hook), priority)
 
     def register_hooks(self, *args, **kwargs) -> None:
         """As in Runner, and those hooks that no run of ours goes without."""
@@ -258,11 +266,13 @@ class VimRunner(Runner):
         """As in Runner.
 
         Raises:
+            FolderTakenError: Another training writes into the folder.
             NonFiniteLossError: Also where the step after such a loss raises another error.
             SampleError: The images of a batch have several sizes.
         """
         try:
-            return super().train()
+            with beginning.locked(self):
+                return super().train()
         except NonFiniteLossError:
             raise
         except Exception as error:
@@ -295,6 +305,17 @@ class VimRunner(Runner):
         """Test the model; its checkpoint must fit."""
         self._testing = True
         return super().test()
+
+    def load_or_resume(self) -> None:
+        """As in Runner; says which checkpoint it resumes, or that its folder has none.
+
+        Raises:
+            PointerError: ``last_checkpoint`` names none of the run.
+        """
+        if self._resume and self._load_from is None and not self._has_loaded:
+            self._load_from = beginning.find_last(self)
+            self._resume = self._load_from is not None
+        super().load_or_resume()
 
     def load_checkpoint(
         self, filename: str, map_location='cpu', strict: bool | None = None, **kwargs
@@ -333,7 +354,9 @@ class VimRunner(Runner):
         if self.param_schedulers is not None and self._scheduler_states is not None:
             self._resume_param_schedulers(self._scheduler_states)
         done, end = self.iter, self.max_iters
-        if done >= end:
+        if done < end:
+            self.logger.info(f'{filename} is continued at iteration {done + 1} of {end}.')
+        else:
             self.logger.info(
                 f'This run is finished: {filename} is of iteration {done}, and the config asks for '
                 f'{end}. Give a larger train_cfg.max_iters, or max_epochs, to go on.'
@@ -397,10 +420,10 @@ class VimRunner(Runner):
             NonFiniteLossError: The last step has spoilt the weights.
         """
         self._settle()
+        path = Path(out_dir) / filename
         try:
-            with whole_file(Path(out_dir) / filename) as part:
-                super().save_checkpoint(out_dir, part.name, *args, **kwargs)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(path, follow_links=False) as part:
+                super().save_checkpoint(str(path.parent), part.name, *args, **kwargs)
         except OSError as error:
-            last = last_checkpoint(out_dir)
-            kept = f'the last checkpoint is {last}' if last else 'there is no checkpoint before it'
-            raise OSError(f'{error}; {kept}.') from None
+            raise OSError(f'{error}; {beginning.what_is_left(self)}.') from None

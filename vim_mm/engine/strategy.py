@@ -8,6 +8,7 @@ process is killed, validation has each process' own buffers, and the host waits 
 
 from mmengine.config import Config
 from mmengine.dist import get_world_size
+from mmengine.hooks import Hook
 from mmengine.registry import FUNCTIONS, RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 from torch import nn
@@ -17,6 +18,7 @@ from vim_mm.engine.batches.batch import plan_batch
 from vim_mm.engine.batches.samples import build_dataloader
 from vim_mm.engine.processes import choose_allocator, init_process_group
 from vim_mm.engine.runner import VimRunner
+from vim_mm.engine.saving.checkpoint_hook import durable
 from vim_mm.models.vision_mamba import Block
 
 
@@ -29,6 +31,10 @@ def wrap_vim_blocks(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> 
 @RUNNERS.register_module()
 class CheckedFlexibleRunner(FlexibleRunner):
     """MMEngine's FlexibleRunner, on the same samples as :class:`VimRunner`."""
+
+    def register_hook(self, hook: Hook | dict, priority=None) -> None:
+        """As in FlexibleRunner; a checkpoint is removed when what replaces it is written."""
+        super().register_hook(durable(hook), priority)
 
     @staticmethod
     def build_dataloader(dataloader, seed: int | None = None, diff_rank_seed: bool = False):

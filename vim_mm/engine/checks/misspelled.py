@@ -208,9 +208,11 @@ def check_checkpoint(checkpoint: str | Path | None) -> None:
 
     What has a scheme, such as https://, is left to who reads it.
     """
-    if checkpoint is None or '://' in str(checkpoint) or Path(checkpoint).exists():
+    if checkpoint is None or '://' in str(checkpoint):
         return
-    path = Path(checkpoint)
+    path = Path(checkpoint).expanduser()
+    if path.exists():
+        return
     others = sorted(path.parent.glob(f'*{path.suffix}')) if path.suffix else []
     names = ', '.join(other.name for other in others[:8]) + ', ...' * (len(others) > 8)
     there = f'{path.parent} has {names}' if others else f'{path.parent} has no such files'

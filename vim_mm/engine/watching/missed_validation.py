@@ -66,7 +66,7 @@ class MissedValidationHook(Hook):
 
     def _write(self, runner: Runner, step: int) -> None:
         if is_main_process():
-            with whole_file(self._file(runner)) as part:
+            with whole_file(self._file(runner), follow_links=False) as part:
                 part.write_text(f'{step}\n')
 
 
