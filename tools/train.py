@@ -76,8 +76,7 @@ def main(args: Namespace) -> None:
     from vim_mm.engine.checks.misspelled import check_checkpoint
     from vim_mm.engine.cli import read_config
     from vim_mm.engine.optimization.graphed_step import train_by_graph
-    from vim_mm.engine.processes import place_of
-    from vim_mm.engine.saving.beginning import begin
+    from vim_mm.engine.saving.beginning import begin, place_of
 
     cfg = read_config(args)
     if args.amp:

@@ -2,16 +2,20 @@
 
     python tools/dev/kill_and_resume.py --kills 20
 
-The reference runs from start to end. The other run is killed by SIGKILL again and again and resumed
-each time: two times in three from outside at a random moment, else with half of a checkpoint
-written. Both must end with the same weights, optimizer state and learning rates. Runs on the CPU;
-each attempt is a fork of this process, so that it starts in a second.
+The reference runs from start to end. The other run keeps one checkpoint and the best one, is ended
+again and again, and resumed each time: in turn killed by SIGKILL from outside at a random moment,
+twice; killed with half of a checkpoint written; and by a disk that has room for a part of one. No
+checkpoint may be lost, and both runs must end with the same weights, averages, optimizer state and
+learning rates. Runs on the CPU; each attempt is a fork of this process, so that it starts in a
+second.
 """
 
 import os
 import random
+import resource
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
@@ -47,8 +51,10 @@ from vim_mm.checkpoints import read_file
 from vim_mm.datasets.shapes import ShapesConfig, write_dataset
 from vim_mm.engine import activate, build_runner
 from vim_mm.engine.cli import import_task_library
+from vim_mm.engine.saving.beginning import begin
 from vim_mm.engine.saving.written import last_checkpoint
 
+FULL = 28  # exit code of a training that found no room
 # Everything that draws random numbers is on: flips, order, drop path, dropout of the heads.
 SMALL = """
 _base_ = 'vim_mm::seg/upernet_vim_shapes.py'
@@ -62,7 +68,10 @@ model = dict(
 train_dataloader = dict(batch_size=2)
 auto_scale_lr = dict(base_batch_size=4)
 train_cfg = dict(val_interval=7)
-default_hooks = dict(logger=dict(interval=1), checkpoint=dict(interval=3))
+default_hooks = dict(
+    logger=dict(interval=1), checkpoint=dict(interval=3, max_keep_ckpts=1, save_best='mIoU')
+)
+custom_hooks = [dict(type='EMAHook')]
 log_level = 'ERROR'
 launcher = 'none'
 """
@@ -83,14 +92,21 @@ def make_config(folder: Path, iterations: int, workers: int) -> Config:
     return cfg
 
 
-def train(cfg: Config, work_dir: Path, kill_in_save: int | None = None) -> None:
-    """Start a training or resume it; dies in the save of that number, from 0, if one is given."""
+def train(
+    cfg: Config, work_dir: Path, kill_in_save: int | None = None, room: int | None = None
+) -> None:
+    """Start a training or resume it.
+
+    Args:
+        cfg (Config): Of the training.
+        work_dir (Path): Its folder.
+        kill_in_save (int, optional): It dies in the save of this number, from 0.
+        room (int, optional): Bytes of a checkpoint for which there is room; it ends with ``FULL``.
+    """
     torch.set_num_threads(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     cfg.work_dir = str(work_dir)
-    checkpoint = last_checkpoint(work_dir)
-    if checkpoint is not None:
-        cfg.load_from, cfg.resume = str(checkpoint), True
+    begin(cfg, resume='auto')
     saves = 0
 
     def put(self, data, path):
@@ -100,10 +116,18 @@ def train(cfg: Config, work_dir: Path, kill_in_save: int | None = None) -> None:
                 Path(path).write_bytes(bytes(data)[: len(data) // 2])
                 os.kill(os.getpid(), signal.SIGKILL)
             saves += 1
+            if room is not None:  # not for the shared memory of workers
+                resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
         return original(self, data, path)
 
     original, LocalBackend.put = LocalBackend.put, put
-    build_runner(cfg).train()
+    try:
+        build_runner(cfg).train()
+    except OSError as error:
+        if room is None:
+            raise
+        print(error, file=sys.stderr)
+        sys.exit(FULL)
 
 
 def attempt(cfg: Config, work_dir: Path, timeout: float | None = None, **kwargs) -> int:
@@ -151,7 +175,10 @@ def run(folder: Path, kills: int, iterations: int, workers: int, seed: int) -> N
     killed = attempts = 0
     while killed < kills:
         before = last_checkpoint(folder / 'killed')
-        if attempts % 3 == 2:
+        if attempts % 4 == 3 and before is not None:
+            room = int(rng.random() * before.stat().st_size)
+            how, code = f'with room for {room} bytes', attempt(cfg, folder / 'killed', room=room)
+        elif attempts % 4 == 2:
             how, code = 'in a save', attempt(cfg, folder / 'killed', kill_in_save=rng.randrange(2))
         else:
             moment = rng.uniform(0.3, 0.9) * duration
@@ -159,15 +186,34 @@ def run(folder: Path, kills: int, iterations: int, workers: int, seed: int) -> N
         after = last_checkpoint(folder / 'killed')
         names = [path and path.stem for path in (before, after)]
         attempts += 1
-        killed += code == -signal.SIGKILL  # else it was done before
+        killed += code in (-signal.SIGKILL, FULL)  # else it was done before
         counted = f'kill {killed}' if code else 'no kill'
         print(f'{counted}: {how}; resumed {names[0]}, left {names[1]}; exit code {code}')
-        if code not in (0, -signal.SIGKILL):
+        if code not in (0, -signal.SIGKILL, FULL):
             raise SystemExit('An attempt failed by itself.')
-        if after is not None and int(after.stem.rpartition('_')[2]) >= iterations - 3:
+        check_kept(folder / 'killed', before)
+        if after is not None and step_of(after) >= iterations - 3:
             # Start again, so that every kill hits a training that is under way.
             compare(cfg, folder)
     compare(cfg, folder)
+
+
+def check_kept(work_dir: Path, before: Path | None) -> None:
+    """Insist that every checkpoint is whole, and that the last is none before the one it was.
+
+    Raises:
+        SystemExit: One was lost.
+    """
+    for path in work_dir.glob('*.pth'):
+        read_file(path)
+    after = last_checkpoint(work_dir)
+    if before is not None and (after is None or step_of(after) < step_of(before)):
+        raise SystemExit(f'{before} is lost, the last checkpoint is {after}.')
+
+
+def step_of(checkpoint: Path) -> int:
+    """The iteration in the name of a checkpoint."""
+    return int(checkpoint.stem.rpartition('_')[2])
 
 
 def compare(cfg: Config, folder: Path) -> None:
@@ -180,7 +226,7 @@ def compare(cfg: Config, folder: Path) -> None:
         raise SystemExit('The last attempt failed.')
     last = [last_checkpoint(folder / name) for name in ('whole', 'killed')]
     whole, killed = (read_file(path) for path in last)
-    parts = ('state_dict', 'optimizer', 'param_schedulers')
+    parts = ('state_dict', 'ema_state_dict', 'optimizer', 'param_schedulers')
     where = first_difference(*({k: x[k] for k in parts} for x in (whole, killed)))
     if last[0].name != last[1].name or where is not None:
         raise SystemExit(f'The trainings differ in {where}.')

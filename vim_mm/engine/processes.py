@@ -49,13 +49,6 @@ def init_process_group(launcher: str, backend: str = 'nccl', timeout: float | No
     atexit.register(_leave_process_group)
 
 
-def place_of(launcher: str) -> tuple[int, int]:
-    """Number of this process and number of all, by the launcher's environment, before they join."""
-    names = {'pytorch': ('RANK', 'WORLD_SIZE'), 'slurm': ('SLURM_PROCID', 'SLURM_NTASKS')}
-    rank, size = names.get(launcher, ('', ''))
-    return int(os.environ.get(rank, '0')), int(os.environ.get(size, '1'))
-
-
 def choose_allocator() -> None:
     """Let segments of a GPU's memory grow, before CUDA starts; the user's own choice stays.
 

@@ -9,7 +9,6 @@ from mmengine.dist import is_main_process
 from mmengine.runner import Runner
 
 from vim_mm.engine.checks.misspelled import check_checkpoint
-from vim_mm.engine.processes import place_of
 from vim_mm.engine.saving import lock
 from vim_mm.engine.saving.checkpoint_hook import (
     DurableCheckpointHook,
@@ -82,6 +81,13 @@ def begin(cfg: Config, resume: str | None = None, overwrite: bool = False) -> li
         if others:
             cfg.overwrite = True
     return said
+
+
+def place_of(launcher: str) -> tuple[int, int]:
+    """Number of this process and number of all, by the launcher's environment, before they join."""
+    names = {'pytorch': ('RANK', 'WORLD_SIZE'), 'slurm': ('SLURM_PROCID', 'SLURM_NTASKS')}
+    rank, size = names.get(launcher, ('', ''))
+    return int(os.environ.get(rank, '0')), int(os.environ.get(size, '1'))
 
 
 def _is_queued_again(run: Mapping) -> bool:
