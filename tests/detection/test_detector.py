@@ -21,6 +21,7 @@ from mmdet.structures.mask import PolygonMasks
 from tests.detection import fast as small
 from vim_mm.detection import boxes, detector, masks, roi, rpn
 from vim_mm.detection.sample import most_positive
+from vim_mm.engine import BFloat16OptimWrapper
 
 
 @MODELS.register_module(force=True)
@@ -236,3 +237,40 @@ def test_losses_wait_for_nothing(kind, monkeypatch):
         with _NoWaits():
             losses = fast.loss(images, truth)
     assert small.total(losses).device.type == 'cuda'
+
+
+@pytest.mark.parametrize('kind', small.CONFIGS)
+def test_parts_may_hand_over_bfloat16(kind):
+    """As compiled ones do."""
+    fast, slow = small.detectors(small.config(kind))
+    wide, narrow = (
+        BFloat16OptimWrapper(optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+        for model in (slow, fast)
+    )
+    wide.initialize_count_status(slow, 0, 1)
+    narrow.initialize_count_status(fast, 0, 1)
+    narrow.keep_bfloat16()
+    ours = fast.train_step(small.batch(4, 0), narrow)
+    theirs = slow.train_step(small.batch(4, 0), wide)
+    assert ours.keys() == theirs.keys()
+    assert {value.dtype for value in ours.values()} == {torch.float32}
+    torch.testing.assert_close(ours['loss'], theirs['loss'], rtol=0.3, atol=0)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+@pytest.mark.parametrize('kind', small.CONFIGS)
+def test_a_step_on_a_gpu_waits_for_nothing(kind):
+    model = small.config(kind)
+    model.data_preprocessor.update(type='FastDetDataPreprocessor', non_blocking=True)
+    fast = MODELS.build({**model, 'type': 'FastDetector', 'of': model.type}).cuda().train()
+    batches = [small.batch(5, 3, seed=seed) for seed in range(3)]
+    for batch in batches:
+        batch['inputs'] = [image.pin_memory() for image in batch['inputs']]
+    for number, batch in enumerate(batches):
+        torch.cuda.set_sync_debug_mode('error' if number == 2 else 'default')
+        try:
+            data = fast.data_preprocessor(batch, True)
+            small.total(fast.loss(data['inputs'], data['data_samples'])).backward()
+        finally:
+            torch.cuda.set_sync_debug_mode('default')

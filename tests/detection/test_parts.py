@@ -121,16 +121,27 @@ def test_every_box_is_as_likely():
     assert together[assigned == -1].sum() == 0
 
 
-@pytest.mark.parametrize('threshold', [0.1, 0.5, 0.7])
-@pytest.mark.parametrize('number', [1, 40, 150])
-def test_suppression(number, threshold):
+def check_suppression(number: int, threshold: float, device: str) -> None:
     given = torch.stack([boxes(number, 60) for _ in range(4)])
     valid = torch.rand(4, number) < 0.9
     valid[3] = False
-    kept = suppress(given, valid, threshold)
+    kept = suppress(given.to(device), valid.to(device), threshold).cpu()
     assert kept.shape == valid.shape and not (kept & ~valid).any()
     order = torch.arange(number, 0, -1).float()
     for own, real, mask in zip(given, valid, kept, strict=True):
         if real.any():
             expected = nms(own[real], order[real], threshold)[1].sort().values
             assert torch.equal(mask[real].nonzero()[:, 0], expected)
+
+
+@pytest.mark.parametrize('threshold', [0.1, 0.5, 0.7])
+@pytest.mark.parametrize('number', [1, 40, 150])
+def test_suppression(number, threshold):
+    check_suppression(number, threshold, 'cpu')
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+@pytest.mark.parametrize('number', [1, 150, 2000])
+def test_suppression_on_a_gpu(number):
+    check_suppression(number, 0.7, 'cuda')

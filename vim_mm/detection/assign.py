@@ -93,12 +93,10 @@ def _counted(
 def _best_of_objects(rule: MaxIoUAssigner, overlaps: Tensor, present: Tensor, start: int) -> Tensor:
     """(B, K): the last of these objects that a box fits better than any other, from 1; else 0."""
     numbers = torch.arange(start + 1, start + 1 + overlaps.shape[1], device=overlaps.device)
-    most = overlaps.amax(2, keepdim=True)
-    eligible = present & (most >= rule.min_pos_iou)
+    most, first = overlaps.max(2, keepdim=True)
     if rule.gt_max_assign_all:
-        fits = eligible & (overlaps == most)
-        return torch.where(fits, numbers[:, None], 0).amax(1)
-    first = overlaps.argmax(2)
-    numbers = torch.where(eligible[:, :, 0], numbers, 0)
-    none = numbers.new_zeros(overlaps.shape[0], overlaps.shape[2])
-    return none.scatter_reduce(1, first, numbers, 'amax')
+        fits = overlaps == most
+    else:
+        fits = torch.arange(overlaps.shape[2], device=overlaps.device) == first
+    fits = fits & present & (most >= rule.min_pos_iou)
+    return torch.where(fits, numbers[:, None], 0).amax(1)
