@@ -190,7 +190,7 @@ def test_images_of_several_sizes_in_a_batch(folder):
 
 def test_a_pipeline_that_loads_no_labels(folder):
     pipeline = "[dict(type='LoadImageFromFile'), dict(type='PackSegInputs')]"
-    with pytest.raises(SampleError, match=r'the sample has no gt_sem_seg .*LoadAnnotations'):
+    with pytest.raises(SampleError, match=r'the sample has no gt_sem_seg: .*LoadAnnotations'):
         train(folder, rest=f"train_dataloader['dataset']['pipeline'] = {pipeline}")
 
 

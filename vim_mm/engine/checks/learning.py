@@ -250,7 +250,7 @@ def needed_truth(model: nn.Module) -> tuple[str, ...]:
     model = inner_model(model)
     names = _names(model)
     if 'EncoderDecoder' in names:
-        return 'gt_sem_seg', 'gt_depth_map'
+        return ('gt_depth_map' if 'DepthEstimator' in names else 'gt_sem_seg',)
     if 'BaseDetector' in names:
         return 'gt_instances', 'gt_sem_seg', 'gt_panoptic_seg'
     if any(name.endswith('Classifier') for name in names):
