@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vim_mm.whole_file import whole_file
+from vim_mm.whole_file import remove_parts, whole_file
 
 
 @pytest.fixture
@@ -94,3 +94,45 @@ def test_links_in_dev_are_written_into():
     """Such as /dev/stdout, which leads to a file where the output is redirected."""
     with whole_file(Path('/dev/vim_mm_is_not_there')) as part:
         assert part == Path('/dev/vim_mm_is_not_there')
+
+
+def test_no_link_that_was_laid_before_is_written_through(file, tmp_path):
+    """Neither one with the name that parts once had, nor, where they are not followed, the file."""
+    mine = tmp_path / 'mine'
+    mine.write_text('mine')
+    (tmp_path / 'run.json.part').symlink_to(mine)
+    link = tmp_path / 'link.json'
+    link.symlink_to(mine)
+    for path in (file, link):
+        with whole_file(path, follow_links=False) as part:
+            part.write_text('after')
+    assert mine.read_text() == 'mine'
+    assert file.read_text() == link.read_text() == 'after' and not link.is_symlink()
+
+
+def test_it_is_on_the_disk_before_it_has_its_name(file, monkeypatch):
+    done = []
+    synchronize, replace = os.fsync, Path.replace
+
+    def note_fsync(number):
+        done.append(Path(f'/proc/self/fd/{number}').readlink().suffix)
+        synchronize(number)
+
+    def note_replace(self, target):
+        done.append('renamed')
+        replace(self, target)
+
+    monkeypatch.setattr(os, 'fsync', note_fsync)
+    monkeypatch.setattr(Path, 'replace', note_replace)
+    with whole_file(file) as part:
+        part.write_text('after')
+    assert done == ['.part', 'renamed', '']  # the folder last
+
+
+def test_the_parts_of_killed_processes_are_removed(file, tmp_path):
+    ours = tmp_path / 'run.json.0123456789abcdef.part'
+    others = [tmp_path / name for name in ('run.json.part', 'a.json.0123456789abcdef.part', 'a')]
+    for path in (ours, *others):
+        path.touch()
+    remove_parts(tmp_path, ['run.json'])
+    assert {*tmp_path.iterdir()} == {file, *others}

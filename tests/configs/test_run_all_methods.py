@@ -314,6 +314,7 @@ def test_a_diverged_run_stays_diverged(tool, trained, tmp_path):
         (['--disc', 'foh'], '--discretization-method is set for each run'),
         (['--resume', 'a.pth'], '--resume is set for each run'),
         (['--resume'], '--resume is set for each run'),
+        (['--overwrite'], '--overwrite is set for each run'),
         (['--record', 'a.json'], '--record is set for each run'),
     ],
 )

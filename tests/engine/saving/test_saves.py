@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -211,6 +212,36 @@ def test_files_may_have_no_more_than_a_part_of_a_checkpoint(part, tmp_path):
     assert {path.name: path.read_bytes() for path in tmp_path.glob('*.pth')} == before
     assert last_checkpoint(tmp_path).name == 'iter_3.pth'
     assert not list(tmp_path.glob('*.part'))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason='needs the right to mount a disk')
+@pytest.mark.parametrize('room', [1.1, 1.6, 2.1, 2.6, 3.1])
+def test_a_disk_has_room_for_some_checkpoints(room, tmp_path):
+    """A checkpoint, the best one and the next to be written do not fit, or do."""
+    make_runner(tmp_path / 'size', **options(None)).train()
+    size = sum(p.stat().st_size for p in (tmp_path / 'size').glob('*.pth')) / 2
+    disk = tmp_path / 'disk'
+    disk.mkdir()
+    # Beside the checkpoints: the log, its records and the config.
+    mount = ['mount', '-t', 'tmpfs', '-o', f'size={int(room * size) + 40960}', 'none', str(disk)]
+    if subprocess.run(mount).returncode:
+        pytest.skip('this machine mounts nothing')
+    try:
+        try:
+            make_runner(disk / 'run', **options(None)).train()
+        except OSError as error:
+            assert 'No space left on device' in str(error)  # also by MMEngine's log
+        last = last_checkpoint(disk / 'run')
+        assert whole(last)['meta']['iter'] >= 1
+        for path in (disk / 'run').glob('*.pth'):
+            whole(path)
+        subprocess.run(['mount', '-o', f'remount,size={int(9 * size)}', str(disk)], check=True)
+        make_runner(disk / 'run', resume=True, **options(None)).train()
+        assert whole(last_checkpoint(disk / 'run'))['meta']['iter'] == 3
+        assert not list((disk / 'run').glob('*.part'))
+    finally:
+        subprocess.run(['umount', '--lazy', str(disk)], check=True)
 
 
 @pytest.mark.parametrize('kept', [1, 2])
