@@ -59,9 +59,8 @@ def causal_conv1d(
 
 def _check_types(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Layouts, dtypes and devices."""
-    for name, tensor in (('x', x), ('weight', weight), ('bias', bias)):
-        if name == 'bias' and tensor is None:
-            continue
+    given = {'x': x, 'weight': weight} | ({} if bias is None else {'bias': bias})
+    for name, tensor in given.items():
         check_tensor(name, tensor)
         if not tensor.is_floating_point():
             raise TypeError(f'{name} must be floating point, got {tensor.dtype}')
