@@ -16,10 +16,11 @@ MIB = 2**20
 def records(file):
     """By backbone, form and mode."""
     content = json.loads((ROOT / f'docs/benchmarks/{file}.json').read_text())
+    names = {**NAMES, 'Vim-S': 'upernet_vim_s_zoh'}
     return {
         (backbone, record['form'], record['mode']): record
         for record in content['records']
-        for backbone, name in NAMES.items()
+        for backbone, name in names.items()
         if record['name'].startswith(name)
     }
 
@@ -35,18 +36,78 @@ def shown(value):
     return f'{value:.0f}' if value >= 100 else f'{value:.1f}'
 
 
+def three_digits(value):
+    return f'{float(f"{value:.3g}"):.0f}'
+
+
 def test_the_table_of_graphs():
     found = records('upernet_h100')
     quoted = rows('docs/benchmarks.md', '| backbone | M parameters | inference, images/s |')
-    front = rows('README.md', '| backbone | parameters, millions | inference, images/s |')
-    assert [row[0] for row in quoted] == [row[0] for row in front] == [*NAMES]
-    for row, short in zip(quoted, front):
+    assert [row[0] for row in quoted] == [*NAMES]
+    for row in quoted:
         infer, train = (found[row[0], 'graph', mode] for mode in ('infer', 'train'))
         parameters = f'{infer["parameters"] / 1e6:.1f}'
         speeds = [shown(each['images_per_second']) for each in (infer, train)]
         peaks = [f'{each["peak_bytes"] / MIB:.0f}' for each in (infer, train)]
         assert row[1:] == [parameters, speeds[0], peaks[0], speeds[1], peaks[1]]
-        assert short[1:] == [parameters, *speeds]
+
+
+FORMS = {'`--graph`': 'graph', '`--graph --compile`': 'tools'}
+
+
+def test_the_table_of_training_steps():
+    found = records('upernet_tools_h100')
+    quoted = rows('docs/benchmarks.md', '| model | form | ms | images/s | peak MiB | kernels')
+    assert len(quoted) == 6
+    for model, form, *cells in quoted:
+        record = found[model, FORMS[form], 'train']
+        milliseconds = [shown(1000 * record[key]) for key in ('latency', 'kernel_seconds')]
+        peak = three_digits(record['peak_bytes'] / MIB)
+        assert cells == [milliseconds[0], shown(record['images_per_second']), peak, milliseconds[1]]
+
+
+def test_the_front_page():
+    found = records('upernet_tools_h100')
+    quoted = rows('README.md', '| backbone | parameters, millions | training by')
+    assert [row[0] for row in quoted] == [*NAMES]
+    for backbone, parameters, *speeds in quoted:
+        assert parameters == f'{found[backbone, "graph", "train"]["parameters"] / 1e6:.1f}'
+        for speed, form in zip(speeds, FORMS.values()):
+            record = found.get((backbone, form, 'train'))
+            assert speed == ('not run' if record is None else shown(record['images_per_second']))
+
+
+def test_the_table_of_predictions_has_the_run():
+    found = records('upernet_tools_h100')
+    first, *_ = rows('docs/benchmarks.md', '| | `--graph`, ms | images/s | `--graph --compile`, ms')
+    graph, tools = (found['Vim-T', form, 'infer'] for form in FORMS.values())
+    assert first[1:4] == [
+        f'{1000 * graph["latency"]:.1f}', shown(graph['images_per_second']),
+        f'{1000 * tools["latency"]:.2f}',
+    ]  # fmt: skip
+
+
+def test_the_table_of_detectors():
+    runs = json.loads((ROOT / 'docs/benchmarks/mask_rcnn_steps_h100.json').read_text())['steps']
+    steps = {
+        (name, step['form']): step
+        for name, part in (('Vim-T', 'vim_t'), ('Swin-T', 'swin-t'))
+        for config, forms in runs.items()
+        if part in config
+        for step in forms
+    }
+    quoted = rows(
+        'docs/benchmarks.md', '| backbone | form | ms | peak MiB | kernels, ms | launches'
+    )
+    assert len(quoted) == len(steps) == 8
+    for (backbone, form, *cells), ((name, _), step) in zip(quoted, steps.items(), strict=True):
+        assert backbone == name
+        peak = three_digits(step['peak MiB'])
+        assert cells[:4] == [
+            shown(step['ms']), f'{peak} *' if 'graph' in form else peak,
+            shown(step['kernel ms']), f'{step["launches"]:.0f}',
+        ]  # fmt: skip
+        assert cells[4] == (shown(step['waits']) if step['waits'] > 1 else 'at most 1')
 
 
 def test_the_table_of_forms():
