@@ -118,9 +118,9 @@ def evaluate_as_inferencers(path: Path, work_dir: Path) -> None:
             Config.fromstring(text, '.py')
 
 
-def timm_model(**options) -> None:
+def timm_model(pretrained: bool = True, **options) -> None:
     sizes = dict(embed_dim=8, depth=1, img_size=8, patch_size=4)
-    timm.create_model('vim_tiny_patch16_224', pretrained=True, **sizes, **options)
+    timm.create_model('vim_tiny_patch16_224', pretrained=pretrained, **sizes, **options)
 
 
 def timm_overlay(path: Path, work_dir: Path) -> None:
@@ -137,11 +137,15 @@ def timm_folder(path: Path, work_dir: Path) -> None:
     timm_model(pretrained_cfg=dict(source='local-dir', file=str(work_dir)))
 
 
+def timm_checkpoint(path: Path, work_dir: Path) -> None:
+    timm_model(pretrained=False, checkpoint_path=str(path))
+
+
 DOORS = [
     *(start, resume, resume_by_pointer, evaluate, predict, convert),
     *(pretrained, pretrained_part, pretrained_of_another_module),
     *(mmengine_function, mmengine_prefix, evaluate_as_inferencers),
-    *(timm_overlay, timm_cfg, timm_folder),
+    *(timm_overlay, timm_cfg, timm_folder, timm_checkpoint),
 ]
 
 

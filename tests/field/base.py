@@ -93,7 +93,9 @@ def train(folder: Path, text: str | None = None, rest: str = '', test: bool = Fa
     run = folder / f'run{len([*folder.glob("run*")])}'
     args = dict(config=str(path), cfg_options={}, work_dir=str(run), launcher='none')
     cfg = read_config(Namespace(**args, local_rank=0))
+    # By their names MMEngine finds loggers and visualizers of other runs in this process again.
     cfg.experiment_name = f'{folder.name}_{run.name}'  # else the second, of which others may be
+    cfg.visualizer.name = str(run)
     check_data(cfg, *(('test',) if test else ('train', 'val')))
     runner = VimRunner.from_cfg(cfg)
     runner.test() if test else runner.train()

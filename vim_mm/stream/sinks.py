@@ -104,7 +104,7 @@ class VideoFile:
         if whole and not self._full:
             self.path_while_open.replace(os.path.realpath(self.path))
             return
-        partial = _partial(self.path)
+        partial = _partial(Path(os.path.realpath(self.path)))  # on the disk of the file
         self.path_while_open.replace(partial)
         if kept:
             where = f', which are in {partial}'

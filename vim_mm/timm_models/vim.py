@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import resample_patch_embed
 from timm.models import (
+    _factory,
     build_model_with_cfg,
     generate_default_cfgs,
     register_model,
@@ -14,6 +16,7 @@ from timm.models import (
     resolve_pretrained_cfg,
 )
 
+from vim_mm.checkpoints.file import read_file
 from vim_mm.models.state_dict import describe_differences
 from vim_mm.timm_models.classifier import VisionMambaClassifier
 from vim_mm.timm_models.weights import PLACES, read_weights
@@ -164,3 +167,24 @@ register_model_deprecations(
         ),
     },
 )
+
+
+def _read_as_data(theirs: Any) -> Any:
+    """timm's reader of ``create_model(checkpoint_path=...)``, which runs what a pickle asks for.
+
+    timm calls it after the model is made, so that no argument could give it another one.
+    """
+
+    def load_checkpoint(model: Any, checkpoint_path: str, *args: Any, **kwargs: Any) -> Any:
+        vim = model if isinstance(model, VisionMambaClassifier) else getattr(model, 'model', None)
+        if not isinstance(vim, VisionMambaClassifier):
+            return theirs(model, checkpoint_path, *args, **kwargs)
+        given = read_file(Path(checkpoint_path), 'cpu')
+        done = vim.load_state_dict(checkpoint_filter_fn(given, vim))
+        _check_notes(given, vim)
+        return done
+
+    return load_checkpoint
+
+
+_factory.load_checkpoint = _read_as_data(_factory.load_checkpoint)

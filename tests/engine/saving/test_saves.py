@@ -18,7 +18,7 @@ from mmengine.hooks import CheckpointHook, EMAHook, Hook
 
 from tests.engine.toy import Mean, make_runner
 from vim_mm.engine.saving.checkpoint_hook import DurableCheckpointHook, durable
-from vim_mm.engine.saving.written import last_checkpoint
+from vim_mm.engine.saving.written import LIST, Written, last_checkpoint
 
 # What is called of the system, by the names of Python's functions, and the files that do so. Logs
 # are written elsewhere, and raise nothing.
@@ -346,3 +346,54 @@ def test_a_metric_that_no_evaluator_can_have_is_refused_at_the_start(tmp_path):
     with pytest.raises(ValueError, match='needs a validation'):
         make_runner(tmp_path, **{**options(None), **none}).train()
     assert last_checkpoint(tmp_path) is None
+
+
+def overwrite(folder):
+    runner = make_runner(folder, **options(None))
+    runner.cfg.overwrite = True
+    return runner
+
+
+@pytest.mark.parametrize('config', ['', '.', '..', '/', 'other', None])
+def test_overwriting_removes_no_folder_that_a_list_names(tmp_path, config):
+    """A run without a config file notes no name, and anybody may write a list."""
+    run, beside = tmp_path / 'run', tmp_path / 'beside'
+    make_runner(run, **options(None)).train()
+    for folder in (beside, run / 'other'):
+        folder.mkdir()
+        (folder / 'data').write_text('x')
+    found = json.loads((run / LIST).read_text())
+    found['run']['config'] = config
+    (run / LIST).write_text(json.dumps(found))
+    overwrite(run).train()
+    assert last_checkpoint(run).is_file()
+    assert (beside / 'data').is_file() and (run / 'other' / 'data').is_file()
+
+
+def test_a_copied_folder_is_a_run_of_its_own(tmp_path):
+    """It is resumed there, and overwriting it leaves what it was copied from."""
+    first, second = tmp_path / 'first', tmp_path / 'second'
+    make_runner(first, **options(None)).train()
+    before = {path: path.read_bytes() for path in first.iterdir() if path.is_file()}
+    shutil.copytree(first, second)
+    assert last_checkpoint(second).parent == second
+    overwrite(second).train()
+    assert {path: path.read_bytes() for path in first.iterdir() if path.is_file()} == before
+
+
+def test_a_run_that_is_replaced_has_its_folder_until_there_is_a_checkpoint(tmp_path):
+    make_runner(tmp_path, **options(None)).train()
+    found = json.loads((tmp_path / LIST).read_text())
+    found['run']['job'] = 'old'
+    (tmp_path / LIST).write_text(json.dumps(found))
+    runner = overwrite(tmp_path)
+
+    def killed(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    runner.save_checkpoint = killed
+    with pytest.raises(KeyboardInterrupt):
+        runner.train()
+    assert Written.read(tmp_path).run['job'] == 'old'
+    overwrite(tmp_path).train()
+    assert Written.read(tmp_path).run['job'] != 'old'

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
@@ -97,10 +96,14 @@ class DurableCheckpointHook(CheckpointHook):
         if not is_main_process():
             return
         remove_parts(work_dir, (POINTER, LIST, 'last_validation'))
-        remove_parts(before.folder, (*before.checkpoints, *before.best))
+        if before.folder == self.folder:  # another one belongs to who writes there
+            remove_parts(before.folder, (*before.checkpoints, *before.best))
         if not resumes_own:
             self._find_others(runner)
-        self.written.run = {**description(runner.cfg), 'seed': runner.seed}
+        # Until it has a checkpoint, a run that replaces another one leaves the folder to that: a
+        # job that is queued again would continue what it was to replace.
+        own = {**description(runner.cfg), 'seed': runner.seed}
+        self.written.run, self._own_run = (before.run if self._replaced else own), own
 
     def _find_others(self, runner: Runner) -> None:
         """What another run has left here, which stays unless it is to be overwritten."""
@@ -110,8 +113,10 @@ class DurableCheckpointHook(CheckpointHook):
             before = Written.read(work_dir).run.get('config')
             logs = [p for p in work_dir.iterdir() if _LOGS.fullmatch(p.name) and p.is_dir()]
             self._replaced = [*others, *(p for p in logs if p.name != runner.timestamp)]
-            if isinstance(before, str) and before != Path(runner.cfg.filename or '').name:
-                self._replaced.append(work_dir / Path(before).name)
+            # The list is a file that anybody may have written, and a run need not have a config.
+            name = Path(before).name if isinstance(before, str) else ''
+            if name.endswith('.py') and name != Path(runner.cfg.filename or '').name:
+                self._replaced.append(work_dir / name)
         elif others:
             runner.logger.warning(
                 f'{self.folder} holds {len(others)} checkpoints of another training, the last of '
@@ -169,8 +174,10 @@ class DurableCheckpointHook(CheckpointHook):
             ours = {self.folder / name for name in (*self.written.checkpoints, *self.written.best)}
             for path in self._replaced:
                 if path not in ours:
-                    shutil.rmtree(path) if _LOGS.fullmatch(path.name) else remove(path)
-            self._replaced = []
+                    remove(path)
+            if self._replaced:
+                self._replaced, self.written.run = [], self._own_run
+                self.written.write(work_dir)
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
         for key in self.save_best or ():

@@ -53,7 +53,7 @@ class Written:
         found = read_json(file) if file.exists() else {}
         folder = found.get('folder')
         return cls(
-            Path(folder) if isinstance(folder, str) else work_dir,
+            work_dir / folder if isinstance(folder, str) else work_dir,
             {n: step for n, step in _entries(found, 'checkpoints') if isinstance(step, int)},
             {n: metric for n, metric in _entries(found, 'best') if isinstance(metric, str)},
             dict(found['run']) if isinstance(found.get('run'), dict) else {},
@@ -61,7 +61,9 @@ class Written:
 
     def write(self, work_dir: Path) -> None:
         """Write the list, whole or not at all."""
-        text = json.dumps({**asdict(self), 'folder': str(self.folder)}, indent=1)
+        # Relative, so that the list of a copied folder names the copies.
+        folder = '.' if self.folder == work_dir.absolute() else str(self.folder)
+        text = json.dumps({**asdict(self), 'folder': folder}, indent=1)
         with whole_file(work_dir / LIST, follow_links=False) as part:
             part.write_text(f'{text}\n')
 
@@ -143,9 +145,9 @@ def last_checkpoint(work_dir: str | Path, *folders: Path) -> Path | None:
     if not text:
         raise PointerError(f'{pointer} is empty: {remedy}')
     named = Path(text).absolute()
-    if named.exists():
-        if is_within(named, *own):
-            return named
+    if named.exists() and is_within(named, *own):
+        return named
+    if named.exists() and not written.has(named.name):
         raise PointerError(
             f'{pointer} names {named}, which is no checkpoint of this folder: {remedy}'
         )
@@ -187,7 +189,10 @@ def checkpoints_in(work_dir: Path, *folders: Path, template: str | None = None) 
     known = re.compile('|'.join(names))
     work_dir = work_dir.absolute()
     written = Written.read(work_dir)
-    found = [written.folder / n for n in (*written.checkpoints, *written.best) if written.has(n)]
+    names_of_list = (*written.checkpoints, *written.best)
+    if written.folder not in (work_dir, *folders):  # that of another run, of which this is a copy
+        names_of_list = ()
+    found = [written.folder / name for name in names_of_list if written.has(name)]
     for folder in dict.fromkeys([work_dir, *folders]):
         paths = folder.iterdir() if folder.is_dir() else ()
         found += [path for path in paths if known.fullmatch(path.name)]
