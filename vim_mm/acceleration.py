@@ -5,7 +5,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -106,6 +106,7 @@ def hand_over_float32(outputs: Any) -> Any:
 
 
 def _autocast(call: Callable, hand_over: bool) -> Callable:
+    @wraps(call)
     def in_bfloat16(*args, **kwargs):
         tensors = (x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor))
         first = next(tensors, None)

@@ -92,6 +92,8 @@ def test_a_mistake_that_a_hook_finds_is_the_last_line(configs, data_root, tmp_pa
 @pytest.mark.parametrize(('tool', 'further'), [('train.py', ()), ('test.py', ('iter_4.pth',))])
 def test_missing_data_leave_no_work_dir(tool, further, configs, tmp_path):  # noqa: F811
     options = ('--cfg-options', 'data_root=elsewhere')
+    for checkpoint in further:
+        (tmp_path / checkpoint).touch()  # one that is missing is told before the data
     log = run_tool(tool, configs['seg'], *further, *options, cwd=tmp_path, fails=True)
     folder = dict(train='training', test='validation')[tool.removesuffix('.py')]
     assert log.splitlines()[-1].startswith(f'{tool}: error: there is no elsewhere/images/{folder},')
