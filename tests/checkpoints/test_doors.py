@@ -269,6 +269,8 @@ PLACES = {
         'mmengine.runner.load_checkpoint',
     },
     # A file that is then read as data.
+    # timm's own reader, which for our models is replaced.
+    'vim_mm/timm_models/vim.py': {'_factory.load_checkpoint', 'load_checkpoint'},
     'vim_mm/timm_models/weights.py': {'hf_hub_download', 'huggingface_hub.hf_hub_download'},
     # The user's own program.
     'vim_mm/activated.py': {'runpy.run_path'},

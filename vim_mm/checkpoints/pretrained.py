@@ -1,4 +1,4 @@
-"""``init_cfg=dict(type='Pretrained', ...)`` of a backbone, whatever the form of the file."""
+"""``init_cfg=dict(type='Pretrained', ...)`` of our modules: files are read as data."""
 
 import logging
 from collections import OrderedDict
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vim_mm.checkpoints.container import Contents, ConversionError, unwrap
 from vim_mm.checkpoints.names import backbone_roots
+from vim_mm.checkpoints.provenance import is_pretrained
 from vim_mm.checkpoints.reading import read_checkpoint
 
 
@@ -45,6 +46,34 @@ class PretrainedBackbone(PretrainedInit):
         part = OrderedDict((name.removeprefix(root), contents.weights[name]) for name in names)
         part._metadata = OrderedDict({'': contents.note.get(root.rstrip('.'), {})})
         load_state_dict(module, part, strict=False, logger='current')
+
+
+class PretrainedPart(PretrainedInit):
+    """As MMEngine's PretrainedInit, for any module; the file is read as data.
+
+    Raises:
+        ValueError: The file has no weights under ``prefix``.
+    """
+
+    def __call__(self, module: nn.Module) -> None:
+        """Load what the file has for ``module``."""
+        checkpoint = read_checkpoint(self.checkpoint, self.map_location)
+        weights = checkpoint.get('state_dict', checkpoint)
+        root = '' if self.prefix is None else f'{self.prefix.rstrip(".")}.'
+        part = {n.removeprefix(root): x for n, x in weights.items() if n.startswith(root)}
+        if not part:
+            raise ValueError(f'{self.checkpoint} has no weights under the prefix {self.prefix!r}')
+        load_state_dict(module, part, strict=False, logger='current')
+        if hasattr(module, '_params_init_info'):
+            update_init_info(module, init_info=self._get_init_info())
+
+
+def with_own_reader(init_cfg: dict | list[dict] | None, reader: type[PretrainedInit]) -> list[dict]:
+    """The config with one of these initializers in place of MMEngine's for checkpoints, last."""
+    cfgs = init_cfg if isinstance(init_cfg, list) else [init_cfg] if init_cfg else []
+    pretrained = [cfg for cfg in cfgs if is_pretrained(cfg)]
+    others = [cfg for cfg in cfgs if cfg not in pretrained]
+    return [*others, *({**cfg, 'type': reader} for cfg in pretrained)]
 
 
 def find_backbone(state_dict: Mapping[str, Tensor], prefix: str | None, filename: str) -> str:

@@ -7,8 +7,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 
 from vim_mm import models
-from vim_mm.checkpoints.pretrained import PretrainedBackbone
-from vim_mm.checkpoints.provenance import is_pretrained
+from vim_mm.checkpoints.pretrained import PretrainedBackbone, with_own_reader
 
 
 @MODELS.register_module()
@@ -32,16 +31,8 @@ class VisionMamba(models.VisionMamba, BaseModule):
         if not self.is_init:
             self.reset_parameters()
         given = self.init_cfg
-        self.init_cfg = _with_own_reader(given)
+        self.init_cfg = with_own_reader(given, PretrainedBackbone)
         try:
             super().init_weights()
         finally:
             self.init_cfg = given
-
-
-def _with_own_reader(init_cfg: dict | list[dict] | None) -> list[dict]:
-    """The config with this package's initializer in place of MMEngine's for checkpoints, last."""
-    cfgs = init_cfg if isinstance(init_cfg, list) else [init_cfg] if init_cfg else []
-    pretrained = [cfg for cfg in cfgs if is_pretrained(cfg)]
-    others = [cfg for cfg in cfgs if cfg not in pretrained]
-    return [*others, *({**cfg, 'type': PretrainedBackbone} for cfg in pretrained)]
