@@ -268,9 +268,9 @@ PLACES = {
         'load_checkpoint',
         'mmengine.runner.load_checkpoint',
     },
-    # A file that is then read as data.
     # timm's own reader, which for our models is replaced.
     'vim_mm/timm_models/vim.py': {'_factory.load_checkpoint', 'load_checkpoint'},
+    # A file that is then read as data.
     'vim_mm/timm_models/weights.py': {'hf_hub_download', 'huggingface_hub.hf_hub_download'},
     # The user's own program.
     'vim_mm/activated.py': {'runpy.run_path'},
