@@ -1,5 +1,12 @@
 # Vim-S on ImageNet by the words of Vim's paper; see vim_t_zoh_paper.py.
-_base_ = './vim_t_zoh_paper.py'
+_base_ = './vim_s_zoh.py'
 
-model = dict(backbone=dict(arch='small', drop_path_rate=0.05), head=dict(in_channels=384))
-train_dataloader = dict(batch_size=64)
+optim_wrapper = dict(
+    paramwise_cfg=dict(
+        marked_decay_mult=1.0,
+        custom_keys={
+            'backbone.pos_embed': dict(decay_mult=0.0),
+            'backbone.cls_token': dict(decay_mult=0.0),
+        },
+    )
+)

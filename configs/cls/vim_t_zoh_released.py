@@ -3,8 +3,8 @@
 _base_ = [
     '../_base_/models/vim_t.py',
     '../_base_/datasets/imagenet_224.py',
-    '../_base_/cls_runtime.py',
     '../_base_/schedules/imagenet_released_300e.py',
+    '../_base_/cls_runtime.py',
 ]
 
 model = dict(backbone=dict(drop_path_rate=0.0, discretization_method='zoh'))

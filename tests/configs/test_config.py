@@ -1,6 +1,7 @@
 """Finding shipped configs by name, and merging command-line options into them."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.registered.fresh import run_fresh
 from vim_mm.config import check_names, config_names, config_path, merge_options
 from vim_mm.engine import activate
 from vim_mm.models import VisionMamba
+from vim_mm.ops.discretization import METHODS
 
 ROOT = Path(__file__).parents[2]
 SEG = 'seg/upernet_vim_t_bilinear.py'
@@ -25,6 +27,23 @@ def test_config_names_are_the_files_in_configs():
         for p in (ROOT / 'configs' / task).glob('*.py')
     ]
     assert config_names() == sorted(expected)
+
+
+def test_inheritance_has_one_direction():
+    """Parts make up `zoh` and what was released. Other methods and the paper inherit `zoh`,
+    and a released config another whose values it takes."""
+    other = re.compile(rf'_({"|".join(METHODS)}|zoh_paper)$')
+    for name in config_names():
+        path = ROOT / 'configs' / name
+        bases = runpy.run_path(str(path)).get('_base_', [])
+        for base in [bases] if isinstance(bases, str) else bases:
+            if '/_base_/' in base or base.startswith(('mmdet::', 'mmseg::')):
+                continue
+            if name.endswith('_released.py'):
+                assert base.endswith('_released.py'), name
+            else:
+                plain = other.sub('_zoh', path.stem)
+                assert base == f'./{plain}.py' and plain != path.stem, name
 
 
 @pytest.mark.parametrize('name', [SEG, '_base_/models/upernet_vim_t.py'])
