@@ -27,18 +27,7 @@ CPP_SOURCES = [
     'csrc/cpu/selective_scan.cpp',
 ]
 CUDA_SOURCES = [
-    *sorted(map(str, Path('csrc/cuda/methods').glob('*.cu'))),
-    'csrc/cuda/add_rms_norm.cu',
-    'csrc/cuda/causal_conv1d.cu',
-    'csrc/cuda/gate.cu',
-    'csrc/cuda/kernels.cu',
-    'csrc/cuda/mixer.cpp',
-    'csrc/cuda/norm.cpp',
-    'csrc/cuda/output_projection.cu',
-    'csrc/cuda/parameters.cu',
-    'csrc/cuda/scan.cu',
-    'csrc/cuda/selective_scan.cpp',
-    'csrc/cuda/step_projection.cu',
+    str(path) for kind in ('*.cpp', '*.cu') for path in sorted(Path('csrc/cuda').rglob(kind))
 ]
 # Compute capability 8.0 to 12.0; the newest as PTX too, for what comes after.
 CUDA_ARCHITECTURES = '8.0;8.6;8.9;9.0;10.0;12.0+PTX'

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "discretization.h"
+#include "methods/discretization.h"
 
 namespace vim_mm {
 

@@ -75,7 +75,7 @@ STABLE_TORCH_LIBRARY(vim_mm, m) {
   // times A_log [H, N]. A flag for each direction; their sum counts `scale`. Without an update the sum is
   // empty. Keeps, if asked, what backward needs, as bytes: the normalized sum and 1 / rms, xz [2H, B L],
   // dt_B_C [P, R + 2N, B L], edges of the scan, the sum over directions [H, B, L], and the parameters as they
-  // were taken (mixer.cpp has the order). Else that is empty.
+  // were taken (block/mixer.cpp has the order). Else that is empty.
   m.def(
       "mixer_fwd(Tensor x, Tensor? update, Tensor? norm, float eps, ScalarType dtype, "
       "Tensor?[] parameters, int method, int[] reverse, float scale, bool keep) "

@@ -3,8 +3,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "../elementary.h"
-#include "../scan_params.h"
+#include "../methods/elementary.h"
+#include "scan_params.h"
 
 namespace vim_mm {
 

@@ -4,7 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "../elementary.h"
+#include "../methods/elementary.h"
 
 #if VIM_MM_VECTOR_BYTES >= 32
 #include <immintrin.h>

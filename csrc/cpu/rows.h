@@ -11,7 +11,7 @@
 #include <memory>
 #include <new>
 
-#include "../elementary.h"
+#include "../methods/elementary.h"
 
 namespace vim_mm {
 

@@ -8,9 +8,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "../discretization.h"
-#include "../scan_params.h"
+#include "../methods/discretization.h"
 #include "lanes.h"
+#include "scan_params.h"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {

@@ -1,7 +1,7 @@
 // Kernels of the block as operators of their own: on a GPU they are parts of the mixer's.
 //
 // SPDX-License-Identifier: Apache-2.0
-#include "../../csrc/cuda/block.h"
+#include "../../csrc/cuda/block/block.h"
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -9,7 +9,7 @@
 #include <optional>
 #include <tuple>
 
-#include "../../csrc/cuda/tensors.h"
+#include "../../csrc/cuda/ops/tensors.h"
 
 namespace vim_mm {
 namespace {

@@ -54,12 +54,12 @@ NEEDED = ['include/cuda_runtime.h', 'include/crt/host_defines.h', 'include/nv/ta
 HEADERS = [place / 'include' for place in PLACES if all((place / name).exists() for name in NEEDED)]
 SOURCES = [
     *(f'csrc/cuda/methods/{name}.cu' for name in METHODS),
-    'csrc/cuda/scan.cu',
-    'csrc/cuda/selective_scan.cpp',
-    'csrc/cuda/kernels.cu',
-    'csrc/cuda/output_projection.cu',
-    'csrc/cuda/parameters.cu',
-    'csrc/cuda/step_projection.cu',
+    'csrc/cuda/dispatch/scan.cu',
+    'csrc/cuda/ops/selective_scan.cpp',
+    'csrc/cuda/ops/small_kernels.cu',
+    'csrc/cuda/block/output_projection.cu',
+    'csrc/cuda/block/parameters.cu',
+    'csrc/cuda/block/step_projection.cu',
     'csrc/ops.cpp',
     'tests/emulation/block.cpp',
     'tests/emulation/device.cpp',
@@ -229,7 +229,7 @@ def test_stiff_step_of_16_bits(method, dtype):
     check_stiff_step(selective_scan_fn, method, dtype, 'cpu')
 
 
-# As many rows as choose each of the block shapes: see csrc/cuda/shapes.cuh.
+# As many rows as choose each of the block shapes: see csrc/cuda/dispatch/configurations.cuh.
 @pytest.mark.parametrize(
     ('method', 'rows', 'dtype'),
     [

@@ -150,7 +150,7 @@ def test_every_method_has_its_truth():
 
 @each_method
 def test_every_method_is_named_where_users_and_developers_read(method):
-    header = Path(__file__).parents[2] / 'csrc' / 'discretization.h'
+    header = Path(__file__).parents[2] / 'csrc/methods/discretization.h'
     assert re.search(rf'^    {method}  +\S', discretization.__doc__, re.M)
     assert re.search(rf'^//   {method}  +\S', header.read_text(), re.M)
     assert f"'{method}'" in selective_scan_fn.__doc__

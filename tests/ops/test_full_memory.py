@@ -9,7 +9,7 @@ from vim_mm.mistakes import explain
 from vim_mm.ops import block, library, selective_scan_fn
 
 # As an H100 said it.
-MESSAGE = 'aoti_torch_empty_strided(...) API call failed at csrc/cuda/tensors.h, line 33'
+MESSAGE = 'aoti_torch_empty_strided(...) API call failed at csrc/cuda/ops/tensors.h, line 33'
 
 
 def fail(*arguments):

@@ -13,10 +13,11 @@ from itertools import product
 
 from _command_line import add_debug, add_methods, end, parse_first
 
-# By what chooses kernels (csrc/cuda/shapes.cuh) on a GPU of about 132 multiprocessors: batch and
-# channels. Last chunks of few steps have a launch of their own in `most` and `tails`. Two, three or
-# four blocks share a chunk in the last three. `pairs` read each other's shared memory, as a count
-# in global memory says they may, of which racecheck does not know: it reports each.
+# By what chooses kernels (csrc/cuda/dispatch/configurations.cuh) on a GPU of about 132
+# multiprocessors: batch and channels. Last chunks of few steps have a launch of their own in `most`
+# and `tails`. Two, three or four blocks share a chunk in the last three. `pairs` read each other's
+# shared memory, as a count in global memory says they may, of which racecheck does not know: it
+# reports each.
 ROWS = {
     'six': (2, 60),
     'eight': (2, 64),

@@ -26,7 +26,7 @@ from vim_mm.ops.mixer_parameters import (
     sizes_of,
 )
 
-MAX_TAPS = 8  # kMaxTaps of csrc/cuda/block.h
+MAX_TAPS = 8  # kMaxTaps of csrc/cuda/block/block.h
 _ops = torch.ops.vim_mm
 
 
@@ -184,7 +184,7 @@ def _any_requires_grad(*tensors: Tensor | None) -> bool:
     return any(t is not None and t.requires_grad for t in tensors)
 
 
-_ALIGNMENT = 256  # Plan::kAlignment of csrc/cuda/tensors.h
+_ALIGNMENT = 256  # Plan::kAlignment of csrc/cuda/ops/tensors.h
 
 
 class _Mixer(torch.autograd.Function):
@@ -292,7 +292,7 @@ def _mixer_fwd_fake(x, update, norm, eps, dtype, parameters, method, reverse, sc
             for shapes, narrow in zip(kinds, _NARROW, strict=True)
         ),
     ]
-    # Each begins at a multiple, see Plan of csrc/cuda/tensors.h.
+    # Each begins at a multiple, see Plan of csrc/cuda/ops/tensors.h.
     bytes_kept = sum(-(-piece // _ALIGNMENT) * _ALIGNMENT for piece in pieces)
     return out, total, x.new_empty(bytes_kept, dtype=torch.uint8)
 

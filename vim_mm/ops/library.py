@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from vim_mm.ops.discretization import IS_CAUSAL
 from vim_mm.ops.reference import state_dtype
 
-_CHUNK = 64  # kChunk of csrc/cuda/kernels.h
+_CHUNK = 64  # kChunk of csrc/cuda/common/scan_arguments.h
 
 # Why `vim_mm._C` is missing, for the messages of those who need it; None when it is loaded.
 MISSING: str | None = None

@@ -12,7 +12,7 @@ from torch import Tensor
 # Where those that there are for each set begin, and how many they are.
 SINGLE, EACH = 4, 6
 CONV, DT_PROJ = SINGLE, SINGLE + 3
-# Storage of csrc/cuda/kernels.h.
+# Storage of csrc/cuda/common/scan_arguments.h.
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 DTYPES = [*TYPES]  # by that number
 

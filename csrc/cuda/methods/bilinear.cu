@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "../launch_backward.cuh"
-#include "../launch_forward.cuh"
+#include "../dispatch/backward.cuh"
+#include "../dispatch/forward.cuh"
 
 template struct vim_mm::ScanOf<vim_mm::Bilinear>;

@@ -1,0 +1,234 @@
+// What a lane of the backward scan does with one state over its segment of time: it recomputes the states, runs
+// the adjoint recurrence over them, and adds up gradients.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "../../methods/steps.h"
+#include "../common/tile_stream.cuh"
+
+namespace vim_mm {
+inline namespace VIM_MM_ISA {
+
+// What enters a chunk, for one state.
+template <class E>
+struct Edges {
+  E x, grad_x;              // in scan order, and its adjoint against it
+  E other_x, other_grad_x;  // of the other direction, where there is one
+};
+
+// What a lane has of its segment, and the sums over states that it collects.
+template <class Shape>
+struct Segment {
+  static constexpr int steps = Shape::steps;
+  // drive: as a Step takes it; grad_y: that of y + D u, before the gate, weighted.
+  float dt[steps], drive[steps], grad_y[steps];
+  float y[steps], grad_input[steps], grad_dt[steps];
+};
+
+constexpr __host__ __device__ int log2_of(int x) { return x > 1 ? 1 + log2_of(x / 2) : 0; }
+
+// A sum or product over the 1, 2, 4, .. segments in front of a lane's, and over those behind it, of
+// no use where there are not so many. No lane has half of all on both sides: the last ones share a
+// place.
+template <class V, class Shape>
+struct Around {
+  static constexpr int levels = log2_of(Shape::segments);
+  V front[levels], behind[levels];
+
+  // Calls f(to, own) for what is not shared.
+  template <class Other, class F>
+  __device__ __forceinline__ void each(Around<Other, Shape>& to, const F& f) const {
+#pragma unroll
+    for (int k = 0; k + 1 < levels; ++k) {
+      to.front[k] = f(front[k]);
+      to.behind[k] = f(behind[k]);
+    }
+    to.front[levels - 1] = to.behind[levels - 1] = f(front[levels - 1]);
+  }
+};
+template <class Shape, class V, class Add>
+__device__ __forceinline__ Around<V, Shape> around(V own, const Add& add) {
+  Around<V, Shape> to;
+  to.front[0] = shuffle_up(own, Shape::channels_of_set);
+  to.behind[0] = shuffle_down(own, Shape::channels_of_set);
+#pragma unroll
+  for (int k = 1; k < to.levels; ++k) {
+    const int by = Shape::channels_of_set << (k - 1);
+    to.front[k] = add(to.front[k - 1], shuffle_up(to.front[k - 1], by));
+    to.behind[k] = add(to.behind[k - 1], shuffle_down(to.behind[k - 1], by));
+  }
+  V& last = to.front[to.levels - 1];
+  if (segment_of_lane<Shape>() < Shape::segments / 2) last = to.behind[to.levels - 1];
+  to.behind[to.levels - 1] = last;
+  return to;
+}
+
+// What enters a lane's segment, where `carry` enters the first one and each leaves `leaving` and
+// its transition times what enters. `transitions`: over the 1, 2, 4, .. segments in front.
+template <bool Up, class Shape, class E, int Levels>
+__device__ __forceinline__ E enter_segments(const E (&transitions)[Levels], E leaving, E carry) {
+  const int segment = segment_of_lane<Shape>();
+  const int position = Up ? segment : Shape::segments - 1 - segment;
+  const auto before = [](E x, int by) {
+    by *= Shape::channels_of_set;
+    return Up ? shuffle_up(x, by) : shuffle_down(x, by);
+  };
+  E x = before(leaving, 1);
+  if (position == 0) x = carry;
+#pragma unroll
+  for (int k = 0; k < Levels; ++k) {
+    const E earlier = before(x, 1 << k);
+    if (position >= 1 << k) x = transitions[k] * earlier + x;
+  }
+  return x;
+}
+
+// One state over a lane's segment: what the recurrences are made of, and what enters them.
+template <class Method, Accuracy accuracy, class E, class Shape>
+struct StateSegment {
+  E a, b[Shape::steps], c[Shape::steps];
+  Step<Method, accuracy, E> step[Shape::steps];
+  E from_y[Shape::steps];   // the part of the state's gradient that does not come from later states
+  E x, grad_x;              // enters in scan order, and against it
+  E other_x, other_grad_x;  // of the other direction, where there is one
+};
+
+template <class Method, class E, class Shape, Layout layout>
+__device__ __forceinline__ StateSegment<Method, accuracy_of(layout), E, Shape> enter_state(
+    const Segment<Shape>& lane, const Around<float, Shape>& dt_around, E a,
+    const SegmentOf<E, layout>& b_of, const SegmentOf<E, layout>& c_of, const Edges<E>& edges) {
+  constexpr int steps = Shape::steps;
+  StateSegment<Method, accuracy_of(layout), E, Shape> s;
+  s.a = a;
+  E x, product;
+  b_of.load(s.b);
+  c_of.load(s.c);
+#pragma unroll
+  for (int i = 0; i < steps; ++i) {
+    s.step[i] = {lane.dt[i], a, lane.drive[i], s.b[i]};
+    s.from_y[i] = lane.grad_y[i] * conj(s.c[i]);
+    x = i == 0 ? s.step[0].input : s.step[i].a_bar * x + s.step[i].input;
+    product = i == 0 ? s.step[0].a_bar : product * s.step[i].a_bar;
+  }
+  E grad_x = s.from_y[steps - 1];
+#pragma unroll
+  for (int i = steps - 1; i > 0; --i) grad_x = conj(s.step[i].a_bar) * grad_x + s.from_y[i - 1];
+  grad_x = conj(s.step[0].a_bar) * grad_x;
+
+  Around<E, Shape> transitions, adjoint;
+  if constexpr (Method::exponential)
+    dt_around.each(transitions, [&](float dt) { return exp_of_product(dt, a); });
+  else transitions = around<Shape>(product, [](E one, E other) { return one * other; });
+  transitions.each(adjoint, [](E x) { return conj(x); });
+  s.x = enter_segments<true, Shape>(transitions.front, x, edges.x);
+  s.grad_x = enter_segments<false, Shape>(adjoint.behind, grad_x, edges.grad_x);
+
+  // The other direction: its states descend, their adjoint ascends.
+  if constexpr (!Method::causal) {
+    x = s.step[steps - 1].input;
+#pragma unroll
+    for (int i = steps - 2; i >= 0; --i) x = s.step[i].a_bar * x + s.step[i].input;
+    grad_x = s.from_y[0];
+#pragma unroll
+    for (int i = 0; i < steps - 1; ++i) grad_x = conj(s.step[i].a_bar) * grad_x + s.from_y[i + 1];
+    grad_x = conj(s.step[steps - 1].a_bar) * grad_x;
+    s.other_x = enter_segments<false, Shape>(transitions.behind, x, edges.other_x);
+    s.other_grad_x = enter_segments<true, Shape>(adjoint.front, grad_x, edges.other_grad_x);
+  }
+  return s;
+}
+
+// Adds one state's part to the segment's sums and to the gradients of B and C, returns that of A
+// over the segment. grad_input is the gradient of `drive`; where dt is in that, its part of grad_dt
+// is missing.
+template <class Method, Accuracy accuracy, class E, class Shape>
+__device__ __forceinline__ E pull_back(Segment<Shape>& lane,
+                                       const StateSegment<Method, accuracy, E, Shape>& s,
+                                       E (&grad_b)[Shape::steps], E (&grad_c)[Shape::steps]) {
+  using Steps = Step<Method, accuracy, E>;
+  constexpr int steps = Shape::steps;
+  E other_x[steps + 1], other_gradient[steps];
+  if constexpr (!Method::causal) {
+    other_x[steps] = s.other_x;
+#pragma unroll
+    for (int i = steps - 1; i >= 0; --i)
+      other_x[i] = s.step[i].a_bar * other_x[i + 1] + s.step[i].input;
+    other_gradient[0] = s.other_grad_x + s.from_y[0];
+#pragma unroll
+    for (int i = 1; i < steps; ++i)
+      other_gradient[i] = conj(s.step[i - 1].a_bar) * other_gradient[i - 1] + s.from_y[i];
+  }
+
+  E x = s.x, before[steps];
+#pragma unroll
+  for (int i = 0; i < steps; ++i) {
+    before[i] = x;
+    x = s.step[i].a_bar * x + s.step[i].input;
+    const E both = Method::causal ? x : x + other_x[i];
+    lane.y[i] += real(s.c[i] * both);
+    grad_c[i] = grad_c[i] + lane.grad_y[i] * conj(both);
+  }
+
+  typename Steps::OfA grad_a;
+  E own_gradient;
+#pragma unroll
+  for (int i = steps - 1; i >= 0; --i) {
+    const float dt = lane.dt[i], drive = lane.drive[i];
+    // Of the state after step i.
+    own_gradient = i == steps - 1 ? s.grad_x + s.from_y[i]
+                                  : conj(s.step[i + 1].a_bar) * own_gradient + s.from_y[i];
+    if constexpr (Steps::pulls_back) {
+      const E after = i + 1 < steps ? before[(i + 1) % steps] : x;
+      E gradient = own_gradient, states = Steps::of_states(own_gradient, before[i], after);
+      if constexpr (!Method::causal) {
+        states += Steps::of_states(other_gradient[i], other_x[i + 1], other_x[i]);
+        gradient += other_gradient[i];
+      }
+      s.step[i].pull_back(gradient, states, dt, s.a, drive, s.b[i], lane.grad_input[i],
+                          lane.grad_dt[i], grad_b[i], grad_a);
+    } else {
+      const Linearized<E> at = linearize<Method>(dt, s.a, s.step[i].a_bar);
+      const E beta = at.beta;
+      const Derivatives<E>& d = at.derivatives;
+      // The gradient times the derivative of that state by z, which has two parts where beta is dt times
+      // a function of z: to add them up first is an instruction less, but makes the compiler spill.
+      E gradient = own_gradient, grad_z;
+      if constexpr (Method::scaled && !Method::beta_is_step)
+        grad_z = own_gradient * conj(d.a_bar_z) * conj(before[i]) +
+                 own_gradient * conj(drive * s.b[i] * Method::scale(dt, s.a).slope);
+      else if constexpr (Method::causal) grad_z = own_gradient * conj(d.a_bar_z * before[i]);
+      else {
+        static_assert(!Method::scaled, "or the other direction's share is missing");
+        grad_z = conj(d.a_bar_z) *
+                 (own_gradient * conj(before[i]) + other_gradient[i] * conj(other_x[i + 1]));
+        gradient = gradient + other_gradient[i];
+      }
+      if constexpr (Method::scaled) {
+        E scaled = gradient;
+        if constexpr (!Method::beta_is_step) scaled = gradient * conj(Method::scale(dt, s.a).value);
+        lane.grad_input[i] += real(scaled * conj(s.b[i]));
+        lane.grad_dt[i] += real(grad_z * conj(s.a));
+        grad_b[i] = grad_b[i] + drive * scaled;
+        grad_a.sum = grad_a.sum + dt * grad_z;
+      } else {
+        const E scaled = gradient * conj(beta);
+        // The same but for rounding; of the products that might be kept, drive b alone is.
+        E grad_beta;
+        if constexpr (Method::template reused<accuracy> == Reused::drive_b)
+          grad_beta = gradient * conj(drive * s.b[i]);
+        else grad_beta = drive * (gradient * conj(s.b[i]));
+        lane.grad_input[i] += real(scaled * conj(s.b[i]));
+        lane.grad_dt[i] += real(grad_z * conj(s.a) + grad_beta * conj(d.beta_dt));
+        grad_b[i] = grad_b[i] + drive * scaled;
+        // Two FMAs, and in this order: in the other one the compiler spills more.
+        grad_a.sum = grad_a.sum + grad_beta * conj(d.beta_a);
+        grad_a.sum = grad_a.sum + dt * grad_z;
+      }
+    }
+  }
+  return grad_a.total();
+}
+
+}  // namespace VIM_MM_ISA
+}  // namespace vim_mm

@@ -1,0 +1,64 @@
+// CUDA's error codes as exceptions that say what to do, and launches that throw them.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace vim_mm {
+
+inline void check(cudaError_t error) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // or the next call would report it again
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
+    int device = 0;
+    cudaDeviceProp properties{};
+    cudaGetDevice(&device);
+    cudaGetDeviceProperties(&properties, device);
+    const std::string capability =
+        std::to_string(properties.major) + "." + std::to_string(properties.minor);
+    throw std::runtime_error(std::string("vim_mm was built without code for ") + properties.name +
+                             " (compute capability " + capability +
+                             "): rebuild it with TORCH_CUDA_ARCH_LIST=" + capability);
+  }
+  throw std::runtime_error(std::string("vim_mm: CUDA error: ") + cudaGetErrorString(error));
+}
+
+// kernel<<<...>>>(arguments...), in words that every C++ compiler reads: see tests/emulation. `cluster`: so many
+// neighbouring blocks are at work at the same time. `early`: it may begin before the last launch has ended, see
+// common/dependent_launch.cuh.
+struct LaunchSize {
+  dim3 grid, threads;
+  size_t shared_bytes = 0;
+  unsigned cluster = 1;
+};
+template <class... Arguments>
+void enqueue(void (*kernel)(Arguments...), const LaunchSize& size, bool early, void* stream,
+             const Arguments&... arguments) {
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (early) {
+    cudaLaunchAttribute& overlap = attributes[count++];
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (size.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[count++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {size.cluster, 1, 1};
+  }
+  const cudaLaunchConfig_t config{size.grid,         size.threads,
+                                  size.shared_bytes, static_cast<cudaStream_t>(stream),
+                                  attributes,        count};
+  check(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+template <class... Arguments>
+void enqueue(void (*kernel)(Arguments...), dim3 grid, dim3 threads, size_t shared_bytes,
+             void* stream, const Arguments&... arguments) {
+  enqueue(kernel, {grid, threads, shared_bytes}, false, stream, arguments...);
+}
+
+}  // namespace vim_mm

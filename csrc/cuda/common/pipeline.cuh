@@ -1,0 +1,131 @@
+// How the warps of a block that load and store hand windows of time to those that scan, and get
+// them back; how one block waits for another, and how blocks of a cluster see each other's shared memory.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "dependent_launch.cuh"
+#include "tile.cuh"
+
+namespace vim_mm {
+inline namespace VIM_MM_ISA {
+
+// Barriers in shared memory: one opens when so many have arrived, and closes again for its next turn.
+// What a thread wrote before it arrived, others see when they have waited for that turn, of which
+// they know whether it was an even or an odd one.
+#if defined(__CUDACC__)
+__device__ __forceinline__ void barrier_begin(uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+               : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
+  asm volatile(
+      "{.reg .b64 token; mbarrier.arrive.shared.b64 token, [%0];}" ::"r"(shared_address(barrier))
+      : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint64_t* barrier, int odd) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define VIM_MM_WAIT "mbarrier.test_wait.parity.shared.b64"
+#else  // sleeps a while
+#define VIM_MM_WAIT "mbarrier.try_wait.parity.shared.b64"
+#endif
+  uint32_t open;
+  do {
+    asm volatile("{.reg .pred open; " VIM_MM_WAIT " open, [%1], %2; selp.u32 %0, 1, 0, open;}"
+                 : "=r"(open)
+                 : "r"(shared_address(barrier)), "r"(odd)
+                 : "memory");
+  } while (!open);
+#undef VIM_MM_WAIT
+}
+#else  // tests/emulation
+using emulation::barrier_arrive, emulation::barrier_begin, emulation::barrier_wait;
+#endif
+
+// A count in global memory, of warps that have written there what another block waits for: a block of
+// a higher index, or it might keep the one it waits for from starting. That blocks start in the order
+// of their index is assumed: CUDA does not promise it.
+__device__ __forceinline__ void signal_by_warp(uint32_t* count) {
+  __threadfence();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) atomicAdd(count, 1u);
+}
+__device__ __forceinline__ void wait_for_warps(const uint32_t* count, uint32_t warps) {
+#if defined(__CUDACC__)
+  if (threadIdx.x % 32 == 0)
+    while (*static_cast<const volatile uint32_t*>(count) < warps) __nanosleep(100);
+  __syncwarp();
+  __threadfence();
+#else  // tests/emulation runs blocks one after the other; more means that it did not begin at zero
+  if (*count != warps) __builtin_trap();
+#endif
+}
+
+// From compute capability 9.0 on blocks can be launched in clusters: they are at work at the same time, and
+// see each other's shared memory. The first gives the place of p in the block of that rank; the second lets all
+// threads of all blocks meet.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+template <class T>
+__device__ __forceinline__ const T* in_block(int rank, const T* p) {
+  const T* there;
+  asm volatile("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(p), "r"(rank));
+  return there;
+}
+__device__ __forceinline__ void meet_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#else  // nobody calls these: no launch is paired there
+template <class T>
+__device__ __forceinline__ const T* in_block(int, const T*) {
+  return nullptr;
+}
+__device__ __forceinline__ void meet_cluster() {}
+#endif
+
+// An earlier launch sets such counts to zero, so many threads of each of its blocks together.
+__device__ __forceinline__ void clear_counts(uint32_t* counts, int64_t size, int thread,
+                                             int threads) {
+  if (!counts) return;
+  const int64_t all = int64_t(gridDim.x) * threads;
+  for (int64_t i = int64_t(blockIdx.x) * threads + thread; i < size; i += all) counts[i] = 0;
+}
+
+// How the stages go to and fro between row warps and those that scan, a window each turn; turns count from
+// 0. In between a block never meets: a warp waits for the window it needs, and may be windows ahead of
+// another one that does the same.
+template <class Shape>
+class Handover {
+ public:
+  // Unsigned, or dividing would care for the sign.
+  static __device__ __forceinline__ uint32_t stage_of(uint32_t turn) {
+    return turn % Shape::stages;
+  }
+  // Makes the barriers. Then all threads of the block meet before any of them uses one, wherever in the
+  // code they are: what they meet at counts them. Where they meet again, between two turns, all stages
+  // are empty, and what any of them has written all of them see.
+  __device__ __forceinline__ void begin() {
+    if (threadIdx.x < Shape::stages) {
+      barrier_begin(filled_ + threadIdx.x, Shape::threads);
+      barrier_begin(scanned_ + threadIdx.x, Shape::scan_threads);
+    }
+  }
+  __device__ __forceinline__ void meet() const { __syncthreads(); }
+  __device__ __forceinline__ void signal_filled(int turn) { signal(filled_, turn); }
+  __device__ __forceinline__ void wait_filled(int turn) { wait(filled_, turn); }
+  __device__ __forceinline__ void signal_scanned(int turn) { signal(scanned_, turn); }
+  __device__ __forceinline__ void wait_scanned(int turn) { wait(scanned_, turn); }
+
+ private:
+  // By all threads: one for its warp would do, but compute-sanitizer does not follow that.
+  static __device__ __forceinline__ void signal(uint64_t* barriers, int turn) {
+    barrier_arrive(barriers + stage_of(turn));
+  }
+  static __device__ __forceinline__ void wait(uint64_t* barriers, int turn) {
+    barrier_wait(barriers + stage_of(turn), uint32_t(turn) / Shape::stages % 2);
+  }
+  uint64_t filled_[Shape::stages], scanned_[Shape::stages];
+};
+
+}  // namespace VIM_MM_ISA
+}  // namespace vim_mm

@@ -1,0 +1,125 @@
+// What the CUDA operators (which know tensors) hand to the kernels (which do not).
+// Letters as in ops.cpp; H counts the channels of a group.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <stdint.h>
+
+namespace vim_mm {
+
+// Storage types. Complex tensors carry the type of their parts.
+enum class Storage : int { float32, float16, bfloat16, float64 };
+
+// A tensor by its strides in bytes, so that the kernels need no template per dtype.
+// [B, G, H, L], [B, G, N, L], or with a stride of 0 for the batch [G, H, N] and [G, H].
+struct View {
+  char* data = nullptr;  // null: there is no such tensor
+  Storage storage = Storage::float32;
+  int64_t batch = 0, group = 0, row = 0, last = 0;
+};
+
+constexpr int kChunk = 64;        // steps between the edges whose states forward keeps for backward
+constexpr int kMaxGroups = 4096;  // whose directions differ
+
+struct Directions {
+  uint32_t bits[kMaxGroups / 32];  // set: that group is scanned from the last step to the first
+};
+
+struct ScanArguments {
+  View u, delta, z, A, B, C, D, delta_bias;  // z is u where there is no gate
+  bool gated, delta_softplus, constant_B, constant_C, is_complex;
+  int64_t batch, groups, channels, steps, states;
+  int method;
+  bool same_direction;  // then all groups have that of group 0
+  // How many neighbours in time, of every tensor, can be moved at once: eight of 16 bits, four, or one.
+  int together;
+  Directions directions;
+};
+
+inline int64_t rows_of(const ScanArguments& scan) {
+  return scan.batch * scan.groups * scan.channels;
+}
+inline int64_t chunks_of(const ScanArguments& scan) { return (scan.steps + kChunk - 1) / kChunk; }
+
+// States at the edges of chunks are contiguous [B, G, H, chunks, N], float or complex of float:
+// those that enter each chunk. Methods that are not causal have them for both directions: those of
+// the other one, which enter a chunk at its last step, behind the first ones.
+struct ForwardArguments {
+  ScanArguments scan;
+  View out;
+  void* last_state;  // contiguous [B, G, H, N]
+  void *edges, *other_edges;
+  int64_t chunks;
+  // Of the blocks that have channels of their own, the last `blocks` stop at `chunk`, of a method that is not
+  // causal on the way back; as many more, behind them in the grid, go on from there. `counts`: kMaxRelieved zeros, or
+  // null. See plan_relief.
+  struct {
+    int blocks, chunk;
+    uint32_t* counts;
+  } relief;
+  // Of a scan that goes over time twice, what the way back leaves (forward/averaged.cuh): count_between_ways of both.
+  float *first_sums, *across;
+};
+constexpr int kMaxRelieved = 128;
+
+// So many chunks of each group, and how many blocks share the channels of one: its slabs.
+struct ChunkShare {
+  int64_t chunks, slabs;
+};
+
+// The last of the blocks that share the channels of a chunk adds up the gradients of B and C. The others leave
+// theirs in memory, where there is room for so many `parts` of each chunk, but not those of a pair that is a
+// cluster. Every pointer is to contiguous memory of float, or complex of float for A, B, C and states.
+struct BackwardArguments {
+  ScanArguments scan;
+  View grad_out, grad_last_state;                   // incoming; either may be missing
+  View grad_u, grad_delta, grad_z, grad_B, grad_C;  // outgoing; B's and C's where not constant
+  const void* edges;                                // of forward
+  void* grad_edges;  // their adjoint; in the end parts of A's gradient [B, G, H, chunks, N]
+  // [B, G, chunks, parts, N, kChunk], or where constant in time [B, G, H, chunks, N].
+  void *B_parts, *C_parts;
+  float *grad_D, *grad_bias;  // [B, G, chunks, H]
+  uint32_t* counts;  // [B, G, chunks] of warps whose part is there, where a chunk is shared
+  // plan_backward knows; `tail` is a last chunk of few steps, whose blocks have another shape.
+  int64_t chunks, parts;
+  ChunkShare body, tail;
+  // The launch knows. From a block's channels to its next ones, bytes, of edges entries.
+  ChunkShare share;
+  bool paired;  // two blocks that share a chunk are a cluster
+  struct {
+    int64_t u, delta, z, A, grad_out, grad_u, grad_delta, grad_z, edges;
+  } next;
+};
+
+// One gradient that several blocks hold parts of, which are contiguous:
+// to [i, j, k] = sum over p, q of parts[p, i, j, q, k].
+struct Sum {
+  const float* parts;
+  int components;  // floats of an entry: 2 for complex
+  int counts[2];
+  int64_t sizes[3];
+  View to;  // by group, row and last
+};
+constexpr int kMaxSums = 5;
+struct Sums {
+  Sum each[kMaxSums];
+  int count = 0;
+};
+
+// The floats that scan_forward has to be given room for, where it goes over time twice.
+struct BetweenWays {
+  int64_t first_sums, across;
+};
+BetweenWays count_between_ways(const ForwardArguments&);
+// Shares the work out: what scan_backward has to be given room for.
+void plan_backward(BackwardArguments&);
+
+// These enqueue work on the stream and throw std::runtime_error where CUDA reports an error.
+void scan_forward(const ForwardArguments&, void* stream);
+void scan_backward(const BackwardArguments&, void* stream);
+void sum_in_order(const Sums&, void* stream);
+void discretize(int64_t n, int method, bool is_complex, const float* dt, const void* a, void* out,
+                void* stream);
+
+}  // namespace vim_mm

@@ -1,0 +1,132 @@
+// Launches the backward scan, behind those of the adjoint at the edges of chunks.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "../backward/chunk.cuh"
+#include "../common/launch.cuh"
+#include "boundary.cuh"
+#include "configurations.cuh"
+#include "scan_of_method.cuh"
+
+namespace vim_mm {
+
+inline Layout layout_of(const BackwardArguments& p) {
+  const View& grad_z = p.scan.gated ? p.grad_z : p.grad_u;
+  return layout_of(p.scan, {p.grad_out, p.grad_u, p.grad_delta, grad_z, p.grad_B, p.grad_C});
+}
+
+constexpr int64_t kBlocksOfLargeGpu = 264, kMaxSlabs = 4, kLeastChannels = 64;
+static_assert(kLeastChannels >= BackwardTail::channels, "each slab has channels");
+constexpr double kTailTime = 0.55;  // of a chunk, measured (docs/kernels.md)
+
+// How often a large GPU is full of these chunks, where a block has all channels of one: the time they take.
+inline double rounds(int64_t chunks, int64_t slabs) {
+  const int64_t blocks = slabs * chunks;
+  return double((blocks + kBlocksOfLargeGpu - 1) / kBlocksOfLargeGpu) / double(slabs);
+}
+// The number of slabs that leaves the fewest of its multiprocessors idle in the last round; only sizes count,
+// so that every GPU adds up in the same order.
+inline int64_t count_slabs(int64_t chunks, int64_t channels) {
+  chunks = std::max<int64_t>(1, chunks);
+  int64_t best = 1;
+  for (int64_t slabs = 2; slabs <= kMaxSlabs && (slabs - 1) * kLeastChannels < channels; ++slabs) {
+    if (rounds(chunks, slabs) <= 0.95 * rounds(chunks, best)) best = slabs;
+  }
+  return best;
+}
+
+// Calls f with the kernel for that share, its block's shape, its shared memory in bytes, and how many blocks are
+// a cluster. That is for two, which have room wherever one has: of more, parts of a GPU may have none left where
+// there are still multiprocessors.
+template <class Method, class F>
+void choose_kernel(const BackwardArguments& p, const ChunkShare& share, bool is_tail, const F& f) {
+  dispatch_layout(p.scan, layout_of(p), [&](auto e, auto layout) {
+    using E = std::decay_t<decltype(e)>;  // else nvcc hands the host compiler a reference
+    const auto run = [&](auto shape, auto aligned) {
+      using Block = decltype(shape);
+      const auto kernel = backward_kernel<Method, E, Block, layout(), aligned()>;
+      constexpr size_t bytes =
+          sizeof(typename BackwardBlock<Method, E, Block, layout(), aligned()>::Shared);
+      const bool paired = layout() != Layout::any && share.slabs == 2 && is_for_90(kernel);
+      f(kernel, shape, bytes, paired ? 2u : 1u);
+    };
+    if constexpr (layout() == Layout::any) run(BackwardAny(), std::false_type());
+    else if (is_tail) run(BackwardTail(), std::false_type());
+    else if (p.scan.together < kQuad) run(BackwardShape(), std::false_type());
+    else run(BackwardShape(), std::true_type());
+  });
+}
+
+template <class Method>
+int64_t count_parts(const BackwardArguments& p, const ChunkShare& share, bool is_tail) {
+  if (share.chunks == 0) return 0;
+  // With Layout::any a block adds up in memory, otherwise in registers, and the last one needs no part; nor does
+  // the other one of a pair.
+  if (layout_of(p) == Layout::any) return share.slabs;
+  int64_t parts = 0;
+  choose_kernel<Method>(p, share, is_tail, [&](auto, auto, size_t, unsigned cluster) {
+    parts = cluster > 1 ? 0 : share.slabs - 1;
+  });
+  return parts;
+}
+
+template <class Method>
+void scan_share(const BackwardArguments& p, const ChunkShare& share, bool is_tail, void* stream) {
+  const ScanArguments& scan = p.scan;
+  choose_kernel<Method>(
+      p, share, is_tail, [&](auto kernel, auto shape, size_t bytes, unsigned cluster) {
+        using Block = decltype(shape);
+        BackwardArguments q = p;
+        q.share = share, q.paired = cluster > 1;
+        const int64_t channels = share.slabs * Block::channels;
+        q.next = {channels * scan.u.row,
+                  channels * scan.delta.row,
+                  channels * scan.z.row,
+                  channels * scan.A.row,
+                  channels * p.grad_out.row,
+                  channels * p.grad_u.row,
+                  channels * p.grad_delta.row,
+                  channels * p.grad_z.row,
+                  channels * p.chunks * scan.states};
+        const int64_t blocks = scan.batch * scan.groups * share.chunks * share.slabs;
+        launch(kernel, {grid_of(blocks), Block::threads, bytes, cluster}, Begin::early, stream, q);
+      });
+}
+
+template <class Method>
+void ScanOf<Method>::plan_backward(BackwardArguments& p) {
+  const ScanArguments& scan = p.scan;
+  const int64_t all = scan.batch * scan.groups, left = scan.steps % kChunk;
+  const int64_t chunks = p.chunks = chunks_of(scan);
+  const int64_t slabs = count_slabs(all * chunks, scan.channels);
+  p.body = {chunks, slabs}, p.tail = {0, 1};
+  if (layout_of(p) != Layout::any && left > 0 && left <= BackwardTail::window) {
+    ChunkShare body{0, 1}, tail{1, count_slabs(all, scan.channels)};
+    if (chunks > 1) {
+      body = {chunks - 1, count_slabs(all * (chunks - 1), scan.channels)};
+      tail.slabs = std::min(tail.slabs, body.slabs);  // or there would be more parts of every chunk
+    }
+    const double time =
+        rounds(all * (chunks - 1), body.slabs) + kTailTime * rounds(all, tail.slabs);
+    if (time <= 0.95 * rounds(all * chunks, slabs)) p.body = body, p.tail = tail;
+  }
+  p.parts = std::max(count_parts<Method>(p, p.body, false), count_parts<Method>(p, p.tail, true));
+}
+
+template <class Method>
+void ScanOf<Method>::scan_backward(const BackwardArguments& p, void* stream) {
+  const ScanArguments& scan = p.scan;
+  EdgesArguments edges{scan,    p.grad_out, p.grad_last_state, p.grad_edges,
+                       nullptr, p.chunks,   p.counts};
+  if constexpr (!Method::causal) {
+    const int64_t floats = rows_of(scan) * p.chunks * scan.states * (scan.is_complex ? 2 : 1);
+    edges.other_edges = static_cast<float*>(p.grad_edges) + floats;
+    edges.step_sums = p.grad_bias;  // nothing is there yet
+  }
+  launch_edges<Method, true>(edges, stream);
+  scan_share<Method>(p, p.body, false, stream);
+  scan_share<Method>(p, p.tail, true, stream);
+}
+
+}  // namespace vim_mm

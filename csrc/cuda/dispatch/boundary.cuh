@@ -1,0 +1,47 @@
+// Launches the scans that keep only what crosses the edges of chunks.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "../boundary/segments.cuh"
+#include "../boundary/sweep.cuh"
+#include "../common/launch.cuh"
+#include "configurations.cuh"
+
+namespace vim_mm {
+
+// Without the adjoint always the general kernel: forward asks for that where it does not march itself.
+template <class Method, bool Adjoint>
+void launch_edges(const EdgesArguments& p, void* stream) {
+  const ScanArguments& scan = p.scan;
+  const auto run = [&](auto e, auto layout) {
+    using E = std::decay_t<decltype(e)>;  // else nvcc hands the host compiler a reference
+    choose_edges<Method, layout()>(scan, [&](auto shape) {
+      using Block = decltype(shape);
+      const unsigned grid = grid_of(blocks_of<Block>(scan));
+      if constexpr (Block::marches) {
+        launch(edges_march_kernel<Method, Block, layout()>,
+               {grid, Block::all_threads, sizeof(EdgesMarchShared<Block, layout()>)}, Begin::early,
+               stream, p);
+      } else {
+        const LaunchSize size{
+            grid, Block::threads,
+            sizeof(EdgesShared<E, Block>) + CarriedStates<E, Block, layout()>::bytes(scan.states)};
+        launch(edges_kernel<Method, E, Block, layout(), Adjoint, false>, size, Begin::early, stream,
+               p);
+        if constexpr (Adjoint && !Method::causal) {
+          EdgesArguments other = p;
+          other.edges = p.other_edges, other.grad_last_state = {}, other.counts = nullptr;
+          launch(edges_kernel<Method, E, Block, layout(), true, true>, size, Begin::early, stream,
+                 other);
+        }
+      }
+    });
+  };
+  using std::integral_constant;
+  if constexpr (Adjoint) dispatch_layout(scan, layout_of(scan, {p.grad_out}), run);
+  else if (scan.is_complex) run(Complex<float>(), integral_constant<Layout, Layout::any>());
+  else run(float(), integral_constant<Layout, Layout::any>());
+}
+
+}  // namespace vim_mm

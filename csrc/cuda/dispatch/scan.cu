@@ -1,0 +1,25 @@
+// Hands a scan to its method.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include "../common/tile.cuh"
+#include "scan_of_method.cuh"
+
+namespace vim_mm {
+
+BetweenWays count_between_ways(const ForwardArguments& p) {
+  BetweenWays count{};
+  dispatch_method(p.scan.method,
+                  [&](auto m) { count = ScanOf<decltype(m)>::count_between_ways(p); });
+  return count;
+}
+void scan_forward(const ForwardArguments& p, void* stream) {
+  dispatch_method(p.scan.method, [&](auto m) { ScanOf<decltype(m)>::scan_forward(p, stream); });
+}
+void plan_backward(BackwardArguments& p) {
+  dispatch_method(p.scan.method, [&](auto m) { ScanOf<decltype(m)>::plan_backward(p); });
+}
+void scan_backward(const BackwardArguments& p, void* stream) {
+  dispatch_method(p.scan.method, [&](auto m) { ScanOf<decltype(m)>::scan_backward(p, stream); });
+}
+
+}  // namespace vim_mm

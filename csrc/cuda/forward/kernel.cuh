@@ -1,0 +1,229 @@
+// The forward scan by marching: the warps that scan, and the kernel.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "averaged.cuh"
+
+namespace vim_mm {
+inline namespace VIM_MM_ISA {
+
+// A stride of one state, of which nothing but the state before is missing.
+template <class Steps, class Shape>
+struct PreparedStride {
+  static constexpr int entries = Shape::entries_of_C;
+  decltype(Steps().move(0.0f, 0.0f, 0.0f)) moves[kStride];
+  float c[entries];
+
+  __device__ __forceinline__ void prepare(const Steps& steps, const MarchStride<Shape>& from) {
+#pragma unroll
+    for (int i = 0; i < kStride; ++i)
+      moves[i] = steps.move(from.dt[i], from.drive[i], from.b[0][i]);
+#pragma unroll
+    for (int i = 0; i < entries; ++i) c[i] = from.c[i];
+  }
+  // Moves the state on, and gives the sums of the stride.
+  template <Operand operand>
+  __device__ __forceinline__ float2 scan(float& state) const {
+    float x[1][kStride];
+#pragma unroll
+    for (int i = 0; i < kStride; ++i) x[0][i] = state = moves[i](state);
+    return OutputSums<operand, Shape>::of(x, c);
+  }
+};
+
+// The half that scans.
+template <class Method, class Shape, Layout layout, Operand operand>
+__device__ __forceinline__ void forward_states(const ForwardArguments& p, const Work& work,
+                                               Span span,
+                                               ForwardMarchShared<Shape, layout>& shared) {
+  constexpr int ahead = Shape::strides, piece = ahead * kStride;
+  const MarchLane<Shape> lane;
+  wait_for_previous();
+  MarchStates<Shape> of(p.scan, work, lane, View());
+  using Steps = MarchRecurrence<Method, layout>;
+  Steps recurrence[Shape::states];
+#pragma unroll
+  for (int m = 0; m < Shape::states; ++m) recurrence[m] = Steps(of.a[m]);
+  using Y = SlotTile<Shape::channels, Shape, layout>;
+  const LanePlaces<Shape, layout, operand> places(lane);
+  const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
+  shared.handover.meet();
+  float* edges = static_cast<float*>(p.edges) + (row * p.chunks + span.begin) * states;
+  if (Shape::straight && span.begin > 0) {
+    wait_for_warps(span.stopped, Shape::scan_threads / 32);
+    of.load(edges);
+  }
+
+  // Several strides at once, or the lane would wait for its own results; where whole windows are one
+  // piece of code, this is for what is left after them.
+  const auto scan_piece = [&](const auto& in, float* y, int step) VIM_MM_INLINED {
+    MarchStride<Shape> inputs[ahead];
+    float2 sum[ahead];
+#pragma unroll
+    for (int j = 0; j < ahead; ++j)
+      inputs[j].template load<operand>(in, lane, places.c, step + j * kStride);
+#pragma unroll
+    for (int j = 0; j < ahead; ++j) {
+      const MarchStride<Shape>& at = inputs[j];
+      float x[Shape::states][kStride];
+#pragma unroll
+      for (int m = 0; m < Shape::states; ++m) {
+#pragma unroll
+        for (int i = 0; i < kStride; ++i) {
+          of.x[m] = recurrence[m].move(at.dt[i], at.drive[i], at.b[m][i])(of.x[m]);
+          x[m][i] = of.x[m];
+        }
+      }
+      sum[j] = OutputSums<operand, Shape>::of(x, at.c);
+    }
+#pragma unroll
+    for (int j = 0; j < ahead; ++j)
+      *reinterpret_cast<float2*>(y + Y::place(step + j * kStride)) = sum[j];
+  };
+  const auto y_of = [&](int turn) VIM_MM_INLINED {
+    return shared.y[shared.handover.stage_of(turn)][0].values[0] + places.y;
+  };
+  const auto begin_window = [&] {
+    of.store(edges);
+    edges += states;
+  };
+  const auto scan_in_pieces = [&](int turn) VIM_MM_INLINED {
+    const auto& in = shared.inputs[shared.handover.stage_of(turn)];
+    float* const y = y_of(turn);
+    begin_window();
+    shared.handover.wait_filled(turn);
+    const int steps = work.steps_from(turn, kChunk);
+#pragma unroll 1
+    for (int step = 0; step < steps; step += piece) scan_piece(in, y, step);
+    shared.handover.signal_scanned(turn);
+  };
+
+  int turn = span.begin;
+  if constexpr (Shape::straight) {
+    const int whole = int(work.steps / kChunk), end = span.end < whole ? span.end : whole;
+    if (turn < end) {
+      const int first = turn;
+      // While a stride is scanned the next one is prepared, and the one or two (`ahead`) after that are
+      // loaded; what a stride gives is stored when the next one is scanned. So nothing waits for what has
+      // just been asked for.
+      constexpr int strides = kChunk / kStride;
+      // Strides from `strides` on are the next window's; where there is none, once more the last one's.
+      const auto load = [&](MarchStride<Shape>& to, int stride) VIM_MM_INLINED {
+        const int from = stride < strides || turn + 1 == end ? turn : turn + 1;
+        if (stride % strides == 0) shared.handover.wait_filled(from);
+        to.template load<operand>(shared.inputs[shared.handover.stage_of(from)], lane, places.c,
+                                  stride % strides * kStride);
+      };
+      MarchStride<Shape> loaded[ahead];
+      // Into the registers of the stride that is prepared while this one is scanned.
+      const auto load_next = [&](int stride) VIM_MM_INLINED {
+        load(loaded[(stride + 1) % ahead], stride + 1 + ahead);
+      };
+      PreparedStride<Steps, Shape> prepared[2];
+      float2 sum = {};
+      float* y = y_of(turn);  // zeros, which the first sums overwrite
+#pragma unroll
+      for (int j = 0; j < ahead; ++j) load(loaded[j], j);
+      prepared[0].prepare(recurrence[0], loaded[0]);
+      load_next(-1);
+#pragma unroll 1
+      for (; turn < end; ++turn) {
+        begin_window();
+#pragma unroll
+        for (int stride = 0; stride < strides; ++stride) {
+          *reinterpret_cast<float2*>(y) = sum;
+          if (stride == 0 && turn > first) shared.handover.signal_scanned(turn - 1);
+          prepared[(stride + 1) % 2].prepare(recurrence[0], loaded[(stride + 1) % ahead]);
+          // Before the scan or behind it, whichever ptxas makes the better code of.
+          if (ahead == 1) load_next(stride);
+          sum = prepared[stride % 2].template scan<operand>(of.x[0]);
+          y = y_of(turn) + Y::place(stride * kStride);
+          if (ahead > 1) load_next(stride);
+        }
+      }
+      *reinterpret_cast<float2*>(y) = sum;
+      shared.handover.signal_scanned(turn - 1);
+    }
+  }
+#pragma unroll 1
+  for (; turn < span.end; ++turn) scan_in_pieces(turn);
+
+  if (Shape::straight && span.end < work.windows) {
+    of.store(edges);
+    signal_by_warp(span.stopped);
+  } else {
+    of.store(static_cast<float*>(p.last_state) + row * states);
+  }
+}
+
+// Calls f with each leg of a block, as a constant, and its span. `span` is that of the only leg or of the way back;
+// a block that has gone back to the end goes forth.
+template <class Method, class F>
+__device__ __forceinline__ void each_leg(const Work& work, const Span& span, const F& f) {
+  using std::integral_constant;
+  if constexpr (Method::causal) {
+    f(integral_constant<Leg, Leg::only>(), span);
+  } else {
+    const int windows = int(work.windows);
+    f(integral_constant<Leg, Leg::back>(), span);
+    if (span.end == windows)
+      f(integral_constant<Leg, Leg::forth>(), Span{windows, 2 * windows, span.stopped});
+  }
+}
+
+template <class Method, class Shape, Layout layout>
+__global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
+    forward_march_kernel(const __grid_constant__ ForwardArguments p) {
+  let_next_begin();
+  extern __shared__ float4 memory[];
+  auto& shared = *reinterpret_cast<ForwardMarchShared<Shape, layout>*>(memory);
+  const bool relieves = Shape::straight && int(blockIdx.x) >= int(gridDim.x) - p.relief.blocks;
+  const uint32_t block = blockIdx.x - (relieves ? p.relief.blocks : 0);
+  const Work work = work_of_block<Shape>(p.scan, block);
+  Span span{0, int(work.windows), nullptr};
+  if constexpr (Shape::straight) {
+    const int pair = int(block) - (int(gridDim.x) - 2 * p.relief.blocks);
+    if (p.relief.blocks > 0 && pair >= 0) {
+      (relieves ? span.begin : span.end) = p.relief.chunk;
+      span.stopped = p.relief.counts ? p.relief.counts + pair
+                                     : static_cast<uint32_t*>(p.last_state) +
+                                           work.row(p.scan, 0) * p.scan.states;
+    }
+  }
+  shared.handover.begin();
+  if (Shape::has_rows()) {
+    specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) VIM_MM_INLINED {
+      using Format = decltype(format);
+      specialize_alignment<Shape>(p.scan, [&](auto aligned) VIM_MM_INLINED {
+        constexpr bool Aligned = decltype(aligned)::value;
+        each_leg<Method>(work, span, [&](auto leg, const Span& of_leg) VIM_MM_INLINED {
+          forward_rows<Method, Shape, layout, Format, Aligned, decltype(leg)::value>(
+              p, work, of_leg, block, shared);
+        });
+      });
+    });
+  } else if (Shape::is_idle()) {
+    each_leg<Method>(work, span, [&](auto, const Span&) { shared.handover.meet(); });
+  } else {
+    using std::integral_constant;
+    const auto scan = [&](auto operand) VIM_MM_INLINED {
+      constexpr Operand how = decltype(operand)::value;
+      if constexpr (Method::causal) {
+        forward_states<Method, Shape, layout, how>(p, work, span, shared);
+      } else {
+        each_leg<Method>(work, span, [&](auto leg, const Span& of_leg) VIM_MM_INLINED {
+          forward_states_twice<Method, Shape, layout, how, decltype(leg)::value>(p, work, of_leg,
+                                                                                 shared);
+        });
+      }
+    };
+    if constexpr (layout == Layout::single) scan(integral_constant<Operand, Operand::split>());
+    else if (p.scan.u.storage == Storage::bfloat16)
+      scan(integral_constant<Operand, Operand::cut>());
+    else scan(integral_constant<Operand, Operand::rounded>());
+  }
+}
+
+}  // namespace VIM_MM_ISA
+}  // namespace vim_mm

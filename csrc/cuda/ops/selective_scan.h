@@ -1,0 +1,35 @@
+// The selective scan of the CUDA operators, for whoever has taken its tensors apart; shapes and letters
+// as in ops.cpp.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "../../arguments.h"
+#include "../common/scan_arguments.h"
+
+namespace vim_mm {
+
+// One flag per group.
+void set_directions(ScanArguments& scan, const std::vector<int64_t>& reverse);
+
+// Floats of the edges that forward fills for backward.
+int64_t count_edges(const ScanArguments& scan);
+
+// Fills `out`, the edges and the last state, both contiguous floats or complex floats. `zeros`:
+// kMaxRelieved words on the device, fresh ones for every call, which spare the launch of a memset; or
+// null. Takes scratch memory where `like` is.
+void scan_into(ScanArguments scan, const View& out, void* edges, void* last_state, void* zeros,
+               const Tensor& like, void* stream);
+
+// The gradients that come in, each of which may be missing, and those of all inputs there are.
+struct ScanGradients {
+  View out, last_state;
+  View u, delta, A, B, C, D, z, delta_bias;
+};
+// Fills the latter. Takes scratch memory where `like` is.
+void scan_backward_into(ScanArguments scan, const ScanGradients& gradients, const void* edges,
+                        const Tensor& like, void* stream);
+
+}  // namespace vim_mm
