@@ -1,4 +1,4 @@
-// A pack of W real lanes as one number type for elementary.h and discretization.h. GCC's and
+// A vector of W real lanes as one number type for elementary.h and discretization.h. GCC's and
 // Clang's vector extensions do the work; only the fused multiply-add needs an intrinsic.
 //
 // SPDX-License-Identifier: Apache-2.0

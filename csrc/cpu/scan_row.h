@@ -132,7 +132,7 @@ class RowScan {
       compute_coefficients<Method>(chunk);
       sweep_forward<true>(chunk, grad.recomputed_y);
       sweep_backward(chunk, grad);
-      pull_back_coefficients<Method>(chunk, grad);
+      coefficients_vjp<Method>(chunk, grad);
     }
   }
 
@@ -153,7 +153,7 @@ class RowScan {
   template <bool keep_states>
   void sweep_forward(int64_t chunk, S* y) {
     const int64_t first = begin(chunk), n_steps = length(chunk), states = row_.states;
-    for_each_pack([&](int64_t n, auto of_given) {
+    for_each_vector([&](int64_t n, auto of_given) {
       V x = load<V>(state_ + n);
       for (int64_t i = 0; i < n_steps; ++i) {
         const int64_t t = time(first + i), at = i * states + n;
@@ -174,7 +174,7 @@ class RowScan {
   // Gradients of u, B and C; those of a_bar and beta replace a_bar and beta in scratch.
   void sweep_backward(int64_t chunk, const ScanRowGradient<S, E>& grad) {
     const int64_t first = begin(chunk), n_steps = length(chunk), states = row_.states;
-    for_each_pack([&](int64_t n, auto of_given) {
+    for_each_vector([&](int64_t n, auto of_given) {
       V grad_x = load<V>(grad_state_ + n);
       for (int64_t i = n_steps - 1; i >= 0; --i) {
         const int64_t t = time(first + i), at = i * states + n;
@@ -201,9 +201,9 @@ class RowScan {
   }
 
   template <class Method>
-  void pull_back_coefficients(int64_t chunk, const ScanRowGradient<S, E>& grad) {
+  void coefficients_vjp(int64_t chunk, const ScanRowGradient<S, E>& grad) {
     const int64_t first = begin(chunk), n_steps = length(chunk), states = row_.states;
-    for_each_pack([&](int64_t n, auto of_given) {
+    for_each_vector([&](int64_t n, auto of_given) {
       const V a = load<V>(row_.a + n);
       V grad_a = load<V>(grad.a + n);
       for (int64_t i = 0; i < n_steps; ++i) {
@@ -227,10 +227,10 @@ class RowScan {
     for (int64_t i = 0; i < n_steps; ++i) grad.dt[time(first + i)] += sum_lanes(reduced_too_[i]);
   }
 
-  // Calls f(n, of_given) for the first of each pack of states. of_given(x) is x, with 0 in the place of states
+  // Calls f(n, of_given) for the first of each vector of states. of_given(x) is x, with 0 in the place of states
   // that only fill the lanes: what these make of an infinite input is NaN, which no sum may have.
   template <class F>
-  VIM_MM_INLINE void for_each_pack(const F& f) const {
+  VIM_MM_INLINE void for_each_vector(const F& f) const {
     int64_t n = 0;
     for (; n + lanes <= row_.given; n += lanes) f(n, [](R x) { return x; });
     if (n == row_.states) return;

@@ -1,5 +1,5 @@
 // The backward scan of one chunk of time, given what crosses its edges: the states that enter it
-// (kept by forward) and their adjoint (from edges_kernel). Chunks do not wait for each other.
+// (kept by forward) and their adjoint (from segment_sweep_kernel). Chunks do not wait for each other.
 //
 // A block owns a chunk and goes over its share of the channels, a few at a time. Each lane
 // recomputes the states of its segment and runs the adjoint recurrence over them, all in registers.
@@ -364,9 +364,9 @@ class BackwardBlock {
 #pragma unroll
       for (int i = 0; i < steps; ++i) lane.y[i] = lane.grad_input[i] = lane.grad_dt[i] = 0.0f;
       if constexpr (fast) {
-        pull_back_states(lane, dt_around, set);
+        vjp_of_states(lane, dt_around, set);
       } else {
-        pull_back_all_states(lane, dt_around, first_of_block);
+        vjp_of_all_states(lane, dt_around, first_of_block);
       }
       store_segment(shared_.y[warp_].segment_of_lane(set), lane.y);
       store_segment(shared_.grad_input[warp_].segment_of_lane(set), lane.grad_input);
@@ -374,8 +374,8 @@ class BackwardBlock {
     }
   }
 
-  __device__ __forceinline__ void pull_back_states(Segment<Shape>& lane,
-                                                   const Around<float, Shape>& dt_around, int set) {
+  __device__ __forceinline__ void vjp_of_states(Segment<Shape>& lane,
+                                                const Around<float, Shape>& dt_around, int set) {
     // A state's shuffles have its predecessor's arithmetic to wait with.
     auto state = enter(lane, dt_around, set, 0, 0);
 #pragma unroll
@@ -386,9 +386,9 @@ class BackwardBlock {
       state = next;
     }
   }
-  __device__ __forceinline__ void pull_back_all_states(Segment<Shape>& lane,
-                                                       const Around<float, Shape>& dt_around,
-                                                       bool first_of_block) {
+  __device__ __forceinline__ void vjp_of_all_states(Segment<Shape>& lane,
+                                                    const Around<float, Shape>& dt_around,
+                                                    bool first_of_block) {
     static_assert(fast || Shape::sets == 1, "tiles of states pass once");
 #pragma unroll 1
     for (int first = 0; first < scan_.states; first += kStateTile) {
@@ -432,7 +432,7 @@ class BackwardBlock {
       int set, int m, E (&grad_b)[steps], E (&grad_c)[steps]) {
     const int place = set * 32 + channel_of_lane<Shape>(0) * segments + segment_;
     shared_.grad_a[warp_ * states_of_warp + m][place] =
-        pull_back<Method, accuracy_of(layout)>(lane, state, grad_b, grad_c);
+        segment_vjp<Method, accuracy_of(layout)>(lane, state, grad_b, grad_c);
   }
 
   // A's gradient over the chunk, of a tile of states: takes the place of the adjoint that entered,

@@ -143,9 +143,9 @@ __device__ __forceinline__ StateSegment<Method, accuracy_of(layout), E, Shape> e
 // over the segment. grad_input is the gradient of `drive`; where dt is in that, its part of grad_dt
 // is missing.
 template <class Method, Accuracy accuracy, class E, class Shape>
-__device__ __forceinline__ E pull_back(Segment<Shape>& lane,
-                                       const StateSegment<Method, accuracy, E, Shape>& s,
-                                       E (&grad_b)[Shape::steps], E (&grad_c)[Shape::steps]) {
+__device__ __forceinline__ E segment_vjp(Segment<Shape>& lane,
+                                         const StateSegment<Method, accuracy, E, Shape>& s,
+                                         E (&grad_b)[Shape::steps], E (&grad_c)[Shape::steps]) {
   using Steps = Step<Method, accuracy, E>;
   constexpr int steps = Shape::steps;
   E other_x[steps + 1], other_gradient[steps];

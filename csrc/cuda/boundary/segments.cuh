@@ -24,7 +24,7 @@ struct EdgesArguments {
 inline namespace VIM_MM_ISA {
 
 template <class E, class Shape>
-struct EdgesShared {
+struct SegmentSweepShared {
   RowTile<Shape> dt, drive;
   StateTile<E, Shape> matrix;
   float bias[Shape::channels];
@@ -35,7 +35,7 @@ struct EdgesShared {
 // order, entering a chunk at its first step, else against it, entering at the last step.
 template <class Method, class E, class Shape, Layout layout, bool Adjoint, bool Ascending>
 __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
-    edges_kernel(const __grid_constant__ EdgesArguments p) {
+    segment_sweep_kernel(const __grid_constant__ EdgesArguments p) {
   constexpr int steps = Shape::steps, segments = Shape::segments;
   constexpr bool fast = layout != Layout::any;
   constexpr float weight = output_weight<Method, E>();
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   using Places = Slots<Shape::channels, Shape, layout>;
   constexpr int count = Places::count, width = Places::width;
   extern __shared__ float4 memory[];
-  auto& shared = *reinterpret_cast<EdgesShared<E, Shape>*>(memory);
+  auto& shared = *reinterpret_cast<SegmentSweepShared<E, Shape>*>(memory);
   const ScanArguments& scan = p.scan;
   const int states = int(scan.states);
   let_next_begin();

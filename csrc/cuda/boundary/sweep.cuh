@@ -1,30 +1,31 @@
-// The adjoint at the edges of chunks, by marching: see boundary/segments.cuh.
+// The adjoint at the edges of chunks, by a sequential scan; boundary/segments.cuh has it by segments.
 //
-// It marches against the scan order. The adjoint of a method that is not causal also goes along it, with the same
+// It goes against the scan order. The adjoint of a method that is not causal also goes along it, with the same
 // A_bar: of that direction a lane notes what each chunk adds, and has what enters in the end, by sums of step
-// sizes that row warps make of every window.
+// sizes that producer warps make of every window.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "../sequential/block.cuh"
+#include "../sequential/lane.cuh"
+#include "../sequential/loader.cuh"
 #include "segments.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
 template <class Shape, Layout layout>
-struct EdgesMarchShared {
-  Handover<Shape> handover;
-  MarchInputs<Shape, layout, 1> inputs[Shape::stages];
+struct SweepShared {
+  Pipeline<Shape> pipeline;
+  WindowInputs<Shape, layout, 1> inputs[Shape::stages];
 };
 
 template <class Method, class Shape, Layout layout, class Format, bool Aligned>
-__device__ __forceinline__ void edges_rows(const EdgesArguments& p, const Work& work,
-                                           EdgesMarchShared<Shape, layout>& shared) {
+__device__ __forceinline__ void load_sweep(const EdgesArguments& p, const Work& work,
+                                           SweepShared<Shape, layout>& shared) {
   constexpr float weight = output_weight<Method, float>();
   const ScanArguments& scan = p.scan;
-  using Rows = MarchRows<Shape, layout, Format, Aligned, 1>;
+  using Rows = WindowLoader<Shape, layout, Format, Aligned, 1>;
   using Places = typename Rows::Places;
   const View* const matrices[] = {&scan.C};
   constexpr int quads = Rows::width / kQuad;
@@ -35,11 +36,11 @@ __device__ __forceinline__ void edges_rows(const EdgesArguments& p, const Work& 
   wait_for_previous();
   rows.load(window_of(group), raw);
   rows.load_bias();
-  shared.handover.meet();
+  shared.pipeline.sync();
 #pragma unroll 1
   for (int i = group; i < windows; i += Shape::groups) {
-    const int stage = Handover<Shape>::stage_of(i);
-    if (i >= Shape::stages) shared.handover.wait_scanned(i - Shape::stages);
+    const int stage = Pipeline<Shape>::stage_of(i);
+    if (i >= Shape::stages) shared.pipeline.producer_acquire(i - Shape::stages);
     float sum_of_dt[Rows::count * quads] = {};
     int entry = 0;
     rows.fill(shared.inputs[stage], window_of(i), raw, [&](float dt, float value, float z) {
@@ -60,7 +61,7 @@ __device__ __forceinline__ void edges_rows(const EdgesArguments& p, const Work& 
           p.step_sums[work.row(scan, row) * p.chunks + window_of(i)] = sum;
       }
     }
-    shared.handover.signal_filled(i);
+    shared.pipeline.producer_commit(i);
     rows.load(window_of(i + Shape::groups), raw);
   }
 }
@@ -68,7 +69,7 @@ __device__ __forceinline__ void edges_rows(const EdgesArguments& p, const Work& 
 // Of so many windows in scan order: in `edges` is what each of them adds, and then what enters it. `sums`: of
 // their step sizes.
 template <class Shape>
-__device__ __forceinline__ void enter_in_order(const MarchStates<Shape>& of, float* edges,
+__device__ __forceinline__ void enter_in_order(const LaneStates<Shape>& of, float* edges,
                                                const float* sums, int windows, int64_t states) {
   constexpr int ahead = 4;  // loaded together
   if (of.lane.channel >= of.channels) return;
@@ -94,39 +95,39 @@ __device__ __forceinline__ void enter_in_order(const MarchStates<Shape>& of, flo
   }
 }
 
-// What enters each chunk: see edges_kernel; of a method that is not causal from either side.
+// What enters each chunk: see segment_sweep_kernel; of a method that is not causal from either side.
 template <class Method, class Shape, Layout layout>
 __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
-    edges_march_kernel(const __grid_constant__ EdgesArguments p) {
+    sweep_kernel(const __grid_constant__ EdgesArguments p) {
   static_assert(Method::causal || Method::exponential,
                 "steps together have the sum of their sizes");
   extern __shared__ float4 memory[];
-  auto& shared = *reinterpret_cast<EdgesMarchShared<Shape, layout>*>(memory);
+  auto& shared = *reinterpret_cast<SweepShared<Shape, layout>*>(memory);
   let_next_begin();
   const Work work = work_of_block<Shape>(p.scan);
-  shared.handover.begin();
-  if (Shape::has_rows()) {
+  shared.pipeline.begin();
+  if (Shape::is_producer()) {
     specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) {
       using Format = decltype(format);
       specialize_alignment<Shape>(p.scan, [&](auto aligned) VIM_MM_INLINED {
-        edges_rows<Method, Shape, layout, Format, decltype(aligned)::value>(p, work, shared);
+        load_sweep<Method, Shape, layout, Format, decltype(aligned)::value>(p, work, shared);
       });
     });
     return;
   }
-  if (Shape::is_idle()) return shared.handover.meet();
+  if (Shape::is_idle()) return shared.pipeline.sync();
   wait_for_previous();
   clear_counts(p.counts, p.scan.batch * p.scan.groups * p.chunks, Shape::scan_thread(),
                Shape::scan_threads);
-  const MarchLane<Shape> lane;
-  MarchStates<Shape> of(p.scan, work, lane, p.grad_last_state);
-  using Steps = MarchRecurrence<Method, layout>;
+  const LaneMap<Shape> lane;
+  LaneStates<Shape> of(p.scan, work, lane, p.grad_last_state);
+  using Steps = LaneRecurrence<Method, layout>;
   Steps recurrence[Shape::states];
 #pragma unroll
   for (int m = 0; m < Shape::states; ++m) recurrence[m] = Steps(of.a[m]);
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   const int windows = int(work.windows);
-  shared.handover.meet();
+  shared.pipeline.sync();
   const int64_t last = (row * p.chunks + windows - 1) * states;
   float* edges = static_cast<float*>(p.edges) + last;
   float* other_edges = static_cast<float*>(p.other_edges) + (Method::causal ? 0 : last);
@@ -158,12 +159,12 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
 #pragma unroll 1
   for (int i_window = 0; i_window < windows; ++i_window) {
     const int steps = work.steps_from(windows - 1 - i_window, kChunk);
-    const auto& in = shared.inputs[Handover<Shape>::stage_of(i_window)];
+    const auto& in = shared.inputs[Pipeline<Shape>::stage_of(i_window)];
     of.store(edges);
     edges -= states;
 #pragma unroll
     for (int m = 0; m < Shape::states; ++m) factor[m] = decay[m] = 1.0f, added[m] = 0.0f;
-    shared.handover.wait_filled(i_window);
+    shared.pipeline.consumer_wait(i_window);
     if (steps == kChunk) {  // in one piece, whose places are constants
 #pragma unroll
       for (int step = kChunk - kStride; step >= 0; step -= kStride) scan_stride(in, step);
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
       of.store(other_edges, added);
       other_edges -= states;
     }
-    shared.handover.signal_scanned(i_window);
+    shared.pipeline.consumer_release(i_window);
   }
   if constexpr (!Method::causal)
     enter_in_order(of, other_edges + states, p.step_sums + row * p.chunks, windows, states);

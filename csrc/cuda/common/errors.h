@@ -41,9 +41,9 @@ void enqueue(void (*kernel)(Arguments...), const LaunchSize& size, bool early, v
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;
   if (early) {
-    cudaLaunchAttribute& overlap = attributes[count++];
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute& dependent = attributes[count++];
+    dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    dependent.val.programmaticStreamSerializationAllowed = 1;
   }
   if (size.cluster > 1) {
     cudaLaunchAttribute& cluster = attributes[count++];

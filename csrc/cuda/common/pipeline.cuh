@@ -1,5 +1,5 @@
-// How the warps of a block that load and store hand windows of time to those that scan, and get
-// them back; how one block waits for another, and how blocks of a cluster see each other's shared memory.
+// The pipeline of a block: producer warps load and store windows of time, consumer warps scan them;
+// how one block waits for another, and how blocks of a cluster see each other's shared memory.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -91,11 +91,11 @@ __device__ __forceinline__ void clear_counts(uint32_t* counts, int64_t size, int
   for (int64_t i = int64_t(blockIdx.x) * threads + thread; i < size; i += all) counts[i] = 0;
 }
 
-// How the stages go to and fro between row warps and those that scan, a window each turn; turns count from
+// The stages of shared memory between producer warps and those that scan, a window each turn; turns count from
 // 0. In between a block never meets: a warp waits for the window it needs, and may be windows ahead of
 // another one that does the same.
 template <class Shape>
-class Handover {
+class Pipeline {
  public:
   // Unsigned, or dividing would care for the sign.
   static __device__ __forceinline__ uint32_t stage_of(uint32_t turn) {
@@ -110,11 +110,11 @@ class Handover {
       barrier_begin(scanned_ + threadIdx.x, Shape::scan_threads);
     }
   }
-  __device__ __forceinline__ void meet() const { __syncthreads(); }
-  __device__ __forceinline__ void signal_filled(int turn) { signal(filled_, turn); }
-  __device__ __forceinline__ void wait_filled(int turn) { wait(filled_, turn); }
-  __device__ __forceinline__ void signal_scanned(int turn) { signal(scanned_, turn); }
-  __device__ __forceinline__ void wait_scanned(int turn) { wait(scanned_, turn); }
+  __device__ __forceinline__ void sync() const { __syncthreads(); }
+  __device__ __forceinline__ void producer_commit(int turn) { signal(filled_, turn); }
+  __device__ __forceinline__ void consumer_wait(int turn) { wait(filled_, turn); }
+  __device__ __forceinline__ void consumer_release(int turn) { signal(scanned_, turn); }
+  __device__ __forceinline__ void producer_acquire(int turn) { wait(scanned_, turn); }
 
  private:
   // By all threads: one for its warp would do, but compute-sanitizer does not follow that.

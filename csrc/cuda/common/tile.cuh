@@ -38,7 +38,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
 // `Sets`: how many times as many channels as a warp has lanes for come into shared memory at once.
 template <int Segments, int Steps, int Warps, int MinBlocks = 1, int Sets = 1>
 struct Shape {
-  static constexpr bool marches = false, octets = false;
+  static constexpr bool sequential = false, octets = false;
   static constexpr int segments = Segments, steps = Steps, warps = Warps, sets = Sets;
   static constexpr int min_blocks = MinBlocks;  // per multiprocessor: a bound on registers
   static constexpr int threads = 32 * Warps, window = Segments * Steps;

@@ -157,10 +157,10 @@ class Stream {
     } else {
 #pragma unroll
       for (int k = 0; k < count; ++k) {
-        Packed packed{};
+        Vector vector{};
         if (v.data && slots.row(k) < rows && slots.step(k) < steps)
-          packed = *reinterpret_cast<const Packed*>(at(v, slots, k) + offset);
-        *reinterpret_cast<Packed*>(to.raw + k * words_held) = packed;
+          vector = *reinterpret_cast<const Vector*>(at(v, slots, k) + offset);
+        *reinterpret_cast<Vector*>(to.raw + k * words_held) = vector;
       }
     }
   }
@@ -248,7 +248,7 @@ class Stream {
     } else {
       uint32_t raw[words];
       encode<Format>(values, raw);
-      if (whole) *reinterpret_cast<Packed*>(p) = *reinterpret_cast<const Packed*>(raw);
+      if (whole) *reinterpret_cast<Vector*>(p) = *reinterpret_cast<const Vector*>(raw);
       else store_apart(p, count_inside(slots, k, rows, steps), slots.reverse, raw);
     }
   }
@@ -260,20 +260,20 @@ class Stream {
     alignas(words * 4) uint32_t raw[words];
     encode<Format>(values, raw);
     if (whole || (slots.row(k) < rows && slots.step(k) < steps))
-      *reinterpret_cast<Packed*>(at(v, slots, k) + offset) = *reinterpret_cast<const Packed*>(raw);
+      *reinterpret_cast<Vector*>(at(v, slots, k) + offset) = *reinterpret_cast<const Vector*>(raw);
   }
 
  private:
   // Moves the words of a slot at once.
-  struct alignas(words * 4) Packed {
+  struct alignas(words * 4) Vector {
     uint32_t word[words];
   };
   __device__ __forceinline__ void load_whole(const View& v, const Places& slots, int64_t offset,
                                              uint32_t* to) const {
 #pragma unroll
     for (int k = 0; k < count; ++k)
-      *reinterpret_cast<Packed*>(to + k * words_held) =
-          *reinterpret_cast<const Packed*>(at(v, slots, k) + offset);
+      *reinterpret_cast<Vector*>(to + k * words_held) =
+          *reinterpret_cast<const Vector*>(at(v, slots, k) + offset);
   }
   __device__ __forceinline__ void load(const View& v, const Places& slots, int rows, int steps,
                                        int64_t offset, uint32_t* to) const {

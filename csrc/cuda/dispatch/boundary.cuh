@@ -10,7 +10,7 @@
 
 namespace vim_mm {
 
-// Without the adjoint always the general kernel: forward asks for that where it does not march itself.
+// Without the adjoint always the general kernel: forward asks for that where it does not scan sequentially itself.
 template <class Method, bool Adjoint>
 void launch_edges(const EdgesArguments& p, void* stream) {
   const ScanArguments& scan = p.scan;
@@ -19,21 +19,21 @@ void launch_edges(const EdgesArguments& p, void* stream) {
     choose_edges<Method, layout()>(scan, [&](auto shape) {
       using Block = decltype(shape);
       const unsigned grid = grid_of(blocks_of<Block>(scan));
-      if constexpr (Block::marches) {
-        launch(edges_march_kernel<Method, Block, layout()>,
-               {grid, Block::all_threads, sizeof(EdgesMarchShared<Block, layout()>)}, Begin::early,
+      if constexpr (Block::sequential) {
+        launch(sweep_kernel<Method, Block, layout()>,
+               {grid, Block::all_threads, sizeof(SweepShared<Block, layout()>)}, Begin::early,
                stream, p);
       } else {
-        const LaunchSize size{
-            grid, Block::threads,
-            sizeof(EdgesShared<E, Block>) + CarriedStates<E, Block, layout()>::bytes(scan.states)};
-        launch(edges_kernel<Method, E, Block, layout(), Adjoint, false>, size, Begin::early, stream,
-               p);
+        const LaunchSize size{grid, Block::threads,
+                              sizeof(SegmentSweepShared<E, Block>) +
+                                  CarriedStates<E, Block, layout()>::bytes(scan.states)};
+        launch(segment_sweep_kernel<Method, E, Block, layout(), Adjoint, false>, size, Begin::early,
+               stream, p);
         if constexpr (Adjoint && !Method::causal) {
           EdgesArguments other = p;
           other.edges = p.other_edges, other.grad_last_state = {}, other.counts = nullptr;
-          launch(edges_kernel<Method, E, Block, layout(), true, true>, size, Begin::early, stream,
-                 other);
+          launch(segment_sweep_kernel<Method, E, Block, layout(), true, true>, size, Begin::early,
+                 stream, other);
         }
       }
     });

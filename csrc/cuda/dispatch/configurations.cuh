@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "../common/launch.cuh"
-#include "../sequential/block.cuh"
+#include "../sequential/shape.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
@@ -47,7 +47,7 @@ constexpr int64_t kFewRows = VIM_MM_FEW_ROWS;
 constexpr int64_t kFewRows = 2048;
 #endif
 
-// Calls f with a marching shape, or where rows are aligned for it that of octets.
+// Calls f with a sequential shape, or where rows are aligned for it that of octets.
 template <class Shape, Layout layout, class F>
 void choose_slots(const ScanArguments& scan, const F& f) {
   if constexpr (layout == Layout::half) {
@@ -80,7 +80,7 @@ inline bool has_most_rows(const ScanArguments& scan) {
 }
 
 // Few rows want lanes that do not wait for themselves, nor for those that load. Both halves of
-// float32 need registers; psi functions need so many that little is left for parts to overlap, and
+// float32 need registers; psi functions need so many that little is left for strides to interleave, and
 // nothing where rows are not the fewest. With six channels, one or two strides by what ptxas makes of them. A
 // method that is not causal takes pieces of one state, which leave no registers for a second.
 template <class Method, Layout layout, class F>
@@ -90,31 +90,33 @@ void choose_forward(const ScanArguments& scan, const F& f) {
     f(Shape<8, 8, 4>());
   } else if (Method::causal && has_most_rows(scan)) {
     if constexpr (Method::causal)
-      choose_slots<MarchShape<2, 2, 2, 1, 4, roomy ? 2 : 3, 2>, layout>(scan, f);
+      choose_slots<SequentialShape<2, 2, 2, 1, 4, roomy ? 2 : 3, 2>, layout>(scan, f);
   } else if (rows_of(scan) >= kFewRows) {
-    choose_slots<MarchShape<1, 1, 2, 1, 4, 3, straight ? 1 : 2, straight>, layout>(scan, f);
-  } else if (!choose_six<SixShape<std::is_same<Method, Rk4>::value ? 2 : 1>, layout>(scan, f)) {
-    choose_slots<MarchShape<1, 1, 4, 2, 2, 2, straight ? 2 : 1, true>, layout>(scan, f);
+    choose_slots<SequentialShape<1, 1, 2, 1, 4, 3, straight ? 1 : 2, straight>, layout>(scan, f);
+  } else if (!choose_six<SixChannelShape<std::is_same<Method, Rk4>::value ? 2 : 1>, layout>(scan,
+                                                                                            f)) {
+    choose_slots<SequentialShape<1, 1, 4, 2, 2, 2, straight ? 2 : 1, true>, layout>(scan, f);
   }
 }
 
 // A sweep for edges alone is short enough for segments to win where rows are few: many side by side, so
-// that all multiprocessors have work. Of 16 bits a march wins again where each of its blocks has a
-// multiprocessor and few are left. A method that is not causal has both directions of one march.
+// that all multiprocessors have work. Of 16 bits a sequential scan wins again where each of its blocks has a
+// multiprocessor and few are left. A method that is not causal has both directions of one sequential scan.
 template <class Method, Layout layout, class F>
 void choose_edges(const ScanArguments& scan, const F& f) {
   if constexpr (layout == Layout::any) {
     f(Shape<8, 8, 4>());
   } else {
     const int64_t rows = rows_of(scan);
-    if (has_most_rows(scan)) return choose_slots<MarchShape<2, 2, 2, 1, 4, 3, 2>, layout>(scan, f);
+    if (has_most_rows(scan))
+      return choose_slots<SequentialShape<2, 2, 2, 1, 4, 3, 2>, layout>(scan, f);
     if constexpr (Method::causal) {
       if (rows < kFewRows && rows >= kFewRows / 2) return f(Shape<8, 16, 4, 3>());
       if (rows < kFewRows / 4 || (rows < kFewRows && layout == Layout::single))
         return f(Shape<16, 16, 4, 3>());
     }
-    if (rows >= kFewRows || !choose_six<SixShape<1>, layout>(scan, f))
-      choose_slots<MarchShape<1, 1, 4, 2, 2, 3, 1>, layout>(scan, f);
+    if (rows >= kFewRows || !choose_six<SixChannelShape<1>, layout>(scan, f))
+      choose_slots<SequentialShape<1, 1, 4, 2, 2, 3, 1>, layout>(scan, f);
   }
 }
 

@@ -55,7 +55,7 @@ BetweenWays ScanOf<Method>::count_between_ways(const ForwardArguments& p) {
   BetweenWays count{};
   choose_kernel<Method>(p, [&](auto, auto shape, auto) {
     using Block = decltype(shape);
-    if constexpr (Block::marches && !Method::causal)
+    if constexpr (Block::sequential && !Method::causal)
       count = {blocks_of<Block>(p.scan) * p.chunks * (Block::channels * kChunk),
                rows_of(p.scan) * p.chunks * kPieces * p.scan.states};
   });
@@ -69,12 +69,12 @@ void ScanOf<Method>::scan_forward(const ForwardArguments& p, void* stream) {
     using E = std::decay_t<decltype(e)>;  // else nvcc hands the host compiler a reference
     using Block = decltype(shape);
     const int64_t blocks = blocks_of<Block>(scan);
-    if constexpr (Block::marches) {
-      constexpr size_t bytes = sizeof(ForwardMarchShared<Block, layout()>);
+    if constexpr (Block::sequential) {
+      constexpr size_t bytes = sizeof(ForwardShared<Block, layout()>);
       ForwardArguments arguments = p;
       if constexpr (Block::straight) plan_relief<Block>(arguments, blocks, bytes, stream);
       // What is relieved is chosen by where blocks go when all multiprocessors are free.
-      launch(forward_march_kernel<Method, Block, layout()>,
+      launch(forward_kernel<Method, Block, layout()>,
              {grid_of(blocks + arguments.relief.blocks), Block::all_threads, bytes},
              arguments.relief.blocks > 0 ? Begin::in_turn : Begin::early, stream, arguments);
     } else {
@@ -82,11 +82,11 @@ void ScanOf<Method>::scan_forward(const ForwardArguments& p, void* stream) {
         if (scan.steps > 0)
           launch_edges<Method, false>({scan, {}, {}, p.other_edges, nullptr, p.chunks}, stream);
       }
-      launch(
-          forward_kernel<Method, E, Block>,
-          {grid_of(blocks), Block::threads,
-           sizeof(ForwardShared<E, Block>) + CarriedStates<E, Block, layout()>::bytes(scan.states)},
-          Begin::early, stream, p);
+      launch(general_forward_kernel<Method, E, Block>,
+             {grid_of(blocks), Block::threads,
+              sizeof(GeneralForwardShared<E, Block>) +
+                  CarriedStates<E, Block, layout()>::bytes(scan.states)},
+             Begin::early, stream, p);
     }
   });
 }

@@ -3,14 +3,14 @@
 // They are computed once, on the way back, a piece of steps at a time. With them a lane scans the piece in both
 // directions: against the scan order from what the piece before has left, along it from nothing. The sums over
 // both states go to memory, and what the states along the scan order leave the piece with (`across`). So the
-// way forth has but to add what enters each piece and decays there, by sums of step sizes that row warps make of
+// way forth has but to add what enters each piece and decays there, by sums of step sizes that producer warps make of
 // every quad.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "lane.cuh"
-#include "rows.cuh"
+#include "output_sums.cuh"
+#include "producer.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
@@ -23,7 +23,7 @@ constexpr int kPieces = kChunk / kPiece;  // of a window
 template <class Steps, class Shape, Operand operand, Leg leg>
 struct PreparedPiece {
   static constexpr int strides = kPiece / kStride;
-  using Inputs = MarchStride<Shape>[strides];
+  using Inputs = StrideInputs<Shape>[strides];
   std::conditional_t<leg == Leg::back, Move<float>, float> steps[kPiece];
   float c[strides][Shape::entries_of_C];
 
@@ -80,27 +80,27 @@ __device__ __forceinline__ void rotate(float (&quad)[kQuad], int by) {
 }
 
 template <class Method, class Shape, Layout layout, Operand operand, Leg leg>
-__device__ __forceinline__ void forward_states_twice(const ForwardArguments& p, const Work& work,
-                                                     Span span,
-                                                     ForwardMarchShared<Shape, layout>& shared) {
+__device__ __forceinline__ void scan_states_both_ways(const ForwardArguments& p, const Work& work,
+                                                      Span span,
+                                                      ForwardShared<Shape, layout>& shared) {
   static_assert(Shape::states == 1, "a piece of one state takes all registers");
   static_assert(Method::exponential, "steps together have the sum of their sizes");
-  const MarchLane<Shape> lane;
+  const LaneMap<Shape> lane;
   wait_for_previous();
-  MarchStates<Shape> of(p.scan, work, lane, View());
+  LaneStates<Shape> of(p.scan, work, lane, View());
   float& state = of.x[0];
-  const MarchRecurrence<Method, layout> recurrence(of.a[0]);
+  const LaneRecurrence<Method, layout> recurrence(of.a[0]);
   using Y = SlotTile<Shape::channels, Shape, layout>;
   const LanePlaces<Shape, layout, operand> places(lane);
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   const bool inside = lane.channel < work.channels && lane.state(0) < states;
-  shared.handover.meet();
+  shared.pipeline.sync();
 
   // Of the window at hand, where what enters it is, and what its pieces have across them.
   const int64_t first = row * p.chunks + window_of<leg>(work, span.begin);
   float* edges = static_cast<float*>(leg == Leg::back ? p.other_edges : p.edges) + first * states;
   float* across_at = p.across + (first * states + lane.state(0)) * kPieces;
-  using Piece = PreparedPiece<MarchRecurrence<Method, layout>, Shape, operand, leg>;
+  using Piece = PreparedPiece<LaneRecurrence<Method, layout>, Shape, operand, leg>;
   // Of the pieces of a window in the order of this leg, the place in it of the i-th of so many.
   const auto place_of = [](int i, int pieces) { return leg == Leg::back ? pieces - 1 - i : i; };
   const auto load = [&](Piece& piece, int turn, int place) VIM_MM_INLINED {
@@ -108,12 +108,12 @@ __device__ __forceinline__ void forward_states_twice(const ForwardArguments& p, 
 #pragma unroll
     for (int j = 0; j < Piece::strides; ++j)
       inputs[j].template load<operand, leg == Leg::back>(
-          shared.inputs[shared.handover.stage_of(turn)], lane, places.c,
+          shared.inputs[shared.pipeline.stage_of(turn)], lane, places.c,
           place * kPiece + j * kStride);
     piece.prepare(recurrence, of.a[0], inputs);
   };
   const auto y_of = [&](int turn) VIM_MM_INLINED {
-    return shared.y[shared.handover.stage_of(turn)][0].values[0] + places.y;
+    return shared.y[shared.pipeline.stage_of(turn)][0].values[0] + places.y;
   };
   const auto store = [&](float* y, const float2(&sums)[Piece::strides]) VIM_MM_INLINED {
 #pragma unroll
@@ -143,7 +143,7 @@ __device__ __forceinline__ void forward_states_twice(const ForwardArguments& p, 
   // Past the last step there is nothing, which leaves states as they are.
   const auto scan_window = [&](int turn) VIM_MM_INLINED {
     begin_window(turn);
-    shared.handover.wait_filled(turn);
+    shared.pipeline.consumer_wait(turn);
     const int steps = work.steps_from(window_of<leg>(work, turn), kChunk);
     const int pieces = (steps + kPiece - 1) / kPiece;
 #pragma unroll 1
@@ -159,7 +159,7 @@ __device__ __forceinline__ void forward_states_twice(const ForwardArguments& p, 
       store(y_of(turn) + place_in_y(place), sums);
     }
     end_window();
-    shared.handover.signal_scanned(turn);
+    shared.pipeline.consumer_release(turn);
   };
 
   int turn = span.begin;
@@ -170,7 +170,7 @@ __device__ __forceinline__ void forward_states_twice(const ForwardArguments& p, 
   if (leg == Leg::forth && inside && turn < span.end) load_quad(across_at, ahead);
   if constexpr (Shape::straight) {
     // Of whole windows the next piece is prepared while one is scanned, and sums are stored when the next one
-    // is: as forward_states does it with strides.
+    // is: as scan_states does it with strides.
     const int whole = int(work.steps / kChunk);
     if (leg == Leg::back && turn < span.end && window_of<leg>(work, turn) >= whole)
       scan_window(turn++);
@@ -180,7 +180,7 @@ __device__ __forceinline__ void forward_states_twice(const ForwardArguments& p, 
       Piece piece[2];
       float2 sums[Piece::strides] = {};
       float* y = y_of(turn);  // zeros, which sums overwrite
-      shared.handover.wait_filled(turn);
+      shared.pipeline.consumer_wait(turn);
       load(piece[0], turn, place_of(0, kPieces));
 #pragma unroll 1
       for (; turn < end; ++turn) {
@@ -188,10 +188,10 @@ __device__ __forceinline__ void forward_states_twice(const ForwardArguments& p, 
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
           store(y, sums);
-          if (i == 0 && turn > first) shared.handover.signal_scanned(turn - 1);
+          if (i == 0 && turn > first) shared.pipeline.consumer_release(turn - 1);
           // Behind the last one of a window the next window's, or where there is none this one's once more.
           const int from = i + 1 < kPieces || turn + 1 == end ? turn : turn + 1;
-          if (i + 1 == kPieces) shared.handover.wait_filled(from);
+          if (i + 1 == kPieces) shared.pipeline.consumer_wait(from);
           load(piece[(i + 1) % 2], from, place_of((i + 1) % kPieces, kPieces));
           const int place = place_of(i, kPieces);
           piece[i % 2].scan(state, across[place], sums);
@@ -200,7 +200,7 @@ __device__ __forceinline__ void forward_states_twice(const ForwardArguments& p, 
         end_window();
       }
       store(y, sums);
-      shared.handover.signal_scanned(turn - 1);
+      shared.pipeline.consumer_release(turn - 1);
     }
   }
 #pragma unroll 1

@@ -1,4 +1,4 @@
-// The forward scan by marching: the warps that scan, and the kernel.
+// The sequential forward scan: the warps that scan, and the kernel.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -15,7 +15,7 @@ struct PreparedStride {
   decltype(Steps().move(0.0f, 0.0f, 0.0f)) moves[kStride];
   float c[entries];
 
-  __device__ __forceinline__ void prepare(const Steps& steps, const MarchStride<Shape>& from) {
+  __device__ __forceinline__ void prepare(const Steps& steps, const StrideInputs<Shape>& from) {
 #pragma unroll
     for (int i = 0; i < kStride; ++i)
       moves[i] = steps.move(from.dt[i], from.drive[i], from.b[0][i]);
@@ -34,21 +34,20 @@ struct PreparedStride {
 
 // The half that scans.
 template <class Method, class Shape, Layout layout, Operand operand>
-__device__ __forceinline__ void forward_states(const ForwardArguments& p, const Work& work,
-                                               Span span,
-                                               ForwardMarchShared<Shape, layout>& shared) {
+__device__ __forceinline__ void scan_states(const ForwardArguments& p, const Work& work, Span span,
+                                            ForwardShared<Shape, layout>& shared) {
   constexpr int ahead = Shape::strides, piece = ahead * kStride;
-  const MarchLane<Shape> lane;
+  const LaneMap<Shape> lane;
   wait_for_previous();
-  MarchStates<Shape> of(p.scan, work, lane, View());
-  using Steps = MarchRecurrence<Method, layout>;
+  LaneStates<Shape> of(p.scan, work, lane, View());
+  using Steps = LaneRecurrence<Method, layout>;
   Steps recurrence[Shape::states];
 #pragma unroll
   for (int m = 0; m < Shape::states; ++m) recurrence[m] = Steps(of.a[m]);
   using Y = SlotTile<Shape::channels, Shape, layout>;
   const LanePlaces<Shape, layout, operand> places(lane);
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
-  shared.handover.meet();
+  shared.pipeline.sync();
   float* edges = static_cast<float*>(p.edges) + (row * p.chunks + span.begin) * states;
   if (Shape::straight && span.begin > 0) {
     wait_for_warps(span.stopped, Shape::scan_threads / 32);
@@ -58,14 +57,14 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
   // Several strides at once, or the lane would wait for its own results; where whole windows are one
   // piece of code, this is for what is left after them.
   const auto scan_piece = [&](const auto& in, float* y, int step) VIM_MM_INLINED {
-    MarchStride<Shape> inputs[ahead];
+    StrideInputs<Shape> inputs[ahead];
     float2 sum[ahead];
 #pragma unroll
     for (int j = 0; j < ahead; ++j)
       inputs[j].template load<operand>(in, lane, places.c, step + j * kStride);
 #pragma unroll
     for (int j = 0; j < ahead; ++j) {
-      const MarchStride<Shape>& at = inputs[j];
+      const StrideInputs<Shape>& at = inputs[j];
       float x[Shape::states][kStride];
 #pragma unroll
       for (int m = 0; m < Shape::states; ++m) {
@@ -82,21 +81,21 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
       *reinterpret_cast<float2*>(y + Y::place(step + j * kStride)) = sum[j];
   };
   const auto y_of = [&](int turn) VIM_MM_INLINED {
-    return shared.y[shared.handover.stage_of(turn)][0].values[0] + places.y;
+    return shared.y[shared.pipeline.stage_of(turn)][0].values[0] + places.y;
   };
   const auto begin_window = [&] {
     of.store(edges);
     edges += states;
   };
   const auto scan_in_pieces = [&](int turn) VIM_MM_INLINED {
-    const auto& in = shared.inputs[shared.handover.stage_of(turn)];
+    const auto& in = shared.inputs[shared.pipeline.stage_of(turn)];
     float* const y = y_of(turn);
     begin_window();
-    shared.handover.wait_filled(turn);
+    shared.pipeline.consumer_wait(turn);
     const int steps = work.steps_from(turn, kChunk);
 #pragma unroll 1
     for (int step = 0; step < steps; step += piece) scan_piece(in, y, step);
-    shared.handover.signal_scanned(turn);
+    shared.pipeline.consumer_release(turn);
   };
 
   int turn = span.begin;
@@ -109,13 +108,13 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
       // just been asked for.
       constexpr int strides = kChunk / kStride;
       // Strides from `strides` on are the next window's; where there is none, once more the last one's.
-      const auto load = [&](MarchStride<Shape>& to, int stride) VIM_MM_INLINED {
+      const auto load = [&](StrideInputs<Shape>& to, int stride) VIM_MM_INLINED {
         const int from = stride < strides || turn + 1 == end ? turn : turn + 1;
-        if (stride % strides == 0) shared.handover.wait_filled(from);
-        to.template load<operand>(shared.inputs[shared.handover.stage_of(from)], lane, places.c,
+        if (stride % strides == 0) shared.pipeline.consumer_wait(from);
+        to.template load<operand>(shared.inputs[shared.pipeline.stage_of(from)], lane, places.c,
                                   stride % strides * kStride);
       };
-      MarchStride<Shape> loaded[ahead];
+      StrideInputs<Shape> loaded[ahead];
       // Into the registers of the stride that is prepared while this one is scanned.
       const auto load_next = [&](int stride) VIM_MM_INLINED {
         load(loaded[(stride + 1) % ahead], stride + 1 + ahead);
@@ -133,7 +132,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
 #pragma unroll
         for (int stride = 0; stride < strides; ++stride) {
           *reinterpret_cast<float2*>(y) = sum;
-          if (stride == 0 && turn > first) shared.handover.signal_scanned(turn - 1);
+          if (stride == 0 && turn > first) shared.pipeline.consumer_release(turn - 1);
           prepared[(stride + 1) % 2].prepare(recurrence[0], loaded[(stride + 1) % ahead]);
           // Before the scan or behind it, whichever ptxas makes the better code of.
           if (ahead == 1) load_next(stride);
@@ -143,7 +142,7 @@ __device__ __forceinline__ void forward_states(const ForwardArguments& p, const 
         }
       }
       *reinterpret_cast<float2*>(y) = sum;
-      shared.handover.signal_scanned(turn - 1);
+      shared.pipeline.consumer_release(turn - 1);
     }
   }
 #pragma unroll 1
@@ -174,10 +173,10 @@ __device__ __forceinline__ void each_leg(const Work& work, const Span& span, con
 
 template <class Method, class Shape, Layout layout>
 __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
-    forward_march_kernel(const __grid_constant__ ForwardArguments p) {
+    forward_kernel(const __grid_constant__ ForwardArguments p) {
   let_next_begin();
   extern __shared__ float4 memory[];
-  auto& shared = *reinterpret_cast<ForwardMarchShared<Shape, layout>*>(memory);
+  auto& shared = *reinterpret_cast<ForwardShared<Shape, layout>*>(memory);
   const bool relieves = Shape::straight && int(blockIdx.x) >= int(gridDim.x) - p.relief.blocks;
   const uint32_t block = blockIdx.x - (relieves ? p.relief.blocks : 0);
   const Work work = work_of_block<Shape>(p.scan, block);
@@ -191,30 +190,30 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
                                            work.row(p.scan, 0) * p.scan.states;
     }
   }
-  shared.handover.begin();
-  if (Shape::has_rows()) {
+  shared.pipeline.begin();
+  if (Shape::is_producer()) {
     specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) VIM_MM_INLINED {
       using Format = decltype(format);
       specialize_alignment<Shape>(p.scan, [&](auto aligned) VIM_MM_INLINED {
         constexpr bool Aligned = decltype(aligned)::value;
         each_leg<Method>(work, span, [&](auto leg, const Span& of_leg) VIM_MM_INLINED {
-          forward_rows<Method, Shape, layout, Format, Aligned, decltype(leg)::value>(
+          load_and_store<Method, Shape, layout, Format, Aligned, decltype(leg)::value>(
               p, work, of_leg, block, shared);
         });
       });
     });
   } else if (Shape::is_idle()) {
-    each_leg<Method>(work, span, [&](auto, const Span&) { shared.handover.meet(); });
+    each_leg<Method>(work, span, [&](auto, const Span&) { shared.pipeline.sync(); });
   } else {
     using std::integral_constant;
     const auto scan = [&](auto operand) VIM_MM_INLINED {
       constexpr Operand how = decltype(operand)::value;
       if constexpr (Method::causal) {
-        forward_states<Method, Shape, layout, how>(p, work, span, shared);
+        scan_states<Method, Shape, layout, how>(p, work, span, shared);
       } else {
         each_leg<Method>(work, span, [&](auto leg, const Span& of_leg) VIM_MM_INLINED {
-          forward_states_twice<Method, Shape, layout, how, decltype(leg)::value>(p, work, of_leg,
-                                                                                 shared);
+          scan_states_both_ways<Method, Shape, layout, how, decltype(leg)::value>(p, work, of_leg,
+                                                                                  shared);
         });
       }
     };

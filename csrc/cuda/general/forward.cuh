@@ -75,7 +75,7 @@ class CarriedStates {
 };
 
 template <class E, class Shape>
-struct ForwardShared {
+struct GeneralForwardShared {
   RowTile<Shape> dt, drive;
   StateTile<E, Shape> B, C;
   RowTile<Shape> y[Shape::warps];
@@ -165,7 +165,7 @@ __device__ __forceinline__ E advance(const Driving<Shape>& driving, E a,
 
 template <class Method, class E, class Shape>
 __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
-    forward_kernel(const __grid_constant__ ForwardArguments p) {
+    general_forward_kernel(const __grid_constant__ ForwardArguments p) {
   constexpr Layout layout = Layout::any;
   constexpr int steps = Shape::steps, segments = Shape::segments;
   constexpr float weight = output_weight<Method, E>();
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   using Places = Slots<Shape::channels, Shape, layout>;
   constexpr int count = Places::count, width = Places::width;
   extern __shared__ float4 memory[];
-  auto& shared = *reinterpret_cast<ForwardShared<E, Shape>*>(memory);
+  auto& shared = *reinterpret_cast<GeneralForwardShared<E, Shape>*>(memory);
   const ScanArguments& scan = p.scan;
   const int states = int(scan.states);
   let_next_begin();

@@ -1,10 +1,9 @@
-// What a lane of the forward scan that marches loads of a stride, and the sum over states, which is what a tensor
-// core computes.
+// What a lane of the forward scan loads of a stride, and the sum over states, which a tensor core computes.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "../sequential/block.cuh"
+#include "../sequential/lane.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
@@ -102,14 +101,14 @@ struct OutputSums<operand, Shape, 1> {
   // Where a lane's entry of C for the i-th instruction is in a tile. It has that of its row_of_warp, which
   // is a column there.
   template <class Matrix>
-  static __device__ __forceinline__ int place_of_C(const MarchLane<Shape>& lane, int i) {
+  static __device__ __forceinline__ int place_of_C(const LaneMap<Shape>& lane, int i) {
     const int column = lane.row_of_warp;
     if constexpr (!Shape::mixed) return lane.state_row + Matrix::place(column);
     const int part = column / 4 == i ? Shape::scan_thread() / 32 : lane.last_part;
     return (4 * part + lane.column) * kPitch + Matrix::place(4 * i + column % 4);
   }
   // The first step of a lane's sums.
-  static __device__ __forceinline__ int step(const MarchLane<Shape>& lane) {
+  static __device__ __forceinline__ int step(const LaneMap<Shape>& lane) {
     return 4 * is_in_last_four() + 2 * (lane.column % 2);
   }
   static __device__ __forceinline__ float2 of(const float (&x)[1][kStride],
@@ -140,12 +139,10 @@ struct OutputSums<operand, Shape, 1> {
 template <Operand operand, class Shape>
 struct OutputSums<operand, Shape, 2> {
   template <class Matrix>
-  static __device__ __forceinline__ int place_of_C(const MarchLane<Shape>& lane, int m) {
+  static __device__ __forceinline__ int place_of_C(const LaneMap<Shape>& lane, int m) {
     return lane.state_row + 4 * m * kPitch + Matrix::place(lane.row_of_warp);
   }
-  static __device__ __forceinline__ int step(const MarchLane<Shape>& lane) {
-    return 2 * lane.column;
-  }
+  static __device__ __forceinline__ int step(const LaneMap<Shape>& lane) { return 2 * lane.column; }
   static __device__ __forceinline__ float2 of(const float (&x)[2][kStride], const float (&c)[2]) {
     float d[kStride / 2][4] = {};
 #pragma unroll
@@ -172,36 +169,36 @@ __device__ __forceinline__ float read_entry(const WindowTile<kStateTile, Split>&
   return tile.values[0][at];
 }
 template <Operand operand>
-__device__ __forceinline__ float unpack(uint32_t bits) {
+__device__ __forceinline__ float widen(uint32_t bits) {
   if constexpr (operand == Operand::cut) return __uint_as_float(bits << 16);
   else return __half2float(__ushort_as_half(uint16_t(bits)));
 }
 template <Operand operand>
-__device__ __forceinline__ void read_stride(const PackedTile& tile, int at, float (&out)[kStride]) {
-  const uint4 packed = *reinterpret_cast<const uint4*>(tile.entries() + at);
-  const uint32_t words[] = {packed.x, packed.y, packed.z, packed.w};
+__device__ __forceinline__ void read_stride(const HalfTile& tile, int at, float (&out)[kStride]) {
+  const uint4 vector = *reinterpret_cast<const uint4*>(tile.entries() + at);
+  const uint32_t words[] = {vector.x, vector.y, vector.z, vector.w};
 #pragma unroll
   for (int i = 0; i < kStride / 2; ++i) {
-    out[2 * i] = unpack<operand>(words[i]);
+    out[2 * i] = widen<operand>(words[i]);
     if constexpr (operand == Operand::cut) out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-    else out[2 * i + 1] = unpack<operand>(words[i] >> 16);
+    else out[2 * i + 1] = widen<operand>(words[i] >> 16);
   }
 }
 template <Operand operand>
-__device__ __forceinline__ float read_entry(const PackedTile& tile, int at) {
-  return unpack<operand>(tile.entries()[at]);
+__device__ __forceinline__ float read_entry(const HalfTile& tile, int at) {
+  return widen<operand>(tile.entries()[at]);
 }
 
 // What a lane needs for a stride of steps.
 template <class Shape>
-struct MarchStride {
+struct StrideInputs {
   static constexpr int states = Shape::states;
   static constexpr int entries = Shape::entries_of_C;
   float dt[kStride], drive[kStride], b[states][kStride], c[entries];
 
   // `entry`: the places of its C in a tile. `Driven`: with what drives it, and B.
   template <Operand operand, bool Driven = true, class Inputs>
-  __device__ __forceinline__ void load(const Inputs& in, const MarchLane<Shape>& lane,
+  __device__ __forceinline__ void load(const Inputs& in, const LaneMap<Shape>& lane,
                                        const int (&entry)[entries], int step) {
     const int of_row = lane.row + in.dt.place(step);
     load_stride<Shape::straight>(in.dt, in.dt.values[0] + of_row, dt);
@@ -223,7 +220,7 @@ template <class Shape, Layout layout, Operand operand>
 struct LanePlaces {
   int c[Shape::entries_of_C], y;
 
-  explicit __device__ __forceinline__ LanePlaces(const MarchLane<Shape>& lane) {
+  explicit __device__ __forceinline__ LanePlaces(const LaneMap<Shape>& lane) {
     using Sums = OutputSums<operand, Shape>;
 #pragma unroll
     for (int i = 0; i < Shape::entries_of_C; ++i) {

@@ -1,9 +1,9 @@
-// The row warps of the forward scan that marches: they fill windows, and finish those that were scanned.
+// The producer warps of the forward scan: they fill windows, and finish and store those that were scanned.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "../sequential/block.cuh"
+#include "../sequential/loader.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
@@ -21,7 +21,7 @@ __device__ __forceinline__ int window_of(const Work& work, int turn) {
 // Of a block from which another one goes on with the way back, the warps that leave something in memory; of a
 // causal one only those that scan do.
 template <class Shape>
-constexpr int kWarpsThatStop = (Shape::row_threads + Shape::scan_threads) / 32;
+constexpr int kWarpsThatStop = (Shape::producer_threads + Shape::scan_threads) / 32;
 
 // What the way back leaves for the way forth, in memory: a thread's quads of window after window.
 template <class Shape, class Places>
@@ -44,41 +44,41 @@ class FirstSums {
 };
 
 template <class Shape, Layout layout>
-struct ForwardMarchShared {
-  Handover<Shape> handover;
-  MarchInputs<Shape, layout, 2, MatrixTile<Shape, layout>> inputs[Shape::stages];
+struct ForwardShared {
+  Pipeline<Shape> pipeline;
+  WindowInputs<Shape, layout, 2, MatrixTile<Shape, layout>> inputs[Shape::stages];
   SlotTile<Shape::channels, Shape, layout> y[Shape::stages][Shape::parts];
 };
 
-// A group of row warps: fills stages, and when one of its windows has been scanned, fills its stage
+// A group of producer warps: fills stages, and when one of its windows has been scanned, fills its stage
 // with another one and finishes it: on the way back as far as u goes, on the way forth from there.
 template <class Method, class Shape, Layout layout, class Format, bool Aligned, Leg leg>
-__device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Work& work, Span span,
-                                             uint32_t block,
-                                             ForwardMarchShared<Shape, layout>& shared) {
+__device__ __forceinline__ void load_and_store(const ForwardArguments& p, const Work& work,
+                                               Span span, uint32_t block,
+                                               ForwardShared<Shape, layout>& shared) {
   constexpr float weight =
       output_weight<Method, float>() * (layout == Layout::half && Format::bfloat ? kCutBack : 1.0f);
   const ScanArguments& scan = p.scan;
   // On the way forth step sizes and C are all that lanes want.
   constexpr int unread = leg == Leg::forth ? 1 : 0;
   const View* const matrices[] = {&scan.B, &scan.C};
-  using Rows = MarchRows<Shape, layout, Format, Aligned, 2 - unread, unread != 0>;
+  using Rows = WindowLoader<Shape, layout, Format, Aligned, 2 - unread, unread != 0>;
   constexpr int count = Rows::count, width = Rows::width, groups = Shape::groups;
   const int first = span.begin + Shape::group();
-  if (first >= span.end) return shared.handover.meet();
+  if (first >= span.end) return shared.pipeline.sync();
   Rows rows(scan, work, scan.u, matrices + unread, false);
   typename Rows::Raw raw;
   wait_for_previous();
   rows.load(window_of<leg>(work, first), raw);
   rows.load_bias();
   // Now that what it takes longest to get is on its way. On the way forth all first sums of this block are there.
-  shared.handover.meet();
+  shared.pipeline.sync();
   const auto fill = [&](int turn, bool whole) VIM_MM_INLINED {
     rows.fill(
-        shared.inputs[shared.handover.stage_of(turn)], window_of<leg>(work, turn), raw,
-        [](float dt, float u, float) { return MarchRecurrence<Method, layout>::drive(dt, u); },
+        shared.inputs[shared.pipeline.stage_of(turn)], window_of<leg>(work, turn), raw,
+        [](float dt, float u, float) { return LaneRecurrence<Method, layout>::drive(dt, u); },
         whole);
-    shared.handover.signal_filled(turn);
+    shared.pipeline.producer_commit(turn);
     rows.load(window_of<leg>(work, turn + groups), raw, whole);
   };
   // What it takes to finish a window: u once more, which to keep would take registers.
@@ -149,8 +149,8 @@ __device__ __forceinline__ void forward_rows(const ForwardArguments& p, const Wo
     }
   };
   const auto turn_over = [&](int turn, bool whole) VIM_MM_INLINED {
-    const uint32_t stage = shared.handover.stage_of(turn);
-    shared.handover.wait_scanned(turn);
+    const uint32_t stage = shared.pipeline.stage_of(turn);
+    shared.pipeline.producer_acquire(turn);
     float y[count][width];
 #pragma unroll
     for (int k = 0; k < count; ++k) get_sum(shared.y[stage], rows.slots, k, y[k]);
