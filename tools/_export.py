@@ -72,7 +72,9 @@ def load_source(args: Namespace, device: str = 'cpu') -> Source:
         found = 'no backbone' if backbone is None else f'the backbone {type(backbone).__name__}'
         raise SystemExit(f'{args.config} has {found}: only models with VisionMamba are exported.')
     part = choose_part(model, cfg.default_scope, args.part)
-    height, width = args.size or (n * backbone.patch_embed.stride for n in backbone.grid)
+    height, width = args.size or (
+        n * step for n, step in zip(backbone.grid, backbone.patch_embed.strides)
+    )
     return Source(cfg, model, part, part_of(model, part).eval(), (height, width))
 
 

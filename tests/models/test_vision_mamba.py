@@ -9,6 +9,7 @@ from tests.models import vim_equations
 from tests.models.small import DEPTH, images, small_backbone
 from vim_mm.models import SimpleFPN, VisionMamba
 from vim_mm.models.arguments import ARCHS
+from vim_mm.models.state_dict import describe_differences, wrong_entry
 from vim_mm.models.vision_mamba import OUT_FEATURES, PatchEmbed
 
 
@@ -166,13 +167,48 @@ def test_overlapping_patches():
     assert model(images(35, 32))[0].shape == (2, 16, 8, 7)
 
 
-@pytest.mark.parametrize('stride', [8, 4, 5, 11])
+def test_a_stride_for_each_axis():
+    model = small_backbone(stride=(8, 4))
+    assert model.grid == (4, 7) and model.pos_embed.shape[1] == 28
+    assert model(images())[0].shape == (2, 16, 4, 7)
+    assert model(images(40, 35))[0].shape == (2, 16, 5, 8)
+    # Every second column of patches is a patch of stride 8, and so is its token before the layers.
+    whole = small_backbone()
+    embed = model.patch_embed
+    embed.load_state_dict(whole.patch_embed.state_dict())
+    x = images()
+    torch.testing.assert_close(embed(x)[..., ::2], whole.patch_embed(x))
+
+
+def test_a_pair_of_equal_strides_is_one_stride():
+    """In what a checkpoint notes, too: its switches are as before."""
+    pair, one = small_backbone(stride=(4, 4)), small_backbone(stride=4)
+    assert pair.patch_embed.stride == one.patch_embed.stride == 4
+    assert pair.state_dict()._metadata[''] == one.state_dict()._metadata['']
+    wide = small_backbone(stride=[4, 8])
+    assert wide.state_dict()._metadata['']['stride'] == (4, 8)
+    assert wrong_entry({'stride': [4, 8]}) is None
+    for wrong in ([4], [4, 8, 2], [4, 0], 'four', [4, True], 0):
+        assert wrong_entry({'stride': wrong}) == 'stride'
+
+
+def test_weights_of_another_pair_of_strides_are_told(tmp_path):
+    saved, model = small_backbone(stride=(8, 4)), small_backbone(stride=(4, 8))
+    torch.save(saved.state_dict(), tmp_path / 'weights.pth')
+    model.load_state_dict(torch.load(tmp_path / 'weights.pth'))
+    noted = saved.state_dict()._metadata['']
+    assert describe_differences(noted, model) == ['stride [8, 4], here [4, 8]']
+    assert model.pos_embed.shape[1] == 28  # resized from 4 x 7 to 7 x 4
+
+
+@pytest.mark.parametrize('stride', [8, 4, 5, 11, (4, 11)])
 @pytest.mark.parametrize('size', [(32, 48), (27, 37), (3, 8)])
 def test_patches_are_embedded_by_a_convolution(size, stride):
     embed = PatchEmbed(3, 16, 8, stride).double()
     x = torch.randn(2, 3, *size, dtype=torch.float64, requires_grad=True)
     leaves = (x, *embed.parameters())
-    bottom, right = (-(s - 8) % stride if s > 8 else 8 - s for s in size)
+    steps = stride if isinstance(stride, tuple) else (stride, stride)
+    bottom, right = (-(s - 8) % step if s > 8 else 8 - s for s, step in zip(size, steps))
     expected = F.conv2d(F.pad(x, (0, right, 0, bottom)), *embed.parameters(), stride)
     grad = torch.randn_like(expected)
     torch.testing.assert_close(embed(x), expected, rtol=1e-12, atol=1e-12)

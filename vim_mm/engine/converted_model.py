@@ -18,6 +18,7 @@ from vim_mm.config import config_path
 from vim_mm.engine.activation import activate
 from vim_mm.engine.cli import import_task_library
 from vim_mm.models import VisionMamba
+from vim_mm.models.arguments import parse_size
 
 _BY_CONFIG = 'name its config by --config'
 
@@ -66,8 +67,10 @@ def _backbone_arguments(conversion: Conversion) -> dict:
         grid = (math.isqrt(tokens - len(_class_tokens(conversion))),) * 2
     else:
         grid = (14, 14)
-    stride, patch_size = arguments['stride'], arguments['patch_size']
-    arguments['img_size'] = tuple((n - 1) * stride + patch_size for n in grid)
+    strides = parse_size('stride', arguments['stride'])
+    arguments['img_size'] = tuple(
+        (n - 1) * step + arguments['patch_size'] for n, step in zip(grid, strides)
+    )
     return arguments
 
 

@@ -1,10 +1,13 @@
 """PatchEmbed, the first layer of VisionMamba: an image becomes a map of patch embeddings."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from vim_mm.models.arguments import parse_size
 from vim_mm.models.paths import why_call_all, why_call_patches
 from vim_mm.ops.exported import are_open
 
@@ -18,27 +21,39 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 class PatchEmbed(nn.Module):
-    """Image (B, C, H, W), zero-padded at the right and bottom, to a map of patch embeddings."""
+    """Image (B, C, H, W), zero-padded at the right and bottom, to a map of patch embeddings.
 
-    def __init__(self, in_channels: int, embed_dims: int, patch_size: int, stride: int):
+    Patches are squares; ``stride``, their distance in pixels, is one number or (vertical,
+    horizontal).
+    """
+
+    def __init__(
+        self, in_channels: int, embed_dims: int, patch_size: int, stride: int | Sequence[int]
+    ):
         super().__init__()
         self.in_channels = in_channels
         self.patch_size = patch_size
-        self.stride = stride
-        self.proj = nn.Conv2d(in_channels, embed_dims, patch_size, stride)
+        self.strides = parse_size('stride', stride)
+        self.proj = nn.Conv2d(in_channels, embed_dims, patch_size, self.strides)
+
+    @property
+    def stride(self) -> int | tuple[int, int]:
+        """Distance of patches in pixels: one number where both axes have the same."""
+        vertical, horizontal = self.strides
+        return vertical if vertical == horizontal else (vertical, horizontal)
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
         """Number of patches that cover an image of (H, W) pixels, along each axis."""
         # Rounded up by floor division: torch.compile traces no ceil and no modulo of sizes. Of a
         # number that is not negative: ONNX divides integers towards zero.
         beyond = (max(s - self.patch_size, 0) for s in size)
-        return tuple((n + self.stride - 1) // self.stride + 1 for n in beyond)
+        return tuple((n + step - 1) // step + 1 for n, step in zip(beyond, self.strides))
 
     def forward(self, x: Tensor) -> Tensor:
         rows, columns = self.grid(x.shape[-2:])
         bottom, right = (
-            (n - 1) * self.stride + self.patch_size - s
-            for n, s in zip((rows, columns), x.shape[-2:])
+            (n - 1) * step + self.patch_size - s
+            for n, step, s in zip((rows, columns), self.strides, x.shape[-2:])
         )
         # F.pad copies the image even where it adds nothing.
         if are_open(bottom, right) or bottom or right:

@@ -76,12 +76,12 @@ def wrong_entry(note: Mapping) -> str | None:
     Returns:
         str | None: Its name; None where all that it has can be used.
     """
-    arch = note.get('arch', dict(embed_dims=1, num_layers=1))
+    arch, stride = note.get('arch', dict(embed_dims=1, num_layers=1)), note.get('stride', 1)
     sound = dict(
         arch=isinstance(arch, Mapping)
         and arch.keys() == {'embed_dims', 'num_layers'}
         and all(map(_is_size, arch.values())),
-        stride=_is_size(note.get('stride', 1)),
+        stride=_is_size(stride) or (_are_sizes(stride) and len(stride) == 2),
         rope_grid=_is_size(note.get('rope_grid', 1)),
         grid=_are_sizes(note.get('grid', (1, 1))) and len(note.get('grid', (1, 1))) == 2,
         out_indices=_are_sizes(note.get('out_indices', ()), 0),

@@ -174,7 +174,8 @@ class VisionMamba(nn.Module):
             square. Other sizes have it resized at every forward.
         patch_size (int): Side of a patch in pixels. Images are padded at the right and bottom
             until patches cover them.
-        stride (int, optional): Distance of patches in pixels; None is ``patch_size``.
+        stride (int | tuple, optional): Distance of patches in pixels, one number or (vertical,
+            horizontal); None is ``patch_size``.
         in_channels (int): Channels of the image.
         out_indices (int | Sequence[int]): Layers whose output is returned, in ascending order;
             negative ones count from the end. Layers after the last one are not made.
@@ -214,7 +215,7 @@ class VisionMamba(nn.Module):
         arch: str | dict = 'tiny',
         img_size: int | tuple[int, int] = 224,
         patch_size: int = 16,
-        stride: int | None = None,
+        stride: int | tuple[int, int] | None = None,
         in_channels: int = 3,
         out_indices: int | Sequence[int] = -1,
         out_type: str = 'featmap',
@@ -241,8 +242,7 @@ class VisionMamba(nn.Module):
         if out_type == 'cls_token' and cls_token == 'none':
             raise ValueError("out_type 'cls_token' needs a cls_token, got cls_token 'none'")
         stride = patch_size if stride is None else stride
-        check_counts(patch_size=patch_size, stride=stride, in_channels=in_channels)
-        check_counts(rope_grid=rope_grid)
+        check_counts(patch_size=patch_size, in_channels=in_channels, rope_grid=rope_grid)
         check_bools(if_abs_pos_embed=if_abs_pos_embed, if_rope=if_rope, with_cp=with_cp)
         check_bools(residual_in_fp32=residual_in_fp32, if_rope_residual=if_rope_residual)
         check_rate('drop_path_rate', drop_path_rate)

@@ -7,7 +7,7 @@ import torch
 from timm.layers import resample_patch_embed, trunc_normal_
 from torch import Tensor, nn
 
-from vim_mm.models.arguments import check_choice, check_int, check_rate, parse_size
+from vim_mm.models.arguments import check_choice, check_counts, check_int, check_rate, parse_size
 from vim_mm.models.tokens import split_cls
 from vim_mm.models.vision_mamba import PatchEmbed, VisionMamba
 
@@ -61,6 +61,8 @@ class VisionMambaClassifier(VisionMamba):
         drop_path_rate: float = 0.0,
         **kwargs: Any,
     ):
+        if stride is not None:  # timm's reduction of a feature is one number
+            check_counts(stride=stride)
         super().__init__(
             arch=dict(embed_dims=embed_dim, num_layers=depth),
             img_size=img_size,
