@@ -38,6 +38,7 @@ STUDY_CONFIGS = sorted(path.relative_to(STUDY).as_posix() for path in STUDY.glob
 TOP_LEVEL = {
     *('model', 'data_root', 'optim_wrapper', 'param_scheduler', 'auto_scale_lr', 'custom_imports'),
     *('train_dataloader', 'val_dataloader', 'test_dataloader', 'val_evaluator', 'test_evaluator'),
+    'test_pipeline',
     *('train_cfg', 'val_cfg', 'test_cfg', 'default_hooks', 'env_cfg', 'log_processor', 'log_level'),
     *('randomness', 'load_from', 'resume', 'default_scope', 'visualizer'),
 }

@@ -25,6 +25,7 @@ from vim_mm.engine.checks.channels import check_channels
 from vim_mm.engine.checks.data import check_data_root, check_outputs_of
 from vim_mm.engine.checks.misspelled import check_checkpoint, check_misspelled, similar_file
 from vim_mm.engine.checks.settings import check_settings
+from vim_mm.engine.reader import follow_test_data
 from vim_mm.mistakes import sentence
 from vim_mm.outputs import written_by
 
@@ -96,6 +97,7 @@ def read_config(args: Namespace, import_library: bool = True) -> Config:
         import_task_library(cfg)
         check_misspelled(cfg)
         check_settings(cfg)
+        follow_test_data(cfg)
         check_checkpoint(getattr(args, 'checkpoint', None))
         check_outputs_of(cfg, written_by(args))
     return cfg

@@ -1,11 +1,14 @@
 """What tools read of a config's test data: the data set, its transforms, classes and images."""
 
+import copy
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from mmengine.config import Config
 from mmengine.dataset import Compose
+from mmengine.logging import print_log
 from mmengine.registry import DATASETS, init_default_scope
 
 from vim_mm.config import dataset_options, type_name
@@ -32,6 +35,35 @@ def prediction_pipeline(cfg: Config) -> Compose:
     init_default_scope(cfg.default_scope)
     transforms = leaf_dataset(cfg).get('pipeline') or cfg.get('test_pipeline') or []
     return Compose([t for t in transforms if 'Annotation' not in type_name(t)])
+
+
+def follow_test_data(cfg: Config) -> None:
+    """Let ``test_pipeline``, which other people's functions read, be that of the test data.
+
+    ``mmseg.apis.inference_model`` reads it. A config that changes the transforms of its data set
+    inherits it from its base, with other transforms. So the config that a run writes is right, and
+    a line says what to change in the file.
+    """
+    own = next((options for _, options in dataset_options(cfg, 'test')), {}).get('pipeline')
+    if 'test_pipeline' in cfg and own and not same_transforms(cfg.test_pipeline, own):
+        cfg.test_pipeline = copy.deepcopy(own)
+        print_log(
+            f'{cfg.filename}: test_pipeline is not the pipeline of test_dataloader.dataset, which '
+            'is taken here; mmseg.apis.inference_model would read test_pipeline.',
+            'current',
+            logging.WARNING,
+        )
+
+
+def same_transforms(first: Sequence, second: Sequence) -> bool:
+    """Whether two pipelines of a config are equal but for the scopes that MMEngine marks."""
+
+    def plain(value):
+        if isinstance(value, Mapping):
+            return {key: plain(item) for key, item in value.items() if key != '_scope_'}
+        return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+    return plain(first) == plain(second)
 
 
 def class_meta(cfg: Config, checkpoint: Mapping | None = None) -> dict[str, Any]:

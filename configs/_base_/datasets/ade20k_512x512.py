@@ -20,6 +20,13 @@ train_dataloader = dict(
         ],
     ),
 )
+test_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(type='Resize', scale=(2048, 512), keep_ratio=True),
+    # After Resize: predictions are compared at the size of the original image.
+    dict(type='LoadAnnotations'),
+    dict(type='PackSegInputs'),
+]
 val_dataloader = dict(
     batch_size=1,
     num_workers=4,
@@ -28,13 +35,7 @@ val_dataloader = dict(
         type='ADE20KDataset',
         data_root=data_root,
         data_prefix=dict(img_path='images/validation', seg_map_path='annotations/validation'),
-        pipeline=[
-            dict(type='LoadImageFromFile'),
-            dict(type='Resize', scale=(2048, 512), keep_ratio=True),
-            # After Resize: predictions are compared at the size of the original image.
-            dict(type='LoadAnnotations'),
-            dict(type='PackSegInputs'),
-        ],
+        pipeline=test_pipeline,
     ),
 )
 test_dataloader = val_dataloader

@@ -16,6 +16,10 @@ train_dataloader = dict(
         ],
     ),
 )
+test_pipeline = [
+    dict(type='Resize', scale=224, interpolation='bicubic'),
+    dict(type='PackInputs'),
+]
 val_dataloader = dict(
     batch_size=128,
     num_workers=8,
@@ -24,10 +28,7 @@ val_dataloader = dict(
         type='CIFAR100',
         data_root=data_root,
         split='test',
-        pipeline=[
-            dict(type='Resize', scale=224, interpolation='bicubic'),
-            dict(type='PackInputs'),
-        ],
+        pipeline=test_pipeline,
     ),
 )
 test_dataloader = val_dataloader

@@ -28,6 +28,15 @@ train_dataloader = dict(
         ],
     ),
 )
+test_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(type='Resize', scale=(1024, 1024), keep_ratio=True),
+    dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
+    dict(
+        type='PackDetInputs',
+        meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'),
+    ),
+]
 val_dataloader = dict(
     batch_size=1,
     num_workers=4,
@@ -38,15 +47,7 @@ val_dataloader = dict(
         ann_file='annotations/instances_val2017.json',
         data_prefix=dict(img='val2017'),
         test_mode=True,
-        pipeline=[
-            dict(type='LoadImageFromFile'),
-            dict(type='Resize', scale=(1024, 1024), keep_ratio=True),
-            dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
-            dict(
-                type='PackDetInputs',
-                meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'),
-            ),
-        ],
+        pipeline=test_pipeline,
     ),
 )
 test_dataloader = val_dataloader

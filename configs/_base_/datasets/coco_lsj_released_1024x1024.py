@@ -28,17 +28,18 @@ train_dataloader = dict(
         ],
     ),
 )
+test_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(type='Resize', scale=(1024, 1024), keep_ratio=True, backend='pillow'),
+    dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
+    dict(
+        type='PackDetInputs',
+        meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'),
+    ),
+]
 val_dataloader = dict(
     dataset=dict(
-        pipeline=[
-            dict(type='LoadImageFromFile'),
-            dict(type='Resize', scale=(1024, 1024), keep_ratio=True, backend='pillow'),
-            dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
-            dict(
-                type='PackDetInputs',
-                meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'),
-            ),
-        ],
+        pipeline=test_pipeline,
     ),
 )
 test_dataloader = val_dataloader

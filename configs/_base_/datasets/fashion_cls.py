@@ -32,6 +32,12 @@ train_dataloader = dict(
         ],
     ),
 )
+test_pipeline = [
+    dict(type='LoadImageFromFile'),
+    # What infer.py draws over may have any size; the data set's pictures stay as they are.
+    dict(type='Resize', scale=28),
+    dict(type='PackInputs'),
+]
 val_dataloader = dict(
     batch_size=250,
     num_workers=1,
@@ -41,12 +47,7 @@ val_dataloader = dict(
         data_root=data_root,
         data_prefix='test',
         metainfo=metainfo,
-        pipeline=[
-            dict(type='LoadImageFromFile'),
-            # What infer.py draws over may have any size; the data set's pictures stay as they are.
-            dict(type='Resize', scale=28),
-            dict(type='PackInputs'),
-        ],
+        pipeline=test_pipeline,
     ),
 )
 test_dataloader = val_dataloader

@@ -29,20 +29,21 @@ train_dataloader = dict(
         ],
     ),
 )
+test_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(type='Resize', scale=(64, 64), keep_ratio=True),
+    dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
+    dict(
+        type='PackDetInputs',
+        meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'),
+    ),
+]
 val_dataloader = dict(
     num_workers=1,
     dataset=dict(
         data_root=data_root,
         metainfo=metainfo,
-        pipeline=[
-            dict(type='LoadImageFromFile'),
-            dict(type='Resize', scale=(64, 64), keep_ratio=True),
-            dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
-            dict(
-                type='PackDetInputs',
-                meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'),
-            ),
-        ],
+        pipeline=test_pipeline,
     ),
 )
 test_dataloader = val_dataloader

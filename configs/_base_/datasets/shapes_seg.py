@@ -33,6 +33,12 @@ train_dataloader = dict(
         ],
     ),
 )
+test_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(type='Resize', scale=(64, 64), keep_ratio=True),
+    dict(type='LoadAnnotations'),
+    dict(type='PackSegInputs'),
+]
 val_dataloader = dict(
     num_workers=1,
     dataset=dict(
@@ -40,12 +46,7 @@ val_dataloader = dict(
         data_root=data_root,
         metainfo=metainfo,
         reduce_zero_label=True,
-        pipeline=[
-            dict(type='LoadImageFromFile'),
-            dict(type='Resize', scale=(64, 64), keep_ratio=True),
-            dict(type='LoadAnnotations'),
-            dict(type='PackSegInputs'),
-        ],
+        pipeline=test_pipeline,
     ),
 )
 test_dataloader = val_dataloader

@@ -35,20 +35,21 @@ train_dataloader = dict(
         ],
     ),
 )
+test_pipeline = [
+    dict(type='LoadImageFromFile'),
+    # Scales by 1: the metric asks for the factor that only Resize notes.
+    dict(type='Resize', scale_factor=1.0, keep_ratio=True),
+    dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
+    dict(
+        type='PackDetInputs',
+        meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'),
+    ),
+]
 val_dataloader = dict(
     dataset=dict(
         data_root=data_root,
         metainfo=metainfo,
-        pipeline=[
-            dict(type='LoadImageFromFile'),
-            # Scales by 1: the metric asks for the factor that only Resize notes.
-            dict(type='Resize', scale_factor=1.0, keep_ratio=True),
-            dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
-            dict(
-                type='PackDetInputs',
-                meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'),
-            ),
-        ],
+        pipeline=test_pipeline,
     ),
 )
 test_dataloader = val_dataloader

@@ -37,15 +37,16 @@ train_dataloader = dict(
         ],
     ),
 )
+test_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(type='LoadAnnotations'),
+    dict(type='PackSegInputs'),
+]
 val_dataloader = dict(
     dataset=dict(
         data_root=data_root,
         metainfo=metainfo,
-        pipeline=[
-            dict(type='LoadImageFromFile'),
-            dict(type='LoadAnnotations'),
-            dict(type='PackSegInputs'),
-        ],
+        pipeline=test_pipeline,
     ),
 )
 test_dataloader = val_dataloader
