@@ -65,10 +65,10 @@ WORKERS ?= 2
 # Long files come first (tests/conftest.py); xdist would begin with those of the most tests.
 PYTEST = $(IN_VENV) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: install-det $(STAMPS)/tests ## Run the suite, or a part of it (PYTEST_ARGS="-k scan")
+test: install-det $(STAMPS)/tests ## Run what a user's results depend on, or a part of it (PYTEST_ARGS="-k scan")
 	$(PYTEST) -m 'not slowest' $(PYTEST_ARGS)
 
-test-all: install-det $(STAMPS)/tests ## The same with the tests that take minutes each
+test-all: install-det $(STAMPS)/tests ## The same with emulated CUDA, wheels, Triton for HIP, fuzzing and benchmarks
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-fast: install-det $(STAMPS)/tests ## Run the tests of seconds, which touch every module

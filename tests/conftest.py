@@ -1,5 +1,6 @@
 """Fixtures of the whole suite."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folder = Path(__file__).parent
     place = {folder / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
+    for item in items:
+        if item.get_closest_marker('slowest'):
+            item.add_marker('slow')
 
 
 leave_configs_as_they_are()
+
+
+@pytest.fixture(scope='module', autouse=True)
+def nothing_old_is_garbage():
+    """What is there before a file's tests stays, and no collection of garbage looks through it.
+
+    MMEngine's data sets ask for one whenever they are built, and among all that a suite has
+    imported it would take a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

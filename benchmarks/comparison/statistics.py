@@ -3,6 +3,7 @@
 Differences are d = a - b of the same seed, in points. SciPy has the same tests; here they are a few
 lines of NumPy, and ``tests/benchmarks/comparison/test_statistics.py`` holds them to SciPy's. Its
 permutation test takes ten times as long, and takes means that rounding parts for different ones.
+Its bootstrap draws other samples by the same seed, and the study's intervals are of these.
 """
 
 from collections.abc import Sequence

@@ -164,7 +164,9 @@ def steady_times(function: Callable[[], object], calls: int, rounds: int = 3) ->
 def device_times(prepare: Callable[[], Callable[[], object]], trials: int) -> list[float]:
     """Seconds of a call on the GPU, without the host's share: several inside a CUDA graph.
 
-    One follows the other, as fast as they let each other begin.
+    One follows the other, as fast as they let each other begin. ``do_bench_cudagraph`` of
+    ``triton.testing`` does the same for forward passes alone, because it captures on a stream of
+    its own; ``torch.utils.benchmark`` times the host as well.
 
     Args:
         prepare: Returns what to call. It runs on the stream that is captured, because autograd

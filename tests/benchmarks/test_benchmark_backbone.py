@@ -25,7 +25,7 @@ def run(tool, monkeypatch, *arguments):
     tool['main'](tool['parse_args']())
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_tables_hold_what_the_file_holds(tool, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run(
@@ -151,7 +151,7 @@ def test_an_interrupted_run_keeps_what_it_has(tool, tmp_path, monkeypatch, capsy
     assert picture.exists() and '32 x 32, batch 1' in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_unknown_sizes_are_errors(tmp_path):
     printed = run_tool(
         'benchmarks/benchmark_backbone.py', '--images', '224', cwd=tmp_path, fails=True

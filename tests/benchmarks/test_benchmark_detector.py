@@ -35,7 +35,7 @@ def test_the_report():
     assert lines[-1].split() == ['fast', 'longest', '1.250', 'ms', 'a_kernel<int>']
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_a_step_of_each_form_on_a_cpu():
     pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
     tool = SimpleNamespace(**load('benchmarks/benchmark_detector.py'))

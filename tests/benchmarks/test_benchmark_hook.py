@@ -43,7 +43,7 @@ def test_an_unknown_hook_is_named(tool):
         switch.before_train(SimpleNamespace(hooks=[Counted()]))
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_a_training_gives_pairs_of_blocks(configs, data_root, tmp_path):  # noqa: F811
     table = run_tool(
         'benchmarks/benchmark_hook.py', configs['seg'], 'NonFiniteLossHook',

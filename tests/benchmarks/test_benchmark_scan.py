@@ -20,7 +20,7 @@ def table_under(title, text):
     return dict(zip(cells[0], zip(*cells[2:], strict=True), strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_tables_hold_what_the_file_holds(tmp_path):
     printed = run_tool(
         'benchmarks/benchmark_scan.py', *TINY, '--backends', 'kernel', 'reference',
@@ -47,7 +47,7 @@ def test_tables_hold_what_the_file_holds(tmp_path):
     assert memory['zoh reference'] > memory['zoh'] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_named_shapes_and_cost_over_the_length(tmp_path):
     printed = run_tool(
         'benchmarks/benchmark_scan.py', '--shapes', 'L1024', 't1024', '--dstate', 1, '--methods',

@@ -21,7 +21,7 @@ def tool():
     return load('benchmarks/benchmark_training.py')
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_an_iteration_is_data_and_host(tmp_path):
     printed = run_tool(
         'benchmarks/benchmark_training.py', config_path('seg/upernet_vim_shapes.py'), '--iters', 6,

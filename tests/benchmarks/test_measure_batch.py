@@ -44,7 +44,7 @@ def test_a_rate_is_that_of_warm_steps():
     assert not [*pauses]
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_the_tool_on_a_cpu(tmp_path):
     printed = run_tool(
         'benchmarks/measure_batch.py', config_path('seg/upernet_vim_shapes.py'), '--device', 'cpu',

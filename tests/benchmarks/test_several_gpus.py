@@ -12,7 +12,7 @@ from tests.tools.test_tools import iterations
 
 pytestmark = [
     pytest.mark.cuda,
-    pytest.mark.slow,
+    pytest.mark.slowest,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason='needs two CUDA devices'),
 ]
 BOTH = {'CUDA_VISIBLE_DEVICES': '0,1'}

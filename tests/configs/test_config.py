@@ -217,12 +217,6 @@ def test_an_option_that_lies_deeper_is_found_there():
             merge_options(cfg, {option: 'b'})
 
 
-@pytest.mark.parametrize('name', config_names())
-def test_shipped_configs_misspell_no_name(name):
-    activate()  # bases of mmdet, in any distribution
-    check_names(Config.fromfile(config_path(name)))
-
-
 # The last are of mmseg, mmdet and mmpretrain: 2600 configs, none of which is refused.
 NOTES = (
     *('backbone_norm_cfg', 'base_lr', 'crop_size', 'custom_keys', 'data_root2', 'dataset_type'),

@@ -385,8 +385,9 @@ def test_a_run_alone_has_told_its_failure_to_the_terminal(tmp_path, tool):
     assert describe(run, 'failed', 2) == 'failed: of another start: CUDA out of memory \ufffd'
 
 
-def test_a_table_that_cannot_be_made_is_said_once(tmp_path, tool, capfd):
+def test_a_table_that_cannot_be_made_is_said_once(tmp_path, tool, capfd, monkeypatch):
     """By the tool that makes it; its command and its exit code tell the user nothing."""
+    monkeypatch.setattr('sys.executable', forked_python())
     report = tool['report']
     run = SimpleNamespace(folder=tmp_path, status=lambda: 'finished')
     assert report([run], seeds=False) == 1

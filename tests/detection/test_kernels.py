@@ -18,6 +18,7 @@ KINDS = dict(
 )  # fmt: skip
 
 
+@pytest.mark.slow  # in the interpreter
 def test_they_keep_what_mmcv_keeps():
     pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
     run_pytest('tests/detection/interpreted.py', TRITON_INTERPRET='1')

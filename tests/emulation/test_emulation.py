@@ -78,7 +78,7 @@ FLAGS = [
 UNWRITTEN = '-ftrivial-auto-var-init=pattern'
 
 pytestmark = [
-    pytest.mark.slow,  # compiles the kernels anew, for minutes
+    pytest.mark.slowest,  # compiles the kernels anew, for minutes
     pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
     pytest.mark.skipif(
         not HEADERS,

@@ -178,7 +178,6 @@ def sanitized(tmp_path_factory):
     }
 
 
-@pytest.mark.slow
 @pytest.mark.slowest
 @pytest.mark.parametrize('capability', ['portable', 'avx2', 'avx512'])
 def test_random_calls_under_sanitizers(sanitized, capability):

@@ -39,6 +39,7 @@ def test_the_oldest_release(monkeypatch, release, reason):
     assert triton._missing() == reason
 
 
+@pytest.mark.slow  # imports PyTorch anew
 def test_importing_the_package_needs_no_triton():
     """PyTorch may import it; not everyone has it."""
     code = "import sys; sys.modules['triton'] = None; import vim_mm.ops.triton"

@@ -17,7 +17,11 @@ from vim_mm.ops.triton.scan import backward_tile, forward_tile  # noqa: E402
 from vim_mm.ops.triton.scan_backward_kernels import scan_backward_kernel  # noqa: E402
 
 TARGETS = {'cuda': GPUTarget('cuda', 90, 32), 'hip': GPUTarget('hip', 'gfx942', 64)}
-each_target = pytest.mark.parametrize('target', TARGETS)
+# Compilation for HIP takes ten times as long.
+MARKS = {'cuda': (), 'hip': pytest.mark.slowest}
+each_target = pytest.mark.parametrize(
+    'target', [pytest.param(target, marks=marks) for target, marks in MARKS.items()]
+)
 TIMED = ('u', 'delta', 'B', 'C', 'z', 'out', 'grad_out', 'grad_u', 'grad_delta', 'grad_z')
 
 
@@ -77,7 +81,7 @@ def test_a_method_compiles(target):
 
 
 # A method sees float32, whatever is loaded. So two meet the other dtypes, one of them not causal.
-# Compilation for HIP takes ten times as long: there each of the two meets one of these dtypes.
+# For HIP each of the two meets one of these dtypes.
 EVERY_METHOD = [(method, 'bf16') for method in METHODS]
 OTHER_DTYPES = {
     'cuda': [*itertools.product(('foh', 'poly'), ('fp32', 'fp16'))],
@@ -89,7 +93,7 @@ OTHER_DTYPES = {
 @pytest.mark.parametrize(
     ('target', 'method', 'dtype'),
     [
-        (target, *case)
+        pytest.param(target, *case, marks=MARKS[target])
         for target, others in OTHER_DTYPES.items()
         for case in (*EVERY_METHOD, *others)
     ],

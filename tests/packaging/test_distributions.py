@@ -15,7 +15,7 @@ import vim_mm
 from tests.scripts import load
 
 # Builds the sdist and the wheel, with its kernels.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slowest
 
 ROOT = Path(__file__).parents[2]
 NOT_SOURCES = (

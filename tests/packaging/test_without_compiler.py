@@ -95,7 +95,7 @@ def wheel(sdist, tmp_path_factory):  # noqa: F811
     return built
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_the_wheel_is_python_alone_and_scans(wheel, in_fresh_process):  # noqa: F811
     assert wheel.name.endswith('-py3-none-any.whl')
     with zipfile.ZipFile(wheel) as file:
@@ -106,7 +106,7 @@ def test_the_wheel_is_python_alone_and_scans(wheel, in_fresh_process):  # noqa: 
     assert printed.split() == ['torch']
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 @pytest.mark.parametrize('variable', ['VIM_MM_BUILD', 'VIM_MM_BUILD_CUDA'])
 def test_a_build_that_is_demanded_fails(sdist, tmp_path, variable):  # noqa: F811
     done = build(sdist, tmp_path, **{variable: '1'})

@@ -48,7 +48,8 @@ from vim_mm.whole_file import whole_file
 class SameBuffersHook(Hook):
     """Validates all processes with the buffers that a checkpoint would hold: those of process 0.
 
-    Without SyncBN each process has running statistics of its own.
+    Without SyncBN each process has running statistics of its own. MMEngine's SyncBuffersHook takes
+    their mean at each validation, so that a checkpoint would depend on when the last one was.
     """
 
     def before_val(self, runner: Runner) -> None:

@@ -1,4 +1,8 @@
-"""Where frames come from: a video file, a folder of pictures, or a camera."""
+"""Where frames come from: a video file, a folder of pictures, or a camera.
+
+OpenCV reads them, which MMCV brings along. It decodes into memory that is there, and it opens
+cameras. PyAV or torchcodec would be a further requirement, and torchcodec opens no camera.
+"""
 
 import re
 from collections.abc import Callable, Iterator

@@ -138,7 +138,7 @@ def test_errors_are_relative_differences(drawn):
     assert found == pytest.approx(error('zoh', steps[5]) / amplitude, rel=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_all_pictures_are_drawn(tmp_path):
     load('analysis/verify_discretization.py')['draw'](tmp_path / 'pictures')
     names = {path.stem for path in (tmp_path / 'pictures').iterdir()}

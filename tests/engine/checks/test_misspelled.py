@@ -77,6 +77,7 @@ def test_layer_decay_of_another_backbone(configs):  # noqa: F811
 
 @pytest.mark.parametrize('task', ['seg', 'det', 'cls'])
 def test_shipped_configs_have_no_such_name(task):
+    """Neither at the top, nor as an argument."""
     pytest.importorskip('mmcv.ops' if task == 'det' else 'mmpretrain' if task == 'cls' else 'mmseg')
     names = [name for name in config_names() if name.startswith(f'{task}/')]
     assert names

@@ -131,7 +131,12 @@ def _shown(classes) -> str:
 
 @HOOKS.register_module()
 class ClassesHook(Hook):
-    """Calls :func:`check_classes` and :func:`check_class_names` before anything is computed."""
+    """Calls :func:`check_classes` and :func:`check_class_names` before anything is computed.
+
+    MMDetection's NumClassCheckHook and MMPretrain's ClassNumCheckHook compare numbers alone, by
+    assertions: the former in the first epoch, before each validation and never in a test, and both
+    refuse class-agnostic masks and RPNs of other names. MMSegmentation has none.
+    """
 
     priority = 'VERY_HIGH'
 

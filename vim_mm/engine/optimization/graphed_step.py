@@ -197,6 +197,10 @@ class GraphedStep:
     moved, frozen or replaced, all is recorded anew. Several processes take a step by graphs only if
     each of them can, because NCCL demands it of exchanges inside of a graph, such as SyncBN's.
 
+    ``torch.cuda.make_graphed_callables`` makes two graphs of a module, forward and backward, for
+    one shape, of tensors alone: samples, losses that are logged and a change of shape it cannot
+    take, nor a module with hooks.
+
     Args:
         model (BaseModel | FlatDataParallel): On its GPU, with the ``train_step`` of ``BaseModel``.
         compiled (bool): Whether its first step of a shape compiles it, which the log will say.

@@ -132,6 +132,9 @@ class NonFiniteLossHook(Hook):
     Under FSDP the processes tell each other in every iteration whether their losses are finite,
     because they can only replay one together.
 
+    MMDetection's CheckInvalidLossHook asserts that every 50th loss is finite: by then the weights
+    are spoilt, nobody knows by what, and a loss scaler's skipped step ends the training.
+
     Steps that a loss scaler skips do not count (AmpOptimWrapper), unless its scale is at 1 or
     below: then it is not the scale that is too large.
 
