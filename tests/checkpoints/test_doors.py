@@ -141,9 +141,11 @@ def timm_checkpoint(path: Path, work_dir: Path) -> None:
     timm_model(pretrained=False, checkpoint_path=str(path))
 
 
+# Those that train read by mmengine_function, too, each bomb in a run of its own.
+TRAINING = [start, resume, resume_by_pointer, evaluate, convert, pretrained]
 DOORS = [
-    *(start, resume, resume_by_pointer, evaluate, predict, convert),
-    *(pretrained, pretrained_part, pretrained_of_another_module),
+    *(pytest.param(door, marks=pytest.mark.slow) for door in TRAINING),
+    *(predict, pretrained_part, pretrained_of_another_module),
     *(mmengine_function, mmengine_prefix, evaluate_as_inferencers),
     *(timm_overlay, timm_cfg, timm_folder, timm_checkpoint),
 ]

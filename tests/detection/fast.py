@@ -1,6 +1,7 @@
 """Small detectors and batches, and the losses of MMDetection at the samples of a fast detector."""
 
 import copy
+import functools
 from contextlib import ExitStack
 from unittest.mock import patch
 
@@ -46,6 +47,12 @@ class ToyPyramid(nn.Module):
         return tuple(levels)
 
 
+@functools.cache
+def shipped(kind: str) -> ConfigDict:
+    """The model of a config, read once."""
+    return Config.fromfile(config_path(CONFIGS[kind])).model
+
+
 def config(kind: str, **changes) -> ConfigDict:
     """Of a detector that is shipped, made small.
 
@@ -55,7 +62,7 @@ def config(kind: str, **changes) -> ConfigDict:
     """
     register_all_modules(init_default_scope=True)
     activate()
-    model = Config.fromfile(config_path(CONFIGS[kind])).model
+    model = copy.deepcopy(shipped(kind))
     if model.type == 'FastDetector':
         model.type = model.pop('of')
     model.data_preprocessor = dict(

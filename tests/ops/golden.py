@@ -10,7 +10,7 @@ from vim_mm.ops.discretization import METHODS
 
 FOLDER = Path(__file__).parents[1] / 'golden'
 SITUATIONS = ('bnl', 'bnl_reverse', 'const', 'grouped', 'complex', 'stiff')
-# Of every method in the table rather than globbed: a missing vector is an error, not one test fewer.
+# Of every method in the table rather than globbed: what is missing is an error, not one test fewer.
 CASES = {
     f'{method}_{situation}': (method, situation) for method in METHODS for situation in SITUATIONS
 }

@@ -85,6 +85,9 @@ class VimRunner(Runner):
     - ``randomness=dict(deterministic=True)`` sets what cuBLAS needs for it in the environment, and
       lets metrics count, see :meth:`build_evaluator`.
     - ``launcher`` is 'none', 'pytorch' or 'slurm'; MMEngine's 'mpi' is not supported.
+
+    They are hooks where MMEngine calls one. What is overridden below it asks no hook for: what it
+    builds, in which environment, by what it loads, and what becomes of an error.
     """
 
     batch: Batch | None = None
