@@ -211,6 +211,7 @@ print(time.time())
 """
 
 
+@pytest.mark.slow  # imports everything anew
 def test_the_workers_of_loaders_end_at_once():
     """PyTorch's destructor would wait for each of them: five seconds, and here a minute."""
     environment = torchrun_environment(0, 1, free_port())

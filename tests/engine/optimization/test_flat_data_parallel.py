@@ -21,6 +21,7 @@ from vim_mm.engine.processes import init_process_group
 from vim_mm.engine.watching.observed import RecordHook
 
 FLAT = dict(type='FlatDataParallel')
+slow = pytest.mark.slow
 
 
 class Trained(Net):
@@ -48,7 +49,10 @@ def _work(rank, folder, case):
 
 
 @needs_forks
-@pytest.mark.parametrize('case', ['float32', 'clipped', 'accumulated', 'averaged'])
+@pytest.mark.parametrize(
+    'case',
+    ['float32', 'accumulated', *(pytest.param(c, marks=slow) for c in ('clipped', 'averaged'))],
+)
 def test_two_processes_end_in_the_same_bits(case, tmp_path, monkeypatch):
     """As with hooks in the backward pass; sums of two numbers have no order."""
     emulate_training_graphs(monkeypatch)

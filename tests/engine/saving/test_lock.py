@@ -13,11 +13,12 @@ from tests.engine.toy import Mean, make_runner
 from vim_mm.engine.saving import lock
 from vim_mm.engine.saving.lock import VARIABLE, FolderLock, FolderTakenError, locked, take
 
-HOLD = """
-import sys, time
+# The file alone: all that the package imports would take seconds.
+HOLD = f"""
+import runpy, sys, time, types
 from pathlib import Path
-from vim_mm.engine.saving.lock import FolderLock
-lock = FolderLock(Path(sys.argv[1]))
+sys.modules['mmengine.logging'] = types.SimpleNamespace(print_log=print)
+lock = runpy.run_path({lock.__file__!r})['FolderLock'](Path(sys.argv[1]))
 print(lock.variables['VIM_MM_FOLDER_LOCK'], flush=True)
 time.sleep(100)
 """
