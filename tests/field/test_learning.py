@@ -25,6 +25,11 @@ def schedule(**options):
     return f'param_scheduler = [{options!r}]\n'
 
 
+def also_slow(*cases):
+    """Further cases of what fast ones train already."""
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
 @pytest.mark.parametrize('channels', ['num_classes=1', 'num_classes=2, out_channels=1'])
 def test_a_softmax_of_one_channel(channels, folder):
     each_label(folder / 'data', lambda labels: (labels > 0).astype(np.uint8))
@@ -134,10 +139,12 @@ def test_a_schedule_by_epochs_without_epochs(folder):
     ('options', 'line'),
     [
         (dict(type='MultiStepLR', milestones=[1, 2], by_epoch=False), 'at its end after 2 of 4'),
-        (dict(type='CosineAnnealingLR', T_max=2, by_epoch=False), 'at its end after 2 of 4'),
         (dict(type='MultiStepLR', milestones=[300]), 'first changes lr after 300 epochs'),
-        (dict(type='LinearLR', start_factor=0.1, end=1500), 'ends after 1500 epochs'),
-        (dict(type='StepLR', step_size=1000), 'first changes lr after 1000 epochs'),
+        *also_slow(
+            (dict(type='CosineAnnealingLR', T_max=2, by_epoch=False), 'at its end after 2 of 4'),
+            (dict(type='LinearLR', start_factor=0.1, end=1500), 'ends after 1500 epochs'),
+            (dict(type='StepLR', step_size=1000), 'first changes lr after 1000 epochs'),
+        ),
     ],
 )
 def test_a_schedule_in_another_unit(options, line, folder):
@@ -149,9 +156,11 @@ def test_a_schedule_in_another_unit(options, line, folder):
     'options',
     [
         dict(type='PolyLR', by_epoch=False),
-        dict(type='CosineAnnealingLR', T_max=2),
-        dict(type='MultiStepLR', milestones=[1]),
-        dict(type='LinearLR', start_factor=0.1, end=1, convert_to_iter_based=True),
+        *also_slow(
+            [dict(type='CosineAnnealingLR', T_max=2)],
+            [dict(type='MultiStepLR', milestones=[1])],
+            [dict(type='LinearLR', start_factor=0.1, end=1, convert_to_iter_based=True)],
+        ),
     ],
 )
 def test_a_schedule_in_its_unit(options, folder):
@@ -165,15 +174,17 @@ def test_a_schedule_in_its_unit(options, folder):
     ('rest', 'line'),
     [
         ('train_cfg.update(val_interval=1)', r'val_interval=1 counts iterations'),
-        (BY_EPOCH + 'train_cfg.update(val_interval=500)', r'val_interval=500 counts epochs'),
-        (
-            'train_cfg.update(val_begin=500)',
-            r'val_begin=500 lies behind the end of the training, 3',
-        ),
         ('default_hooks = dict(checkpoint=dict(by_epoch=True))', r'checkpoint counts epochs'),
-        (
-            BY_EPOCH + 'default_hooks = dict(checkpoint=dict(interval=50))',
-            r'interval=50 counts iter',
+        *also_slow(
+            (BY_EPOCH + 'train_cfg.update(val_interval=500)', r'val_interval=500 counts epochs'),
+            (
+                'train_cfg.update(val_begin=500)',
+                r'val_begin=500 lies behind the end of the training, 3',
+            ),
+            (
+                BY_EPOCH + 'default_hooks = dict(checkpoint=dict(interval=50))',
+                r'interval=50 counts iter',
+            ),
         ),
     ],
 )

@@ -6,6 +6,8 @@ import torch._dynamo
 
 from tests.models.small import small_backbone
 
+pytestmark = pytest.mark.slow
+
 
 def graphs_after_each(model, sizes, dynamic):
     """How many graphs there are after each size, of which each gives what the model gives."""
@@ -31,13 +33,12 @@ def graphs_after_each(model, sizes, dynamic):
     return graphs
 
 
-@pytest.mark.parametrize('bimamba_type', [pytest.param('v1', marks=pytest.mark.slow), 'v2'])
+@pytest.mark.parametrize('bimamba_type', ['v1', 'v2'])
 def test_static_size(bimamba_type):
     model = small_backbone(bimamba_type=bimamba_type, cls_token='middle', if_rope=True)
     assert graphs_after_each(model, [(40, 24)], dynamic=False) == [1]
 
 
-@pytest.mark.slow
 def test_dynamic_sizes_share_a_graph():
     """One for images that patches cover, one for those to be padded."""
     model = small_backbone(arch=dict(embed_dims=16, num_layers=1), out_feature='norm')
