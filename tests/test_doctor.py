@@ -133,6 +133,7 @@ def test_small_shared_memory(monkeypatch):
     assert '--shm-size' in line.advice
 
 
+@pytest.mark.slow  # imports PyTorch anew
 def test_a_reader_that_has_enough_ends_it_quietly():
     script = (
         'import os, sys\n'

@@ -100,7 +100,7 @@ def test_what_is_infinite(method, is_complex, backend):
 
     A step of infinite length has coefficients in the kernel that are NaN in the reference.
     """
-    for states in (1, 3, 16, 17):
+    for states in (1, 3, 16, 17) if backend == 'native' else (3,):  # PyTorch fills no lanes
         for name in ('u', 'delta', 'A', 'B', 'C', 'D', 'z', 'delta_bias'):
             for value in (torch.inf, -torch.inf, torch.nan):
                 inputs = infinite_inputs(name, value, states, is_complex)

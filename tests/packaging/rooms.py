@@ -1,6 +1,7 @@
 """The rooms of the code: their files, and what these import."""
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -22,7 +23,8 @@ def module_name(path: Path) -> str:
     return '.'.join(parts[:-1] if parts[-1] == '__init__' else parts)
 
 
-def imported_modules(path: Path) -> set[str]:
+@functools.cache
+def imported_modules(path: Path) -> frozenset[str]:
     """Dotted names of all modules that a file imports, anywhere in it.
 
     ``from package import name`` counts as a module of ours where there is one of that name.
@@ -40,7 +42,7 @@ def imported_modules(path: Path) -> set[str]:
                 inside = package / alias.name
                 is_module = inside.is_dir() or inside.with_suffix('.py').exists()
                 names.add(f'{base}.{alias.name}' if is_module else base)
-    return names
+    return frozenset(names)
 
 
 def circle(graph: Mapping[str, set[str]]) -> list[str]:
