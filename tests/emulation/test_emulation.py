@@ -311,26 +311,6 @@ def test_six_channels(emulated, method, dtype, batch, channels, length, states, 
         assert torch.equal(value, of_eight[name]), name
 
 
-# One or two blocks more than the emulated GPU has multiprocessors: others take over the end of
-# their way. Those blocks alone are too few for that.
-@each_way
-@pytest.mark.parametrize('reverse', [False, True])
-@pytest.mark.parametrize(
-    ('dtype', 'batch', 'channels', 'length', 'states'),
-    [(torch.bfloat16, 1, 40, 2052, 16), (torch.float32, 2, 17, 2050, 13)],
-)
-def test_relief(method, dtype, batch, channels, length, states, reverse):
-    inputs = inputs_in(dtype, batch=batch, channels=channels, length=length, states=states)
-    options = {'discretization_method': method, 'reverse': reverse}
-    compare(inputs, **options)
-    first = (channels - 1) // 8 * 8
-    alone = of_channels(inputs, slice(first, None))
-    options |= {'delta_softplus': True, 'return_last_state': True}
-    both = (selective_scan_fn(**some, **options) for some in (inputs, alone))
-    for relieved, expected in zip(*both, strict=True):
-        assert torch.equal(relieved[:, first:], expected)
-
-
 # So many channels that two, three and four blocks share them in backward, of whole tiles and of
 # parts; all in registers, or by tiles of states in memory.
 @pytest.mark.parametrize('channels', [70, 130, 200])

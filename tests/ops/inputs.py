@@ -76,13 +76,9 @@ def strided_copies(inputs):
     return copies
 
 
-def rows_of_relieved_blocks():
-    """Rows, in eights, that make a few blocks more than the GPU has multiprocessors: in the forward
-    scan some of them are relieved half way. 0 where two of them have no room on one."""
-    properties = torch.cuda.get_device_properties('cuda')
-    if properties.shared_memory_per_multiprocessor < 200 << 10:
-        return 0
-    processors = properties.multi_processor_count
+def rows_of_uneven_blocks():
+    """Rows, in eights, that make a few blocks more than the GPU has multiprocessors."""
+    processors = torch.cuda.get_device_properties('cuda').multi_processor_count
     return 8 * (processors + processors // 4)
 
 

@@ -23,7 +23,6 @@ ROWS = {
     'eight': (2, 64),
     'six_march_edges': (10, 60),
     'eight_march_edges': (10, 64),
-    'relieved': (22, 60),
     'few': (40, 60),
     'most': (72, 60),
     'tails': (128, 64),
@@ -31,8 +30,6 @@ ROWS = {
     'threes': (2, 130),
     'fours': (2, 200),
 }
-# So many steps more where blocks are relieved, or there are too few windows for it.
-MORE_STEPS = {'relieved': 29 * 64}
 # dtype, and the length: rows are aligned as it says.
 ALIGNED = {
     'bf16_16_bytes': ('bfloat16', 200),
@@ -72,7 +69,6 @@ def make_inputs(layout: str, rows: str) -> dict[str, torch.Tensor]:
     batch, channels = ROWS[rows]
     name, length = ALIGNED.get(layout, ('float32', 100))
     dtype = getattr(torch, name)
-    length += MORE_STEPS.get(rows, 0)
     states = torch.complex64 if layout == 'complex' else torch.float32
     of_B = (channels, STATES) if layout == 'constant' else (batch, STATES, length)
     inputs = {name: torch.randn(batch, channels, length).to(dtype) for name in ('u', 'delta', 'z')}

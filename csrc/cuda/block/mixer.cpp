@@ -277,9 +277,9 @@ struct Mixer {
   }
 };
 
-// What is taken of the parameters, and so many zeros.
+// What is taken of the parameters.
 Conversions conversions_of(const Mixer& mixer, const Tensor& x, const MaybeTensors& parameters,
-                           const Pool& memory, float* zeros, int64_t count) {
+                           const Pool& memory) {
   Conversions all;
   for (int i = 0; i < mixer.count; ++i) {
     const Parameter& p = mixer.parameters[i];
@@ -308,9 +308,6 @@ Conversions conversions_of(const Mixer& mixer, const Tensor& x, const MaybeTenso
     }
     all.each[all.count++] = c;
   }
-  Conversion c;
-  c.to = zeros, c.columns = int(count);
-  all.each[all.count++] = c;
   return all;
 }
 
@@ -349,12 +346,9 @@ std::tuple<Tensor, Tensor, Tensor> mixer_fwd(const Tensor& x, const std::optiona
   const int64_t y = plan.take(mixer.bytes_of(mixer.directions * channels));
   const int64_t last_state =
       plan.take(mixer.batch * mixer.directions * channels * mixer.states * kFloat);
-  const int64_t counts = plan.take(kMaxRelieved * kFloat);
   const Pool memory(x, mixer.kept), scratch(x, plan);
   const Tensor sum = update ? new_tensor(x) : new_tensor(x, {0}, x.scalar_type());
-  // The scan counts from 0, whose bits are those of 0.0f.
-  const Conversions conversions =
-      conversions_of(mixer, x, parameters, memory, scratch.floats(counts), kMaxRelieved);
+  const Conversions conversions = conversions_of(mixer, x, parameters, memory);
   if (norm) {
     AddRmsNorm p = norm_arguments(x, update, *norm, eps, dtype);
     p.normed = memory.at(mixer.input), p.rstd = memory.floats(mixer.rstd);
@@ -381,7 +375,7 @@ std::tuple<Tensor, Tensor, Tensor> mixer_fwd(const Tensor& x, const std::optiona
   project_steps(step_projection, stream);
   scan_into(mixer.scan_of(memory, scratch.at(u), scratch.at(delta)),
             mixer.activations(scratch.at(y), channels), memory.at(mixer.edges),
-            scratch.at(last_state), scratch.at(counts), x, stream);
+            scratch.at(last_state), x, stream);
 
   const Tensor out = new_tensor(x, x.sizes(), dtype);
   OutputProjection o{};

@@ -51,17 +51,10 @@ struct ForwardArguments {
   void* last_state;  // contiguous [B, G, H, N]
   void *edges, *other_edges;
   int64_t chunks;
-  // Of the blocks that have channels of their own, the last `blocks` stop at `chunk`, of a method that is not
-  // causal on the way back; as many more, behind them in the grid, go on from there. `counts`: kMaxRelieved zeros, or
-  // null. See plan_relief.
-  struct {
-    int blocks, chunk;
-    uint32_t* counts;
-  } relief;
-  // Of a scan that goes over time twice, what the way back leaves (forward/averaged.cuh): count_between_ways of both.
+  // Of a scan that goes over time twice, what the way back leaves (forward/averaged.cuh): count_between_ways of
+  // both.
   float *first_sums, *across;
 };
-constexpr int kMaxRelieved = 128;
 
 // So many chunks of each group, and how many blocks share the channels of one: its slabs.
 struct ChunkShare {

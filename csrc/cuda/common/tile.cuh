@@ -241,11 +241,10 @@ struct Work {
 
 // That of a block which has channels of its own, in the grid of blocks_of (dispatch/configurations.cuh).
 template <class Shape>
-__device__ __forceinline__ Work work_of_block(const ScanArguments& scan,
-                                              uint32_t block = blockIdx.x) {
+__device__ __forceinline__ Work work_of_block(const ScanArguments& scan) {
   const uint32_t sets = (scan.channels + Shape::channels - 1) / Shape::channels;
-  Work work(scan, block / sets, Shape::window);
-  work.set_channels(scan, block % sets * Shape::channels, Shape::channels);
+  Work work(scan, blockIdx.x / sets, Shape::window);
+  work.set_channels(scan, blockIdx.x % sets * Shape::channels, Shape::channels);
   return work;
 }
 

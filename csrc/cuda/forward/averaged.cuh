@@ -81,10 +81,10 @@ __device__ __forceinline__ void rotate(float (&quad)[kQuad], int by) {
 
 template <class Method, class Shape, Layout layout, Operand operand, Leg leg>
 __device__ __forceinline__ void scan_states_both_ways(const ForwardArguments& p, const Work& work,
-                                                      Span span,
                                                       ForwardShared<Shape, layout>& shared) {
   static_assert(Shape::states == 1, "a piece of one state takes all registers");
   static_assert(Method::exponential, "steps together have the sum of their sizes");
+  const int begin = first_turn<leg>(work), end = begin + int(work.windows);
   const LaneMap<Shape> lane;
   wait_for_previous();
   LaneStates<Shape> of(p.scan, work, lane, View());
@@ -97,7 +97,7 @@ __device__ __forceinline__ void scan_states_both_ways(const ForwardArguments& p,
   shared.pipeline.sync();
 
   // Of the window at hand, where what enters it is, and what its pieces have across them.
-  const int64_t first = row * p.chunks + window_of<leg>(work, span.begin);
+  const int64_t first = row * p.chunks + window_of<leg>(work, begin);
   float* edges = static_cast<float*>(leg == Leg::back ? p.other_edges : p.edges) + first * states;
   float* across_at = p.across + (first * states + lane.state(0)) * kPieces;
   using Piece = PreparedPiece<LaneRecurrence<Method, layout>, Shape, operand, leg>;
@@ -131,7 +131,7 @@ __device__ __forceinline__ void scan_states_both_ways(const ForwardArguments& p,
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) across[i] = ahead[i];
       across_at += states * kPieces;
-      if (inside && turn + 1 < span.end) load_quad(across_at, ahead);
+      if (inside && turn + 1 < end) load_quad(across_at, ahead);
     }
   };
   const auto end_window = [&] {
@@ -162,20 +162,15 @@ __device__ __forceinline__ void scan_states_both_ways(const ForwardArguments& p,
     shared.pipeline.consumer_release(turn);
   };
 
-  int turn = span.begin;
-  if (leg == Leg::back && Shape::straight && turn > 0) {
-    wait_for_warps(span.stopped, kWarpsThatStop<Shape>);
-    of.load(edges);
-  }
-  if (leg == Leg::forth && inside && turn < span.end) load_quad(across_at, ahead);
+  int turn = begin;
+  if (leg == Leg::forth && inside && turn < end) load_quad(across_at, ahead);
   if constexpr (Shape::straight) {
     // Of whole windows the next piece is prepared while one is scanned, and sums are stored when the next one
     // is: as scan_states does it with strides.
     const int whole = int(work.steps / kChunk);
-    if (leg == Leg::back && turn < span.end && window_of<leg>(work, turn) >= whole)
-      scan_window(turn++);
-    const int end = leg == Leg::back ? span.end : span.begin + whole;
-    if (turn < end) {
+    if (leg == Leg::back && turn < end && window_of<leg>(work, turn) >= whole) scan_window(turn++);
+    const int whole_end = leg == Leg::back ? end : begin + whole;
+    if (turn < whole_end) {
       const int first = turn;
       Piece piece[2];
       float2 sums[Piece::strides] = {};
@@ -183,14 +178,14 @@ __device__ __forceinline__ void scan_states_both_ways(const ForwardArguments& p,
       shared.pipeline.consumer_wait(turn);
       load(piece[0], turn, place_of(0, kPieces));
 #pragma unroll 1
-      for (; turn < end; ++turn) {
+      for (; turn < whole_end; ++turn) {
         begin_window(turn);
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
           store(y, sums);
           if (i == 0 && turn > first) shared.pipeline.consumer_release(turn - 1);
           // Behind the last one of a window the next window's, or where there is none this one's once more.
-          const int from = i + 1 < kPieces || turn + 1 == end ? turn : turn + 1;
+          const int from = i + 1 < kPieces || turn + 1 == whole_end ? turn : turn + 1;
           if (i + 1 == kPieces) shared.pipeline.consumer_wait(from);
           load(piece[(i + 1) % 2], from, place_of((i + 1) % kPieces, kPieces));
           const int place = place_of(i, kPieces);
@@ -204,13 +199,8 @@ __device__ __forceinline__ void scan_states_both_ways(const ForwardArguments& p,
     }
   }
 #pragma unroll 1
-  for (; turn < span.end; ++turn) scan_window(turn);
-  if (leg == Leg::forth) {
-    of.store(static_cast<float*>(p.last_state) + row * states);
-  } else if (Shape::straight && span.end < work.windows) {
-    of.store(edges);
-    signal_by_warp(span.stopped);
-  }
+  for (; turn < end; ++turn) scan_window(turn);
+  if (leg == Leg::forth) of.store(static_cast<float*>(p.last_state) + row * states);
 }
 
 }  // namespace VIM_MM_ISA

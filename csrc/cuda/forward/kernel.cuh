@@ -34,7 +34,7 @@ struct PreparedStride {
 
 // The half that scans.
 template <class Method, class Shape, Layout layout, Operand operand>
-__device__ __forceinline__ void scan_states(const ForwardArguments& p, const Work& work, Span span,
+__device__ __forceinline__ void scan_states(const ForwardArguments& p, const Work& work,
                                             ForwardShared<Shape, layout>& shared) {
   constexpr int ahead = Shape::strides, piece = ahead * kStride;
   const LaneMap<Shape> lane;
@@ -48,11 +48,7 @@ __device__ __forceinline__ void scan_states(const ForwardArguments& p, const Wor
   const LanePlaces<Shape, layout, operand> places(lane);
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   shared.pipeline.sync();
-  float* edges = static_cast<float*>(p.edges) + (row * p.chunks + span.begin) * states;
-  if (Shape::straight && span.begin > 0) {
-    wait_for_warps(span.stopped, Shape::scan_threads / 32);
-    of.load(edges);
-  }
+  float* edges = static_cast<float*>(p.edges) + row * p.chunks * states;
 
   // Several strides at once, or the lane would wait for its own results; where whole windows are one
   // piece of code, this is for what is left after them.
@@ -98,11 +94,10 @@ __device__ __forceinline__ void scan_states(const ForwardArguments& p, const Wor
     shared.pipeline.consumer_release(turn);
   };
 
-  int turn = span.begin;
+  int turn = 0;
   if constexpr (Shape::straight) {
-    const int whole = int(work.steps / kChunk), end = span.end < whole ? span.end : whole;
+    const int end = int(work.steps / kChunk);
     if (turn < end) {
-      const int first = turn;
       // While a stride is scanned the next one is prepared, and the one or two (`ahead`) after that are
       // loaded; what a stride gives is stored when the next one is scanned. So nothing waits for what has
       // just been asked for.
@@ -132,7 +127,7 @@ __device__ __forceinline__ void scan_states(const ForwardArguments& p, const Wor
 #pragma unroll
         for (int stride = 0; stride < strides; ++stride) {
           *reinterpret_cast<float2*>(y) = sum;
-          if (stride == 0 && turn > first) shared.pipeline.consumer_release(turn - 1);
+          if (stride == 0 && turn > 0) shared.pipeline.consumer_release(turn - 1);
           prepared[(stride + 1) % 2].prepare(recurrence[0], loaded[(stride + 1) % ahead]);
           // Before the scan or behind it, whichever ptxas makes the better code of.
           if (ahead == 1) load_next(stride);
@@ -146,28 +141,20 @@ __device__ __forceinline__ void scan_states(const ForwardArguments& p, const Wor
     }
   }
 #pragma unroll 1
-  for (; turn < span.end; ++turn) scan_in_pieces(turn);
+  for (; turn < int(work.windows); ++turn) scan_in_pieces(turn);
 
-  if (Shape::straight && span.end < work.windows) {
-    of.store(edges);
-    signal_by_warp(span.stopped);
-  } else {
-    of.store(static_cast<float*>(p.last_state) + row * states);
-  }
+  of.store(static_cast<float*>(p.last_state) + row * states);
 }
 
-// Calls f with each leg of a block, as a constant, and its span. `span` is that of the only leg or of the way back;
-// a block that has gone back to the end goes forth.
+// Calls f with each leg of a block, as a constant.
 template <class Method, class F>
-__device__ __forceinline__ void each_leg(const Work& work, const Span& span, const F& f) {
+__device__ __forceinline__ void each_leg(const F& f) {
   using std::integral_constant;
   if constexpr (Method::causal) {
-    f(integral_constant<Leg, Leg::only>(), span);
+    f(integral_constant<Leg, Leg::only>());
   } else {
-    const int windows = int(work.windows);
-    f(integral_constant<Leg, Leg::back>(), span);
-    if (span.end == windows)
-      f(integral_constant<Leg, Leg::forth>(), Span{windows, 2 * windows, span.stopped});
+    f(integral_constant<Leg, Leg::back>());
+    f(integral_constant<Leg, Leg::forth>());
   }
 }
 
@@ -177,43 +164,30 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   let_next_begin();
   extern __shared__ float4 memory[];
   auto& shared = *reinterpret_cast<ForwardShared<Shape, layout>*>(memory);
-  const bool relieves = Shape::straight && int(blockIdx.x) >= int(gridDim.x) - p.relief.blocks;
-  const uint32_t block = blockIdx.x - (relieves ? p.relief.blocks : 0);
-  const Work work = work_of_block<Shape>(p.scan, block);
-  Span span{0, int(work.windows), nullptr};
-  if constexpr (Shape::straight) {
-    const int pair = int(block) - (int(gridDim.x) - 2 * p.relief.blocks);
-    if (p.relief.blocks > 0 && pair >= 0) {
-      (relieves ? span.begin : span.end) = p.relief.chunk;
-      span.stopped = p.relief.counts ? p.relief.counts + pair
-                                     : static_cast<uint32_t*>(p.last_state) +
-                                           work.row(p.scan, 0) * p.scan.states;
-    }
-  }
+  const Work work = work_of_block<Shape>(p.scan);
   shared.pipeline.begin();
   if (Shape::is_producer()) {
     specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) VIM_MM_INLINED {
       using Format = decltype(format);
       specialize_alignment<Shape>(p.scan, [&](auto aligned) VIM_MM_INLINED {
         constexpr bool Aligned = decltype(aligned)::value;
-        each_leg<Method>(work, span, [&](auto leg, const Span& of_leg) VIM_MM_INLINED {
-          load_and_store<Method, Shape, layout, Format, Aligned, decltype(leg)::value>(
-              p, work, of_leg, block, shared);
+        each_leg<Method>([&](auto leg) VIM_MM_INLINED {
+          load_and_store<Method, Shape, layout, Format, Aligned, decltype(leg)::value>(p, work,
+                                                                                       shared);
         });
       });
     });
   } else if (Shape::is_idle()) {
-    each_leg<Method>(work, span, [&](auto, const Span&) { shared.pipeline.sync(); });
+    each_leg<Method>([&](auto) { shared.pipeline.sync(); });
   } else {
     using std::integral_constant;
     const auto scan = [&](auto operand) VIM_MM_INLINED {
       constexpr Operand how = decltype(operand)::value;
       if constexpr (Method::causal) {
-        scan_states<Method, Shape, layout, how>(p, work, span, shared);
+        scan_states<Method, Shape, layout, how>(p, work, shared);
       } else {
-        each_leg<Method>(work, span, [&](auto leg, const Span& of_leg) VIM_MM_INLINED {
-          scan_states_both_ways<Method, Shape, layout, how, decltype(leg)::value>(p, work, of_leg,
-                                                                                  shared);
+        each_leg<Method>([&](auto leg) VIM_MM_INLINED {
+          scan_states_both_ways<Method, Shape, layout, how, decltype(leg)::value>(p, work, shared);
         });
       }
     };

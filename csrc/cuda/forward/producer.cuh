@@ -13,15 +13,14 @@ inline namespace VIM_MM_ISA {
 enum class Leg { only, back, forth };
 
 template <Leg leg>
+__device__ __forceinline__ int first_turn(const Work& work) {
+  return leg == Leg::forth ? int(work.windows) : 0;
+}
+template <Leg leg>
 __device__ __forceinline__ int window_of(const Work& work, int turn) {
   if constexpr (leg == Leg::back) return int(work.windows) - 1 - turn;
   else return leg == Leg::only ? turn : turn - int(work.windows);
 }
-
-// Of a block from which another one goes on with the way back, the warps that leave something in memory; of a
-// causal one only those that scan do.
-template <class Shape>
-constexpr int kWarpsThatStop = (Shape::producer_threads + Shape::scan_threads) / 32;
 
 // What the way back leaves for the way forth, in memory: a thread's quads of window after window.
 template <class Shape, class Places>
@@ -29,9 +28,8 @@ class FirstSums {
  public:
   static constexpr int count = Places::entries / kQuad;
 
-  __device__ __forceinline__ FirstSums(float* sums, const Work& work, uint32_t block,
-                                       const Places& slots)
-      : sums_(sums), first_(block * work.windows * of_window + slots.thread) {}
+  __device__ __forceinline__ FirstSums(float* sums, const Work& work, const Places& slots)
+      : sums_(sums), first_(blockIdx.x * work.windows * of_window + slots.thread) {}
   // The k-th quad of a window.
   __device__ __forceinline__ float* at(int window, int k) const {
     return sums_ + (first_ + int64_t(window) * of_window + k * Shape::threads) * kQuad;
@@ -54,7 +52,6 @@ struct ForwardShared {
 // with another one and finishes it: on the way back as far as u goes, on the way forth from there.
 template <class Method, class Shape, Layout layout, class Format, bool Aligned, Leg leg>
 __device__ __forceinline__ void load_and_store(const ForwardArguments& p, const Work& work,
-                                               Span span, uint32_t block,
                                                ForwardShared<Shape, layout>& shared) {
   constexpr float weight =
       output_weight<Method, float>() * (layout == Layout::half && Format::bfloat ? kCutBack : 1.0f);
@@ -64,8 +61,9 @@ __device__ __forceinline__ void load_and_store(const ForwardArguments& p, const 
   const View* const matrices[] = {&scan.B, &scan.C};
   using Rows = WindowLoader<Shape, layout, Format, Aligned, 2 - unread, unread != 0>;
   constexpr int count = Rows::count, width = Rows::width, groups = Shape::groups;
-  const int first = span.begin + Shape::group();
-  if (first >= span.end) return shared.pipeline.sync();
+  const int begin = first_turn<leg>(work), end = begin + int(work.windows);
+  const int first = begin + Shape::group();
+  if (first >= end) return shared.pipeline.sync();
   Rows rows(scan, work, scan.u, matrices + unread, false);
   typename Rows::Raw raw;
   wait_for_previous();
@@ -86,7 +84,7 @@ __device__ __forceinline__ void load_and_store(const ForwardArguments& p, const 
   out.begin(p.out, work.at(p.out), rows.slots, work, rows.lowest);
   out.settle();
   using Sums = FirstSums<Shape, typename Rows::Places>;
-  const Sums first_sums(p.first_sums, work, block, rows.slots);
+  const Sums first_sums(p.first_sums, work, rows.slots);
   typename Rows::Held u_raw, z_raw;
   float sums[Sums::count][kQuad];
   float D[count];
@@ -94,7 +92,7 @@ __device__ __forceinline__ void load_and_store(const ForwardArguments& p, const 
   for (int k = 0; k < count; ++k)
     D[k] = channel_value(scan.D, scan, work.g, work.first_channel + rows.slots.row(k));
   const auto load = [&](int turn, bool whole) VIM_MM_INLINED {
-    if (!whole && turn >= span.end) return;
+    if (!whole && turn >= end) return;
     const int window = window_of<leg>(work, turn);
     if constexpr (leg == Leg::forth) {
 #pragma unroll
@@ -154,37 +152,32 @@ __device__ __forceinline__ void load_and_store(const ForwardArguments& p, const 
     float y[count][width];
 #pragma unroll
     for (int k = 0; k < count; ++k) get_sum(shared.y[stage], rows.slots, k, y[k]);
-    if (whole || turn + Shape::stages < span.end) fill(turn + Shape::stages, whole);
+    if (whole || turn + Shape::stages < end) fill(turn + Shape::stages, whole);
     finish(turn, y, whole);
     load(turn + groups, whole);
   };
 
   if (leg != Leg::forth) load(first, false);
 #pragma unroll 1
-  for (int turn = first; turn < span.begin + Shape::stages && turn < span.end; turn += groups)
+  for (int turn = first; turn < begin + Shape::stages && turn < end; turn += groups)
     fill(turn, false);
-  if (leg == Leg::forth) {
-    // Lanes that scan have waited before they met these warps: this makes that of the other block's sums explicit.
-    if (span.stopped) wait_for_warps(span.stopped, kWarpsThatStop<Shape>);
-    load(first, false);
-  }
+  if (leg == Leg::forth) load(first, false);
   int turn = first;
   // Most windows are whole, and so are those that are filled and loaded meanwhile: nobody asks. Not so
   // where lanes have two states: those that load wait little there, and code in one piece is faster.
   if constexpr (Aligned && Shape::states == 1) {
     int ahead = rows.whole - groups;
-    if (leg == Leg::forth) ahead += span.begin;
+    if (leg == Leg::forth) ahead += begin;
     if (leg == Leg::back && rows.whole > 0) {
       if (window_of<leg>(work, turn) >= rows.whole) turn_over(turn, false), turn += groups;
-      ahead = span.end - groups;
+      ahead = end - groups;
     }
-    const int end = ahead < span.end ? ahead : span.end;
+    const int whole_end = ahead < end ? ahead : end;
 #pragma unroll 1
-    for (; turn < end - Shape::stages; turn += groups) turn_over(turn, true);
+    for (; turn < whole_end - Shape::stages; turn += groups) turn_over(turn, true);
   }
 #pragma unroll 1
-  for (; turn < span.end; turn += groups) turn_over(turn, false);
-  if (leg == Leg::back && span.end < work.windows) signal_by_warp(span.stopped);
+  for (; turn < end; turn += groups) turn_over(turn, false);
 }
 
 }  // namespace VIM_MM_ISA

@@ -103,7 +103,7 @@ int64_t count_edges(const ScanArguments& scan) {
   return (is_causal(scan.method) ? 1 : 2) * count_states(scan);
 }
 
-void scan_into(ScanArguments scan, const View& out, void* edges, void* last_state, void* zeros,
+void scan_into(ScanArguments scan, const View& out, void* edges, void* last_state,
                const Tensor& like, void* stream) {
   ForwardArguments p{};
   scan.together = neighbours_together(scan, {out});
@@ -113,7 +113,6 @@ void scan_into(ScanArguments scan, const View& out, void* edges, void* last_stat
   p.last_state = last_state;
   p.edges = edges;
   p.other_edges = static_cast<float*>(edges) + count_states(scan);
-  p.relief.counts = static_cast<uint32_t*>(zeros);
   std::optional<Tensor> between_ways;
   if (const BetweenWays count = count_between_ways(p); count.first_sums > 0) {
     between_ways = new_tensor(like, {count.first_sums + count.across}, ScalarType::Float);
@@ -142,7 +141,7 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cuda(
                                   {is_causal(method) ? 1 : 2, sizes.batch, sizes.groups,
                                    sizes.channels, chunks_of(scan), sizes.states},
                                   type);
-  scan_into(scan, narrow_view(out, 0), edges.data_ptr(), last_state.data_ptr(), nullptr, u,
+  scan_into(scan, narrow_view(out, 0), edges.data_ptr(), last_state.data_ptr(), u,
             current_stream(u));
   return {out, last_state, edges};
 }

@@ -17,10 +17,8 @@ void set_directions(ScanArguments& scan, const std::vector<int64_t>& reverse);
 // Floats of the edges that forward fills for backward.
 int64_t count_edges(const ScanArguments& scan);
 
-// Fills `out`, the edges and the last state, both contiguous floats or complex floats. `zeros`:
-// kMaxRelieved words on the device, fresh ones for every call, which spare the launch of a memset; or
-// null. Takes scratch memory where `like` is.
-void scan_into(ScanArguments scan, const View& out, void* edges, void* last_state, void* zeros,
+// Fills `out`, the edges and the last state, both contiguous floats or complex floats. Takes scratch memory where `like` is.
+void scan_into(ScanArguments scan, const View& out, void* edges, void* last_state,
                const Tensor& like, void* stream);
 
 // The gradients that come in, each of which may be missing, and those of all inputs there are.

@@ -54,8 +54,7 @@ struct LaneStates {
     for (int m = 0; m < count; ++m)
       a[m] = entry(scan.A, lane.state(m)), x[m] = entry(begin, lane.state(m));
   }
-  // Reads the states, or others of the same kind, from a row of [.., N].
-  __device__ __forceinline__ void load(const float* row) { load(row, x); }
+  // Reads values of the same kind from a row of [.., N].
   __device__ __forceinline__ void load(const float* row, float (&values)[count]) const {
     if (lane.channel >= channels) return;
 #pragma unroll

@@ -9,13 +9,6 @@
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
-// The turns that a block takes, a window each. Where one block relieves another, `stopped` counts the warps
-// that have written what the other one goes on with; null where none does.
-struct Span {
-  int begin, end;
-  uint32_t* stopped;
-};
-
 // Calls f with the kind of a window's loads, as a constant.
 template <bool Aligned, class F>
 __device__ __forceinline__ void start_loads(bool whole, const F& f) {

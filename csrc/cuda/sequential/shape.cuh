@@ -19,9 +19,9 @@ constexpr int kStride = 8;  // steps that are loaded, and summed over states, to
 // shared memory. `Groups`, of `ProducerWarps` warps each, load and store rows, one window in turn each:
 // the more there are, the longer may a window take them. `MinBlocks`: per multiprocessor, a bound on
 // registers. `Strides`: of how many a lane of the causal forward scan has the inputs at once. `Straight`: whole
-// windows are one piece of code, in which strides interleave, and blocks may be relieved. That is for so few
-// rows that a scheduler has few warps, or one; it takes registers. `Octets`: eight neighbours of 16 bits
-// can be moved at once, and are where a thread has so many.
+// windows are one piece of code, in which strides interleave. That is for so few rows that a scheduler has few
+// warps, or one; it takes registers. `Octets`: eight neighbours of 16 bits can be moved at once, and are where a
+// thread has so many.
 template <int States, int Warps, int Stages, int Groups, int ProducerWarps, int MinBlocks,
           int Strides, bool Straight = false, bool Octets = false>
 struct SequentialShape {
