@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <vector>
@@ -72,6 +73,7 @@ Words passed[2][32][32];
 const std::function<void()>* kernel_of_launch;
 jmp_buf host;
 std::minstd_rand random_order;
+bool waited;  // a thread of the launch for the launch before
 
 int warp() { return thread.x / 32; }
 
@@ -151,6 +153,16 @@ void run_block(int threads) {
 
 void wait_for_block() { wait_at(block_barrier); }
 void wait_for_warp() { wait_at(warp_barriers[warp()]); }
+bool any_of_block(bool says) {
+  static bool any;
+  wait_for_block();  // all have read the last answer
+  any = false;
+  wait_for_block();
+  any |= says;
+  wait_for_block();
+  return any;
+}
+void wait_for_previous() { waited = true; }
 void barrier_begin(uint64_t* barrier, int arrivals) {
   as_barrier(barrier) = {uint16_t(arrivals), 0, 0};
 }
@@ -202,7 +214,8 @@ const Words* exchange(const Words& words) {
 
 int launches[1025];  // so far, by the threads of a block
 
-cudaError_t run(dim3 blocks, int threads, size_t bytes, const std::function<void()>& kernel) {
+cudaError_t run(dim3 blocks, int threads, size_t bytes, bool early,
+                const std::function<void()>& kernel) {
   if (threads % 32 != 0 || threads > 1024 || bytes > vim_mm::kSharedBytes)
     return cudaErrorInvalidConfiguration;
   ++launches[threads];
@@ -210,17 +223,19 @@ cudaError_t run(dim3 blocks, int threads, size_t bytes, const std::function<void
   grid = blocks;
   fibers.resize(std::max(fibers.size(), size_t(threads)));
   char* const shared = reinterpret_cast<char*>(vim_mm::memory);
-  for (block.z = 0; block.z < grid.z; ++block.z) {
-    for (block.y = 0; block.y < grid.y; ++block.y) {
-      for (block.x = 0; block.x < grid.x; ++block.x) {
-        // NaN: nobody may read what nobody wrote.
-        memset(shared, 0xff, bytes + vim_mm::kGuardBytes);
-        run_block(threads);
-        for (size_t i = bytes; i < bytes + vim_mm::kGuardBytes; ++i)
-          if (shared[i] != char(0xff)) throw std::logic_error("written behind shared memory");
-      }
-    }
+  std::vector<unsigned> order(size_t(grid.x) * grid.y * grid.z);
+  std::iota(order.begin(), order.end(), 0u);
+  std::shuffle(order.begin(), order.end(), random_order);
+  waited = false;
+  for (const unsigned i : order) {
+    block = {i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y};
+    // NaN: nobody may read what nobody wrote.
+    memset(shared, 0xff, bytes + vim_mm::kGuardBytes);
+    run_block(threads);
+    for (size_t k = bytes; k < bytes + vim_mm::kGuardBytes; ++k)
+      if (shared[k] != char(0xff)) throw std::logic_error("written behind shared memory");
   }
+  if (early && !waited) throw std::logic_error("nobody waited for the launch before");
   return cudaSuccess;
 }
 
@@ -238,6 +253,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr of, int) {
   else if (of == cudaDevAttrMaxSharedMemoryPerMultiprocessor)
     *value = 2 * int(vim_mm::kSharedBytes);
   else if (of == cudaDevAttrMaxSharedMemoryPerBlockOptin) *value = int(vim_mm::kSharedBytes);
+  // No thread too many fits: so no launch asks for more shared memory than it needs, and what it writes behind that
+  // is seen.
+  else if (of == cudaDevAttrMaxThreadsPerMultiProcessor) *value = 0;
   else return cudaErrorInvalidValue;
   return cudaSuccess;
 }

@@ -37,6 +37,10 @@ extern dim3 grid;
 
 void wait_for_block();
 void wait_for_warp();
+// Waits for the block: whether any of its threads says so.
+bool any_of_block(bool says);
+// The thread waits for the launch before its own.
+void wait_for_previous();
 // A barrier in shared memory that opens, turn by turn, when so many have arrived.
 void barrier_begin(uint64_t* barrier, int arrivals);
 void barrier_arrive(uint64_t* barrier);
@@ -58,8 +62,10 @@ void wait_for_all_copies();
 // What all lanes of the warp pass, by lane, until the next exchange.
 using Words = std::array<uint32_t, 6>;
 const Words* exchange(const Words& words);
-// Runs the blocks one after the other.
-cudaError_t run(dim3 blocks, int threads, size_t shared_bytes, const std::function<void()>& kernel);
+// Runs the blocks one after the other, in any order: kernels must not depend on one. Of a launch that may begin
+// before the last one has ended (`early`) some thread has to wait for that.
+cudaError_t run(dim3 blocks, int threads, size_t shared_bytes, bool early,
+                const std::function<void()>& kernel);
 
 inline int lane() { return thread.x % 32; }
 
@@ -70,9 +76,13 @@ inline int lane() { return thread.x % 32; }
 #define gridDim emulation::grid
 
 inline void __syncthreads() { emulation::wait_for_block(); }
+inline int __syncthreads_or(int says) { return emulation::any_of_block(says != 0); }
 inline void __syncwarp() { emulation::wait_for_warp(); }
 inline void __threadfence() {}
-inline void atomicAdd(uint32_t* to, uint32_t value) { *to += value; }
+inline uint32_t atomicAdd(uint32_t* to, uint32_t value) {
+  *to += value;
+  return *to - value;
+}
 inline float __uint_as_float(uint32_t bits) {
   float value;
   memcpy(&value, &bits, sizeof value);
@@ -117,21 +127,23 @@ inline float exp2f(float x) {
 }  // namespace emulation
 #define exp2f emulation::exp2f
 
-// The runtime's own take a void*; nothing links it. Launches come one after the other, as on a GPU that knows
-// nothing else.
+// The runtime's own take a void*; nothing links it. Launches come one after the other, also those that on a GPU
+// may begin early.
 namespace emulation {
 template <class... Arguments>
 cudaError_t launch(const cudaLaunchConfig_t* config, void (*kernel)(Arguments...),
                    const Arguments&... arguments) {
   const auto [blocks, threads, bytes, stream, attributes, count] = *config;
-  if (count > 0) return cudaErrorNotSupported;
-  return run(blocks, threads.x, bytes, [&] { kernel(arguments...); });
+  if (count > 1) return cudaErrorNotSupported;
+  if (count == 1 && attributes->id != cudaLaunchAttributeProgrammaticStreamSerialization)
+    return cudaErrorNotSupported;
+  return run(blocks, threads.x, bytes, count == 1, [&] { kernel(arguments...); });
 }
 }  // namespace emulation
 #define cudaLaunchKernelEx emulation::launch
 template <class... Arguments>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*)(Arguments...)) {
-  attributes->ptxVersion = 80;
+  attributes->ptxVersion = 90;
   return cudaSuccess;
 }
 template <class... Arguments>

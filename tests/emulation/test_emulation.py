@@ -2,7 +2,8 @@
 compiled as C++, their threads as fibers.
 
 All but single instructions is the code that runs on a GPU: operators, launches, kernels. Memory
-that nobody wrote is NaN, and threads take turns in random order. device.h stands for the GPU.
+that nobody wrote is NaN; blocks come one after the other in random order, and their threads take
+turns in random order. device.h stands for the GPU.
 """
 
 import ctypes
@@ -406,9 +407,11 @@ def test_any_strides(method):
     compare(strided_copies(inputs), discretization_method=method)
 
 
+# Two and four blocks share a chunk, and any of them may be the last one.
 @each_way
-def test_bits_do_not_depend_on_the_order_of_threads(method):
-    inputs = make_inputs(channels=70, length=132, states=16, dtype=torch.float32)
+@pytest.mark.parametrize('channels', [70, 200])
+def test_bits_do_not_depend_on_the_order_of_threads_and_blocks(method, channels):
+    inputs = make_inputs(channels=channels, length=132, states=16, dtype=torch.float32)
     scan = functools.partial(results_and_gradients, selective_scan_fn, inputs, delta_softplus=True)
     once, again = (scan(discretization_method=method) for _ in range(2))
     for name, value in once.items():

@@ -15,20 +15,18 @@ from _command_line import add_debug, add_methods, end, parse_first
 
 # By what chooses kernels (csrc/cuda/dispatch/configurations.cuh) on a GPU of about 132
 # multiprocessors: batch and channels. Last chunks of few steps have a launch of their own in `most`
-# and `tails`. Two, three or four blocks share a chunk in the last three. `pairs` read each other's
-# shared memory, as a count in global memory says they may, of which racecheck does not know: it
-# reports each.
+# and `tails`. Two, three or four blocks share a chunk in the last three.
 ROWS = {
     'six': (2, 60),
     'eight': (2, 64),
-    'six_march_edges': (10, 60),
-    'eight_march_edges': (10, 64),
+    'six_sweep': (10, 60),
+    'eight_sweep': (10, 64),
     'few': (40, 60),
     'most': (72, 60),
     'tails': (128, 64),
-    'pairs': (2, 72),
-    'threes': (2, 130),
-    'fours': (2, 200),
+    'shared_by_2': (2, 72),
+    'shared_by_3': (2, 130),
+    'shared_by_4': (2, 200),
 }
 # dtype, and the length: rows are aligned as it says.
 ALIGNED = {

@@ -6,12 +6,13 @@
 // Gradients of u and delta are sums over states: over those of a warp in registers, over warps in
 // shared memory. Gradients of B and C are sums over channels: a warp always has the same states, so
 // that each lane adds up in registers over all channels of the block, then lanes, then blocks: the
-// last one that has channels of the chunk. Every sum has one order.
+// last one to be done. Every sum has one order.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "../common/pipeline.cuh"
+#include "../common/arrival.cuh"
+#include "../common/dependent_launch.cuh"
 #include "segment_vjp.cuh"
 
 namespace vim_mm {
@@ -477,16 +478,10 @@ class BackwardBlock {
     if (channel_of_lane<Shape>(0) == 0) store_segment(tile.at(n, segment_ * steps), value);
   }
 
-  // The gradients of B and C over the chunk, by the block that has its last channels, from its own
-  // and the other blocks' parts, which are in global memory, or, in a pair, in the other one's shared memory.
-  // These blocks have started before it did, and a count says when their parts are there; with the cluster's
-  // barrier in its place ptxas makes slower code of the loop over channels (docs/kernels_log.md). A pair meets in
-  // the end, so that no shared memory goes while it is read.
+  // The gradients of B and C over the chunk: this block's, or where others share it, by the last of them to come
+  // here, those of all in the order of slabs.
   __device__ __forceinline__ void write_matrices() {
-    const bool last = slab_ + 1 == slabs_;
-    const bool paired = p_.paired;
-    const int parts = fast ? slab_ : slabs_;  // that others have left
-    uint32_t* const count = p_.counts + chunks_before();
+    const MatrixPlaces B_slots(p_.grad_B, work_), C_slots(p_.grad_C, work_);
     if constexpr (fast) {
 #pragma unroll
       for (int m = 0; m < states_of_warp; ++m) {
@@ -494,58 +489,56 @@ class BackwardBlock {
         put_sums(shared_.C, warp_ * states_of_warp + m, grad_C_[m]);
       }
       __syncthreads();
-    }
-    if (last && slab_ > 0) wait_for_warps(count, slab_ * Shape::warps);
-    const MatrixPlaces B_slots(p_.grad_B, work_), C_slots(p_.grad_C, work_);
-#pragma unroll 1
-    for (int first = 0; first < (fast ? 1 : int(scan_.states)); first += kStateTile) {
       Entries b, c;
       take(shared_.B, B_slots, b);
       take(shared_.C, C_slots, c);
-      if (last) {
-#pragma unroll 1
-        for (int slab = 0; slab < parts; ++slab) {
-          if (!B_.constant()) add_part(shared_.B, p_.B_parts, slab, B_slots, first, b);
-          if (!C_.constant()) add_part(shared_.C, p_.C_parts, slab, C_slots, first, c);
-        }
-        if (!B_.constant()) store_matrix(p_.grad_B, B_slots, first, b);
-        if (!C_.constant()) store_matrix(p_.grad_C, C_slots, first, c);
-      } else if constexpr (fast) {
-        if (!paired) leave_part(p_.B_parts, B_slots, b), leave_part(p_.C_parts, C_slots, c);
+      if (slabs_ == 1) {
+        store_matrix(p_.grad_B, B_slots, 0, b);
+        store_matrix(p_.grad_C, C_slots, 0, c);
+        return;
       }
+      leave_part(p_.B_parts, B_slots, b);
+      leave_part(p_.C_parts, C_slots, c);
     }
-    if (!last) signal_by_warp(count);
-    if (paired) meet_cluster();
+    if (slabs_ > 1 && !is_last_to_arrive(p_.counts + chunks_before(), slabs_)) return;
+#pragma unroll 1
+    for (int first = 0; first < (fast ? 1 : int(scan_.states)); first += kStateTile) {
+      if (!B_.constant()) store_sum(p_.grad_B, p_.B_parts, B_slots, first);
+      if (!C_.constant()) store_sum(p_.grad_C, p_.C_parts, C_slots, first);
+    }
   }
   // A thread's entries of a tile of B's or C's gradient.
   using MatrixPlaces = Slots<kStateTile, Shape, layout>;
   struct Entries {
     E value[MatrixPlaces::count][MatrixPlaces::width];
   };
-  // With Layout::any all is in the parts.
   static __device__ __forceinline__ void take(StateTile<E, Shape>& tile, const MatrixPlaces& slots,
                                               Entries& to) {
+    if (!slots.has_any()) return;
 #pragma unroll
-    for (int k = 0; k < MatrixPlaces::count; ++k) {
-      if constexpr (!fast) to.value[k][0] = E(0.0f);
-      else if (slots.has_any()) load_segment(tile.at(slots.row(k), slots.step(k)), to.value[k]);
-    }
+    for (int k = 0; k < MatrixPlaces::count; ++k)
+      load_segment(tile.at(slots.row(k), slots.step(k)), to.value[k]);
   }
-  __device__ __forceinline__ void add_part(StateTile<E, Shape>& tile, void* parts, int slab,
-                                           const MatrixPlaces& slots, int first,
-                                           Entries& to) const {
+  // The sum over slabs, of the tile that begins with that state.
+  __device__ __forceinline__ void store_sum(const View& v, void* parts, const MatrixPlaces& slots,
+                                            int first) const {
+    Entries sum;
+#pragma unroll 1
+    for (int slab = 0; slab < slabs_; ++slab) {
 #pragma unroll
-    for (int k = 0; k < MatrixPlaces::count; ++k) {
-      const int n = first + slots.row(k);
-      if (n >= scan_.states) continue;
-      const E* const from = p_.paired ? in_block(slab, tile.at(slots.row(k), slots.step(k)))
-                                      : part(parts, slab, n, slots.step(k));
-      E value[MatrixPlaces::width];
-      if constexpr (fast) load_segment(from, value);
-      else value[0] = from[0];
+      for (int k = 0; k < MatrixPlaces::count; ++k) {
+        const int n = first + slots.row(k);
+        if (n >= scan_.states) continue;
+        const E* const from = part(parts, slab, n, slots.step(k));
+        E value[MatrixPlaces::width];
+        if constexpr (fast) load_segment(from, value);
+        else value[0] = from[0];
 #pragma unroll
-      for (int i = 0; i < MatrixPlaces::width; ++i) to.value[k][i] = to.value[k][i] + value[i];
+        for (int i = 0; i < MatrixPlaces::width; ++i)
+          sum.value[k][i] = slab == 0 ? value[i] : sum.value[k][i] + value[i];
+      }
     }
+    store_matrix(v, slots, first, sum);
   }
   __device__ __forceinline__ void leave_part(void* parts, const MatrixPlaces& slots,
                                              const Entries& from) const {

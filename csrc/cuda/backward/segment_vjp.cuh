@@ -4,7 +4,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "../../methods/steps.h"
 #include "../common/tile_stream.cuh"
 
 namespace vim_mm {

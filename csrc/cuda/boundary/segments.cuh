@@ -4,7 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "../common/pipeline.cuh"
+#include "../common/arrival.cuh"
 #include "../general/forward.cuh"
 
 namespace vim_mm {

@@ -19,6 +19,8 @@ __device__ __forceinline__ void let_next_begin() {
 __device__ __forceinline__ void wait_for_previous() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#elif !defined(__CUDACC__)
+  emulation::wait_for_previous();
 #endif
 }
 

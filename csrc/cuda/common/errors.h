@@ -27,32 +27,21 @@ inline void check(cudaError_t error) {
   throw std::runtime_error(std::string("vim_mm: CUDA error: ") + cudaGetErrorString(error));
 }
 
-// kernel<<<...>>>(arguments...), in words that every C++ compiler reads: see tests/emulation. `cluster`: so many
-// neighbouring blocks are at work at the same time. `early`: it may begin before the last launch has ended, see
-// common/dependent_launch.cuh.
+// kernel<<<...>>>(arguments...), in words that every C++ compiler reads: see tests/emulation. `early`: it
+// may begin before the last launch has ended, see common/dependent_launch.cuh.
 struct LaunchSize {
   dim3 grid, threads;
   size_t shared_bytes = 0;
-  unsigned cluster = 1;
 };
 template <class... Arguments>
 void enqueue(void (*kernel)(Arguments...), const LaunchSize& size, bool early, void* stream,
              const Arguments&... arguments) {
-  cudaLaunchAttribute attributes[2] = {};
-  unsigned count = 0;
-  if (early) {
-    cudaLaunchAttribute& dependent = attributes[count++];
-    dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    dependent.val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (size.cluster > 1) {
-    cudaLaunchAttribute& cluster = attributes[count++];
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {size.cluster, 1, 1};
-  }
+  cudaLaunchAttribute dependent{};
+  dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  dependent.val.programmaticStreamSerializationAllowed = 1;
   const cudaLaunchConfig_t config{size.grid,         size.threads,
                                   size.shared_bytes, static_cast<cudaStream_t>(stream),
-                                  attributes,        count};
+                                  &dependent,        early ? 1u : 0u};
   check(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 template <class... Arguments>

@@ -21,7 +21,7 @@ inline int64_t device_attribute(cudaDeviceAttr of) {
 }
 
 // Whether what the current device runs of a kernel was compiled for 9.0 or later, and so waits for the launch
-// before and meets its cluster: it may come from PTX of lower architectures.
+// before: it may come from PTX of lower architectures.
 template <class... Arguments>
 bool is_for_90(void (*kernel)(Arguments...)) {
   constexpr int devices = 64;

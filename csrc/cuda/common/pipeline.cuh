@@ -1,5 +1,4 @@
-// The pipeline of a block: producer warps load and store windows of time, consumer warps scan them;
-// how one block waits for another, and how blocks of a cluster see each other's shared memory.
+// The pipeline of a block: producer warps load and store windows of time, consumer warps scan them.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -41,55 +40,6 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, int odd) {
 #else  // tests/emulation
 using emulation::barrier_arrive, emulation::barrier_begin, emulation::barrier_wait;
 #endif
-
-// A count in global memory, of warps that have written there what another block waits for: a block of
-// a higher index, or it might keep the one it waits for from starting. That blocks start in the order
-// of their index is assumed: CUDA does not promise it.
-__device__ __forceinline__ void signal_by_warp(uint32_t* count) {
-  __threadfence();
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) atomicAdd(count, 1u);
-}
-__device__ __forceinline__ void wait_for_warps(const uint32_t* count, uint32_t warps) {
-#if defined(__CUDACC__)
-  if (threadIdx.x % 32 == 0)
-    while (*static_cast<const volatile uint32_t*>(count) < warps) __nanosleep(100);
-  __syncwarp();
-  __threadfence();
-#else  // tests/emulation runs blocks one after the other; more means that it did not begin at zero
-  if (*count != warps) __builtin_trap();
-#endif
-}
-
-// From compute capability 9.0 on blocks can be launched in clusters: they are at work at the same time, and
-// see each other's shared memory. The first gives the place of p in the block of that rank; the second lets all
-// threads of all blocks meet.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-template <class T>
-__device__ __forceinline__ const T* in_block(int rank, const T* p) {
-  const T* there;
-  asm volatile("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(p), "r"(rank));
-  return there;
-}
-__device__ __forceinline__ void meet_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-#else  // nobody calls these: no launch is paired there
-template <class T>
-__device__ __forceinline__ const T* in_block(int, const T*) {
-  return nullptr;
-}
-__device__ __forceinline__ void meet_cluster() {}
-#endif
-
-// An earlier launch sets such counts to zero, so many threads of each of its blocks together.
-__device__ __forceinline__ void clear_counts(uint32_t* counts, int64_t size, int thread,
-                                             int threads) {
-  if (!counts) return;
-  const int64_t all = int64_t(gridDim.x) * threads;
-  for (int64_t i = int64_t(blockIdx.x) * threads + thread; i < size; i += all) counts[i] = 0;
-}
 
 // The stages of shared memory between producer warps and those that scan, a window each turn; turns count from
 // 0. In between a block never meets: a warp waits for the window it needs, and may be windows ahead of

@@ -61,9 +61,8 @@ struct ChunkShare {
   int64_t chunks, slabs;
 };
 
-// The last of the blocks that share the channels of a chunk adds up the gradients of B and C. The others leave
-// theirs in memory, where there is room for so many `parts` of each chunk, but not those of a pair that is a
-// cluster. Every pointer is to contiguous memory of float, or complex of float for A, B, C and states.
+// The blocks that share the channels of a chunk leave their gradients of B and C in memory, where there is room for
+// so many `parts` of each chunk, and the one that comes last adds them up. Every pointer is to contiguous memory of float, or complex of float for A, B, C and states.
 struct BackwardArguments {
   ScanArguments scan;
   View grad_out, grad_last_state;                   // incoming; either may be missing
@@ -73,13 +72,12 @@ struct BackwardArguments {
   // [B, G, chunks, parts, N, kChunk], or where constant in time [B, G, H, chunks, N].
   void *B_parts, *C_parts;
   float *grad_D, *grad_bias;  // [B, G, chunks, H]
-  uint32_t* counts;  // [B, G, chunks] of warps whose part is there, where a chunk is shared
+  uint32_t* counts;  // [B, G, chunks] of blocks whose part is there, where a chunk is shared
   // plan_backward knows; `tail` is a last chunk of few steps, whose blocks have another shape.
   int64_t chunks, parts;
   ChunkShare body, tail;
   // The launch knows. From a block's channels to its next ones, bytes, of edges entries.
   ChunkShare share;
-  bool paired;  // two blocks that share a chunk are a cluster
   struct {
     int64_t u, delta, z, A, grad_out, grad_u, grad_delta, grad_z, edges;
   } next;

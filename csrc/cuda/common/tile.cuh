@@ -9,12 +9,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#define VIM_MM_ISA cuda
-
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "../../methods/discretization.h"
+#include "methods.cuh"
 #include "scan_arguments.h"
 
 namespace vim_mm {

@@ -36,20 +36,15 @@ inline int64_t count_slabs(int64_t chunks, int64_t channels) {
   return best;
 }
 
-// Calls f with the kernel for that share, its block's shape, its shared memory in bytes, and how many blocks are
-// a cluster. That is for two, which have room wherever one has: of more, parts of a GPU may have none left where
-// there are still multiprocessors.
+// Calls f with the kernel for that share, its block's shape and its shared memory in bytes.
 template <class Method, class F>
-void choose_kernel(const BackwardArguments& p, const ChunkShare& share, bool is_tail, const F& f) {
+void choose_kernel(const BackwardArguments& p, bool is_tail, const F& f) {
   dispatch_layout(p.scan, layout_of(p), [&](auto e, auto layout) {
     using E = std::decay_t<decltype(e)>;  // else nvcc hands the host compiler a reference
     const auto run = [&](auto shape, auto aligned) {
       using Block = decltype(shape);
-      const auto kernel = backward_kernel<Method, E, Block, layout(), aligned()>;
-      constexpr size_t bytes =
-          sizeof(typename BackwardBlock<Method, E, Block, layout(), aligned()>::Shared);
-      const bool paired = layout() != Layout::any && share.slabs == 2 && is_for_90(kernel);
-      f(kernel, shape, bytes, paired ? 2u : 1u);
+      f(backward_kernel<Method, E, Block, layout(), aligned()>, shape,
+        sizeof(typename BackwardBlock<Method, E, Block, layout(), aligned()>::Shared));
     };
     if constexpr (layout() == Layout::any) run(BackwardAny(), std::false_type());
     else if (is_tail) run(BackwardTail(), std::false_type());
@@ -58,40 +53,27 @@ void choose_kernel(const BackwardArguments& p, const ChunkShare& share, bool is_
   });
 }
 
-template <class Method>
-int64_t count_parts(const BackwardArguments& p, const ChunkShare& share, bool is_tail) {
+// How many parts of each chunk blocks leave in memory: with Layout::any they add up there, otherwise in registers.
+inline int64_t count_parts(const BackwardArguments& p, const ChunkShare& share) {
   if (share.chunks == 0) return 0;
-  // With Layout::any a block adds up in memory, otherwise in registers, and the last one needs no part; nor does
-  // the other one of a pair.
-  if (layout_of(p) == Layout::any) return share.slabs;
-  int64_t parts = 0;
-  choose_kernel<Method>(p, share, is_tail, [&](auto, auto, size_t, unsigned cluster) {
-    parts = cluster > 1 ? 0 : share.slabs - 1;
-  });
-  return parts;
+  return layout_of(p) == Layout::any || share.slabs > 1 ? share.slabs : 0;
 }
 
 template <class Method>
 void scan_share(const BackwardArguments& p, const ChunkShare& share, bool is_tail, void* stream) {
   const ScanArguments& scan = p.scan;
-  choose_kernel<Method>(
-      p, share, is_tail, [&](auto kernel, auto shape, size_t bytes, unsigned cluster) {
-        using Block = decltype(shape);
-        BackwardArguments q = p;
-        q.share = share, q.paired = cluster > 1;
-        const int64_t channels = share.slabs * Block::channels;
-        q.next = {channels * scan.u.row,
-                  channels * scan.delta.row,
-                  channels * scan.z.row,
-                  channels * scan.A.row,
-                  channels * p.grad_out.row,
-                  channels * p.grad_u.row,
-                  channels * p.grad_delta.row,
-                  channels * p.grad_z.row,
-                  channels * p.chunks * scan.states};
-        const int64_t blocks = scan.batch * scan.groups * share.chunks * share.slabs;
-        launch(kernel, {grid_of(blocks), Block::threads, bytes, cluster}, Begin::early, stream, q);
-      });
+  choose_kernel<Method>(p, is_tail, [&](auto kernel, auto shape, size_t bytes) {
+    using Block = decltype(shape);
+    BackwardArguments q = p;
+    q.share = share;
+    const int64_t channels = share.slabs * Block::channels;
+    q.next = {
+        channels * scan.u.row,       channels * scan.delta.row, channels * scan.z.row,
+        channels * scan.A.row,       channels * p.grad_out.row, channels * p.grad_u.row,
+        channels * p.grad_delta.row, channels * p.grad_z.row,   channels * p.chunks * scan.states};
+    const int64_t blocks = scan.batch * scan.groups * share.chunks * share.slabs;
+    launch(kernel, {grid_of(blocks), Block::threads, bytes}, Begin::early, stream, q);
+  });
 }
 
 template <class Method>
@@ -111,7 +93,7 @@ void ScanOf<Method>::plan_backward(BackwardArguments& p) {
         rounds(all * (chunks - 1), body.slabs) + kTailTime * rounds(all, tail.slabs);
     if (time <= 0.95 * rounds(all * chunks, slabs)) p.body = body, p.tail = tail;
   }
-  p.parts = std::max(count_parts<Method>(p, p.body, false), count_parts<Method>(p, p.tail, true));
+  p.parts = std::max(count_parts(p, p.body), count_parts(p, p.tail));
 }
 
 template <class Method>
