@@ -279,9 +279,9 @@ def test_windows(method, batch, length, states):
     compare(inputs, reverse=True, discretization_method=method)
 
 
-# No more blocks of six channels than multiprocessors: fewer windows than groups of row warps, and
-# more than stages; rows enough for the sweep for edges to march, too. Where four entries are moved
-# at once it is eight channels.
+# No more blocks of six channels than multiprocessors: fewer windows than groups of producer warps, and
+# more than stages; rows enough for the sweep for edges to be sequential, too. Where rows are not
+# aligned it is eight channels.
 @pytest.mark.usefixtures('many_multiprocessors')
 @pytest.mark.parametrize('method', ['zoh', 'bilinear', 'rk4', 'poly'])
 @pytest.mark.parametrize('reverse', [False, True])
@@ -304,7 +304,7 @@ def test_six_channels(emulated, method, dtype, batch, channels, length, states, 
     sweep_marches = method == 'poly' or batch * channels >= FEW_ROWS // 4
     launches += 1 + sweep_marches
     assert emulated.count_launches(384) == launches
-    memory = inputs['u'].new_empty(batch, channels, length + 4)
+    memory = inputs['u'].new_empty(batch, channels, length + 1)
     apart = memory[..., :length].copy_(inputs['u'].detach()).requires_grad_()
     of_eight = compare({**inputs, 'u': apart}, **options)
     assert emulated.count_launches(384) == launches

@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
                                        work);
   matrix.begin(work, first_window);
   const bool can_be_whole =
-      fast && scan.together >= kQuad && work.channels == Shape::channels && states == kStateTile;
+      fast && scan.aligned && work.channels == Shape::channels && states == kStateTile;
   // Starts the loads of a window that has so many steps.
   const auto load_window = [&](int left) {
     if (fast && can_be_whole && left == Shape::window) {

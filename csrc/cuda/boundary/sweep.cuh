@@ -28,7 +28,6 @@ __device__ __forceinline__ void load_sweep(const EdgesArguments& p, const Work& 
   using Rows = WindowLoader<Shape, layout, Format, Aligned, 1>;
   using Places = typename Rows::Places;
   const View* const matrices[] = {&scan.C};
-  constexpr int quads = Rows::width / kQuad;
   const int windows = int(work.windows), group = Shape::group();
   const auto window_of = [&](int i) { return windows - 1 - i; };
   Rows rows(scan, work, p.grad_out, matrices, scan.gated);
@@ -41,19 +40,17 @@ __device__ __forceinline__ void load_sweep(const EdgesArguments& p, const Work& 
   for (int i = group; i < windows; i += Shape::groups) {
     const int stage = Pipeline<Shape>::stage_of(i);
     if (i >= Shape::stages) shared.pipeline.producer_acquire(i - Shape::stages);
-    float sum_of_dt[Rows::count * quads] = {};
+    float sum_of_dt[Rows::count] = {};
     int entry = 0;
     rows.fill(shared.inputs[stage], window_of(i), raw, [&](float dt, float value, float z) {
-      if constexpr (!Method::causal) sum_of_dt[entry++ / kQuad] += dt;
+      if constexpr (!Method::causal) sum_of_dt[entry++ / Rows::width] += dt;
       if (scan.gated) value *= z * sigmoid(z);
       return weight * value;
     });
     if constexpr (!Method::causal) {
 #pragma unroll
       for (int k = 0; k < Rows::count; ++k) {
-        // In an order that is the same for quads and octets.
-        float sum = sum_of_dt[k * quads];
-        if constexpr (quads > 1) sum += sum_of_dt[k * quads + 1];
+        float sum = sum_of_dt[k];
 #pragma unroll
         for (int bit = 1; bit < Places::per_row; bit *= 2) sum += shuffle_xor(sum, bit);
         const int row = rows.slots.row(k);
@@ -137,13 +134,12 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   const auto scan_stride = [&](const auto& in, int step) VIM_MM_INLINED {
     const auto& matrix = in.matrix[0];
     float dt[kStride], drive[kStride];
-    load_stride<false>(in.dt, in.dt.values[0] + lane.row + in.dt.place(step), dt);
-    load_stride<false>(in.drive, in.drive.values[0] + lane.row + in.drive.place(step), drive);
+    load_stride<false>(in.dt.values[0] + lane.row + step, dt);
+    load_stride<false>(in.drive.values[0] + lane.row + step, drive);
 #pragma unroll
     for (int m = 0; m < Shape::states; ++m) {
       float entry[kStride];
-      load_stride<false>(
-          matrix, matrix.values[0] + lane.state_row + 4 * m * kPitch + matrix.place(step), entry);
+      load_stride<false>(matrix.values[0] + lane.state_row + 4 * m * kPitch + step, entry);
 #pragma unroll
       for (int i = kStride - 1; i >= 0; --i) {
         const float from_y = drive[i] * entry[i];

@@ -32,8 +32,7 @@ struct ScanArguments {
   int64_t batch, groups, channels, steps, states;
   int method;
   bool same_direction;  // then all groups have that of group 0
-  // How many neighbours in time, of every tensor, can be moved at once: eight of 16 bits, four, or one.
-  int together;
+  bool aligned;         // four neighbours in time, of every tensor, can be moved at once
   Directions directions;
 };
 

@@ -23,7 +23,6 @@ inline namespace VIM_MM_ISA {
 #define VIM_MM_INLINED __attribute__((always_inline))
 
 constexpr int kQuad = 4;        // entries read or written at once, where their layout allows it
-constexpr int kOctet = 8;       // the same of 16 bits, where rows are aligned so well
 constexpr int kStateTile = 16;  // states whose B and C are in shared memory at once
 
 #if defined(__CUDACC__)
@@ -36,7 +35,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
 // `Sets`: how many times as many channels as a warp has lanes for come into shared memory at once.
 template <int Segments, int Steps, int Warps, int MinBlocks = 1, int Sets = 1>
 struct Shape {
-  static constexpr bool sequential = false, octets = false;
+  static constexpr bool sequential = false;
   static constexpr int segments = Segments, steps = Steps, warps = Warps, sets = Sets;
   static constexpr int min_blocks = MinBlocks;  // per multiprocessor: a bound on registers
   static constexpr int threads = 32 * Warps, window = Segments * Steps;

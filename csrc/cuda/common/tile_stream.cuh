@@ -49,7 +49,7 @@ __device__ __forceinline__ void specialize(Storage storage, bool reverse, const 
 enum class Loads { whole, aligned, shifted, apart };
 
 // Which entries (row, step) of a tile a thread loads, converts and stores: `count` times `width`
-// neighbours in time, quads or, where the block's shape says so and a thread has so many, octets.
+// neighbours in time, which are quads, or with `any` single entries.
 // Neighbouring threads are neighbours in time too, or with `any`, if rows are nearer in memory,
 // neighbours in rows.
 // Of small tiles only the first threads have any, the others rows that are not there.
@@ -59,8 +59,7 @@ struct Slots {
   static constexpr int threads =
       layout != Layout::any && all < Shape::threads * kQuad ? all / kQuad : Shape::threads;
   static constexpr int entries = all / threads;
-  static constexpr bool octets = Shape::octets && layout == Layout::half && entries % kOctet == 0;
-  static constexpr int width = layout == Layout::any ? 1 : octets ? kOctet : kQuad;
+  static constexpr int width = layout == Layout::any ? 1 : kQuad;
   static constexpr int count = entries / width, per_row = Shape::window / width;
   static_assert(entries >= width && threads % per_row == 0, "uneven tiles");
   int thread;  // of those that share the tile

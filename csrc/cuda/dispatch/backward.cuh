@@ -48,7 +48,7 @@ void choose_kernel(const BackwardArguments& p, bool is_tail, const F& f) {
     };
     if constexpr (layout() == Layout::any) run(BackwardAny(), std::false_type());
     else if (is_tail) run(BackwardTail(), std::false_type());
-    else if (p.scan.together < kQuad) run(BackwardShape(), std::false_type());
+    else if (!p.scan.aligned) run(BackwardShape(), std::false_type());
     else run(BackwardShape(), std::true_type());
   });
 }

@@ -47,15 +47,6 @@ constexpr int64_t kFewRows = VIM_MM_FEW_ROWS;
 constexpr int64_t kFewRows = 2048;
 #endif
 
-// Calls f with a sequential shape, or where rows are aligned for it that of octets.
-template <class Shape, Layout layout, class F>
-void choose_slots(const ScanArguments& scan, const F& f) {
-  if constexpr (layout == Layout::half) {
-    if (scan.together == kOctet) return f(typename Shape::OfOctets());
-  }
-  f(Shape());
-}
-
 template <class Shape>
 int64_t blocks_of(const ScanArguments& scan) {
   return scan.batch * scan.groups * ((scan.channels + Shape::channels - 1) / Shape::channels);
@@ -66,7 +57,7 @@ int64_t blocks_of(const ScanArguments& scan) {
 template <class Shape, Layout layout, class F>
 bool choose_six(const ScanArguments& scan, const F& f) {
   if constexpr (layout == Layout::half) {
-    if (scan.together == kOctet && scan.channels % Shape::channels == 0 &&
+    if (scan.aligned && scan.channels % Shape::channels == 0 &&
         blocks_of<Shape>(scan) <= device_attribute(cudaDevAttrMultiProcessorCount))
       return f(Shape()), true;
   }
@@ -89,13 +80,12 @@ void choose_forward(const ScanArguments& scan, const F& f) {
   if constexpr (layout == Layout::any) {
     f(Shape<8, 8, 4>());
   } else if (Method::causal && has_most_rows(scan)) {
-    if constexpr (Method::causal)
-      choose_slots<SequentialShape<2, 2, 2, 1, 4, roomy ? 2 : 3, 2>, layout>(scan, f);
+    if constexpr (Method::causal) f(SequentialShape<2, 2, 2, 1, 4, roomy ? 2 : 3, 2>());
   } else if (rows_of(scan) >= kFewRows) {
-    choose_slots<SequentialShape<1, 1, 2, 1, 4, 3, straight ? 1 : 2, straight>, layout>(scan, f);
+    f(SequentialShape<1, 1, 2, 1, 4, 3, straight ? 1 : 2, straight>());
   } else if (!choose_six<SixChannelShape<std::is_same<Method, Rk4>::value ? 2 : 1>, layout>(scan,
                                                                                             f)) {
-    choose_slots<SequentialShape<1, 1, 4, 2, 2, 2, straight ? 2 : 1, true>, layout>(scan, f);
+    f(SequentialShape<1, 1, 4, 2, 2, 2, straight ? 2 : 1, true>());
   }
 }
 
@@ -108,15 +98,14 @@ void choose_edges(const ScanArguments& scan, const F& f) {
     f(Shape<8, 8, 4>());
   } else {
     const int64_t rows = rows_of(scan);
-    if (has_most_rows(scan))
-      return choose_slots<SequentialShape<2, 2, 2, 1, 4, 3, 2>, layout>(scan, f);
+    if (has_most_rows(scan)) return f(SequentialShape<2, 2, 2, 1, 4, 3, 2>());
     if constexpr (Method::causal) {
       if (rows < kFewRows && rows >= kFewRows / 2) return f(Shape<8, 16, 4, 3>());
       if (rows < kFewRows / 4 || (rows < kFewRows && layout == Layout::single))
         return f(Shape<16, 16, 4, 3>());
     }
     if (rows >= kFewRows || !choose_six<SixChannelShape<1>, layout>(scan, f))
-      choose_slots<SequentialShape<1, 1, 4, 2, 2, 3, 1>, layout>(scan, f);
+      f(SequentialShape<1, 1, 4, 2, 2, 3, 1>());
   }
 }
 

@@ -90,8 +90,7 @@ __device__ __forceinline__ void scan_states_both_ways(const ForwardArguments& p,
   LaneStates<Shape> of(p.scan, work, lane, View());
   float& state = of.x[0];
   const LaneRecurrence<Method, layout> recurrence(of.a[0]);
-  using Y = SlotTile<Shape::channels, Shape, layout>;
-  const LanePlaces<Shape, layout, operand> places(lane);
+  const LanePlaces<Shape, operand> places(lane);
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   const bool inside = lane.channel < work.channels && lane.state(0) < states;
   shared.pipeline.sync();
@@ -117,10 +116,9 @@ __device__ __forceinline__ void scan_states_both_ways(const ForwardArguments& p,
   };
   const auto store = [&](float* y, const float2(&sums)[Piece::strides]) VIM_MM_INLINED {
 #pragma unroll
-    for (int j = 0; j < Piece::strides; ++j)
-      *reinterpret_cast<float2*>(y + Y::place(j * kStride)) = sums[j];
+    for (int j = 0; j < Piece::strides; ++j) *reinterpret_cast<float2*>(y + j * kStride) = sums[j];
   };
-  const auto place_in_y = [](int place) { return Y::place(place * kPiece); };
+  const auto place_in_y = [](int place) { return place * kPiece; };
   // Of a window at once: the way back writes it, the way forth has it a window ahead.
   static_assert(kPieces == kQuad, "it is a quad");
   float across[kPieces] = {}, ahead[kPieces] = {};  // zeros where there is no such state

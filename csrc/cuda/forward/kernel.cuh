@@ -44,8 +44,7 @@ __device__ __forceinline__ void scan_states(const ForwardArguments& p, const Wor
   Steps recurrence[Shape::states];
 #pragma unroll
   for (int m = 0; m < Shape::states; ++m) recurrence[m] = Steps(of.a[m]);
-  using Y = SlotTile<Shape::channels, Shape, layout>;
-  const LanePlaces<Shape, layout, operand> places(lane);
+  const LanePlaces<Shape, operand> places(lane);
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   shared.pipeline.sync();
   float* edges = static_cast<float*>(p.edges) + row * p.chunks * states;
@@ -73,8 +72,7 @@ __device__ __forceinline__ void scan_states(const ForwardArguments& p, const Wor
       sum[j] = OutputSums<operand, Shape>::of(x, at.c);
     }
 #pragma unroll
-    for (int j = 0; j < ahead; ++j)
-      *reinterpret_cast<float2*>(y + Y::place(step + j * kStride)) = sum[j];
+    for (int j = 0; j < ahead; ++j) *reinterpret_cast<float2*>(y + step + j * kStride) = sum[j];
   };
   const auto y_of = [&](int turn) VIM_MM_INLINED {
     return shared.y[shared.pipeline.stage_of(turn)][0].values[0] + places.y;
@@ -132,7 +130,7 @@ __device__ __forceinline__ void scan_states(const ForwardArguments& p, const Wor
           // Before the scan or behind it, whichever ptxas makes the better code of.
           if (ahead == 1) load_next(stride);
           sum = prepared[stride % 2].template scan<operand>(of.x[0]);
-          y = y_of(turn) + Y::place(stride * kStride);
+          y = y_of(turn) + stride * kStride;
           if (ahead > 1) load_next(stride);
         }
       }

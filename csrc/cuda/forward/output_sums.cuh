@@ -100,12 +100,11 @@ struct OutputSums<operand, Shape, 1> {
 
   // Where a lane's entry of C for the i-th instruction is in a tile. It has that of its row_of_warp, which
   // is a column there.
-  template <class Matrix>
   static __device__ __forceinline__ int place_of_C(const LaneMap<Shape>& lane, int i) {
     const int column = lane.row_of_warp;
-    if constexpr (!Shape::mixed) return lane.state_row + Matrix::place(column);
+    if constexpr (!Shape::mixed) return lane.state_row + column;
     const int part = column / 4 == i ? Shape::scan_thread() / 32 : lane.last_part;
-    return (4 * part + lane.column) * kPitch + Matrix::place(4 * i + column % 4);
+    return (4 * part + lane.column) * kPitch + 4 * i + column % 4;
   }
   // The first step of a lane's sums.
   static __device__ __forceinline__ int step(const LaneMap<Shape>& lane) {
@@ -138,9 +137,8 @@ struct OutputSums<operand, Shape, 1> {
 // two columns that belong to these steps are meant.
 template <Operand operand, class Shape>
 struct OutputSums<operand, Shape, 2> {
-  template <class Matrix>
   static __device__ __forceinline__ int place_of_C(const LaneMap<Shape>& lane, int m) {
-    return lane.state_row + 4 * m * kPitch + Matrix::place(lane.row_of_warp);
+    return lane.state_row + 4 * m * kPitch + lane.row_of_warp;
   }
   static __device__ __forceinline__ int step(const LaneMap<Shape>& lane) { return 2 * lane.column; }
   static __device__ __forceinline__ float2 of(const float (&x)[2][kStride], const float (&c)[2]) {
@@ -159,13 +157,13 @@ struct OutputSums<operand, Shape, 2> {
 };
 
 // A stride or one entry of a state matrix, at that place of its tile.
-template <Operand operand, bool Split>
-__device__ __forceinline__ void read_stride(const WindowTile<kStateTile, Split>& tile, int at,
+template <Operand operand>
+__device__ __forceinline__ void read_stride(const WindowTile<kStateTile>& tile, int at,
                                             float (&out)[kStride]) {
-  load_stride<true>(tile, tile.values[0] + at, out);
+  load_stride<true>(tile.values[0] + at, out);
 }
-template <Operand operand, bool Split>
-__device__ __forceinline__ float read_entry(const WindowTile<kStateTile, Split>& tile, int at) {
+template <Operand operand>
+__device__ __forceinline__ float read_entry(const WindowTile<kStateTile>& tile, int at) {
   return tile.values[0][at];
 }
 template <Operand operand>
@@ -200,23 +198,21 @@ struct StrideInputs {
   template <Operand operand, bool Driven = true, class Inputs>
   __device__ __forceinline__ void load(const Inputs& in, const LaneMap<Shape>& lane,
                                        const int (&entry)[entries], int step) {
-    const int of_row = lane.row + in.dt.place(step);
-    load_stride<Shape::straight>(in.dt, in.dt.values[0] + of_row, dt);
+    const int of_row = lane.row + step;
+    load_stride<Shape::straight>(in.dt.values[0] + of_row, dt);
     if constexpr (Driven) {
-      load_stride<Shape::straight>(in.drive, in.drive.values[0] + of_row, drive);
+      load_stride<Shape::straight>(in.drive.values[0] + of_row, drive);
 #pragma unroll
       for (int m = 0; m < states; ++m)
-        read_stride<operand>(in.matrix[0],
-                             lane.state_row + 4 * m * kPitch + in.matrix[0].place(step), b[m]);
+        read_stride<operand>(in.matrix[0], lane.state_row + 4 * m * kPitch + step, b[m]);
     }
 #pragma unroll
-    for (int i = 0; i < entries; ++i)
-      c[i] = read_entry<operand>(in.matrix[1], entry[i] + in.matrix[1].place(step));
+    for (int i = 0; i < entries; ++i) c[i] = read_entry<operand>(in.matrix[1], entry[i] + step);
   }
 };
 
 // Where a lane's entries of C are in their tile, and the sums that it gets in theirs.
-template <class Shape, Layout layout, Operand operand>
+template <class Shape, Operand operand>
 struct LanePlaces {
   int c[Shape::entries_of_C], y;
 
@@ -224,11 +220,10 @@ struct LanePlaces {
     using Sums = OutputSums<operand, Shape>;
 #pragma unroll
     for (int i = 0; i < Shape::entries_of_C; ++i) {
-      c[i] = Sums::template place_of_C<MatrixTile<Shape, layout>>(lane, i);
+      c[i] = Sums::place_of_C(lane, i);
       if constexpr (Shape::straight) settle(c[i]);
     }
-    y = lane.part * Shape::channels * kPitch + lane.row +
-        SlotTile<Shape::channels, Shape, layout>::place(Sums::step(lane));
+    y = lane.part * Shape::channels * kPitch + lane.row + Sums::step(lane);
     if constexpr (Shape::straight) settle(y);
   }
 };

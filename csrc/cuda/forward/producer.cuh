@@ -45,7 +45,7 @@ template <class Shape, Layout layout>
 struct ForwardShared {
   Pipeline<Shape> pipeline;
   WindowInputs<Shape, layout, 2, MatrixTile<Shape, layout>> inputs[Shape::stages];
-  SlotTile<Shape::channels, Shape, layout> y[Shape::stages][Shape::parts];
+  WindowTile<Shape::channels> y[Shape::stages][Shape::parts];
 };
 
 // A group of producer warps: fills stages, and when one of its windows has been scanned, fills its stage

@@ -43,8 +43,8 @@ View narrow_view(const Tensor& t, int first) {
   return view;
 }
 
-// How many neighbours in time of u's dtype can be moved at once, at whichever end time begins.
-int neighbours_together(const ScanArguments& scan, std::initializer_list<View> others) {
+// Whether four neighbours in time of u's dtype can be moved at once, at whichever end time begins.
+bool are_aligned(const ScanArguments& scan, std::initializer_list<View> others) {
   const int64_t item = scan.u.storage == Storage::float32 ? 4 : 2;
   int64_t bits = scan.steps * item;
   const auto add = [&](const View& v) {
@@ -52,9 +52,7 @@ int neighbours_together(const ScanArguments& scan, std::initializer_list<View> o
   };
   for (const View& v : {scan.u, scan.delta, scan.z, scan.B, scan.C}) add(v);
   for (const View& v : others) add(v);
-  for (const int count : {8, 4})
-    if (count * item <= 16 && bits % (count * item) == 0) return count;
-  return 1;
+  return bits % (4 * item) == 0;
 }
 
 ScanArguments scan_arguments(const Inputs& in, const Sizes& sizes) {
@@ -106,7 +104,7 @@ int64_t count_edges(const ScanArguments& scan) {
 void scan_into(ScanArguments scan, const View& out, void* edges, void* last_state,
                const Tensor& like, void* stream) {
   ForwardArguments p{};
-  scan.together = neighbours_together(scan, {out});
+  scan.aligned = are_aligned(scan, {out});
   p.scan = scan;
   p.out = out;
   p.chunks = chunks_of(scan);
@@ -156,8 +154,8 @@ void scan_backward_into(ScanArguments scan, const ScanGradients& gradients, cons
   p.grad_u = gradients.u, p.grad_delta = gradients.delta, p.grad_z = gradients.z;
   if (!scan.constant_B) p.grad_B = gradients.B;
   if (!scan.constant_C) p.grad_C = gradients.C;
-  scan.together =
-      neighbours_together(scan, {p.grad_out, p.grad_u, p.grad_delta, p.grad_z, p.grad_B, p.grad_C});
+  scan.aligned =
+      are_aligned(scan, {p.grad_out, p.grad_u, p.grad_delta, p.grad_z, p.grad_B, p.grad_C});
   p.scan = scan;
   p.edges = edges;
   plan_backward(p);

@@ -18,11 +18,11 @@ __device__ __forceinline__ void start_loads(bool whole, const F& f) {
   else f(integral_constant<Loads, Loads::aligned>());
 }
 
-// Calls f with whether slots can be moved at once, as a constant.
+// Calls f with whether quads can be moved at once, as a constant. Six channels are chosen for aligned rows alone.
 template <class Shape, class F>
 __device__ __forceinline__ void specialize_alignment(const ScanArguments& scan, const F& f) {
-  if (Shape::octets || scan.together >= kQuad) f(std::true_type());
-  else if constexpr (!Shape::octets) f(std::false_type());
+  if (Shape::mixed || scan.aligned) f(std::true_type());
+  else if constexpr (!Shape::mixed) f(std::false_type());
 }
 
 // What the threads of a group have of a scan: the rows that drive it, the step sizes, the gate and
@@ -112,8 +112,7 @@ struct WindowLoader {
       });
     });
   }
-  template <bool Split>
-  __device__ __forceinline__ void put_matrix(WindowTile<kStateTile, Split>& to, int i, int k,
+  __device__ __forceinline__ void put_matrix(WindowTile<kStateTile>& to, int i, int k,
                                              const Raw& raw) const {
     float entry[MatrixPlaces::width];
     matrix[i].template values<Format>(*matrices[i], k, raw.matrix[i], entry);

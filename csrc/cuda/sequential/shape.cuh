@@ -20,14 +20,11 @@ constexpr int kStride = 8;  // steps that are loaded, and summed over states, to
 // the more there are, the longer may a window take them. `MinBlocks`: per multiprocessor, a bound on
 // registers. `Strides`: of how many a lane of the causal forward scan has the inputs at once. `Straight`: whole
 // windows are one piece of code, in which strides interleave. That is for so few rows that a scheduler has few
-// warps, or one; it takes registers. `Octets`: eight neighbours of 16 bits can be moved at once, and are where a
-// thread has so many.
+// warps, or one; it takes registers.
 template <int States, int Warps, int Stages, int Groups, int ProducerWarps, int MinBlocks,
-          int Strides, bool Straight = false, bool Octets = false>
+          int Strides, bool Straight = false>
 struct SequentialShape {
-  static constexpr bool sequential = true, straight = Straight, octets = Octets;
-  using OfOctets = SequentialShape<States, Warps, Stages, Groups, ProducerWarps, MinBlocks, Strides,
-                                   Straight, true>;
+  static constexpr bool sequential = true, straight = Straight;
   static constexpr int states = States, min_blocks = MinBlocks, strides = Strides;
   static constexpr int stages = Stages, groups = Groups;
   static constexpr int parts = kStateTile / (4 * States);  // of the states; a warp has one
@@ -63,10 +60,9 @@ struct SequentialShape {
 //   0 to 5        all six        0, 1 or 2: the warp's own
 //   6 and 7       two of six     3
 //
-// Three stages for three groups of one producer warp, which moves octets of B and C, and quads of all else.
+// Three stages for three groups of one producer warp.
 template <int Strides>
-struct SixChannelShape : SequentialShape<1, 1, 3, 3, 1, 1, Strides, true, true> {
-  using OfOctets = SixChannelShape;
+struct SixChannelShape : SequentialShape<1, 1, 3, 3, 1, 1, Strides, true> {
   static constexpr int schedulers = 4, scanning = 3, channels = 6;
   static constexpr int scan_threads = 32 * scanning, all_threads = 32 * schedulers * 3;
   static constexpr bool mixed = true;

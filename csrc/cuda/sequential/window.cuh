@@ -12,25 +12,14 @@ inline namespace VIM_MM_ISA {
 // scan meet on a bank.
 constexpr int kPitch = kChunk + 8;
 
-// One value for each row and step of a window. `Split`: of quads those of even number come first, and
-// odd ones behind a gap. So threads that have two neighbouring quads do not meet on a bank either.
-template <int Rows, bool Split>
+// One value for each row and step of a window.
+template <int Rows>
 struct WindowTile {
-  static_assert(!Split || kStride == 2 * kQuad, "a stride has a quad of each kind");
   alignas(16) float values[Rows][kPitch];
 
-  // Where a step is in a row; that of a stride and a step in it is the sum of both.
-  static __device__ __forceinline__ constexpr int place(int step) {
-    if (!Split) return step;
-    return step / kStride * kQuad + step / kQuad % 2 * (kPitch / 2) + step % kQuad;
-  }
-  __device__ __forceinline__ float* at(int row, int step) { return values[row] + place(step); }
-  __device__ __forceinline__ const float* at(int row, int step) const {
-    return values[row] + place(step);
-  }
+  __device__ __forceinline__ float* at(int row, int step) { return values[row] + step; }
+  __device__ __forceinline__ const float* at(int row, int step) const { return values[row] + step; }
 };
-template <int Rows, class Shape, Layout layout>
-using SlotTile = WindowTile<Rows, Slots<Rows, Shape, layout>::octets>;
 
 // A state matrix of 16 bits as it is in memory, but in scan order. To widen it costs lanes of one
 // state an instruction per element and saves them a fifth of what they read; with two states the
@@ -38,32 +27,29 @@ using SlotTile = WindowTile<Rows, Slots<Rows, Shape, layout>::octets>;
 struct HalfTile {
   alignas(16) uint32_t words[kStateTile][kPitch / 2];
 
-  static __device__ __forceinline__ constexpr int place(int step) { return step; }
   __device__ __forceinline__ const uint16_t* entries() const {
     return reinterpret_cast<const uint16_t*>(words[0]);
   }
 };
 template <class Shape, Layout layout>
 using MatrixTile = typename std::conditional<layout == Layout::half && Shape::states == 1, HalfTile,
-                                             SlotTile<kStateTile, Shape, layout>>::type;
+                                             WindowTile<kStateTile>>::type;
 
 // What the lanes that scan read of a window.
-template <class Shape, Layout layout, int Matrices,
-          class Matrix = SlotTile<kStateTile, Shape, layout>>
+template <class Shape, Layout layout, int Matrices, class Matrix = WindowTile<kStateTile>>
 struct WindowInputs {
-  SlotTile<Shape::channels, Shape, layout> dt, drive;
+  WindowTile<Shape::channels> dt, drive;
   Matrix matrix[Matrices];
 };
 
-// The stride of a tile that begins there. `InOrder`: as load_by_two has it.
-template <bool InOrder, int Rows, bool Split>
-__device__ __forceinline__ void load_stride(const WindowTile<Rows, Split>& tile, const float* first,
-                                            float (&to)[kStride]) {
+// The stride that begins there. `InOrder`: as load_by_two has it.
+template <bool InOrder>
+__device__ __forceinline__ void load_stride(const float* first, float (&to)[kStride]) {
 #pragma unroll
   for (int i = 0; i < kStride; i += kQuad) {
     float (&quad)[kQuad] = reinterpret_cast<float (&)[kQuad]>(to[i]);
-    if constexpr (InOrder) load_by_two(first + tile.place(i), quad);
-    else load_quad(first + tile.place(i), quad);
+    if constexpr (InOrder) load_by_two(first + i, quad);
+    else load_quad(first + i, quad);
   }
 }
 
