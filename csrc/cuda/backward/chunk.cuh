@@ -311,47 +311,7 @@ class BackwardBlock {
     return shared_.entries[(k * width + i) * Shape::threads + threadIdx.x];
   }
   template <class Format>
-  __device__ __forceinline__ void commit_rows() {
-    constexpr float weight = output_weight<Method, E>();
-    const bool gated = scan_.gated;
-    if constexpr (copies) wait_for_all_copies();
-#pragma unroll
-    for (int k = 0; k < count; ++k) {
-      float u[width], dt[width], z[width], grad_y[width], drive[width], weighted[width];
-      if constexpr (copies) {
-        const Own& own = shared_.own;
-        const auto get = [&](const auto& stream, const View& v, const auto& from,
-                             float (&to)[width]) {
-          stream.template values<Format>(v, k, stream.arrived(from[threadIdx.x]), to);
-        };
-        get(u_, scan_.u, own.u, u), get(delta_, scan_.delta, own.delta, dt);
-        get(z_, scan_.z, own.z, z), get(grad_out_, p_.grad_out, own.grad_out, grad_y);
-      } else {
-        u_.template values<Format>(scan_.u, k, u);
-        delta_.template values<Format>(scan_.delta, k, dt);
-        z_.template values<Format>(scan_.z, k, z);
-        grad_out_.template values<Format>(p_.grad_out, k, grad_y);
-      }
-      const float bias = shared_.bias[slots_.row(k)];
-      D_[k] = shared_.D[slots_.row(k)];
-#pragma unroll
-      for (int i = 0; i < width; ++i) {
-        const float x = dt[i] + bias;
-        dt[i] = step_size<accuracy_of(layout)>(dt[i], bias, scan_.delta_softplus);
-        float dt_slope = scan_.delta_softplus ? softplus_slope(x, dt[i]) : 1.0f;
-        const float s = sigmoid(z[i]), zs = z[i] * s;
-        const float gate_slope = grad_y[i] * (s + zs * (1.0f - s));
-        if (slots_.step(k) + (Aligned ? 0 : i) >= left_) dt[i] = dt_slope = 0.0f;
-        grad_y[i] *= gated ? zs : 1.0f;
-        weighted[i] = weight * grad_y[i];
-        drive[i] = Steps::of_u * (Method::scaled ? dt[i] * u[i] : u[i]);
-        entry(k, i) = {u[i], grad_y[i], gate_slope, dt_slope};
-      }
-      put(shared_.dt, slots_, k, dt);
-      put(shared_.drive, slots_, k, drive);
-      put(shared_.grad_y, slots_, k, weighted);
-    }
-  }
+  __device__ __forceinline__ void commit_rows();
 
   __device__ __forceinline__ void advance(bool first_of_block) {
 #pragma unroll 1
@@ -458,202 +418,40 @@ class BackwardBlock {
       static_cast<E*>(to)[edge_at(work_.first_channel + channel, n)] = value;
   }
   // What the block of that slab has of B's or C's gradient in this chunk, in scan order.
-  __device__ __forceinline__ E* part(void* parts, int slab, int n, int step) const {
-    const int64_t at = chunks_before() * p_.parts + slab;
-    return static_cast<E*>(parts) + (at * scan_.states + n) * kChunk + step;
-  }
+  __device__ __forceinline__ E* part(void* parts, int slab, int n, int step) const;
   // To this block's own part, summed over the channels.
-  __device__ __forceinline__ void add_to_part(void* parts, int n, E (&value)[steps], bool fresh) {
-#pragma unroll
-    for (int i = 0; i < steps; ++i) value[i] = sum_over_channels<Shape>(value[i]);
-    if (channel_of_lane<Shape>(0) != 0 || n >= scan_.states) return;
-    E* const to = part(parts, slab_, n, segment_ * steps);
-#pragma unroll
-    for (int i = 0; i < steps; ++i) to[i] = fresh ? value[i] : to[i] + value[i];
-  }
+  __device__ __forceinline__ void add_to_part(void* parts, int n, E (&value)[steps], bool fresh);
   // To shared memory, in the place of B or C, summed over the channels.
-  __device__ __forceinline__ void put_sums(StateTile<E, Shape>& tile, int n, E (&value)[steps]) {
-#pragma unroll
-    for (int i = 0; i < steps; ++i) value[i] = sum_over_channels<Shape>(value[i]);
-    if (channel_of_lane<Shape>(0) == 0) store_segment(tile.at(n, segment_ * steps), value);
-  }
+  __device__ __forceinline__ void put_sums(StateTile<E, Shape>& tile, int n, E (&value)[steps]);
 
   // The gradients of B and C over the chunk: this block's, or where others share it, by the last of them to come
   // here, those of all in the order of slabs.
-  __device__ __forceinline__ void write_matrices() {
-    const MatrixPlaces B_slots(p_.grad_B, work_), C_slots(p_.grad_C, work_);
-    if constexpr (fast) {
-#pragma unroll
-      for (int m = 0; m < states_of_warp; ++m) {
-        put_sums(shared_.B, warp_ * states_of_warp + m, grad_B_[m]);
-        put_sums(shared_.C, warp_ * states_of_warp + m, grad_C_[m]);
-      }
-      __syncthreads();
-      Entries b, c;
-      take(shared_.B, B_slots, b);
-      take(shared_.C, C_slots, c);
-      if (slabs_ == 1) {
-        store_matrix(p_.grad_B, B_slots, 0, b);
-        store_matrix(p_.grad_C, C_slots, 0, c);
-        return;
-      }
-      leave_part(p_.B_parts, B_slots, b);
-      leave_part(p_.C_parts, C_slots, c);
-    }
-    if (slabs_ > 1 && !is_last_to_arrive(p_.counts + chunks_before(), slabs_)) return;
-#pragma unroll 1
-    for (int first = 0; first < (fast ? 1 : int(scan_.states)); first += kStateTile) {
-      if (!B_.constant()) store_sum(p_.grad_B, p_.B_parts, B_slots, first);
-      if (!C_.constant()) store_sum(p_.grad_C, p_.C_parts, C_slots, first);
-    }
-  }
+  __device__ __forceinline__ void write_matrices();
   // A thread's entries of a tile of B's or C's gradient.
   using MatrixPlaces = Slots<kStateTile, Shape, layout>;
   struct Entries {
     E value[MatrixPlaces::count][MatrixPlaces::width];
   };
   static __device__ __forceinline__ void take(StateTile<E, Shape>& tile, const MatrixPlaces& slots,
-                                              Entries& to) {
-    if (!slots.has_any()) return;
-#pragma unroll
-    for (int k = 0; k < MatrixPlaces::count; ++k)
-      load_segment(tile.at(slots.row(k), slots.step(k)), to.value[k]);
-  }
+                                              Entries& to);
   // The sum over slabs, of the tile that begins with that state.
   __device__ __forceinline__ void store_sum(const View& v, void* parts, const MatrixPlaces& slots,
-                                            int first) const {
-    Entries sum;
-#pragma unroll 1
-    for (int slab = 0; slab < slabs_; ++slab) {
-#pragma unroll
-      for (int k = 0; k < MatrixPlaces::count; ++k) {
-        const int n = first + slots.row(k);
-        if (n >= scan_.states) continue;
-        const E* const from = part(parts, slab, n, slots.step(k));
-        E value[MatrixPlaces::width];
-        if constexpr (fast) load_segment(from, value);
-        else value[0] = from[0];
-#pragma unroll
-        for (int i = 0; i < MatrixPlaces::width; ++i)
-          sum.value[k][i] = slab == 0 ? value[i] : sum.value[k][i] + value[i];
-      }
-    }
-    store_matrix(v, slots, first, sum);
-  }
+                                            int first) const;
   __device__ __forceinline__ void leave_part(void* parts, const MatrixPlaces& slots,
-                                             const Entries& from) const {
-#pragma unroll
-    for (int k = 0; k < MatrixPlaces::count; ++k)
-      if (slots.row(k) < scan_.states)
-        store_segment(part(parts, slab_, slots.row(k), slots.step(k)), from.value[k]);
-  }
+                                             const Entries& from) const;
   __device__ __forceinline__ void store_matrix(const View& v, const MatrixPlaces& slots, int first,
-                                               const Entries& from) const {
-    const int states = int(scan_.states) - first;
-    const bool whole = Aligned && left_ == Shape::window && states == kStateTile;
-    Stream<E, kStateTile, Shape, layout> to;
-    to.begin(v, v.data + work_.b * v.batch + work_.g * v.group + first * v.row, slots, work_,
-             window_);
-    specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
-      using Format = decltype(format);
-#pragma unroll
-      for (int k = 0; k < MatrixPlaces::count; ++k)
-        to.template store<Format>(v, slots, k, from.value[k], whole, states, left_);
-    });
-  }
+                                               const Entries& from) const;
 
-  __device__ __forceinline__ void finish_rows(Gradients (&gradients)[count]) {
-    constexpr float weight = output_weight<Method, E>();
-#pragma unroll
-    for (int k = 0; k < count; ++k) {
-      Gradients& grad = gradients[k];
-      float y[width];
-      get_sum(shared_.y, slots_, k, y);
-      get_sum(shared_.grad_input, slots_, k, grad.u);
-      get_sum(shared_.grad_dt, slots_, k, grad.delta);
-      const float* const dt = shared_.dt.at(slots_.row(k), slots_.step(k));
-      float to_D = 0.0f, to_bias = 0.0f;
-#pragma unroll
-      for (int i = 0; i < width; ++i) {
-        const BackwardEntry at = entry(k, i);
-        grad.u[i] *= Steps::of_u;
-        grad.delta[i] *= Steps::of_dt;
-        if (Method::scaled) {
-          grad.delta[i] += at.u * grad.u[i];
-          grad.u[i] *= dt[i];
-        }
-        grad.u[i] += D_[k] * at.grad_y;
-        grad.delta[i] *= at.dt_slope;
-        grad.z[i] = at.gate_slope * (weight * y[i] + D_[k] * at.u);
-        to_D += at.grad_y * at.u;
-        to_bias += grad.delta[i];
-      }
-      grad.row_sum = sum_over_row(k, to_D, to_bias);
-    }
-  }
+  __device__ __forceinline__ void finish_rows(Gradients (&gradients)[count]);
   template <class Format>
-  __device__ __forceinline__ void store_rows(const Gradients (&gradients)[count]) {
-    take_places();
-    const auto store_all = [&](auto whole) {
-#pragma unroll
-      for (int k = 0; k < count; ++k) {
-        const auto store = [&](auto& stream, const View& v, const float (&values)[width]) {
-          if constexpr (Aligned)
-            stream.template store_aligned<Format>(v, slots_, k, values, decltype(whole)::value,
-                                                  work_.channels, left_);
-          else stream.template store<Format>(v, slots_, k, values, false, work_.channels, left_);
-        };
-        store(grad_u_, p_.grad_u, gradients[k].u);
-        store(grad_delta_, p_.grad_delta, gradients[k].delta);
-        if (scan_.gated) store(grad_z_, p_.grad_z, gradients[k].z);
-        constexpr int half = Places::per_row / 2;
-        if (fast && threadIdx.x % half == 0 && slots_.row(k) < work_.channels)
-          write_channel_sum(threadIdx.x & half ? p_.grad_bias : p_.grad_D, slots_.row(k),
-                            gradients[k].row_sum);
-      }
-    };
-    // Where rows are not aligned both do the same; with one alone the compiler spills.
-    if (is_whole(work_.channels)) store_all(std::true_type());
-    else store_all(std::false_type());
-    grad_u_.next(p_.next.grad_u), grad_delta_.next(p_.next.grad_delta);
-    grad_z_.next(p_.next.grad_z);
-    put_places();
-  }
+  __device__ __forceinline__ void store_rows(const Gradients (&gradients)[count]);
 
   // The gradients of D and of delta_bias over the chunk, from those of threads that share a row: the first of
   // them gets that of D, the one in the middle the other.
-  __device__ __forceinline__ float sum_over_row(int k, float to_D, float to_bias) {
-    if constexpr (fast) {
-      static_assert(Places::per_row <= 32, "threads of a row are in one warp");
-      constexpr int half = Places::per_row / 2;
-      const bool last = threadIdx.x & half;
-      float sum = (last ? to_bias : to_D) + shuffle_xor(last ? to_D : to_bias, half);
-#pragma unroll
-      for (int bit = half / 2; bit > 0; bit /= 2) sum += shuffle_xor(sum, bit);
-      return sum;
-    } else {
-      // In the place of what this thread has taken from there, till write_row_sums.
-      *shared_.y[0].at(slots_.row(k), slots_.step(k)) = to_D;
-      *shared_.grad_input[0].at(slots_.row(k), slots_.step(k)) = to_bias;
-      return 0.0f;
-    }
-  }
+  __device__ __forceinline__ float sum_over_row(int k, float to_D, float to_bias);
   // By the warp that stores the next sums there.
-  __device__ __forceinline__ void write_row_sums(int channels) {
-    if (fast || warp_ != 0) return;
-    float D[steps], bias[steps];
-    load_segment(shared_.y[0].segment_of_lane(0), D);
-    load_segment(shared_.grad_input[0].segment_of_lane(0), bias);
-    const float to_D = sum_over_segments<Shape>(sum(D));
-    const float to_bias = sum_over_segments<Shape>(sum(bias));
-    const int c = channel_of_lane<Shape>(0);
-    if (segment_ > 0 || c >= channels) return;
-    write_channel_sum(p_.grad_D, c, to_D);
-    write_channel_sum(p_.grad_bias, c, to_bias);
-  }
-  __device__ __forceinline__ void write_channel_sum(float* to, int c, float sum) {
-    to[chunks_before() * scan_.channels + work_.first_channel + c] = sum;
-  }
+  __device__ __forceinline__ void write_row_sums(int channels);
+  __device__ __forceinline__ void write_channel_sum(float* to, int c, float sum);
 
   const BackwardArguments& p_;
   const ScanArguments& scan_;
@@ -674,16 +472,6 @@ class BackwardBlock {
   Edges<E> edges_[edges_of_thread];
   E grad_B_[fast ? states_of_warp : 1][steps], grad_C_[fast ? states_of_warp : 1][steps];
 };
-
-// `Aligned`: quads can be moved at once; with Layout::any it is not asked.
-template <class Method, class E, class Shape, Layout layout, bool Aligned>
-__global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
-    backward_kernel(const __grid_constant__ BackwardArguments p) {
-  extern __shared__ float4 memory[];
-  using Block = BackwardBlock<Method, E, Shape, layout, Aligned>;
-  let_next_begin();
-  Block(p, *reinterpret_cast<typename Block::Shared*>(memory)).run();
-}
 
 }  // namespace VIM_MM_ISA
 }  // namespace vim_mm

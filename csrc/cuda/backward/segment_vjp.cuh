@@ -4,7 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "../common/tile_stream.cuh"
+#include "../common/state_matrix.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {

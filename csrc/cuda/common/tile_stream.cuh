@@ -4,87 +4,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <type_traits>
-
 #include "async_copy.cuh"
+#include "layout.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
-
-// What is known of u, delta, z, B, C and their gradients when a kernel is compiled. `any`: nothing;
-// every stride and dtype is looked up, B and C may be constant in time, there may be many states.
-// Else: real, B and C vary in time, no more than kStateTile states, all contiguous in time and of
-// one dtype, of 16 bits or of 32.
-enum class Layout { any, half, single };
-
-constexpr __host__ __device__ int item_of(Layout layout) { return layout == Layout::half ? 2 : 4; }
-constexpr __host__ __device__ Accuracy accuracy_of(Layout layout) {
-  return layout == Layout::half ? Accuracy::half : Accuracy::full;
-}
-
-// What the conversions of such a dtype need to know. With Layout::any they look it up.
-template <bool Bfloat, bool Reversed>
-struct FormatOf {
-  static constexpr bool bfloat = Bfloat, reversed = Reversed;
-};
-using Unknown = FormatOf<false, false>;
-
-// Calls f with the format, as a constant.
-template <Layout layout, class F>
-__device__ __forceinline__ void specialize(Storage storage, bool reverse, const F& f) {
-  if constexpr (layout == Layout::any) {
-    f(Unknown());
-  } else if (layout == Layout::half && storage == Storage::bfloat16) {
-    if (reverse) f(FormatOf<true, true>());
-    else f(FormatOf<true, false>());
-  } else {
-    if (reverse) f(FormatOf<false, true>());
-    else f(FormatOf<false, false>());
-  }
-}
-
-// How a tile is loaded: all of it, which lies in the tensor; by slots that are aligned and lie in the
-// tensor or outside; all of it by slots that begin anywhere, as a Stream that is not `Shifted` loads
-// apart; or each entry for itself.
-enum class Loads { whole, aligned, shifted, apart };
-
-// Which entries (row, step) of a tile a thread loads, converts and stores: `count` times `width`
-// neighbours in time, which are quads, or with `any` single entries.
-// Neighbouring threads are neighbours in time too, or with `any`, if rows are nearer in memory,
-// neighbours in rows.
-// Of small tiles only the first threads have any, the others rows that are not there.
-template <int Rows, class Shape, Layout layout>
-struct Slots {
-  static constexpr int all = Rows * Shape::window;
-  static constexpr int threads =
-      layout != Layout::any && all < Shape::threads * kQuad ? all / kQuad : Shape::threads;
-  static constexpr int entries = all / threads;
-  static constexpr int width = layout == Layout::any ? 1 : kQuad;
-  static constexpr int count = entries / width, per_row = Shape::window / width;
-  static_assert(entries >= width && threads % per_row == 0, "uneven tiles");
-  int thread;  // of those that share the tile
-  bool along_rows, reverse;
-
-  __device__ __forceinline__ Slots(const View& v, const Work& work)
-      : thread(threadIdx.x % Shape::threads), along_rows(layout == Layout::any && v.row < v.last),
-        reverse(work.reverse) {}
-  __device__ __forceinline__ bool has_any() const {
-    return threads == Shape::threads || thread < threads;
-  }
-  __device__ __forceinline__ int row(int k) const {
-    if (along_rows) return (thread + k * Shape::threads) % Rows;
-    return thread / per_row + k * Shape::threads / per_row;
-  }
-  __device__ __forceinline__ int step(int k) const {
-    if (along_rows) return (thread + k * Shape::threads) / Rows;
-    return thread % per_row * width;
-  }
-  // Bytes from one step to the next.
-  __device__ __forceinline__ int64_t to_step(const View& v) const {
-    const int64_t step = layout == Layout::any ? v.last : item_of(layout);
-    return reverse ? -step : step;
-  }
-};
 
 // A thread's entries of one tensor, [.., rows, L], tile by tile. Loads stay unconverted until
 // `values`, or the conversion would wait for them. What follows from the view is not kept: kernel
@@ -430,85 +354,6 @@ __device__ __forceinline__ void get_sum(const Tile (&tiles)[Tiles],
     }
   }
 }
-
-// A segment of B or C.
-template <class E, Layout layout>
-struct SegmentOf {
-  const E* p;  // with `any` null: constant
-  E value;
-
-  __device__ __forceinline__ void quad(int first, E (&out)[kQuad]) const {
-    if (layout != Layout::any || p) {
-      load_quad(p + first, out);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kQuad; ++i) out[i] = value;
-    }
-  }
-  template <int Steps>
-  __device__ __forceinline__ void load(E (&out)[Steps]) const {
-#pragma unroll
-    for (int first = 0; first < Steps; first += kQuad)
-      quad(first, reinterpret_cast<E(&)[kQuad]>(out[first]));
-  }
-};
-
-// B or C as a stream of state tiles; with `any` it may be constant in time: then each lane reads
-// the constant of its channel.
-template <class E, class Shape, Layout layout>
-class StateMatrix {
- public:
-  using Memory = StateTile<E, Shape>;
-
-  __device__ __forceinline__ StateMatrix(const View& v, bool constant, const Work& work)
-      : view_(v), slots_(v, work), constant_(layout == Layout::any && constant) {}
-  __device__ __forceinline__ bool constant() const { return layout == Layout::any && constant_; }
-
-  __device__ __forceinline__ void begin(const Work& work, int64_t window) {
-    if (constant()) return;
-    const char* const base = view_.data + work.b * view_.batch + work.g * view_.group;
-    stream_.begin(view_, base, slots_, work, window);
-  }
-  __device__ __forceinline__ void next(int windows) {
-    if (!constant()) stream_.next(windows * Shape::window * slots_.to_step(view_));
-  }
-  // Starts the loads of all states in all steps of the window at hand, aligned.
-  __device__ __forceinline__ void load_whole() {
-    stream_.template load<Loads::whole>(view_, slots_, kStateTile, Shape::window);
-  }
-  // Starts the loads of states [first, first + kStateTile) of the window at hand, which has so many
-  // steps.
-  __device__ __forceinline__ void load(int first, int states, int steps) {
-    if (!constant())
-      stream_.template load<Loads::apart>(view_, slots_, states - first, steps, first * view_.row);
-  }
-  template <class Format>
-  __device__ __forceinline__ void commit(Memory& to) const {
-    if (constant()) return;
-#pragma unroll
-    for (int k = 0; k < Places::count; ++k) {
-      E values[Places::width];
-      stream_.template values<Format>(view_, k, values);
-      if (slots_.has_any()) put(to, slots_, k, values);
-    }
-  }
-  // State n, which is so far in its tile, in the segment of a lane.
-  __device__ __forceinline__ SegmentOf<E, layout> segment(const Memory& tile, const Work& work,
-                                                          int channel, int segment, int in_tile,
-                                                          int n) const {
-    if (!constant()) return {tile.segment(in_tile, segment), E(0.0f)};
-    if (channel >= work.channels) return {nullptr, E(0.0f)};
-    return {nullptr,
-            load_element<E>(work.at(view_) + channel * view_.row + n * view_.last, view_.storage)};
-  }
-
- private:
-  using Places = Slots<kStateTile, Shape, layout>;
-  const View& view_;
-  const Places slots_;
-  const bool constant_;
-  Stream<E, kStateTile, Shape, layout> stream_;
-};
 
 }  // namespace VIM_MM_ISA
 }  // namespace vim_mm

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "../common/dependent_launch.cuh"
-#include "../common/tile_stream.cuh"
+#include "../common/state_matrix.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
