@@ -49,6 +49,11 @@ STABLE_TORCH_LIBRARY(vim_mm, m) {
       "Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, "
       "bool delta_softplus, int method, int[] reverse) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  // On CUDA, what forward and backward of such a scan run, a line for each kernel: the row of the table
+  // (cuda/dispatch/configurations.cuh), the blocks, and what was measured for that row.
+  m.def(
+      "selective_scan_kernels(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, "
+      "Tensor? z, Tensor? delta_bias, bool delta_softplus, int method, int[] reverse) -> str");
   // Elementwise on tensors of one shape: a_bar, beta, d a_bar/d dt, d a_bar/d a, d beta/d dt,
   // d beta/d a, stacked in front.
   m.def("discretize(Tensor delta, Tensor A, int method) -> Tensor");
@@ -82,7 +87,7 @@ STABLE_TORCH_LIBRARY(vim_mm, m) {
       "-> (Tensor out, Tensor sum, Tensor kept)");
   // Gradients of x, update, norm and all parameters, in their order; an empty tensor where there is none.
   // With a norm x is the sum. `sizes` are H, N, R and W; `types` has of each parameter its dtype as a number
-  // of Storage (cuda/kernels.h), -1 for none.
+  // of Storage (cuda/common/scan_arguments.h), -1 for none.
   m.def(
       "mixer_bwd(Tensor grad_out, Tensor? grad_sum, Tensor x, Tensor? norm, Tensor kept, "
       "int[] sizes, int[] types, bool with_update, int method, int[] reverse, float scale) "

@@ -6,6 +6,7 @@ that nobody wrote is NaN; blocks come one after the other in random order, and t
 turns in random order. device.h stands for the GPU.
 """
 
+import argparse
 import ctypes
 import functools
 import hashlib
@@ -40,6 +41,7 @@ from tests.ops.raw import (
     scan,
 )
 from tests.ops.test_selective_scan_cuda import assert_close
+from tests.scripts import load
 from vim_mm.ops import selective_scan_fn, selective_scan_grouped_fn, selective_scan_ref
 from vim_mm.ops.discretization import METHODS
 from vim_mm.ops.library import MISSING
@@ -257,7 +259,7 @@ def test_rows(method, rows, dtype):
 each_way = pytest.mark.parametrize('method', ['zoh', 'poly'])
 
 
-# So many windows that the stages of a march go to and fro more than once, of few rows and of many;
+# So many windows that each stage of a pipeline is used more than once, of few rows and of many;
 # by slots and entry by entry, with tiles that are whole and not; windows in an even number and not.
 @each_way
 @pytest.mark.parametrize(
@@ -279,9 +281,9 @@ def test_windows(method, batch, length, states):
     compare(inputs, reverse=True, discretization_method=method)
 
 
-# No more blocks of six channels than multiprocessors: fewer windows than groups of producer warps, and
-# more than stages; rows enough for the sweep for edges to be sequential, too. Where rows are not
-# aligned it is eight channels.
+# No more blocks of six channels than multiprocessors: fewer windows than groups of producer warps,
+# and more than stages; rows enough for the sweep for edges to be sequential, too. Where rows are
+# not aligned it is eight channels.
 @pytest.mark.usefixtures('many_multiprocessors')
 @pytest.mark.parametrize('method', ['zoh', 'bilinear', 'rk4', 'poly'])
 @pytest.mark.parametrize('reverse', [False, True])
@@ -301,8 +303,8 @@ def test_six_channels(emulated, method, dtype, batch, channels, length, states, 
     options = {'discretization_method': method, 'reverse': reverse}
     launches = emulated.count_launches(384)
     of_six = compare(inputs, **options)
-    sweep_marches = method == 'poly' or batch * channels >= FEW_ROWS // 4
-    launches += 1 + sweep_marches
+    sequential_sweep = method == 'poly' or batch * channels >= FEW_ROWS // 4
+    launches += 1 + sequential_sweep
     assert emulated.count_launches(384) == launches
     memory = inputs['u'].new_empty(batch, channels, length + 1)
     apart = memory[..., :length].copy_(inputs['u'].detach()).requires_grad_()
@@ -399,6 +401,45 @@ def test_optional_inputs(method, absent):
     inputs = make_inputs(channels=9, length=70, states=16, dtype=torch.float32)
     del inputs[absent]
     compare(inputs, discretization_method=method)
+
+
+def kernels_of(method='zoh', **changes) -> list[str]:
+    """The kernels of 16 rows in bfloat16, or of what changes of that, as the tool has them."""
+    sizes = dict(batch=2, groups=1, dim=8, seqlen=128, dstate=16, dtype='bf16')
+    forms = dict.fromkeys(('complex', 'constant', 'strided'), False)
+    tool = load('dev/which_kernels.py')
+    call = tool['make_call'](argparse.Namespace(**sizes | forms | changes), method, 'cpu')
+    op = torch.ops.vim_mm_emulated.selective_scan_kernels.default
+    return op.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), *call).splitlines()
+
+
+def test_which_kernels():
+    """Rows of the table csrc/cuda/dispatch/configurations.cuh."""
+    forward, sweep, chunks = kernels_of()
+    assert forward.startswith('forward: fewer rows; 2 blocks of 256 threads; measured: t1024')
+    assert 'by segments; 8 blocks of 128 threads' in sweep
+    assert chunks.startswith('backward, chunks shared by 1: aligned rows; 4 blocks of 128 threads')
+    assert 'channels in sixes' in kernels_of(dim=12)[0]
+    assert '4096 rows' in kernels_of(batch=100, dim=12)[0]
+    assert '2048 rows' in kernels_of(batch=100, dim=12, method='poly')[0]
+    assert 'not aligned' in kernels_of(seqlen=127)[2]
+    assert 'shared by 4' in kernels_of(dim=256)[2]
+    assert 'at most 16 steps' in kernels_of(seqlen=10)[-1]
+
+
+@pytest.mark.parametrize(
+    ('change', 'reason'),
+    [
+        (dict(complex=True), 'A is complex'),
+        (dict(constant=True), 'B or C is constant in time'),
+        (dict(dstate=17), 'there are more than 16 states'),
+        (dict(strided=True), 'a tensor is missing or not contiguous in time'),
+    ],
+)
+def test_why_a_scan_takes_the_general_path(change, reason):
+    why, forward, *_ = kernels_of(**change)
+    assert why == f'the general path, because {reason}'
+    assert forward.startswith('forward: the general path')
 
 
 @each_way

@@ -34,6 +34,15 @@ def test_every_kernel(run):
     assert cases[-1] == '15 of 15: poly fp32_odd six'
 
 
+def test_which_kernels(run):
+    _, printed = run('dev/which_kernels.py', '--dtype', 'fp32', '--strided')
+    assert printed.startswith(
+        'zoh\nthe general path, because a tensor is missing or not contiguous'
+    )
+    _, printed = run('dev/which_kernels.py', '--batch', '8', '--dim', '384')
+    assert printed.startswith('zoh\nforward: 2048 rows or more; 384 blocks')
+
+
 def test_scan_accuracy(run):
     result, printed = run('benchmarks/scan_accuracy.py', '--lengths', '1', '70')
     assert result == 0

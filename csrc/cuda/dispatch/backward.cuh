@@ -16,40 +16,16 @@ inline Layout layout_of(const BackwardArguments& p) {
   return layout_of(p.scan, {p.grad_out, p.grad_u, p.grad_delta, grad_z, p.grad_B, p.grad_C});
 }
 
-constexpr int64_t kBlocksOfLargeGpu = 264, kMaxSlabs = 4, kLeastChannels = 64;
-static_assert(kLeastChannels >= BackwardTail::channels, "each slab has channels");
-constexpr double kTailTime = 0.55;  // of a chunk, measured (docs/kernels.md)
-
-// How often a large GPU is full of these chunks, where a block has all channels of one: the time they take.
-inline double rounds(int64_t chunks, int64_t slabs) {
-  const int64_t blocks = slabs * chunks;
-  return double((blocks + kBlocksOfLargeGpu - 1) / kBlocksOfLargeGpu) / double(slabs);
-}
-// The number of slabs that leaves the fewest of its multiprocessors idle in the last round; only sizes count,
-// so that every GPU adds up in the same order.
-inline int64_t count_slabs(int64_t chunks, int64_t channels) {
-  chunks = std::max<int64_t>(1, chunks);
-  int64_t best = 1;
-  for (int64_t slabs = 2; slabs <= kMaxSlabs && (slabs - 1) * kLeastChannels < channels; ++slabs) {
-    if (rounds(chunks, slabs) <= 0.95 * rounds(chunks, best)) best = slabs;
-  }
-  return best;
-}
-
 // Calls f with the kernel for that share, its block's shape and its shared memory in bytes.
 template <class Method, class F>
 void choose_kernel(const BackwardArguments& p, bool is_tail, const F& f) {
   dispatch_layout(p.scan, layout_of(p), [&](auto e, auto layout) {
     using E = std::decay_t<decltype(e)>;  // else nvcc hands the host compiler a reference
-    const auto run = [&](auto shape, auto aligned) {
+    choose_backward<layout()>(p.scan, is_tail, [&](auto shape, auto aligned, const Row&) {
       using Block = decltype(shape);
       f(backward_kernel<Method, E, Block, layout(), aligned()>, shape,
         sizeof(typename BackwardBlock<Method, E, Block, layout(), aligned()>::Shared));
-    };
-    if constexpr (layout() == Layout::any) run(BackwardAny(), std::false_type());
-    else if (is_tail) run(BackwardTail(), std::false_type());
-    else if (!p.scan.aligned) run(BackwardShape(), std::false_type());
-    else run(BackwardShape(), std::true_type());
+    });
   });
 }
 

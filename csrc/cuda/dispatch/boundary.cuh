@@ -16,7 +16,7 @@ void launch_edges(const EdgesArguments& p, void* stream) {
   const ScanArguments& scan = p.scan;
   const auto run = [&](auto e, auto layout) {
     using E = std::decay_t<decltype(e)>;  // else nvcc hands the host compiler a reference
-    choose_edges<Method, layout()>(scan, [&](auto shape) {
+    choose_edges<Method, layout()>(scan, [&](auto shape, const Row&) {
       using Block = decltype(shape);
       const unsigned grid = grid_of(blocks_of<Block>(scan));
       if constexpr (Block::sequential) {

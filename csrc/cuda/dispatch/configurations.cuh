@@ -1,8 +1,9 @@
-// The choice of the kernel: what its tensors have in common, and the shape of its blocks.
+// The table of kernels: from what tensors have in common and their sizes to the shape of blocks.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <initializer_list>
 #include <type_traits>
 
@@ -12,17 +13,25 @@
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
-// What all these tensors and the scan's have in common.
-inline Layout layout_of(const ScanArguments& scan, std::initializer_list<View> others) {
-  if (scan.is_complex || scan.constant_B || scan.constant_C || scan.states > kStateTile)
-    return Layout::any;
+// Why a scan takes the general path, or null if these tensors and the scan's have enough in common.
+inline const char* reason_for_general_path(const ScanArguments& scan,
+                                           std::initializer_list<View> others) {
+  if (scan.is_complex) return "A is complex";
+  if (scan.constant_B || scan.constant_C) return "B or C is constant in time";
+  if (scan.states > kStateTile) return "there are more than 16 states";
   const int item = scan.u.storage == Storage::float32 ? 4 : 2;
-  const auto fits = [&](const View& v) { return v.storage == scan.u.storage && v.last == item; };
-  for (const View& v : {scan.u, scan.delta, scan.z, scan.B, scan.C})
-    if (!fits(v)) return Layout::any;
-  for (const View& v : others)
-    if (!fits(v)) return Layout::any;
-  return item == 2 ? Layout::half : Layout::single;
+  const char* reason = nullptr;
+  const auto look_at = [&](const View& v) {
+    if (v.storage != scan.u.storage) reason = "dtypes differ";
+    else if (v.last != item) reason = "a tensor is missing or not contiguous in time";
+  };
+  for (const View& v : {scan.u, scan.delta, scan.z, scan.B, scan.C}) look_at(v);
+  for (const View& v : others) look_at(v);
+  return reason;
+}
+inline Layout layout_of(const ScanArguments& scan, std::initializer_list<View> others) {
+  if (reason_for_general_path(scan, others)) return Layout::any;
+  return scan.u.storage == Storage::float32 ? Layout::single : Layout::half;
 }
 
 // Calls f(element, layout) with an object of the type and a constant.
@@ -38,8 +47,13 @@ void dispatch_layout(const ScanArguments& scan, Layout layout, const F& f) {
   }
 }
 
-// The thresholds below were measured on the shapes of docs/benchmarks.md. A block has channels of one
-// group only.
+// The table: which kernel a scan gets, from its sizes and from what its tensors have in common. Each function calls
+// f(shape, row) with the shape of the first row that fits. A row says when it is taken and what put it there: us in
+// a graph, `zoh`, bfloat16, one H200, shapes as in docs/benchmarks.md. It was tuned on 132 multiprocessors with
+// 227 KB of shared memory a block; where less fits, kernels run, untuned. A block has channels of one group only.
+struct Row {
+  const char *when, *measured;
+};
 
 #ifdef VIM_MM_FEW_ROWS  // tests/emulation, where 2048 take too long
 constexpr int64_t kFewRows = VIM_MM_FEW_ROWS;
@@ -51,23 +65,24 @@ template <class Shape>
 int64_t blocks_of(const ScanArguments& scan) {
   return scan.batch * scan.groups * ((scan.channels + Shape::channels - 1) / Shape::channels);
 }
-
-// Calls f with a shape of six channels where each block has a multiprocessor, and returns whether it did. It
-// gives the bits that eight channels give, so that none depends on the GPU.
-template <class Shape, Layout layout, class F>
-bool choose_six(const ScanArguments& scan, const F& f) {
-  if constexpr (layout == Layout::half) {
-    if (scan.aligned && scan.channels % Shape::channels == 0 &&
-        blocks_of<Shape>(scan) <= device_attribute(cudaDevAttrMultiProcessorCount))
-      return f(Shape()), true;
-  }
-  return false;
-}
-
 // Whether there are so many rows that lanes of two states and 16 channels in a block pay, which take fewer
 // instructions.
 inline bool has_most_rows(const ScanArguments& scan) {
   return rows_of(scan) >= 2 * kFewRows && scan.channels > 8;
+}
+// Calls f with a shape of six channels where each block has a multiprocessor, and returns whether it did. It
+// gives the bits that eight channels give, so that none depends on the GPU.
+template <class Shape, Layout layout, class F>
+bool choose_six(const ScanArguments& scan, const char* measured, const F& f) {
+  if constexpr (layout == Layout::half) {
+    if (scan.aligned && scan.channels % Shape::channels == 0 &&
+        blocks_of<Shape>(scan) <= device_attribute(cudaDevAttrMultiProcessorCount)) {
+      f(Shape(),
+        Row{"16 bits, aligned, channels in sixes, a multiprocessor for each block", measured});
+      return true;
+    }
+  }
+  return false;
 }
 
 // Few rows want lanes that do not wait for themselves, nor for those that load. Both halves of
@@ -78,14 +93,24 @@ template <class Method, Layout layout, class F>
 void choose_forward(const ScanArguments& scan, const F& f) {
   constexpr bool straight = !Method::psi, roomy = layout == Layout::single;
   if constexpr (layout == Layout::any) {
-    f(Shape<8, 8, 4>());
+    f(Shape<8, 8, 4>(), Row{"the general path", "not tuned"});
   } else if (Method::causal && has_most_rows(scan)) {
-    if constexpr (Method::causal) f(SequentialShape<2, 2, 2, 1, 4, roomy ? 2 : 3, 2>());
+    if constexpr (Method::causal)
+      f(SequentialShape<2, 2, 2, 1, 4, roomy ? 2 : 3, 2>(),
+        Row{"4096 rows or more, of more than 8 channels, causal",
+            "two states a lane: the fewest instructions; with fewer rows (2, 768, 6084) took 124, "
+            "not 109"});
   } else if (rows_of(scan) >= kFewRows) {
-    f(SequentialShape<1, 1, 2, 1, 4, 3, straight ? 1 : 2, straight>());
-  } else if (!choose_six<SixChannelShape<std::is_same<Method, Rk4>::value ? 2 : 1>, layout>(scan,
-                                                                                            f)) {
-    f(SequentialShape<1, 1, 4, 2, 2, 2, straight ? 2 : 1, true>());
+    f(SequentialShape<1, 1, 2, 1, 4, 3, straight ? 1 : 2, straight>(),
+      Row{"2048 rows or more",
+          "t512: 28.7; with four stages 29.0, with two groups of producers 30.3"});
+  } else if (!choose_six<SixChannelShape<std::is_same<Method, Rk4>::value ? 2 : 1>, layout>(
+                 scan,
+                 "t1024: 35.1, with eight channels 38.4; rk4 by two strides 43.8, by one 47.7",
+                 f)) {
+    f(SequentialShape<1, 1, 4, 2, 2, 2, straight ? 2 : 1, true>(),
+      Row{"fewer rows",
+          "t1024: 40.1; with four groups of one warp 41.9, with eight producer warps 51"});
   }
 }
 
@@ -95,17 +120,26 @@ void choose_forward(const ScanArguments& scan, const F& f) {
 template <class Method, Layout layout, class F>
 void choose_edges(const ScanArguments& scan, const F& f) {
   if constexpr (layout == Layout::any) {
-    f(Shape<8, 8, 4>());
+    f(Shape<8, 8, 4>(), Row{"the general path", "not tuned"});
   } else {
     const int64_t rows = rows_of(scan);
-    if (has_most_rows(scan)) return f(SequentialShape<2, 2, 2, 1, 4, 3, 2>());
+    if (has_most_rows(scan))
+      return f(SequentialShape<2, 2, 2, 1, 4, 3, 2>(),
+               Row{"4096 rows or more, of more than 8 channels", "t512b32: 71.3, by segments 98"});
     if constexpr (Method::causal) {
-      if (rows < kFewRows && rows >= kFewRows / 2) return f(Shape<8, 16, 4, 3>());
+      if (rows < kFewRows && rows >= kFewRows / 2)
+        return f(Shape<8, 16, 4, 3>(), Row{"1024 to 2047 rows, causal: by segments",
+                                           "backward of t1248: 349, with a sequential sweep 353"});
       if (rows < kFewRows / 4 || (rows < kFewRows && layout == Layout::single))
-        return f(Shape<16, 16, 4, 3>());
+        return f(Shape<16, 16, 4, 3>(),
+                 Row{"fewer than 512 rows, or of float32 1024, causal: by segments",
+                     "float32 of 768 rows: backward 125, with a sequential sweep 129"});
     }
-    if (rows >= kFewRows || !choose_six<SixChannelShape<1>, layout>(scan, f))
-      f(SequentialShape<1, 1, 4, 2, 2, 3, 1>());
+    if (rows < kFewRows &&
+        choose_six<SixChannelShape<1>, layout>(scan, "t1024: 29.0, by segments 34.0", f))
+      return;
+    f(SequentialShape<1, 1, 4, 2, 2, 3, 1>(),
+      Row{"other numbers of rows", "t512: 20.7, by segments 28"});
   }
 }
 
@@ -114,6 +148,47 @@ void choose_edges(const ScanArguments& scan, const F& f) {
 using BackwardShape = Shape<8, 8, 4, 2, 2>;
 using BackwardTail = Shape<2, 8, 4, 2, 2>;
 using BackwardAny = Shape<8, 8, 4>;
+
+// Calls f(shape, aligned, row) for the chunks of a layout, or with `is_tail` for a last chunk of few steps.
+template <Layout layout, class F>
+void choose_backward(const ScanArguments& scan, bool is_tail, const F& f) {
+  if constexpr (layout == Layout::any) {
+    f(BackwardAny(), std::false_type(), Row{"the general path", "not tuned"});
+  } else if (is_tail) {
+    f(BackwardTail(), std::false_type(),
+      Row{"a last chunk of at most 16 steps, where a launch of its own pays",
+          "t224: 411, without 462"});
+  } else if (!scan.aligned) {
+    f(BackwardShape(), std::false_type(),
+      Row{"rows that are not aligned", "t224: 473; loaded entry by entry 507"});
+  } else {
+    f(BackwardShape(), std::true_type(),
+      Row{"aligned rows",
+          "t512: 165; with 12 warps of 168 registers, which spilled, and other code 282"});
+  }
+}
+
+// How many blocks share the channels of a chunk. The GPU that this was measured on holds two blocks on each of 132
+// multiprocessors; the numbers stay these on others, so that every GPU adds up in the same order.
+constexpr int64_t kMultiprocessors = 132, kBlocksAtOnce = 2 * kMultiprocessors;
+constexpr int64_t kMaxSlabs = 4, kLeastChannels = 64;
+static_assert(kLeastChannels >= BackwardTail::channels, "each slab has channels");
+constexpr double kTailTime = 0.55;  // of a whole chunk's: 0.54 measured at t224
+
+// How often that GPU is full of these chunks, where a block has all channels of one: the time they take.
+inline double rounds(int64_t chunks, int64_t slabs) {
+  const int64_t blocks = slabs * chunks;
+  return double((blocks + kBlocksAtOnce - 1) / kBlocksAtOnce) / double(slabs);
+}
+// The number of slabs that leaves the fewest of its multiprocessors idle in the last round.
+inline int64_t count_slabs(int64_t chunks, int64_t channels) {
+  chunks = std::max<int64_t>(1, chunks);
+  int64_t best = 1;
+  for (int64_t slabs = 2; slabs <= kMaxSlabs && (slabs - 1) * kLeastChannels < channels; ++slabs) {
+    if (rounds(chunks, slabs) <= 0.95 * rounds(chunks, best)) best = slabs;
+  }
+  return best;
+}
 
 }  // namespace VIM_MM_ISA
 }  // namespace vim_mm

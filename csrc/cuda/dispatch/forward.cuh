@@ -16,7 +16,7 @@ namespace vim_mm {
 template <class Method, class F>
 void choose_kernel(const ForwardArguments& p, const F& f) {
   dispatch_layout(p.scan, layout_of(p.scan, {p.out}), [&](auto e, auto layout) {
-    choose_forward<Method, layout()>(p.scan, [&](auto shape) { f(e, shape, layout); });
+    choose_forward<Method, layout()>(p.scan, [&](auto shape, const Row&) { f(e, shape, layout); });
   });
 }
 

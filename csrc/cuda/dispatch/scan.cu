@@ -22,4 +22,10 @@ void scan_backward(const BackwardArguments& p, void* stream) {
   dispatch_method(p.scan.method, [&](auto m) { ScanOf<decltype(m)>::scan_backward(p, stream); });
 }
 
+std::string describe(const ScanArguments& scan) {
+  std::string text;
+  dispatch_method(scan.method, [&](auto m) { text = ScanOf<decltype(m)>::describe(scan); });
+  return text;
+}
+
 }  // namespace vim_mm

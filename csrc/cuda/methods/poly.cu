@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "../dispatch/backward.cuh"
-#include "../dispatch/forward.cuh"
+#include "../dispatch/method.cuh"
 
 template struct vim_mm::ScanOf<vim_mm::Poly>;

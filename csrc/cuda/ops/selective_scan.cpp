@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <initializer_list>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -252,6 +253,21 @@ Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
   return grads;
 }
 
+std::string selective_scan_kernels_cuda(const Tensor& u, const Tensor& delta, const Tensor& A,
+                                        const Tensor& B, const Tensor& C,
+                                        const std::optional<Tensor>& D,
+                                        const std::optional<Tensor>& z,
+                                        const std::optional<Tensor>& delta_bias,
+                                        bool delta_softplus, int64_t method,
+                                        const std::vector<int64_t>& reverse) {
+  const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
+  const Sizes sizes(in);
+  const DeviceGuard guard(u.get_device_index());
+  ScanArguments scan = scan_arguments(in, sizes);
+  scan.aligned = are_aligned(scan, {});
+  return describe(scan);
+}
+
 Tensor discretize_cuda(const Tensor& delta, const Tensor& A, int64_t method) {
   expect_discretizable(delta, A, method);
   STD_TORCH_CHECK(delta.scalar_type() == ScalarType::Float, "vim_mm: CUDA has no float64 here");
@@ -271,5 +287,6 @@ Tensor discretize_cuda(const Tensor& delta, const Tensor& A, int64_t method) {
 STABLE_TORCH_LIBRARY_IMPL(vim_mm, CUDA, m) {
   m.impl("selective_scan_fwd", TORCH_BOX(&vim_mm::selective_scan_fwd_cuda));
   m.impl("selective_scan_bwd", TORCH_BOX(&vim_mm::selective_scan_bwd_cuda));
+  m.impl("selective_scan_kernels", TORCH_BOX(&vim_mm::selective_scan_kernels_cuda));
   m.impl("discretize", TORCH_BOX(&vim_mm::discretize_cuda));
 }

@@ -1,0 +1,74 @@
+"""Prints which CUDA kernels a scan runs, forward and backward, and what was measured for that.
+
+    python tools/dev/which_kernels.py --methods zoh --batch 8 --dim 384 --seqlen 1024 --dtype bf16
+
+A line for each kernel: the row of the table (csrc/cuda/dispatch/configurations.cuh), the blocks,
+and the times behind it. Where a scan takes the general path, which is not tuned, the first line
+says why.
+"""
+
+import argparse
+
+from _command_line import DTYPES, add_debug, add_methods, end, parse_first, positive
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_methods(parser)
+    parser.add_argument('--batch', type=positive, default=8)
+    parser.add_argument('--groups', type=positive, default=1, help='with B and C of their own')
+    parser.add_argument('--dim', type=positive, default=384, help='channels of a group')
+    parser.add_argument('--seqlen', type=positive, default=1024)
+    parser.add_argument('--dstate', type=positive, default=16)
+    parser.add_argument('--dtype', choices=DTYPES, default='bf16', help='of u, delta, z, B and C')
+    parser.add_argument('--complex', action='store_true', help='A, B and C')
+    parser.add_argument('--constant', action='store_true', help='B and C do not vary in time')
+    parser.add_argument('--strided', action='store_true', help='channels are contiguous, not time')
+    add_debug(parser)
+    return parser.parse_args()
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
+
+import torch
+
+from benchmarks.measure.timing import DTYPES as TYPES
+from vim_mm.ops.discretization import method_id
+
+
+def make_call(args: argparse.Namespace, method: str, device: str = 'cuda') -> tuple:
+    """Arguments of the operator ``selective_scan_kernels``; their values do not matter."""
+    batch, groups, channels, steps = args.batch, args.groups, args.dim, args.seqlen
+    dtype = TYPES[args.dtype]
+    states = torch.complex64 if args.complex else torch.float32
+
+    def new(*sizes: int, dtype: torch.dtype) -> torch.Tensor:
+        x = torch.empty(sizes, dtype=dtype, device=device)
+        if args.strided and x.dim() == 4:  # what varies in time
+            return x.transpose(2, 3).contiguous().transpose(2, 3)
+        return x
+
+    rows = [new(batch, groups, channels, steps, dtype=dtype) for _ in range(3)]
+    of_B = (groups, channels) if args.constant else (batch, groups)
+    sizes = (*of_B, args.dstate, *(() if args.constant else (steps,)))
+    B, C = (new(*sizes, dtype=states if args.complex else dtype) for _ in range(2))
+    A = new(groups, channels, args.dstate, dtype=states)
+    D, bias = (new(groups, channels, dtype=torch.float32) for _ in range(2))
+    u, delta, z = rows
+    return u, delta, A, B, C, D, z, bias, True, method_id(method), [0] * groups
+
+
+def main(args: argparse.Namespace) -> None:
+    if not torch.cuda.is_available():
+        raise SystemExit('kernels are chosen by the GPU as well, and PyTorch sees none')
+    import vim_mm.ops.library  # noqa: F401  (loads the operators)
+
+    for method in args.methods:
+        print(f'{method}\n{torch.ops.vim_mm.selective_scan_kernels(*make_call(args, method))}')
+
+
+if __name__ == '__main__':
+    end(main, ARGUMENTS)
