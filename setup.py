@@ -25,9 +25,13 @@ CPP_SOURCES = [
     'csrc/cpu/scan_row_avx512.cpp',
     'csrc/cpu/scan_row_portable.cpp',
     'csrc/cpu/selective_scan.cpp',
+    'csrc/cuda/mixer/mixer_layout.cpp',  # sizes, of which Python's fake kernels ask everywhere
 ]
 CUDA_SOURCES = [
-    str(path) for kind in ('*.cpp', '*.cu') for path in sorted(Path('csrc/cuda').rglob(kind))
+    str(path)
+    for kind in ('*.cpp', '*.cu')
+    for path in sorted(Path('csrc/cuda').rglob(kind))
+    if str(path) not in CPP_SOURCES
 ]
 # Compute capability 8.0 to 12.0; the newest as PTX too, for what comes after.
 CUDA_ARCHITECTURES = '8.0;8.6;8.9;9.0;10.0;12.0+PTX'

@@ -78,20 +78,27 @@ STABLE_TORCH_LIBRARY(vim_mm, m) {
   // with a question mark may be missing: in_proj [2H, C], in_bias? [2H], out_proj [C, H], out_bias? [C]; P
   // times conv [H, 1, W], W <= 8, conv_bias? [H], x_proj [R + 2N, H], dt_proj [H, R], dt_bias [H], D [H]; K
   // times A_log [H, N]. A flag for each direction; their sum counts `scale`. Without an update the sum is
-  // empty. Keeps, if asked, what backward needs, as bytes: the normalized sum and 1 / rms, xz [2H, B L],
-  // dt_B_C [P, R + 2N, B L], edges of the scan, the sum over directions [H, B, L], and the parameters as they
-  // were taken (block/mixer.cpp has the order). Else that is empty.
+  // empty. If `keep`, `saved` is what backward needs, as bytes: the workspace "saved" of mixer_workspace.
+  // Else it is empty.
   m.def(
       "mixer_fwd(Tensor x, Tensor? update, Tensor? norm, float eps, ScalarType dtype, "
       "Tensor?[] parameters, int method, int[] reverse, float scale, bool keep) "
-      "-> (Tensor out, Tensor sum, Tensor kept)");
+      "-> (Tensor out, Tensor sum, Tensor[] saved)");
   // Gradients of x, update, norm and all parameters, in their order; an empty tensor where there is none.
   // With a norm x is the sum. `sizes` are H, N, R and W; `types` has of each parameter its dtype as a number
   // of Storage (cuda/common/scan_arguments.h), -1 for none.
   m.def(
-      "mixer_bwd(Tensor grad_out, Tensor? grad_sum, Tensor x, Tensor? norm, Tensor kept, "
+      "mixer_bwd(Tensor grad_out, Tensor? grad_sum, Tensor x, Tensor? norm, Tensor[] saved, "
       "int[] sizes, int[] types, bool with_update, int method, int[] reverse, float scale) "
       "-> Tensor[]");
+  // Memory of a mixer for x [batch, steps, outer], which needs no GPU. `part`: "saved" by forward for backward,
+  // or scratch memory of "forward" or "backward"; `sizes` and `types` as above. Of each buffer its name (separated by
+  // spaces), where it begins, its bytes, and the number of the buffer in whose memory it lies, or -1. All are
+  // one allocation in which each begins at a multiple of `alignment`; 0: each is an allocation of its own.
+  m.def(
+      "mixer_workspace(str part, int batch, int steps, int outer, int[] sizes, int[] types, "
+      "ScalarType dtype, bool normed, int method, int directions) "
+      "-> (int alignment, str names, int[] offsets, int[] bytes, int[] replaced)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(vim_mm, CompositeExplicitAutograd, m) {

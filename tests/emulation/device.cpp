@@ -6,6 +6,7 @@
 #include <setjmp.h>
 #include <stdlib.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 #include <torch/csrc/stable/ops.h>
 #include <ucontext.h>
 
@@ -28,7 +29,7 @@ float4 memory[(kSharedBytes + kGuardBytes) / sizeof(float4)];
 namespace emulation {
 
 uint3 thread, block;
-dim3 grid;
+dim3 grid, block_size;
 
 namespace {
 
@@ -220,7 +221,7 @@ cudaError_t run(dim3 blocks, int threads, size_t bytes, bool early,
     return cudaErrorInvalidConfiguration;
   ++launches[threads];
   kernel_of_launch = &kernel;
-  grid = blocks;
+  grid = blocks, block_size = dim3(threads);
   fibers.resize(std::max(fibers.size(), size_t(threads)));
   char* const shared = reinterpret_cast<char*>(vim_mm::memory);
   std::vector<unsigned> order(size_t(grid.x) * grid.y * grid.z);
@@ -274,6 +275,45 @@ AOTITorchError aoti_torch_empty_strided(int64_t dims, const int64_t* sizes, cons
       {sizes, size_t(dims)}, torch::stable::detail::to<torch::headeronly::ScalarType>(from(type)));
   return aoti_torch_new_tensor_handle(tensor.get(), handle);
 }
+// The device of these tensors is a GPU to whoever asks.
+int32_t aoti_torch_device_type_cuda() { return aoti_torch_device_type_cpu(); }
+
+// Matrix products, by the CPU's operators.
+AOTITorchError aoti_torch_cuda_mm_out(AtenTensorHandle out, AtenTensorHandle a,
+                                      AtenTensorHandle b) {
+  return aoti_torch_cpu_mm_out(out, a, b);
+}
+AOTITorchError aoti_torch_cuda_bmm_out(AtenTensorHandle out, AtenTensorHandle a,
+                                       AtenTensorHandle b) {
+  return aoti_torch_cpu_bmm_out(out, a, b);
+}
+AOTITorchError aoti_torch_cuda_addmm_out(AtenTensorHandle out, AtenTensorHandle added,
+                                         AtenTensorHandle a, AtenTensorHandle b, double beta,
+                                         double alpha) {
+  return aoti_torch_cpu_addmm_out(out, added, a, b, beta, alpha);
+}
+AOTITorchError aoti_torch_cuda_baddbmm_out(AtenTensorHandle out, AtenTensorHandle added,
+                                           AtenTensorHandle a, AtenTensorHandle b, double beta,
+                                           double alpha) {
+  return aoti_torch_cpu_baddbmm_out(out, added, a, b, beta, alpha);
+}
+
+// The CPU has no products whose result has another dtype than what is multiplied.
+AOTITorchError torch_call_dispatcher(const char* name, const char* overload, StableIValue* stack,
+                                     uint64_t) {
+  if (strcmp(overload, "dtype_out") != 0) return aoti_torch_call_dispatcher(name, overload, stack);
+  using torch::stable::Tensor, torch::stable::detail::to;
+  const auto widened = [](const Tensor& t, const Tensor& like) {
+    Tensor wide = torch::stable::new_empty(like, t.sizes());
+    return torch::stable::copy_(wide, t);
+  };
+  const Tensor a = to<Tensor>(stack[0]), b = to<Tensor>(stack[1]), out = to<Tensor>(stack[3]);
+  const auto product = a.dim() == 3 ? aoti_torch_cpu_bmm_out : aoti_torch_cpu_mm_out;
+  const auto error = product(out.get(), widened(a, out).get(), widened(b, out).get());
+  stack[0] = torch::stable::detail::from(out);
+  return error;
+}
+
 AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void**) { return 0; }
 AOTITorchError aoti_torch_create_device_guard(int32_t, DeviceGuardHandle*) { return 0; }
 AOTITorchError aoti_torch_delete_device_guard(DeviceGuardHandle) { return 0; }

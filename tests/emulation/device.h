@@ -33,7 +33,7 @@ namespace emulation {
 
 // Of the thread that runs.
 extern uint3 thread, block;
-extern dim3 grid;
+extern dim3 grid, block_size;
 
 void wait_for_block();
 void wait_for_warp();
@@ -74,6 +74,7 @@ inline int lane() { return thread.x % 32; }
 #define threadIdx emulation::thread
 #define blockIdx emulation::block
 #define gridDim emulation::grid
+#define blockDim emulation::block_size
 
 inline void __syncthreads() { emulation::wait_for_block(); }
 inline int __syncthreads_or(int says) { return emulation::any_of_block(says != 0); }
@@ -117,6 +118,8 @@ inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
   }
   return bytes;
 }
+
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
 // A GPU's is good to 2^-22, up or down, but exact at 0.
 namespace emulation {

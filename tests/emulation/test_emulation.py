@@ -60,9 +60,16 @@ SOURCES = [
     'csrc/cuda/dispatch/scan.cu',
     'csrc/cuda/ops/selective_scan.cpp',
     'csrc/cuda/ops/small_kernels.cu',
+    'csrc/cuda/block/add_rms_norm.cu',
+    'csrc/cuda/block/causal_conv1d.cu',
+    'csrc/cuda/block/gate.cu',
+    'csrc/cuda/block/norm.cpp',
     'csrc/cuda/block/output_projection.cu',
     'csrc/cuda/block/parameters.cu',
     'csrc/cuda/block/step_projection.cu',
+    'csrc/cuda/mixer/mixer_backward.cpp',
+    'csrc/cuda/mixer/mixer_forward.cpp',
+    'csrc/cuda/mixer/mixer_layout.cpp',
     'csrc/ops.cpp',
     'tests/emulation/block.cpp',
     'tests/emulation/device.cpp',
@@ -109,17 +116,16 @@ def build_emulation(folder: Path) -> Path:
 
 
 @pytest.fixture(scope='module', autouse=True)
-def emulated(tmp_path_factory):
+def emulated(emulation_library):
     """The operators on CPU tensors are the emulated ones, to the end of this file."""
-    path = build_emulation(tmp_path_factory.mktemp('emulation'))
-    torch.ops.load_library(path)
+    torch.ops.load_library(emulation_library)
     cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
     with torch.library._scoped_library('vim_mm', 'IMPL') as library:
         for name in ('selective_scan_fwd', 'selective_scan_bwd'):
             op = getattr(torch.ops.vim_mm_emulated, name).default
             kernel = functools.partial(op.redispatch, cuda)
             library.impl(name, kernel, 'CPU', allow_override=True)
-        yield ctypes.CDLL(str(path))
+        yield ctypes.CDLL(str(emulation_library))
 
 
 @pytest.fixture

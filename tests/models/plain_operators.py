@@ -57,7 +57,7 @@ def _mix(x, parameters, method, reverse, scale):
     return F.linear((scale * total).mT, out_proj, out_bias)
 
 
-def _norm_and_mix(total, norm, eps, *arguments):
+def norm_and_mix(total, norm, eps, *arguments):
     x = total if norm is None else F.rms_norm(total, norm.shape, norm, eps)
     return _mix(x, *arguments)
 
@@ -68,25 +68,25 @@ _EPS = 1e-5  # of every norm here: the compiled backward finds 1 / rms in what f
 def mixer_fwd(x, update, norm, eps, dtype, *arguments):
     parameters, *options, keep = arguments
     assert norm is None or eps == _EPS
-    _, total, kept = block._mixer_fwd_fake(x, update, norm, eps, dtype, *arguments)
+    _, total, saved = block._mixer_fwd_fake(x, update, norm, eps, dtype, *arguments)
     if keep:  # the compiled operators too keep the parameters, and much more
         values = torch.cat([p.detach().flatten() for p in parameters if p is not None])
-        kept.view(x.dtype)[: len(values)] = values
+        saved[0].view(x.dtype)[: len(values)] = values
     with torch.no_grad():
         if update is not None:
             total.copy_(x + update)
-        out = _norm_and_mix(x if update is None else total, norm, eps, parameters, *options)
-    return out, total, kept
+        out = norm_and_mix(x if update is None else total, norm, eps, parameters, *options)
+    return out, total, saved
 
 
 def mixer_bwd(
-    grad_out, grad_sum, total, norm, kept, sizes, types, with_update, method, reverse, scale
+    grad_out, grad_sum, total, norm, saved, sizes, types, with_update, method, reverse, scale
 ):
     _, no_update, no_norm, *grads = block._mixer_bwd_fake(
-        grad_out, grad_sum, total, norm, kept, sizes, types, with_update, method, reverse, scale
+        grad_out, grad_sum, total, norm, saved, sizes, types, with_update, method, reverse, scale
     )
     counts = [grad.numel() for grad in grads]
-    values = kept.view(total.dtype)[: sum(counts)].split(counts)
+    values = saved[0].view(total.dtype)[: sum(counts)].split(counts)
     with torch.enable_grad():
 
         def leaf(t):
@@ -98,7 +98,7 @@ def mixer_bwd(
             for value, grad in zip(values, grads, strict=True)
         ]
         leaves = [total, norm, *parameters]
-        out = _norm_and_mix(total, norm, _EPS, parameters, method, reverse, scale)
+        out = norm_and_mix(total, norm, _EPS, parameters, method, reverse, scale)
         given = iter(torch.autograd.grad(out, [t for t in leaves if t is not None], grad_out))
     grad = next(given)
     if grad_sum is not None:

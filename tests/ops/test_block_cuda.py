@@ -147,7 +147,7 @@ def test_wrong_arguments_of_the_mixer_are_errors():
 
 def test_wrong_arguments_of_backward_are_errors():
     x, parameters, options = normal(2, 70, 8), mixer_parameters(), (method_id('zoh'), [0, 1], 0.5)
-    out, _, kept = ops.mixer_fwd(
+    out, _, saved = ops.mixer_fwd(
         x, None, None, 0.0, x.dtype, [*parameters.values()], *options, True
     )
     right = dict(
@@ -155,7 +155,7 @@ def test_wrong_arguments_of_backward_are_errors():
         grad_sum=None,
         x=x,
         norm=None,
-        kept=kept,
+        saved=saved,
         sizes=[12, 4, 3, 4],
         types=[-1 if p is None else 0 for p in parameters.values()],
         with_update=False,
@@ -166,9 +166,11 @@ def test_wrong_arguments_of_backward_are_errors():
 
     backward()
     with pytest.raises(RuntimeError, match='what the mixer'):
-        backward(kept=kept[:-256])
+        backward(saved=[saved[0][:-256]])
     with pytest.raises(RuntimeError, match='what the mixer'):
-        backward(kept=torch.cat([kept[:256], kept])[256:])
+        backward(saved=[torch.cat([saved[0][:256], saved[0]])[256:]])
+    with pytest.raises(RuntimeError, match='what the mixer'):
+        backward(saved=[])
     with pytest.raises(RuntimeError, match='dtype of in_proj'):
         backward(types=[-1, *right['types'][1:]])
     with pytest.raises(RuntimeError, match='dtype of D'):
@@ -215,13 +217,13 @@ class TestOpcheck:
         norm = normal(8) if normed else None
         given = (x, update, norm, 1e-5, dtype, parameters, *options)
         torch.library.opcheck(ops.mixer_fwd, (*given, False))
-        # What is kept has gaps that nobody writes or reads: they differ from call to call.
+        # What is saved has gaps that nobody writes or reads: they differ from call to call.
         keeping = ('test_schema', 'test_faketensor')
         torch.library.opcheck(ops.mixer_fwd, (*given, True), test_utils=keeping)
-        out, total, kept = ops.mixer_fwd(*given, True)
+        out, total, saved = ops.mixer_fwd(*given, True)
         assert torch.isfinite(out).all()
         types = [-1 if p is None else TYPES[stored] for p in parameters]
         sizes = (12, 4, 3, 4)
         # Small, or gradients exceed float16.
-        given = (out / 16, x if normed else None, total if update is not None else x, norm, kept)
+        given = (out / 16, x if normed else None, total if update is not None else x, norm, saved)
         torch.library.opcheck(ops.mixer_bwd, (*given, sizes, types, update is not None, *options))

@@ -6,7 +6,6 @@ and as much of Python's time. Their backward passes are written by hand. Shapes 
 operators stand with their schemas in csrc/ops.cpp.
 """
 
-import math
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -22,7 +21,6 @@ from vim_mm.ops.mixer_parameters import (
     SINGLE,
     TYPES,
     count_sets,
-    mixer_sizes,
     sizes_of,
 )
 
@@ -184,28 +182,25 @@ def _any_requires_grad(*tensors: Tensor | None) -> bool:
     return any(t is not None and t.requires_grad for t in tensors)
 
 
-_ALIGNMENT = 256  # Plan::kAlignment of csrc/cuda/ops/tensors.h
-
-
 class _Mixer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x, update, norm, norm_options, options, backend, *parameters):
         arguments = (x, update, norm, *norm_options, parameters, *options, True)
-        out, total, kept = _call('mixer_fwd', backend, *arguments)
+        out, total, saved = _call('mixer_fwd', backend, *arguments)
         # Backward takes the parameters as forward converted them, and of themselves no more than
         # this: to save and restore each takes longer than to launch a kernel.
         ctx.sizes = sizes_of(parameters)
         ctx.types = [-1 if p is None else TYPES[p.dtype] for p in parameters]
         ctx.dtype, ctx.options, ctx.with_update = out.dtype, options, update is not None
-        ctx.backend, kept = backend, [kept] if isinstance(kept, Tensor) else kept
-        ctx.save_for_backward(total if ctx.with_update else x, norm, *kept)
+        ctx.backend = backend
+        ctx.save_for_backward(total if ctx.with_update else x, norm, *saved)
         ctx.set_materialize_grads(False)
         return out, total if ctx.with_update else None
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out, grad_total):
-        x, norm, *kept = ctx.saved_tensors
+        x, norm, *saved = ctx.saved_tensors
         if grad_out is None:  # only the sum was used
             grad_out = x.new_zeros(x.shape, dtype=ctx.dtype)
         if grad_total is not None:
@@ -217,7 +212,7 @@ class _Mixer(torch.autograd.Function):
             grad_total,
             x,
             norm,
-            kept[0] if ctx.backend == 'native' else kept,
+            saved,
             ctx.sizes,
             ctx.types,
             ctx.with_update,
@@ -247,7 +242,7 @@ def _add_rms_norm_bwd_fake(grad_normed, grad_sum, total, rstd, weight, with_upda
 
 
 def _shapes(outer: int, sizes: Sequence[int], sets: int, directions: int) -> list[list[tuple]]:
-    """Of all parameters, those that lie behind each other in what forward keeps together."""
+    """Of the parameters of each kind, in the kinds' order."""
     channels, states, rank, taps = sizes
     single = [(2 * channels, outer), (2 * channels,), (outer, channels), (outer,)]
     each = [
@@ -265,40 +260,44 @@ def _shapes(outer: int, sizes: Sequence[int], sets: int, directions: int) -> lis
     ]
 
 
-# Which of those kinds are kept in the dtype of activations; the others are float32.
-_NARROW = (True, True, True, True, False, False, True, True, False, False, False)
-
-
 def _mixer_fwd_fake(x, update, norm, eps, dtype, parameters, method, reverse, scale, keep):
     out = torch.empty_like(x, dtype=dtype)
     total = x.new_empty(0) if update is None else torch.empty_like(x)
     if not keep:
-        return out, total, x.new_empty(0, dtype=torch.uint8)
-    (batch, length, outer), directions = x.shape, len(reverse)
-    sizes, sets = mixer_sizes(parameters, directions)
-    channels, states, rank, _ = sizes
-    tokens, item = batch * length, out.element_size()
-    edges = library.edges_shape((batch, directions, channels, length), states, method)
-    kinds = _shapes(outer, sizes, sets, directions)
-    pieces = [
-        0 if norm is None else tokens * outer * item,  # the normalized sum
-        0 if norm is None else tokens * 4,  # 1 / rms
-        2 * channels * tokens * item,  # x and z
-        sets * (rank + 2 * states) * tokens * item,  # dt, B and C
-        math.prod(edges) * 4,
-        channels * tokens * item,  # the sum over directions
-        *(
-            sum(map(math.prod, shapes)) * (item if narrow else 4)
-            for shapes, narrow in zip(kinds, _NARROW, strict=True)
-        ),
-    ]
-    # Each begins at a multiple, see Plan of csrc/cuda/ops/tensors.h.
-    bytes_kept = sum(-(-piece // _ALIGNMENT) * _ALIGNMENT for piece in pieces)
-    return out, total, x.new_empty(bytes_kept, dtype=torch.uint8)
+        return out, total, []
+    options = (sizes_of(parameters), len(parameters), dtype, norm is not None, method, len(reverse))
+    return out, total, [x.new_empty(n, dtype=torch.uint8) for n in _saved_bytes(x.shape, *options)]
+
+
+def _saved_bytes(shape, sizes, parameters, dtype, normed, method, directions) -> list:
+    """Bytes of each tensor that forward saves for backward; symbols where B and L of ``shape`` are.
+
+    A buffer's bytes are a sum of something for each token, for each chunk of an image, and once:
+    the operator, which takes numbers alone, tells them at three points.
+    """
+    batch, length, outer = shape
+
+    def ask(batch: int, length: int) -> tuple[int, list[int]]:
+        alignment, _, _, sizes_in_bytes, _ = _ops.mixer_workspace(
+            'saved', batch, length, int(outer), [int(size) for size in sizes], [0] * parameters,
+            dtype, normed, method, directions,
+        )  # fmt: skip
+        return alignment, sizes_in_bytes
+
+    step, chunk = library.CHUNK - 1, library.CHUNK
+    alignment, once = ask(0, 1)
+    buffers = []
+    for n, first, last in zip(once, ask(1, 1)[1], ask(1, chunk)[1], strict=True):
+        by_token = (last - first) // step
+        by_chunk = first - n - by_token
+        buffers.append(batch * (length * by_token + -(-length // chunk) * by_chunk) + n)
+    if alignment == 0:  # each is an allocation of its own
+        return buffers
+    return [sum(-(-n // alignment) * alignment for n in buffers)]
 
 
 def _mixer_bwd_fake(
-    grad_out, grad_sum, x, norm, kept, sizes, types, with_update, method, reverse, scale
+    grad_out, grad_sum, x, norm, saved, sizes, types, with_update, method, reverse, scale
 ):
     sets = count_sets(len(types), len(reverse))
     kinds = _shapes(x.shape[2], sizes, sets, len(reverse))

@@ -105,7 +105,7 @@ def _mixer_fwd(x, update, norm, eps, dtype, parameters, method, reverse, scale, 
 
 
 def _mixer_bwd(
-    grad_out, grad_sum, x, norm, kept, sizes, types, with_update, method, reverse, scale, **_
+    grad_out, grad_sum, x, norm, saved, sizes, types, with_update, method, reverse, scale, **_
 ) -> int:
     batch, length, outer = x.shape
     sets = mixer_sizes(types, len(reverse), sizes)[1]

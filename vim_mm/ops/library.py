@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from vim_mm.ops.discretization import IS_CAUSAL
 from vim_mm.ops.reference import state_dtype
 
-_CHUNK = 64  # kChunk of csrc/cuda/common/scan_arguments.h
+CHUNK = 64  # kChunk of csrc/cuda/common/scan_arguments.h
 
 # Why `vim_mm._C` is missing, for the messages of those who need it; None when it is loaded.
 MISSING: str | None = None
@@ -161,7 +161,7 @@ def _forward_fake(
 def edges_shape(shape: Sequence[int], states: int, method: int) -> tuple[int, ...]:
     """(directions, B, G, H, chunks, N), given (B, G, H, L): of what CUDA's backward takes."""
     directions = 1 if IS_CAUSAL[method] else 2
-    return (directions, *shape[:3], -(-shape[3] // _CHUNK), states)
+    return (directions, *shape[:3], -(-shape[3] // CHUNK), states)
 
 
 def _backward_fake(

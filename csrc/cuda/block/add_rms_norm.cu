@@ -10,7 +10,7 @@
 #include "parameters.cuh"
 
 namespace vim_mm {
-namespace {
+inline namespace VIM_MM_ISA {
 
 constexpr int kForwardWarps = 8, kBackwardWarps = 16;
 // What a block has on every GPU, or sums would have other orders.
@@ -75,10 +75,10 @@ __global__ void __launch_bounds__(kWarp* kForwardWarps)
 template <class R, class T, class W, int Width>
 __global__ void __launch_bounds__(kWarp* kBackwardWarps)
     add_rms_norm_backward_kernel(const __grid_constant__ AddRmsNormBackward p) {
-  extern __shared__ float4 shared[];  // [warps, channels]
+  extern __shared__ float4 memory[];  // [warps, channels]
   const int channels = p.channels;
   const int warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp;
-  float* const grad_weight = reinterpret_cast<float*>(shared);
+  float* const grad_weight = reinterpret_cast<float*>(memory);
   float* const mine = grad_weight + warp * channels;
   for_each_pack<Width>(channels, [&](int c) {
     const float zeros[Width] = {};
@@ -126,6 +126,10 @@ __global__ void __launch_bounds__(kWarp* kBackwardWarps)
     p.grad_weight[blockIdx.x * int64_t(channels) + c] = total;
   }
 }
+
+}  // namespace VIM_MM_ISA
+
+namespace {
 
 // Calls f(residual, mixer, weight, width) with objects of the types and a constant.
 template <class P, class F>

@@ -4,6 +4,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+
 #include "../common/scan_arguments.h"
 
 namespace vim_mm {
@@ -26,8 +28,12 @@ struct AddRmsNormBackward {
   const float* rstd;
   void *grad_residual, *grad_update;  // the same values; there may be no grad_update
   float* grad_weight;                 // [blocks, channels], to be summed over blocks
-  int blocks;
+  int blocks;                         // rms_norm_backward_blocks(rows)
 };
+// Whatever the GPU, so that sums have one order.
+inline int64_t rms_norm_backward_blocks(int64_t rows) {
+  return std::clamp<int64_t>((rows + 15) / 16, 1, 264);
+}
 
 // u[k, h, b, l] = silu(bias + sum over w of weight[w] x[h, b, l - (W - 1) + w]), or with l mirrored
 // where `reverse`.
@@ -96,7 +102,7 @@ struct Conversion {
   Function function = copy;
   const float* factor = nullptr;  // of product, shaped like `to`
 };
-constexpr int kMaxConversions = 5 + 7 * kMaxDirections;
+constexpr int kMaxConversions = 4 + 7 * kMaxDirections;  // all parameters of a mixer
 struct Conversions {
   Conversion each[kMaxConversions];
   int count = 0;

@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(kThreads, Taps == 4 ? 3 : 2)
   }
 
   constexpr int values = kMaxDirections * (Taps + 1);
-  __shared__ float parts[kWarps][values];
+  static __shared__ float parts[kWarps][values];
 #pragma unroll
   for (int i = 0; i < values; ++i) {
     const float part = sum_over_warp(grads[i / (Taps + 1)].value[i % (Taps + 1)]);

@@ -6,7 +6,6 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 
-#include <algorithm>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -15,8 +14,6 @@ namespace vim_mm {
 namespace {
 
 using torch::stable::accelerator::DeviceGuard;
-
-constexpr int kBackwardRows = 16, kBackwardBlocks = 264;  // whatever the GPU: sums have one order
 
 void* data_of(const std::optional<Tensor>& t) { return t ? t->data_ptr() : nullptr; }
 
@@ -64,8 +61,7 @@ AddRmsNormBackward norm_backward_arguments(const Tensor& sum, const Tensor& weig
   p.storage = storage_of(dtype);
   p.weight_storage = storage_of(weight);
   p.sum = sum.data_ptr(), p.weight = weight.data_ptr();
-  p.blocks = static_cast<int>(
-      std::clamp<int64_t>((p.rows + kBackwardRows - 1) / kBackwardRows, 1, kBackwardBlocks));
+  p.blocks = static_cast<int>(rms_norm_backward_blocks(p.rows));
   return p;
 }
 

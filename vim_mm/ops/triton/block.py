@@ -1,7 +1,7 @@
-"""The fused block by Triton kernels and PyTorch's products: what csrc/cuda/block/mixer.cpp does.
+"""The fused block by Triton kernels and PyTorch's products: what csrc/cuda/mixer does.
 
-The operators have the arguments and results of the compiled ones (csrc/ops.cpp), but that a mixer
-keeps a list of tensors. docs/block.md has the order of launches.
+The operators have the arguments and results of the compiled ones (csrc/ops.cpp), but that what a
+mixer saves is a tensor each. docs/block.md has the order of launches.
 """
 
 import math
