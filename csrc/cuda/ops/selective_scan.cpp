@@ -18,6 +18,7 @@
 #include "../../arguments.h"
 #include "../common/scan_arguments.h"
 #include "tensors.h"
+#include "workspace.h"
 
 namespace vim_mm {
 namespace {
@@ -112,11 +113,13 @@ void scan_into(ScanArguments scan, const View& out, void* edges, void* last_stat
   p.last_state = last_state;
   p.edges = edges;
   p.other_edges = static_cast<float*>(edges) + count_states(scan);
-  std::optional<Tensor> between_ways;
+  std::optional<Workspace> between_ways;
   if (const BetweenWays count = count_between_ways(p); count.first_sums > 0) {
-    between_ways = new_tensor(like, {count.first_sums + count.across}, ScalarType::Float);
-    p.first_sums = static_cast<float*>(between_ways->data_ptr());
-    p.across = p.first_sums + count.first_sums;
+    WorkspaceLayout layout;
+    const Buffer first_sums = layout.add("first_sums", ScalarType::Float, {count.first_sums});
+    const Buffer across = layout.add("across", ScalarType::Float, {count.across});
+    between_ways.emplace(layout, like);
+    p.first_sums = between_ways->floats(first_sums), p.across = between_ways->floats(across);
   }
   scan_forward(p, stream);
 }
@@ -161,29 +164,29 @@ void scan_backward_into(ScanArguments scan, const ScanGradients& gradients, cons
   p.edges = edges;
   plan_backward(p);
 
-  const int64_t state = scan.states * width * kFloat,
-                all_chunks = scan.batch * scan.groups * chunks;
-  const int64_t parts = all_chunks * p.parts * kChunk * state;
+  const int64_t state = scan.states * width, all_chunks = scan.batch * scan.groups * chunks;
+  const int64_t parts = all_chunks * p.parts * kChunk * state, constant = rows * chunks * state;
   const bool is_shared = std::max(p.body.slabs, p.tail.slabs) > 1;
-  Plan plan;
-  const int64_t grad_edges = plan.take(count_edges(scan) * kFloat);
-  const int64_t B_parts = plan.take(scan.constant_B ? rows * chunks * state : parts);
-  const int64_t C_parts = plan.take(scan.constant_C ? rows * chunks * state : parts);
-  const int64_t D_parts = plan.take(rows * chunks * kFloat);
-  const int64_t bias_parts = plan.take(rows * chunks * kFloat);
-  const int64_t counts = plan.take(is_shared ? all_chunks * int64_t(sizeof(uint32_t)) : 0);
-  const Pool scratch(like, plan);
-  p.grad_edges = scratch.at(grad_edges);
-  p.B_parts = scratch.at(B_parts), p.C_parts = scratch.at(C_parts);
+  constexpr ScalarType real = ScalarType::Float;
+  WorkspaceLayout layout;
+  const Buffer grad_edges = layout.add("grad_edges", real, {count_edges(scan)});
+  const Buffer B_parts = layout.add("B_parts", real, {scan.constant_B ? constant : parts});
+  const Buffer C_parts = layout.add("C_parts", real, {scan.constant_C ? constant : parts});
+  const Buffer D_parts = layout.add("D_parts", real, {rows * chunks});
+  const Buffer bias_parts = layout.add("bias_parts", real, {rows * chunks});
+  const Buffer counts = layout.add("counts", ScalarType::Int, {is_shared ? all_chunks : 0});
+  const Workspace scratch(layout, like);
+  p.grad_edges = scratch.data(grad_edges);
+  p.B_parts = scratch.data(B_parts), p.C_parts = scratch.data(C_parts);
   p.grad_D = scratch.floats(D_parts), p.grad_bias = scratch.floats(bias_parts);
-  if (is_shared) p.counts = static_cast<uint32_t*>(scratch.at(counts));
+  if (is_shared) p.counts = static_cast<uint32_t*>(scratch.data(counts));
 
   // No rows and no steps leave sums of nothing: zeros.
   const bool empty = rows == 0 || scan.steps == 0;
   if (!empty) scan_backward(p, stream);
   Sums sums;
   // Over batch and chunks of parts that are [B, G, rows, chunks, columns].
-  const auto add = [&](const View& to, int64_t parts, int64_t rows, int64_t columns,
+  const auto add = [&](const View& to, const Buffer& parts, int64_t rows, int64_t columns,
                        int64_t components) {
     Sum& sum = sums.each[sums.count++] = {};
     sum.parts = scratch.floats(parts);
@@ -196,7 +199,7 @@ void scan_backward_into(ScanArguments scan, const ScanGradients& gradients, cons
   if (scan.constant_B) add(gradients.B, B_parts, scan.channels, scan.states, width);
   if (scan.constant_C) add(gradients.C, C_parts, scan.channels, scan.states, width);
   // Of these channels are columns, for what they have no rows.
-  const auto add_channels = [&](View to, int64_t parts) {
+  const auto add_channels = [&](View to, const Buffer& parts) {
     to.last = to.row;
     add(to, parts, 1, scan.channels, 1);
   };

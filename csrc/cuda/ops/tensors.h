@@ -44,47 +44,6 @@ inline Tensor new_tensor(const Tensor& like) {
   return new_tensor(like, like.sizes(), like.scalar_type());
 }
 
-// Places for many tensors in one allocation: to allocate each takes as long as to launch its kernel.
-class Plan {
- public:
-  static constexpr int64_t kAlignment = 256;
-
-  // Where so many bytes begin.
-  int64_t take(int64_t bytes) {
-    const int64_t begin = bytes_;
-    bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    return begin;
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  int64_t bytes_ = 0;
-};
-// That allocation.
-class Pool {
- public:
-  explicit Pool(const Tensor& memory)
-      : memory_(memory), data_(static_cast<char*>(memory.data_ptr())) {}
-  Pool(const Tensor& like, const Plan& plan)
-      : Pool(new_tensor(like, {plan.bytes()}, ScalarType::Byte)) {}
-
-  const Tensor& memory() const { return memory_; }
-  void* at(int64_t place) const { return data_ + place; }
-  float* floats(int64_t place) const { return reinterpret_cast<float*>(data_ + place); }
-  Tensor tensor(int64_t place, ScalarType type, std::initializer_list<int64_t> sizes,
-                std::initializer_list<int64_t> strides) const {
-    AtenTensorHandle handle = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch__alloc_from_pool(memory_.get(), place, code_of(type),
-                                                       int64_t(sizes.size()), sizes.begin(),
-                                                       strides.begin(), &handle));
-    return Tensor(handle);
-  }
-
- private:
-  Tensor memory_;
-  char* data_;
-};
-
 inline void* current_stream(const Tensor& t) {
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(t.get_device_index(), &stream));
