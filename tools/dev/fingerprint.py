@@ -133,7 +133,7 @@ def readable(names: list[str]) -> list[str]:
 
 def shorten(name: str) -> str:
     """Without namespace, result, arguments and the types of constants."""
-    name = re.sub(r'\(anonymous namespace\)::|vim_mm::|^void |\((unsigned )?\w+\)', '', name)
+    name = re.sub(r'\(anonymous namespace\)::|vim_mm::|^void |\((unsigned )?[\w:]+\)', '', name)
     return name.partition('(')[0]
 
 

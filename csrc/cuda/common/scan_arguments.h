@@ -6,8 +6,6 @@
 
 #include <stdint.h>
 
-#include <string>
-
 namespace vim_mm {
 
 // Storage types. Complex tensors carry the type of their parts.
@@ -106,9 +104,6 @@ struct BetweenWays {
 BetweenWays count_between_ways(const ForwardArguments&);
 // Shares the work out: what scan_backward has to be given room for.
 void plan_backward(BackwardArguments&);
-
-// Which kernels a scan takes, a line each.
-std::string describe(const ScanArguments&);
 
 // These enqueue work on the stream and throw std::runtime_error where CUDA reports an error.
 void scan_forward(const ForwardArguments&, void* stream);

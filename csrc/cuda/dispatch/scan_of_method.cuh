@@ -4,6 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "../common/describe.h"
 #include "../common/scan_arguments.h"
 
 namespace vim_mm {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "../../arguments.h"
+#include "../common/describe.h"
 #include "../common/scan_arguments.h"
 #include "tensors.h"
 #include "workspace.h"
