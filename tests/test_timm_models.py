@@ -420,3 +420,26 @@ def test_methods_and_other_arguments_reach_the_backbone():
         outputs.append(model(x))
     assert not any(torch.allclose(outputs[0], out) for out in outputs[1:])
     assert 'pos_embed' not in create(if_abs_pos_embed=False, if_rope=True).state_dict()
+
+
+@pytest.mark.parametrize('class_token', ['middle', 'head', 'tail', 'double'])
+def test_the_recipe_for_grad_cam_puts_a_patch_in_its_place(class_token):
+    """Of docs/timm.md: what a layer gives changes most where the image does."""
+    model = create(img_size=40, class_token=class_token)
+    page = (Path(__file__).parents[1] / 'docs/timm.md').read_text()
+    recipe = (
+        page.partition('## Grad-CAM')[2].partition('```python')[2].partition('from pytorch_')[0]
+    )
+    scope = dict(model=model)
+    exec(recipe, scope)
+    given = []
+    model.layers[-1].norm.register_forward_hook(lambda _, __, tokens: given.append(tokens))
+    dark = torch.zeros(1, 3, 40, 40)
+    for row, column in ((0, 3), (2, 2), (4, 1)):
+        bright = dark.clone()
+        bright[..., 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = 3
+        with torch.no_grad():
+            model(dark), model(bright)
+        before, after = (scope['patches_in_place'](x, 5, 5) for x in given[-2:])
+        change = (after - before).norm(dim=1)[0]
+        assert divmod(int(change.argmax()), 5) == (row, column)

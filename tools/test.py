@@ -25,6 +25,12 @@ def parse_args() -> Namespace:
         help='save the predictions: a PNG of labels for each image, for detection one file in '
         "COCO's result format for boxes and one for masks, for classification labels.csv",
     )
+    parser.add_argument(
+        '--tta',
+        action='store_true',
+        help='test-time augmentation: tta_model merges the predictions of the views of '
+        "tta_pipeline; where the config has none, the libraries' defaults",
+    )
     return parser.parse_args()
 
 
@@ -55,16 +61,26 @@ def saved_predictions(cfg: 'Config', out_dir: Path) -> Iterator[None]:
 
 def main(args: Namespace) -> None:
     from vim_mm import accelerate
+    from vim_mm.checkpoints.provenance import inner_model
     from vim_mm.engine import LabelMaps, VimRunner
     from vim_mm.engine.checks.data import check_data
     from vim_mm.engine.cli import read_config
+    from vim_mm.engine.tta import augment_test, leave_out_masks
 
     cfg = read_config(args)
     check_data(cfg, 'test')
     cfg.load_from, cfg.resume = args.checkpoint, False
+    lines = augment_test(cfg) if args.tta else []
+    if not args.tta and ('tta_model' in cfg or 'tta_pipeline' in cfg):
+        lines = ['The config has test-time augmentation, which needs --tta: images have one view.']
     with nullcontext() if args.out is None else saved_predictions(cfg, args.out):
         runner = VimRunner.from_cfg(cfg)
-        accelerate(runner.model, amp=args.amp, graph=args.graph, compile=args.compile)
+        for line in lines:
+            runner.logger.info(line)
+        model = inner_model(runner.model)
+        if cfg.model.type == 'DetTTAModel':
+            leave_out_masks(model)
+        accelerate(model, amp=args.amp, graph=args.graph, compile=args.compile)
         for metric in runner.test_loop.evaluator.metrics:
             if isinstance(metric, LabelMaps):
                 metric.name(runner.test_loop.dataloader.dataset)

@@ -263,13 +263,8 @@ PLACES = {
     # Literals of a config's text that is parsed, and of notes in a file that was just exported.
     'vim_mm/checkpoints/switches.py': {'ast.literal_eval'},
     'vim_mm/export/onnx_file.py': {'ast.literal_eval'},
-    # MMEngine's functions, whose readers are this package's once it is activated.
-    'vim_mm/engine/cli.py': {'load_checkpoint', 'mmengine.runner.load_checkpoint'},
+    # MMEngine's function, whose readers are this package's once it is activated.
     'vim_mm/engine/runner.py': {'super.load_checkpoint'},
-    'tools/analysis/benchmark_latency_flops.py': {
-        'load_checkpoint',
-        'mmengine.runner.load_checkpoint',
-    },
     # timm's own reader, which for our models is replaced.
     'vim_mm/timm_models/vim.py': {'_factory.load_checkpoint', 'load_checkpoint'},
     # A file that is then read as data.

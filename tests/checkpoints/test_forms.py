@@ -271,7 +271,7 @@ ODD = {
     'missing': lambda name, weight: {},
     'flat': lambda name, weight: {name: weight.flatten()},
     'empty': lambda name, weight: {name: weight[:0]},
-    'prefixed': lambda name, weight: {f'module.{name}': weight},
+    'prefixed': lambda name, weight: {f'student.{name}': weight},
 }
 
 
@@ -286,7 +286,7 @@ ODD = {
 def test_whatever_weight_is_missing_or_odd_is_named(whole, changes):
     """By an error of the converter, or in the report; never by another error."""
     weights = whole()
-    words = ['no weights of a Vim', 'it lacks module.', '--config']
+    words = ['no weights of a Vim', 'it lacks student.', '--config']
     for name, weight in weights.items():
         if weight.dim() < 2 or re.search(r'layers\.[1-9]|rope', name):
             continue

@@ -190,13 +190,10 @@ def figures_of(case: Case, args: Namespace) -> dict[str, Any]:
     cfg = read(case, args.cfg_options)
     model = build(cfg, args.device)
     if case.checkpoint:
-        from mmengine.runner import load_checkpoint
-
         from vim_mm.checkpoints.provenance import check_switches
-        from vim_mm.checkpoints.reading import naming_file
+        from vim_mm.checkpoints.reading import load_whole_model
 
-        with naming_file(case.checkpoint):
-            loaded = load_checkpoint(model, case.checkpoint, map_location='cpu', strict=True)
+        loaded = load_whole_model(model, case.checkpoint)
         check_switches(model, loaded, case.checkpoint, allow=False)
     record: dict[str, Any] = {'parameters': sum(p.numel() for p in model.parameters())}
     passes = Passes(model, make_batch(cfg, case.size, case.batch), case.dtype, case.mode == 'train')

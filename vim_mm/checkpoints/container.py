@@ -1,7 +1,12 @@
-"""How files wrap their weights: DeiT and detectron2 in ``model``, MMCV in ``state_dict``."""
+"""How files wrap their weights: DeiT and detectron2 in ``model``, MMCV in ``state_dict``.
+
+And how modules do: a module within another one, such as ``torch.compile`` makes, has the name of
+its attribute in the names of all its weights.
+"""
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +17,11 @@ from torch import Tensor
 # was fine-tuned started, from ``model``.
 _WRAPPERS = ('state_dict', 'model', 'module')
 _AVERAGES = ('model_ema', 'state_dict_ema', 'ema_state_dict', 'ema')
-# What wrappers of a whole model put before each name.
-_PREFIXES = ('module.', '_orig_mod.', 'model.')
+# The parts of names that wrappers of a module make: data parallelism, DeepSpeed and averages;
+# torch.compile; FSDP; checkpointed activations; and Lightning's modules, which call theirs so.
+_OF_WRAPPERS = frozenset(
+    ('module', '_orig_mod', '_fsdp_wrapped_module', '_checkpoint_wrapped_module', 'model')
+)
 
 
 class ConversionError(ValueError):
@@ -52,28 +60,85 @@ def unwrap(checkpoint: Any) -> Contents:
         left += [str(name) for name in inner if name not in (key, 'meta')]
         inner = inner[key]
     arrays = inner if isinstance(inner, Mapping) else {}
-    weights = {
-        name: _tensor(name, value)
+    named = OrderedDict(
+        (name, _tensor(name, value))
         for name, value in arrays.items()
         if isinstance(name, str) and _is_array(value)
-    }
-    if not weights:
+    )
+    if not named:
         raise ConversionError(_nothing(checkpoint))
-    left += [str(name) for name in arrays if name not in weights]
-    note = getattr(inner, '_metadata', None) or {}
-    for prefix in _strip_prefixes(weights):
-        note = {f'{name}.'.removeprefix(prefix).rstrip('.'): v for name, v in note.items() if name}
+    left += [str(name) for name in arrays if name not in named]
+    named._metadata = getattr(inner, '_metadata', None) or {}
+    weights = without_wrappers(named)
     outer = checkpoint if isinstance(checkpoint, Mapping) else {}
     meta = outer.get('meta')
     arguments = outer.get('args')  # a Namespace, or what is left of one that was read as data
     arguments = vars(arguments) if isinstance(arguments, Namespace) else arguments
     return Contents(
-        weights,
-        dict(note),
+        dict(weights),
+        dict(weights._metadata),
         dict(meta) if isinstance(meta, Mapping) else {},
         dict(arguments) if isinstance(arguments, Mapping) else {},
         left,
     )
+
+
+def bare_name(name: str) -> str:
+    """The name of a weight or a module without the parts that wrappers put into it."""
+    return '.'.join(part for part in name.split('.') if part not in _OF_WRAPPERS)
+
+
+class _Own:
+    """Names of a module: which of them another name is, once it is without wrappers."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = {*names}
+        self.by_bare: dict[str, list[str]] = {}
+        for name in self.names:
+            self.by_bare.setdefault(bare_name(name), []).append(name)
+
+    def of(self, name: str) -> str:
+        bare = bare_name(name)
+        found = self.by_bare.get(bare, [bare])
+        return name if name in self.names or len(found) > 1 else found[0]
+
+
+def without_wrappers(state_dict: Mapping[str, Any], own: Iterable[str] = ()) -> Mapping[str, Any]:
+    """Weights under the names that they have in a module, whatever wrapped it when they were saved.
+
+    Args:
+        state_dict (Mapping): With its notes, ``_metadata``, which are by the names of modules.
+        own (Iterable[str]): The names of the weights of the module that is to load them. A part of
+            these that is called as a wrapper is one of the module's own.
+
+    Returns:
+        Mapping: The same one, where all names stay.
+
+    Raises:
+        ConversionError: Two names become one.
+    """
+    own = [*own]
+    names = _Own(own)
+    renamed: OrderedDict[str, Any] = OrderedDict()
+    before: dict[str, str] = {}
+    for name, value in state_dict.items():
+        new = names.of(name)
+        if new in before:
+            raise ConversionError(
+                f'{before[new]} and {name} are both {new}, without the names of wrappers in them: '
+                'leave one of them out'
+            )
+        before[new] = name
+        renamed[new] = value
+    if all(new == name for new, name in before.items()):
+        return state_dict
+    notes = getattr(state_dict, '_metadata', None)
+    if notes is not None:
+        modules = _Own(name[:end] for name in own for end, c in enumerate(name) if c == '.')
+        renamed._metadata = OrderedDict()
+        for module, note in notes.items():  # of a wrapper first, then of what it holds
+            renamed._metadata.setdefault(modules.of(module), {}).update(note)
+    return renamed
 
 
 def require(weights: Mapping[str, Tensor], ranks: Mapping[str, int]) -> None:
@@ -117,13 +182,3 @@ def _tensor(name: str, value: Tensor | np.ndarray) -> Tensor:
         return torch.from_numpy(np.array(value, value.dtype.newbyteorder('=')))
     except TypeError as error:
         raise ConversionError(f'{name} is of {value.dtype}, which torch has not') from error
-
-
-def _strip_prefixes(weights: dict[str, Tensor]) -> list[str]:
-    """Take prefixes that all names have off the names, and return them."""
-    stripped = []
-    while prefix := next((p for p in _PREFIXES if all(n.startswith(p) for n in weights)), None):
-        for name in [*weights]:
-            weights[name.removeprefix(prefix)] = weights.pop(name)
-        stripped.append(prefix)
-    return stripped

@@ -10,7 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from vim_mm.checkpoints import names as naming
-from vim_mm.checkpoints.container import Contents, ConversionError, require, unwrap
+from vim_mm.checkpoints.container import (
+    Contents,
+    ConversionError,
+    bare_name,
+    require,
+    unwrap,
+)
 from vim_mm.checkpoints.switches import Switches, find_switches
 from vim_mm.mistakes import did_you_mean
 from vim_mm.models.arguments import parse_arch
@@ -157,7 +163,7 @@ def needs_conversion(checkpoint: Any) -> bool:
     weights = checkpoint.get('state_dict', checkpoint.get('model', checkpoint))
     if not isinstance(weights, Mapping):
         return False
-    weights = [name for name in weights if isinstance(name, str)]
+    weights = [bare_name(name) for name in weights if isinstance(name, str)]
     if not any('layers.0.mixer.A_log' in name for name in weights):
         return False
     unscaled = [name for name in weights if not re.search(LAYER_SCALE, name)]
@@ -165,9 +171,7 @@ def needs_conversion(checkpoint: Any) -> bool:
         return False
     foreign = ('backbone.fpn', 'backbone.rope.', 'backbone.net.')
     return (
-        wrapped
-        or len(unscaled) < len(weights)
-        or any(name.removeprefix('module.').startswith(foreign) for name in weights)
+        wrapped or len(unscaled) < len(weights) or any(name.startswith(foreign) for name in weights)
     )
 
 

@@ -9,10 +9,16 @@ from mmengine.model.weight_init import PretrainedInit, update_init_info
 from mmengine.runner.checkpoint import load_state_dict
 from torch import Tensor, nn
 
-from vim_mm.checkpoints.container import Contents, ConversionError, unwrap
+from vim_mm.checkpoints.container import (
+    Contents,
+    ConversionError,
+    bare_name,
+    unwrap,
+    without_wrappers,
+)
 from vim_mm.checkpoints.names import backbone_roots
 from vim_mm.checkpoints.provenance import is_pretrained
-from vim_mm.checkpoints.reading import read_checkpoint
+from vim_mm.checkpoints.reading import naming_file, read_checkpoint
 
 
 class PretrainedBackbone(PretrainedInit):
@@ -58,8 +64,12 @@ class PretrainedPart(PretrainedInit):
     def __call__(self, module: nn.Module) -> None:
         """Load what the file has for ``module``."""
         checkpoint = read_checkpoint(self.checkpoint, self.map_location)
-        weights = checkpoint.get('state_dict', checkpoint)
         root = '' if self.prefix is None else f'{self.prefix.rstrip(".")}.'
+        with naming_file(self.checkpoint):
+            weights = without_wrappers(
+                checkpoint.get('state_dict', checkpoint),
+                [f'{root}{name}' for name in module.state_dict()],
+            )
         part = {n.removeprefix(root): x for n, x in weights.items() if n.startswith(root)}
         if not part:
             raise ValueError(f'{self.checkpoint} has no weights under the prefix {self.prefix!r}')
@@ -91,7 +101,7 @@ def find_backbone(state_dict: Mapping[str, Tensor], prefix: str | None, filename
         ValueError: There are several backbones, and ``prefix`` names none of them.
     """
     roots = backbone_roots(state_dict)
-    asked = None if prefix is None else f'{prefix.rstrip(".")}.'.lstrip('.')
+    asked = None if prefix is None else f'{bare_name(prefix.rstrip("."))}.'.lstrip('.')
     if len(roots) < 2:
         root = roots[0] if roots else ''
         if asked not in (None, root):

@@ -8,7 +8,7 @@ a training may start from other ones, and then says so and records it.
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 
-from mmengine.model import PretrainedInit, is_model_wrapper
+from mmengine.model import BaseTTAModel, PretrainedInit, is_model_wrapper
 from torch import nn
 
 from vim_mm.models.state_dict import describe_differences
@@ -30,10 +30,16 @@ def code_version() -> dict:
     return dict(version=__version__, commit=commit(40))
 
 
+def inner_model(model: nn.Module) -> nn.Module:
+    """What a wrapper for distributed runs or for test-time augmentation holds; else the model."""
+    while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
+        model = model.module
+    return model
+
+
 def backbones(model: nn.Module) -> Iterator[tuple[str, VisionMamba]]:
     """Each VisionMamba of a model by its name, which is that of its weights in checkpoints."""
-    model = model.module if is_model_wrapper(model) else model
-    for name, module in model.named_modules():
+    for name, module in inner_model(model).named_modules():
         if isinstance(module, VisionMamba):
             yield name, module
 

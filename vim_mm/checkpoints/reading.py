@@ -18,9 +18,11 @@ from mmengine.runner.checkpoint import (
     CheckpointLoader,
     get_external_models,
     get_torchvision_models,
+    load_state_dict,
 )
+from torch import nn
 
-from vim_mm.checkpoints.container import ConversionError
+from vim_mm.checkpoints.container import ConversionError, bare_name, without_wrappers
 from vim_mm.checkpoints.conversion import convert_checkpoint, needs_conversion
 from vim_mm.checkpoints.converted_file import as_checkpoint, describe
 from vim_mm.checkpoints.download import downloaded
@@ -34,6 +36,8 @@ class NonFiniteWeightsError(ValueError):
 
 def _as_ours(name: str, checkpoint: dict) -> dict:
     """What a file holds, in the form that our models load: Vim's own files are converted."""
+    if 'state_dict' not in checkpoint and isinstance(checkpoint.get('module'), Mapping):
+        checkpoint = dict(state_dict=checkpoint['module'])  # of DeepSpeed
     if needs_conversion(checkpoint):
         try:
             conversion = convert_checkpoint(checkpoint)
@@ -136,13 +140,54 @@ def read_checkpoint(name: str, map_location: str | None = None) -> dict:
     return reader(name, map_location)
 
 
+def fit_names(module: nn.Module, checkpoint: dict) -> None:
+    """Give the weights of a checkpoint the names that they have in a module, in place.
+
+    Raises:
+        ConversionError: Two weights would have one name.
+    """
+    weights = checkpoint.get('state_dict', checkpoint)
+    if all(bare_name(name) == name for name in weights):  # FSDP gathers what state_dict() gives
+        return
+    fitting = without_wrappers(weights, module.state_dict())
+    if 'state_dict' in checkpoint:
+        checkpoint['state_dict'] = fitting
+        return
+    checkpoint.clear()
+    checkpoint.update(fitting)
+    if hasattr(fitting, '_metadata'):
+        checkpoint._metadata = fitting._metadata
+
+
+def load_whole_model(model: nn.Module, name: str | Path) -> dict:
+    """Load a model from a checkpoint that must fit all of it.
+
+    Args:
+        model (nn.Module): On any device.
+        name (str | Path): Path or URL.
+
+    Returns:
+        dict: The checkpoint, with the names of the model.
+
+    Raises:
+        RuntimeError: Weights are missing, are of another shape or belong to no part of the model.
+    """
+    with naming_file(name):
+        checkpoint = read_checkpoint(str(name), 'cpu')
+        fit_names(model, checkpoint)
+        load_state_dict(model, checkpoint.get('state_dict', checkpoint), strict=True)
+    return checkpoint
+
+
 @contextmanager
 def naming_file(filename: str | Path) -> Iterator[None]:
     """Have errors about weights that do not fit a model begin with the name of their file."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        if type(error) not in (RuntimeError, ValueError) or str(filename) in str(error):
+        if type(error) not in (RuntimeError, ValueError, ConversionError) or str(filename) in str(
+            error
+        ):
             raise
         raise type(error)(f'{filename}: {error}') from error
 

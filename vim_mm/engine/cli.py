@@ -13,11 +13,10 @@ from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, init_default_scope
-from mmengine.runner import load_checkpoint
 from torch import nn
 
 from vim_mm.checkpoints.provenance import check_switches
-from vim_mm.checkpoints.reading import naming_file
+from vim_mm.checkpoints.reading import load_whole_model
 from vim_mm.compat import DISTRIBUTIONS
 from vim_mm.config import check_names, merge_options
 from vim_mm.engine.activation import activate
@@ -122,8 +121,7 @@ def load_model(
     activate()
     init_default_scope(cfg.default_scope)
     model = revert_sync_batchnorm(MODELS.build(cfg.model))
-    with naming_file(checkpoint):
-        loaded = load_checkpoint(model, str(checkpoint), map_location='cpu', strict=True)
+    loaded = load_whole_model(model, checkpoint)
     allow, other = cfg.get('allow_mismatch', False), ('discretization_method',) * any_method
     for line in check_switches(model, loaded, str(checkpoint), allow, other):
         print(line)

@@ -16,6 +16,7 @@ from timm.models import (
     resolve_pretrained_cfg,
 )
 
+from vim_mm.checkpoints.container import without_wrappers
 from vim_mm.checkpoints.file import read_file
 from vim_mm.models.state_dict import describe_differences
 from vim_mm.timm_models.classifier import VisionMambaClassifier
@@ -32,9 +33,10 @@ def checkpoint_filter_fn(
 ) -> dict[str, Any]:
     """The weights of a classifier, from those of this package and of Vim's own checkpoints.
 
-    Takes the model out of a whole checkpoint, the prefix ``backbone.`` off its names, calls
-    MMPretrain's ``head.fc`` by the name that it has here, and resizes the patches' weights. The
-    position embedding is resized by the model itself when it loads.
+    Takes the model out of a whole checkpoint, the prefix ``backbone.`` and those of wrappers, as of
+    ``torch.compile``, off its names, calls MMPretrain's ``head.fc`` by the name that it has here,
+    and resizes the patches' weights. The position embedding is resized by the model itself when it
+    loads.
     """
     state_dict = _weights(state_dict)
     weights = {
@@ -49,9 +51,9 @@ def checkpoint_filter_fn(
 
 
 def _weights(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
-    for key in ('state_dict', 'model'):
+    for key in ('state_dict', 'model', 'module'):
         checkpoint = checkpoint.get(key, checkpoint)
-    return checkpoint
+    return without_wrappers(checkpoint)
 
 
 def _check_notes(checkpoint: Mapping[str, Any], model: VisionMambaClassifier) -> None:

@@ -95,6 +95,9 @@ class CheckedDataset(Dataset):
     def _problem(self, sample, index: int) -> str | None:
         """What is wrong with the truth of a sample."""
         truth = sample.get('data_samples') if isinstance(sample, Mapping) else None
+        if isinstance(truth, list):  # of the views of a test-time augmentation
+            views = ({k: each[i] for k, each in sample.items()} for i in range(len(truth)))
+            return next(filter(None, (self._problem(view, index) for view in views)), None)
         if not isinstance(truth, BaseDataElement):
             return None
         info = self._info(index)

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from mmengine.fileio import get_text
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 from torch import nn
 
+from vim_mm.checkpoints.provenance import inner_model
 from vim_mm.engine.batches.samples import leaves
 
 # The heads of MMSegmentation, MMDetection and MMPretrain whose num_classes are those of the data
@@ -113,8 +113,7 @@ def _check_folders(classes: Sequence[str], folders: dict[str, int], name: str) -
 
 
 def _heads(model: nn.Module) -> Iterator[tuple[str, int]]:
-    model = model.module if is_model_wrapper(model) else model
-    for name, module in model.named_modules():
+    for name, module in inner_model(model).named_modules():
         num_classes = getattr(module, 'num_classes', None)
         if not _HEAD.search(name) or not isinstance(num_classes, int):
             continue

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 
 from mmengine.evaluator import Evaluator
 from mmengine.hooks import CheckpointHook, Hook
-from mmengine.model import is_model_wrapper
 from mmengine.optim.scheduler.param_scheduler import INF
 from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch import nn
 
+from vim_mm.checkpoints.provenance import inner_model
 from vim_mm.engine.batches.samples import CheckedDataset, ignored_labels
 from vim_mm.engine.checks.first_samples import look_at_samples, lost_objects, one_class
 from vim_mm.segmentation.guards import check_losses
@@ -22,11 +22,6 @@ from vim_mm.segmentation.guards import check_losses
 _ENDLESS = {'InfiniteSampler', 'MultiSourceSampler', 'GroupMultiSourceSampler'}
 # Validations beyond which an interval counts the wrong unit.
 _MOST_VALIDATIONS = 1000
-
-
-def inner_model(model: nn.Module) -> nn.Module:
-    """A model without what distributes it."""
-    return model.module if is_model_wrapper(model) else model
 
 
 def check_training(runner: Runner) -> None:

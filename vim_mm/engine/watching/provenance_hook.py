@@ -5,11 +5,17 @@ from pathlib import Path
 
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 from torch import nn
 
-from vim_mm.checkpoints.provenance import backbones, check_switches, code_version, is_pretrained
+from vim_mm.checkpoints.provenance import (
+    backbones,
+    check_switches,
+    code_version,
+    inner_model,
+    is_pretrained,
+)
+from vim_mm.checkpoints.reading import fit_names
 from vim_mm.models.state_dict import describe_differences, function_switches, plain
 from vim_mm.models.vision_mamba import VisionMamba
 from vim_mm.whole_file import whole_file
@@ -32,7 +38,8 @@ class ProvenanceHook(Hook):
         self.started_from = None
 
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
-        """Insist on the same function when resuming or testing."""
+        """Name weights as the model does; insist on the same function when resuming or testing."""
+        fit_names(inner_model(runner.model), checkpoint)  # notes are found by these names, too
         if not getattr(runner, 'insists_on_checkpoint', False):
             return
         self.resumed = True
@@ -81,8 +88,7 @@ class ProvenanceHook(Hook):
 
 def _pretrained_file(model: nn.Module, module: VisionMamba) -> str | None:
     """The file of ``init_cfg=dict(type='Pretrained')``, of the backbone or of the whole model."""
-    model = model.module if is_model_wrapper(model) else model
-    for owner in (module, model):
+    for owner in (module, inner_model(model)):
         init_cfg = getattr(owner, 'init_cfg', None) or []
         for cfg in init_cfg if isinstance(init_cfg, list) else [init_cfg]:
             if is_pretrained(cfg):
