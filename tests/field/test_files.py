@@ -93,7 +93,7 @@ def test_a_png_is_turned_as_a_jpeg_is(tmp_path):
         train(tmp_path)
 
 
-@pytest.mark.parametrize('way', [3, 6])
+@pytest.mark.parametrize('way', [pytest.param(3, marks=pytest.mark.slow), 6])
 def test_images_that_exif_turns_without_their_labels(way, folder):
     """A square one may fit, or not: a line says what to do if it does not."""
     each_image(folder / 'data', lambda path: as_jpeg(path, way))

@@ -33,6 +33,7 @@ from vim_mm.ops.library import has_kernel
 
 pytest.importorskip('mmseg')
 ANALYSIS = TOOLS / 'analysis'
+imports_anew = pytest.mark.slow  # PyTorch, in each worker
 SIZES = ('--sizes', '32x64', '--batch', '2', '--n_trials', '1', '--device', 'cpu')
 
 
@@ -351,6 +352,7 @@ def wait_for(condition, seconds=60):
         time.sleep(0.05)
 
 
+@imports_anew
 def test_a_worker_that_measures_is_ended(tool, measures, tmp_path, monkeypatch):
     """As by Ctrl-C."""
     worker, file = tool['Worker'](), tmp_path / 'begun'
@@ -381,6 +383,7 @@ if __name__ == '__main__':
 """
 
 
+@imports_anew
 def test_a_worker_does_not_outlive_the_tool(measures, tmp_path):
     """It would keep the memory of a GPU."""
     (tmp_path / 'orphan.py').write_text(ORPHAN)
@@ -401,6 +404,7 @@ def test_a_worker_does_not_outlive_the_tool(measures, tmp_path):
     wait_for(has_ended, 30)
 
 
+@imports_anew
 def test_the_death_of_a_worker_is_said(tool, measures, monkeypatch):
     """It is not waited for, and the next case has a worker."""
     worker = tool['Worker']()
