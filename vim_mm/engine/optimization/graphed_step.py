@@ -129,7 +129,7 @@ def tensors_of(batch: Any, path: str = '') -> Iterator[tuple[str, Tensor]]:
         )
 
 
-class _Untold:
+class _RefusedMetainfo:
     """In place of a value of the metainfo of a sample, which a graph would take from one batch.
 
     That a name is there, and that its value is not None, can be asked.
@@ -145,7 +145,7 @@ class _Untold:
             'would repeat in every step'
         )
 
-    def __deepcopy__(self, memo: dict) -> '_Untold':
+    def __deepcopy__(self, memo: dict) -> '_RefusedMetainfo':
         """Itself, as samples copy their metainfo with every conversion."""
         return self
 
@@ -163,7 +163,7 @@ def clone_batch(batch: Any) -> Any:
         own = type(batch)()
         own.set_data(clone_batch(dict(batch.items())))
         for name in batch.metainfo_keys():
-            own.set_field(_Untold(name), name, field_type='metainfo')
+            own.set_field(_RefusedMetainfo(name), name, field_type='metainfo')
         return own
     if isinstance(batch, Mapping):
         return {name: clone_batch(item) for name, item in batch.items()}

@@ -210,7 +210,7 @@ class NonFiniteLossHook(Hook):
             return
         fault = self._replay(runner, step, sharded)
         if sharded:
-            loss, fault = _told_by_all(loss, fault)
+            loss, fault = _agree_on_fault(loss, fault)
         fault = fault or 'made by the loss itself or by backward: all modules give finite ones'
         raise NonFiniteLossError(
             f'The loss of iteration {step.iteration + 1} is {loss}. The first value that is not '
@@ -263,7 +263,7 @@ def _in_any_process(flag: bool) -> bool:
     return bool(flags.item())
 
 
-def _told_by_all(loss: float, fault: str | None) -> tuple[float, str | None]:
+def _agree_on_fault(loss: float, fault: str | None) -> tuple[float, str | None]:
     """Of the first process with a fault, or with a loss that is not finite."""
     told = all_gather_object((loss, fault))
     told.sort(key=lambda each: (each[1] is None, math.isfinite(each[0])))
