@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from mmengine.config import Config
 
-from tests.datasets.idx import COUNTS, draw_garment, encode_idx, write_idx_files
+from tests.datasets.idx import COUNTS, draw_garment, write_idx_files
 from tests.scripts import ROOT
 from vim_mm.datasets import fashion, garments
 from vim_mm.datasets.fashion import FashionConfig, class_folder, write_classes, write_scenes
@@ -23,7 +23,6 @@ from vim_mm.datasets.garments import (
     SPLITS,
     fetch_garments,
     load_garments,
-    read_idx,
 )
 from vim_mm.datasets.scenes import SCENE_CLASSES, Garments, draw_scene, scene
 
@@ -39,15 +38,6 @@ def source(tmp_path, monkeypatch):
 
 def _files(root):
     return {p.relative_to(root): p.read_bytes() for p in sorted(root.rglob('*')) if p.is_file()}
-
-
-def test_read_idx():
-    array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
-    np.testing.assert_array_equal(read_idx(encode_idx(array)), array)
-    with pytest.raises(ValueError, match='no IDX file'):
-        read_idx(b'\x1f\x8b\x08\x00')
-    with pytest.raises(ValueError, match=r'shape \(2, 3, 4\) ends after 39 bytes'):
-        read_idx(encode_idx(array)[:-1])
 
 
 def test_fetch_unpacks_checks_and_keeps(source, tmp_path):
