@@ -1,6 +1,6 @@
 """What the suite's environment does not hold, tested on demand, not by default.
 
-    nox -s adapters                  # LoRA of peft on the mixers, in a minute
+    nox -s adapters                  # peft, transformers, segmentation_models_pytorch; minutes
     nox -s timm                      # timm's own tests of models on the five of Vim
 
 The original OpenMMLab libraries with three releases of torch:
@@ -46,14 +46,15 @@ CONFIGS = ('seg/upernet_vim_shapes.py', 'det/mask_rcnn_vim_shapes.py', 'cls/vim_
 
 @nox.session(python=False, default=False)
 def adapters(session: nox.Session) -> None:
-    """The test of peft's adapters, in the environment of nox with peft in a folder beside it."""
-    folder = Path(session.create_tmp()) / 'peft'
+    """Other libraries on our models, in the environment of nox with them in a folder beside it."""
+    folder = Path(session.create_tmp()) / 'adapters'
     install = ['-m', 'pip', 'install', '--quiet', '--no-deps', '--upgrade', '--target', folder]
     session.run(sys.executable, *install, '-r', REQUIREMENTS / 'adapters.txt')
     path = os.pathsep.join(map(str, (ROOT, folder)))
-    tests = ('tests/models/test_paths.py', '-k', 'peft')
-    session.run(sys.executable, '-c', 'import peft', env={'PYTHONPATH': path})  # no skip for it
-    session.run(sys.executable, '-m', 'pytest', '-q', *tests, env={'PYTHONPATH': path})
+    libraries = 'import peft, segmentation_models_pytorch, transformers'  # no skip for them
+    session.run(sys.executable, '-c', libraries, env={'PYTHONPATH': path})
+    for tests in (('tests/models/test_paths.py', '-k', 'peft'), ('tests/interop',)):
+        session.run(sys.executable, '-m', 'pytest', '-q', *tests, env={'PYTHONPATH': path})
 
 
 @nox.session(python=False, default=False)

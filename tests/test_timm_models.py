@@ -18,6 +18,7 @@ from tests.models.small import scramble
 from vim_mm.checkpoints import UnsafeCheckpointError
 from vim_mm.models import VisionMamba
 from vim_mm.models.tokens import CLS_TOKENS, resize_pos_embed
+from vim_mm.ops import METHODS
 from vim_mm.timm_models import VisionMambaClassifier, checkpoint_filter_fn
 
 NAMES = timm.list_models('vim_*')
@@ -37,13 +38,16 @@ def images(height=32, width=32, channels=3):
 
 
 def test_models_are_listed_and_published_names_lead_to_them():
-    assert NAMES == [
+    plain = [
         'vim_base_patch16_224',
         'vim_small_patch16_224',
         'vim_small_patch16_stride8_224',
         'vim_tiny_patch16_224',
         'vim_tiny_patch16_stride8_224',
     ]
+    methods = [f'{name}_{method}' for name in plain for method in METHODS if method != 'zoh']
+    pyramids = [f'{name}_pyramid' for name in plain if 'stride8' not in name]
+    assert {*NAMES} == {*plain, *methods, *pyramids}
     with torch.device('meta'), pytest.warns(UserWarning, match='vim_tiny_patch16_224'):
         model = timm.create_model(
             'vim_tiny_patch16_224_bimambav2_final_pool_mean_abs_pos_embed_with_midclstok_div2'
@@ -204,7 +208,7 @@ def test_intermediates_of_some_layers(indices, taken):
 
 @pytest.mark.parametrize('indices', [DEPTH + 1, 0, [DEPTH], [-DEPTH - 1], []])
 def test_layers_that_are_not_there(indices):
-    with pytest.raises(ValueError, match=f'indices .* layers of {DEPTH}, got'):
+    with pytest.raises(ValueError, match=f'indices .* of {DEPTH} features, got'):
         create().forward_intermediates(images(), indices)
 
 
@@ -443,3 +447,45 @@ def test_the_recipe_for_grad_cam_puts_a_patch_in_its_place(class_token):
         before, after = (scope['patches_in_place'](x, 5, 5) for x in given[-2:])
         change = (after - before).norm(dim=1)[0]
         assert divmod(int(change.argmax()), 5) == (row, column)
+
+
+def test_a_name_has_its_method_and_no_other():
+    assert create().layers[0].mixer.discretization_method == 'zoh'
+    for method in METHODS:
+        if method != 'zoh':
+            model = create(f'vim_tiny_patch16_224_{method}')
+            assert model.layers[-1].mixer.discretization_method == method
+    with pytest.raises(ValueError, match='vim_tiny_patch16_224_foh has discretization_method'):
+        create('vim_tiny_patch16_224_foh', discretization_method='rk4')
+
+
+def test_a_pyramid_has_features_of_four_strides():
+    small = {k: v for k, v in SMALL.items() if k != 'patch_size'} | dict(features_only=True)
+    name = 'vim_tiny_patch16_224_pyramid'
+    model = timm.create_model(name, **small, pyramid_channels=8).eval()
+    assert model.feature_info.reduction() == [4, 8, 16, 32]
+    assert model.feature_info.channels() == [8, 8, 8, 8]
+    x = images(64, 96)
+    maps = model(x)
+    assert [tuple(m.shape[1:]) for m in maps] == [(8, 16, 24), (8, 8, 12), (8, 4, 6), (8, 2, 3)]
+    patches = model.model.forward_features(x)[:, 1:].transpose(1, 2).unflatten(2, (4, 6))
+    for level, expected in zip(maps, model.model.pyramid([patches])):
+        torch.testing.assert_close(level, expected)
+    two = timm.create_model(name, **small, out_indices=(1, -1)).eval()
+    assert [m.shape[2] for m in two(x)] == [8, 2] and two.feature_info.reduction() == [8, 32]
+    with pytest.raises(ValueError, match='indices must name some of 4 features'):
+        model.model.forward_intermediates(x, [4])
+    plain = create(name)  # the classifier of that size
+    assert plain(images()).shape == (2, CLASSES) and not hasattr(plain, 'pyramid')
+
+
+def test_a_pyramid_takes_the_weights_of_a_classifier():
+    small = {k: v for k, v in SMALL.items() if k != 'patch_size'} | dict(img_size=64)
+    weights = scramble(timm.create_model('vim_tiny_patch16_224', **small)).state_dict()
+    model = timm.create_model(
+        'vim_tiny_patch16_224_pyramid', features_only=True, pretrained=True,
+        pretrained_cfg_overlay=dict(state_dict=weights), **small,
+    )  # fmt: skip
+    for name, value in model.model.state_dict().items():
+        if not name.startswith('pyramid'):
+            assert torch.equal(value, weights[name]), name

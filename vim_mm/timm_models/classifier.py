@@ -245,15 +245,18 @@ class VisionMambaClassifier(VisionMamba):
         Raises:
             ValueError: There is no such layer.
         """
-        depth = len(self.layers)
+        taps = self._num_taps()
         if isinstance(indices, int):
-            taken = [*range(depth - indices, depth)]
+            taken = [*range(taps - indices, taps)]
         else:
-            given = range(depth) if indices is None else indices
-            taken = sorted({i + depth if i < 0 else i for i in given})
-        if not taken or taken[0] < 0 or taken[-1] >= depth:
-            raise ValueError(f'indices must name layers of {depth}, got {indices}')
+            given = range(taps) if indices is None else indices
+            taken = sorted({i + taps if i < 0 else i for i in given})
+        if not taken or taken[0] < 0 or taken[-1] >= taps:
+            raise ValueError(f'indices must name some of {taps} features, got {indices}')
         return taken
+
+    def _num_taps(self) -> int:
+        return len(self.layers)
 
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True

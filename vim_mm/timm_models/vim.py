@@ -1,6 +1,6 @@
 """Vim's sizes as timm lists them: importing this registers ``vim_*`` for ``timm.create_model``."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from timm.models import (
 from vim_mm.checkpoints.container import without_wrappers
 from vim_mm.checkpoints.file import read_file
 from vim_mm.models.state_dict import describe_differences
+from vim_mm.ops import METHODS
 from vim_mm.timm_models.classifier import VisionMambaClassifier
+from vim_mm.timm_models.pyramid import VisionMambaPyramid
 from vim_mm.timm_models.weights import PLACES, read_weights
 
 __all__ = ['checkpoint_filter_fn']  # timm adds the models
@@ -88,24 +90,41 @@ def _cfg() -> dict[str, Any]:
     )
 
 
-default_cfgs = generate_default_cfgs(
-    {
-        f'{name}.untrained': _cfg()
-        for name in (
-            'vim_tiny_patch16_224',
-            'vim_tiny_patch16_stride8_224',
-            'vim_small_patch16_224',
-            'vim_small_patch16_stride8_224',
-            'vim_base_patch16_224',
-        )
-    }
-)
+# By name: channels, and the distance of patches where it is not their side.
+_SIZES: dict[str, dict[str, int]] = {
+    'vim_tiny_patch16_224': dict(embed_dim=192),
+    'vim_tiny_patch16_stride8_224': dict(embed_dim=192, stride=8),
+    'vim_small_patch16_224': dict(embed_dim=384),
+    'vim_small_patch16_stride8_224': dict(embed_dim=384, stride=8),
+    'vim_base_patch16_224': dict(embed_dim=768),
+}
+# The plain names are zoh, Vim's own method. A suffix is for libraries that hand few arguments on to
+# timm, such as transformers in TimmBackbone. '_pyramid' is for those that want features of four
+# strides, and is the plain model elsewhere.
+_VARIANTS: dict[str, dict[str, Any]] = {
+    **_SIZES,
+    **{
+        f'{name}_{method}': dict(size, discretization_method=method)
+        for name, size in _SIZES.items()
+        for method in METHODS
+        if method != 'zoh'
+    },
+    **{f'{name}_pyramid': size for name, size in _SIZES.items() if 'stride' not in size},
+}
+default_cfgs = generate_default_cfgs({f'{name}.untrained': _cfg() for name in _VARIANTS})
 
 
 def _create(
     variant: str, pretrained: bool, kwargs: dict[str, Any], **of_variant: Any
 ) -> VisionMambaClassifier:
-    out_indices = kwargs.pop('out_indices', 3)
+    of_pyramid = variant.endswith('_pyramid') and kwargs.get('features_only', False)
+    method = of_variant.get('discretization_method')
+    if method and kwargs.get('discretization_method', method) != method:
+        raise ValueError(
+            f'{variant} has discretization_method {method!r}, got '
+            f'{kwargs["discretization_method"]!r}'
+        )
+    out_indices = kwargs.pop('out_indices', (0, 1, 2, 3) if of_pyramid else 3)
     given = None
     if pretrained:
         overlay = dict(kwargs.pop('pretrained_cfg_overlay', None) or {})
@@ -113,7 +132,7 @@ def _create(
         given = read_weights(cfg, kwargs.get('cache_dir')) or cfg.state_dict
         kwargs['pretrained_cfg'] = replace(cfg, **PLACES, state_dict=given)
     model = build_model_with_cfg(
-        VisionMambaClassifier,
+        VisionMambaPyramid if of_pyramid else VisionMambaClassifier,
         variant,
         pretrained,
         pretrained_filter_fn=checkpoint_filter_fn,
@@ -125,34 +144,18 @@ def _create(
     return model
 
 
-@register_model
-def vim_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> VisionMambaClassifier:
-    """Vim-T, class token in the middle."""
-    return _create('vim_tiny_patch16_224', pretrained, kwargs, embed_dim=192)
+def _entry_point(variant: str, of_variant: dict[str, Any]) -> Callable[..., Any]:
+    """The function that timm calls by the name of the variant."""
+
+    def create(pretrained: bool = False, **kwargs: Any) -> VisionMambaClassifier:
+        return _create(variant, pretrained, kwargs, **of_variant)
+
+    create.__name__ = create.__qualname__ = variant
+    create.__doc__ = f'Vim, {", ".join(f"{k}={v}" for k, v in of_variant.items())}.'
+    return register_model(create)
 
 
-@register_model
-def vim_tiny_patch16_stride8_224(pretrained: bool = False, **kwargs: Any) -> VisionMambaClassifier:
-    """Vim-T on patches of 16 pixels every 8, as Vim's long-sequence fine-tuning."""
-    return _create('vim_tiny_patch16_stride8_224', pretrained, kwargs, embed_dim=192, stride=8)
-
-
-@register_model
-def vim_small_patch16_224(pretrained: bool = False, **kwargs: Any) -> VisionMambaClassifier:
-    """Vim-S, class token in the middle."""
-    return _create('vim_small_patch16_224', pretrained, kwargs, embed_dim=384)
-
-
-@register_model
-def vim_small_patch16_stride8_224(pretrained: bool = False, **kwargs: Any) -> VisionMambaClassifier:
-    """Vim-S on patches of 16 pixels every 8, as Vim's long-sequence fine-tuning."""
-    return _create('vim_small_patch16_stride8_224', pretrained, kwargs, embed_dim=384, stride=8)
-
-
-@register_model
-def vim_base_patch16_224(pretrained: bool = False, **kwargs: Any) -> VisionMambaClassifier:
-    """Vim-B, class token in the middle."""
-    return _create('vim_base_patch16_224', pretrained, kwargs, embed_dim=768)
+globals().update({name: _entry_point(name, variant) for name, variant in _VARIANTS.items()})
 
 
 # Vim's own names of the same models, which its scripts and logs use.

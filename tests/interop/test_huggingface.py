@@ -1,0 +1,157 @@
+"""Vim as a backbone of transformers; nox -s adapters has it installed."""
+
+import pytest
+import torch
+
+pytest.importorskip('transformers', '5')
+
+import transformers
+from safetensors.torch import load_file, save_file
+
+from vim_mm.interop.huggingface import VimBackbone, VimConfig
+from vim_mm.models import VisionMamba
+from vim_mm.ops import METHODS
+
+SMALL = dict(arch=dict(embed_dims=32, num_layers=4), img_size=64, ssm_cfg=dict(d_state=4))
+
+
+def train_a_step(model, **inputs):
+    loss = model(**inputs).loss
+    loss.backward()
+    assert torch.isfinite(loss)
+    of_ours = [(n, w) for n, w in model.named_parameters() if '.layers.' in n and '.mixer.' in n]
+    assert of_ours
+    for name, weight in of_ours:
+        assert weight.grad.abs().sum() > 0, name
+
+
+def images(batch=2, height=64, width=64):
+    return torch.randn(batch, 3, height, width)
+
+
+def test_outputs_are_those_of_the_backbone():
+    config = VimConfig(**SMALL, out_indices=[1, 3], cls_token='middle')
+    model = transformers.AutoBackbone.from_config(config).eval()
+    assert isinstance(model, VimBackbone)
+    own = VisionMamba(**SMALL, out_indices=[1, 3], out_feature='norm', cls_token='middle').eval()
+    own.load_state_dict(model.backbone.state_dict())
+    x = images(height=96)
+    for ours, expected in zip(model(x).feature_maps, own(x), strict=True):
+        assert torch.equal(ours, expected)
+    assert model.channels == [32, 32] and model.out_features == ['layers.1', 'layers.3']
+    assert model(x, return_dict=False)[0][0].shape == (2, 32, 6, 4)
+    with pytest.raises(ValueError, match='hidden states'):
+        model(x, output_hidden_states=True)
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_every_argument_survives_a_file(method, tmp_path):
+    given = dict(
+        img_size=(64, 96), patch_size=8, stride=(4, 8), in_channels=1, discretization_method=method,
+        cls_token='double', if_rope=True, drop_path_rate=0.25, out_feature='mixer', with_cp=True,
+    )  # fmt: skip
+    config = VimConfig(**{**SMALL, **given}, out_features=['layers.0', 'layers.2'])
+    model = VimBackbone(config).eval()
+    model.save_pretrained(tmp_path)
+    read = VimBackbone.from_pretrained(tmp_path).eval()
+    assert read.config.to_diff_dict() == model.config.to_diff_dict()
+    assert transformers.AutoConfig.from_pretrained(tmp_path).arguments() == config.arguments()
+    assert read.backbone.layers[0].mixer.discretization_method == method
+    x = torch.randn(1, 1, 64, 96)
+    for one, two in zip(model(x).feature_maps, read(x).feature_maps, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_what_is_misspelled_is_refused():
+    with pytest.raises(TypeError, match='discretization_methd'):
+        VimConfig(**SMALL, discretization_methd='foh')
+    with pytest.raises(ValueError, match='bilinaer'):
+        VimBackbone(VimConfig(**SMALL, discretization_method='bilinaer'))
+    with pytest.raises(ValueError, match='one stride'):
+        VimConfig(**SMALL, stride=(8, 4), pyramid_channels=16)
+    with pytest.raises(ValueError, match='stage_names'):
+        VimConfig(**SMALL, out_features=['layers.4'])
+
+
+def test_names_of_transformers_serve_too():
+    config = VimConfig(**{**SMALL, 'img_size': 32}, num_channels=5)
+    assert config.arguments()['in_channels'] == 5 and config.image_size == 32
+
+
+def test_initialization_is_vims_and_missing_weights_get_theirs(tmp_path):
+    torch.manual_seed(0)
+    model = VimBackbone(VimConfig(**SMALL))
+    torch.manual_seed(0)
+    own = VisionMamba(**SMALL, out_feature='norm')
+    for name, value in own.state_dict().items():
+        assert torch.equal(value, model.backbone.state_dict()[name]), name
+
+    model.save_pretrained(tmp_path)
+    file = tmp_path / 'model.safetensors'
+    weights = load_file(file)
+    with torch.no_grad():
+        for layer in model.backbone.layers:
+            layer.mixer.A_log.zero_()
+    missing = 'backbone.layers.1.mixer.A_log'
+    expected = weights.pop(missing)
+    save_file(weights, file, dict(format='pt'))
+    read = VimBackbone.from_pretrained(tmp_path).state_dict()
+    assert torch.equal(read[missing], expected)  # as every initial A_log
+    for name, value in weights.items():
+        assert torch.equal(read[name], value), name
+
+
+def test_timm_names_carry_the_method():
+    config = transformers.TimmBackboneConfig(backbone='vim_tiny_patch16_224_foh')
+    with torch.device('meta'):
+        model = transformers.TimmBackbone(config)
+    mixers = [m for m in model.modules() if hasattr(m, 'discretization_method')]
+    assert mixers and {m.discretization_method for m in mixers} == {'foh'}
+
+
+@pytest.mark.slow
+def test_upernet(tmp_path):
+    backbone = VimConfig(**SMALL, discretization_method='rk4', out_indices=[0, 1, 2, 3])
+    config = transformers.UperNetConfig(
+        backbone_config=backbone, hidden_size=32, num_labels=5,
+        auxiliary_in_channels=32, auxiliary_channels=16,
+    )  # fmt: skip
+    model = transformers.UperNetForSemanticSegmentation(config)
+    train_a_step(model, pixel_values=images(), labels=torch.randint(5, (2, 64, 64)))
+    model.save_pretrained(tmp_path)
+    read = transformers.UperNetForSemanticSegmentation.from_pretrained(tmp_path)
+    assert read.backbone.backbone.layers[0].mixer.discretization_method == 'rk4'
+    x = images()
+    torch.testing.assert_close(read.eval()(x).logits, model.eval()(x).logits)
+
+
+@pytest.mark.slow
+def test_detr():
+    config = transformers.DetrConfig(
+        backbone_config=VimConfig(**SMALL), d_model=32, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32,
+        decoder_ffn_dim=32, num_queries=5,
+    )  # fmt: skip
+    target = dict(class_labels=torch.tensor([1]), boxes=torch.tensor([[0.5, 0.5, 0.2, 0.2]]))
+    model = transformers.DetrForObjectDetection(config)
+    train_a_step(model, pixel_values=images(), labels=[target, target])
+
+
+@pytest.mark.slow
+def test_mask2former():
+    config = transformers.Mask2FormerConfig(
+        backbone_config=VimConfig(**SMALL, pyramid_channels=16), feature_size=32,
+        mask_feature_size=32, hidden_dim=32, encoder_feedforward_dim=32, dim_feedforward=32,
+        encoder_layers=1, decoder_layers=2, num_attention_heads=2, num_queries=5, num_labels=3,
+    )  # fmt: skip
+    model = transformers.Mask2FormerForUniversalSegmentation(config)
+    masks, classes = torch.ones(1, 64, 64), torch.tensor([1])
+    inputs = dict(pixel_values=images(), mask_labels=[masks] * 2, class_labels=[classes] * 2)
+    train_a_step(model, **inputs)
+
+
+def test_stages_of_a_pyramid():
+    config = VimConfig(**SMALL, pyramid_channels=16, out_features=['stride8', 'stride32'])
+    model = VimBackbone(config)
+    assert [tuple(m.shape[1:]) for m in model(images()).feature_maps] == [(16, 8, 8), (16, 2, 2)]
+    assert model.channels == [16, 16]

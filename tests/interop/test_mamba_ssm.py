@@ -1,0 +1,268 @@
+"""The interfaces of mamba_ssm, Vim and VMamba, against a loop over steps in float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vim_mm.interop import mamba_ssm
+from vim_mm.models import Mamba
+
+BATCH, CHANNELS, STATES, STEPS = 2, 6, 3, 11
+
+
+def leaf(*shape, dtype=torch.float64, scale=1.0):
+    return (scale * torch.randn(*shape, dtype=dtype)).requires_grad_()
+
+
+def loop(u, dt, A, B, C, D=None):
+    """y_t = C_t h_t + D u_t, h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t; B and C (B, D, N, L)."""
+    h, out = torch.zeros_like(A), []
+    for t in range(u.shape[2]):
+        step = dt[:, :, t, None]
+        h = torch.exp(step * A) * h + step * B[..., t] * u[:, :, t, None]
+        y = (C[..., t] * h).sum(2)
+        out.append(2 * y.real if y.is_complex() else y)
+    y = torch.stack(out, 2)
+    return (y if D is None else y + D[:, None] * u), h
+
+
+def each_channel(M, is_complex=False):
+    """(D, N), (B, N, L) or (B, G, N, L), the latter two with interleaved pairs, to (B, D, N, L)."""
+    if M.dim() == 2:
+        return M[None, :, :, None].expand(BATCH, -1, -1, STEPS)
+    if is_complex:
+        M = torch.view_as_complex(M.unflatten(-1, (-1, 2)))
+    M = M if M.dim() == 4 else M[:, None]
+    return M.repeat_interleave(CHANNELS // M.shape[1], 1)
+
+
+def scan_inputs(groups=2, dtype=torch.float64):
+    weights = dict(dtype=torch.promote_types(dtype, torch.float32))
+    return dict(
+        u=leaf(BATCH, CHANNELS, STEPS, dtype=dtype),
+        delta=leaf(BATCH, CHANNELS, STEPS, dtype=dtype),
+        A=(-torch.rand(CHANNELS, STATES, **weights)).requires_grad_(),
+        B=leaf(BATCH, groups, STATES, STEPS, dtype=dtype),
+        C=leaf(BATCH, groups, STATES, STEPS, dtype=dtype),
+        D=leaf(CHANNELS, **weights),
+        delta_bias=leaf(CHANNELS, **weights),
+    )
+
+
+def true_scan(u, delta, A, B, C, D, delta_bias, z=None):
+    dt = F.softplus(delta + delta_bias[:, None])
+    y, h = loop(u, dt, A, each_channel(B), each_channel(C), D)
+    return (y if z is None else y * F.silu(z)), h, torch.exp(dt.sum(2)[..., None] * A)
+
+
+def close(ours, expected, **kwargs):
+    torch.testing.assert_close(ours, expected, **(kwargs or dict(rtol=1e-10, atol=1e-10)))
+
+
+@pytest.mark.parametrize('gated', [False, True])
+def test_the_raw_functions_of_mamba_ssm(gated):
+    inputs = scan_inputs()
+    z = leaf(BATCH, CHANNELS, STEPS) if gated else None
+    u, delta, A, B, C, D, bias = inputs.values()
+    given = (u, delta, A, B, C, D, z, bias)
+    out, states, *gated_out = mamba_ssm.selective_scan_cuda.fwd(*given, True)
+    y, h, decay = true_scan(**inputs)
+    close(out, y)
+    assert states.shape == (BATCH, CHANNELS, 1, 2 * STATES)
+    close(states[:, :, -1, 1::2], h)
+    close(states[:, :, -1, ::2], decay)
+
+    expected = true_scan(**inputs, z=z)[0]
+    grad = torch.randn_like(expected)
+    memory = torch.empty_like(u) if gated else None
+    du, ddelta, dA, dB, dC, dD, dbias, *of_gate = mamba_ssm.selective_scan_cuda.bwd(
+        *given, grad, states, out, memory, True, gated
+    )
+    inputs = dict(inputs, z=z) if gated else inputs
+    truth = torch.autograd.grad(expected, [*inputs.values()], grad)
+    ours = [du, ddelta, dA, dB, dC, dD, dbias, *of_gate[:1]]
+    for one, two in zip(ours, truth, strict=True):
+        close(one, two)
+    if gated:
+        close(gated_out[0], expected)
+        assert of_gate[0] is memory
+        close(of_gate[1], expected)
+
+
+def test_what_is_absent_has_no_gradient():
+    u, delta, A, B, C, _, _ = scan_inputs().values()
+    out, states = mamba_ssm.selective_scan_cuda.fwd(u, delta, A, B, C, None, None, None, False)
+    found = mamba_ssm.selective_scan_cuda.bwd(
+        u, delta, A, B, C, None, None, None, torch.ones_like(out), states, out, None, False, False
+    )
+    assert len(found) == 7 and found[5] is None and found[6] is None
+
+
+@pytest.mark.parametrize('sharing', [1, 3])
+def test_the_raw_functions_of_vmamba(sharing):
+    inputs = scan_inputs()
+    kinds = [mamba_ssm.selective_scan_cuda_oflex]
+    if sharing == 1:
+        kinds.append(mamba_ssm.selective_scan_cuda_core)
+    inputs['delta'] = leaf(BATCH, CHANNELS // sharing, STEPS)
+    inputs['delta_bias'] = leaf(CHANNELS // sharing)
+    wide = dict(
+        inputs,
+        delta=inputs['delta'].repeat_interleave(sharing, 1),
+        delta_bias=inputs['delta_bias'].repeat_interleave(sharing),
+    )
+    expected, h, _ = true_scan(**wide)
+    grad = torch.randn_like(expected)
+    truth = torch.autograd.grad(expected, [*inputs.values()], grad)
+    for kind in kinds:
+        more = [True] if kind is mamba_ssm.selective_scan_cuda_oflex else []
+        out, states = kind.fwd(*inputs.values(), True, 1, *more)
+        close(out, expected)
+        close(states[:, :, -1, 1::2], h)
+        for one, two in zip(kind.bwd(*inputs.values(), grad, states, True, 1), truth, strict=True):
+            close(one, two)
+
+
+def test_oflex_of_16_bits_gives_float32():
+    inputs = scan_inputs(dtype=torch.bfloat16)
+    expected = true_scan(*(x.double() for x in inputs.values()))[0]
+    kind = mamba_ssm.selective_scan_cuda_oflex
+    out, states = kind.fwd(*inputs.values(), True, 1, True)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+    assert kind.fwd(*inputs.values(), True, 1, False)[0].dtype == torch.bfloat16
+    grads = kind.bwd(*inputs.values(), torch.randn_like(out), states, True, 1)
+    assert [x.dtype for x in grads] == [x.dtype for x in inputs.values()]
+
+
+def inner_inputs(is_complex=False, constant_B=False, constant_C=False, rank=2):
+    dtype = torch.complex128 if is_complex else torch.float64
+    states = STATES * (2 if is_complex else 1)
+    rows = rank + states * (2 - constant_B - constant_C)
+    return dict(
+        xz=leaf(BATCH, 2 * CHANNELS, STEPS),
+        conv1d_weight=leaf(CHANNELS, 1, 4),
+        conv1d_bias=leaf(CHANNELS),
+        x_proj_weight=leaf(rows, CHANNELS, scale=0.3),
+        delta_proj_weight=leaf(CHANNELS, rank, scale=0.3),
+        out_proj_weight=leaf(5, CHANNELS),
+        out_proj_bias=leaf(5),
+        A=(-torch.rand(CHANNELS, STATES, dtype=dtype)).requires_grad_(),
+        B=leaf(CHANNELS, STATES, dtype=dtype) if constant_B else None,
+        C=leaf(CHANNELS, STATES, dtype=dtype) if constant_C else None,
+        D=leaf(CHANNELS),
+        delta_bias=leaf(CHANNELS),
+    )
+
+
+def true_inner(
+    xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight,
+    out_proj_bias, A, B, C, D, delta_bias, B_proj_bias=None, C_proj_bias=None,
+    b_rms_weight=None, c_rms_weight=None, dt_rms_weight=None, reverse=False, project=True,
+):  # fmt: skip
+    def norm(x, weight):
+        return (
+            x
+            if weight is None
+            else x * (x.square().mean(1) + 1e-6).rsqrt()[:, None] * weight[:, None]
+        )
+
+    x, z = xz.chunk(2, 1)
+    padded = F.pad(x, (3, 0))
+    u = sum(conv1d_weight[:, 0, k, None] * padded[:, :, k : k + STEPS] for k in range(4))
+    u = F.silu(u + conv1d_bias[:, None])
+    rank, is_complex = delta_proj_weight.shape[1], A.is_complex()
+    states = STATES * (2 if is_complex else 1)
+    projected = torch.einsum('rd,bdl->brl', x_proj_weight, u)
+    delta = norm(torch.einsum('dr,brl->bdl', delta_proj_weight, projected[:, :rank]), dt_rms_weight)
+    given = []
+    for M, rows, bias, weight in (
+        (B, projected[:, rank : rank + states], B_proj_bias, b_rms_weight),
+        (C, projected[:, -states:], C_proj_bias, c_rms_weight),
+    ):
+        if M is None:
+            M = rows if bias is None else rows + bias[:, None]
+            M = norm(M, weight)
+            if is_complex:
+                M = torch.complex(M[:, ::2], M[:, 1::2])
+        given.append(each_channel(M))
+    dt = F.softplus(delta + delta_bias[:, None])
+    if reverse:  # the convolution stays as it is
+        y = loop(u.flip(2), dt.flip(2), A, *(M.flip(3) for M in given), D)[0].flip(2)
+    else:
+        y = loop(u, dt, A, *given, D)[0]
+    y = y * F.silu(z)
+    return F.linear(y.transpose(1, 2), out_proj_weight, out_proj_bias) if project else y
+
+
+def compare_gradients(ours, expected, inputs):
+    close(ours, expected)
+    grad = torch.randn_like(expected)
+    given = [x for x in inputs.values() if x is not None]
+    for name, one, two in zip(
+        [k for k, v in inputs.items() if v is not None],
+        torch.autograd.grad(ours, given, grad),
+        torch.autograd.grad(expected, given, grad),
+    ):
+        torch.testing.assert_close(
+            one, two, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f'{n}: {m}'
+        )
+
+
+@pytest.mark.parametrize('is_complex', [False, True])
+@pytest.mark.parametrize('constant_B', [False, True])
+@pytest.mark.parametrize('constant_C', [False, True])
+def test_a_whole_layer(is_complex, constant_B, constant_C):
+    inputs = inner_inputs(is_complex, constant_B, constant_C)
+    compare_gradients(mamba_ssm.mamba_inner_fn(**inputs), true_inner(**inputs), inputs)
+
+
+def test_biases_and_norms_of_projected_matrices():
+    inputs = inner_inputs()
+    inputs |= dict(
+        B_proj_bias=leaf(STATES), C_proj_bias=leaf(STATES), b_rms_weight=leaf(STATES),
+        c_rms_weight=leaf(STATES), dt_rms_weight=leaf(CHANNELS),
+    )  # fmt: skip
+    compare_gradients(mamba_ssm.mamba_inner_fn(**inputs), true_inner(**inputs), inputs)
+    with pytest.raises(ValueError, match='checkpoint_lvl'):
+        mamba_ssm.mamba_inner_fn(**inputs, checkpoint_lvl=2)
+
+
+def test_vims_layers():
+    inputs = inner_inputs()
+    without = {k: v for k, v in inputs.items() if not k.startswith('out_proj')}
+    ours = mamba_ssm.mamba_inner_fn_no_out_proj(**without)
+    compare_gradients(ours, true_inner(**inputs, project=False), without)
+
+    A_b = (-torch.rand(CHANNELS, STATES, dtype=torch.float64)).requires_grad_()
+    ours = mamba_ssm.bimamba_inner_fn(**inputs, A_b=A_b)
+    both = [
+        true_inner(**dict(inputs, A=A), reverse=reverse, project=False)
+        for A, reverse in ((inputs['A'], False), (A_b, True))
+    ]
+    expected = F.linear(
+        sum(both).transpose(1, 2), inputs['out_proj_weight'], inputs['out_proj_bias']
+    )
+    compare_gradients(ours, expected, dict(inputs, A_b=A_b))
+
+
+def test_our_mixer_is_the_same_layer():
+    mixer = Mamba(8, d_state=STATES, bimamba_type='none').double()
+    x = torch.randn(BATCH, STEPS, 8, dtype=torch.float64)
+    ours = mamba_ssm.mamba_inner_fn(
+        mixer.in_proj(x).transpose(1, 2), mixer.conv1d.weight, mixer.conv1d.bias,
+        mixer.x_proj.weight, mixer.dt_proj.weight, mixer.out_proj.weight, None,
+        -torch.exp(mixer.A_log), D=mixer.D, delta_bias=mixer.dt_proj.bias,
+    )  # fmt: skip
+    close(ours, mixer(x))
+
+
+def test_bad_inputs_are_named():
+    inputs = scan_inputs()
+    u, delta, A, B, C, D, bias = inputs.values()
+    with pytest.raises(ValueError, match='A: '):
+        mamba_ssm.selective_scan_cuda.fwd(u, delta, A[:-1], B, C, D, None, bias, True)
+    with pytest.raises(TypeError, match='B: '):
+        mamba_ssm.selective_scan_cuda_core.fwd(u, delta, A, B.long(), C, D, bias, True, 1)
+    with pytest.raises(ValueError, match='delta: '):
+        mamba_ssm.selective_scan_cuda_oflex.fwd(u, delta[:, :4], A, B, C, D, bias, True, 1, True)

@@ -1,0 +1,1 @@
+"""The models and the scan behind other libraries' interfaces, each imported by itself."""

@@ -1,0 +1,190 @@
+"""Vim as a backbone of Hugging Face's transformers; importing this registers it there.
+
+``transformers`` 5 or newer. Its own ``TimmBackbone`` hands few arguments to timm, and the method
+of discretization is not among them; this configuration carries every argument.
+"""
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoBackbone, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.backbone_utils import BackboneConfigMixin, BackboneMixin
+from transformers.modeling_outputs import BackboneOutput
+
+from vim_mm.models import SimpleFPN, VisionMamba
+from vim_mm.models.arguments import parse_arch
+
+__all__ = ['VimBackbone', 'VimConfig']
+
+# What transformers chooses by stages of its own.
+_CHOSEN = ('out_indices', 'out_type')
+_ARGUMENTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(VisionMamba).parameters.items()
+    if name not in _CHOSEN
+}
+# What the constructor of a configuration takes beside the fields that it has.
+_OF_TRANSFORMERS = (
+    'attn_implementation',
+    'name_or_path',
+    'num_labels',
+    'output_attentions',
+    'torch_dtype',
+)
+
+
+class VimConfig(BackboneConfigMixin, PreTrainedConfig):
+    """The arguments of :class:`vim_mm.VisionMamba`, kept by ``save_pretrained``.
+
+    Args:
+        pyramid_channels (int, optional): None gives the outputs of layers, all at the distance of
+            patches: stages 'layers.0', 'layers.1', ... A number gives maps of four strides with so
+            many channels, which :class:`vim_mm.models.SimpleFPN` makes of the last layer: stages
+            'stride4', 'stride8', 'stride16' and 'stride32' for patches of 16 pixels.
+        out_features (list[str], optional): Names of stages; all of a pyramid or the last layer are
+            the default.
+        out_indices (list[int], optional): Their numbers.
+        **kwargs: Arguments of :class:`vim_mm.VisionMamba` but ``out_indices`` and ``out_type``, of
+            which ``out_feature`` is 'norm' by default; and those of ``PreTrainedConfig``.
+
+    Raises:
+        TypeError: There is no such argument.
+        ValueError: There is no such stage.
+    """
+
+    model_type = 'vim_mm'
+    attribute_map = {'image_size': 'img_size', 'num_channels': 'in_channels'}
+
+    def __init__(
+        self,
+        pyramid_channels: int | None = None,
+        out_features: list[str] | None = None,
+        out_indices: list[int] | None = None,
+        **kwargs: Any,
+    ):
+        for theirs, ours in self.attribute_map.items():
+            if theirs in kwargs:
+                kwargs[ours] = kwargs.pop(theirs)
+        own = {**_ARGUMENTS, 'out_feature': 'norm'}
+        own.update({name: kwargs.pop(name) for name in own if name in kwargs})
+        known = {*PreTrainedConfig().to_dict(), *_OF_TRANSFORMERS, 'stage_names'}
+        unknown = [name for name in kwargs if name not in known and not name.startswith('_')]
+        if unknown:
+            raise TypeError(
+                f'VimConfig has no {", ".join(unknown)}: expected some of {sorted(own)}'
+            )
+        kwargs.pop('stage_names', None)
+        for name, value in own.items():
+            setattr(self, name, value)
+        self.pyramid_channels = pyramid_channels
+        super().__init__(**kwargs)
+        num_layers = parse_arch(self.arch)[1]
+        self.stage_names = [f'layers.{i}' for i in range(num_layers)]
+        if pyramid_channels is not None:
+            stride = self.stride or self.patch_size
+            if not isinstance(stride, int):
+                raise ValueError(f'a pyramid needs one stride, got {stride}')
+            self.stage_names = [f'stride{stride * 2**i // 4}' for i in range(4)]
+            if out_features is None and out_indices is None:
+                out_features = self.stage_names
+        self.set_output_features_output_indices(out_features, out_indices)
+
+    def arguments(self) -> dict[str, Any]:
+        """Of :class:`vim_mm.VisionMamba`, without its ``out_indices``."""
+        given = {name: getattr(self, name) for name in _ARGUMENTS}
+        # JSON has no tuples.
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+
+
+class VimBackbone(BackboneMixin, PreTrainedModel):
+    """:class:`vim_mm.VisionMamba` behind the interface of transformers' backbones.
+
+    Args:
+        config (VimConfig): Arguments and stages.
+
+    Raises:
+        TypeError: An argument of the configuration is of another type.
+        ValueError: An argument of the configuration is wrong.
+    """
+
+    config_class = VimConfig
+    base_model_prefix = 'backbone'
+    main_input_name = 'pixel_values'
+    input_modalities = ('image',)
+    has_attentions = False
+    supports_gradient_checkpointing = False  # with_cp of the configuration recomputes layers
+
+    def __init__(self, config: VimConfig):
+        super().__init__(config)
+        with_pyramid = config.pyramid_channels is not None
+        stages = range(len(config.stage_names))
+        layers = -1 if with_pyramid else [stages[i] for i in config.out_indices]
+        self.backbone = VisionMamba(**config.arguments(), out_indices=layers)
+        channels = self.backbone.embed_dims
+        self.pyramid = None
+        if with_pyramid:
+            self.pyramid = SimpleFPN(channels, config.pyramid_channels, num_outs=4)
+            channels = config.pyramid_channels
+        self.num_features = [channels] * len(config.stage_names)
+        _note_values(self.parameters())
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """Initialize what was not loaded; transformers asks for it module by module."""
+        weights = [*self.parameters()]
+        loaded = [(weight, weight.clone()) for weight in weights if _has_value(weight)]
+        if len(loaded) == len(weights):
+            return
+        for child in self.modules():  # children come after their parents, who know better
+            if child is not self and hasattr(child, 'reset_parameters'):
+                child.reset_parameters()
+        self.backbone.reset_parameters()
+        for weight, value in loaded:
+            weight.copy_(value)
+        _note_values(weights)
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> BackboneOutput | tuple[tuple[Tensor, ...]]:
+        """Images (B, in_channels, H, W) to maps (B, C, rows, columns), one for each stage.
+
+        Raises:
+            ValueError: The images have another shape, or hidden states or attentions are asked for.
+        """
+        for name, wanted in (
+            ('hidden states', output_hidden_states),
+            ('attentions', output_attentions),
+        ):
+            if wanted:
+                raise ValueError(f'VimBackbone gives no {name}: choose stages by out_features')
+        maps = self.backbone(pixel_values)
+        if self.pyramid is not None:
+            levels = self.pyramid(maps)
+            maps = tuple(levels[i] for i in self.config.out_indices)
+        if return_dict is False:
+            return (maps,)
+        return BackboneOutput(feature_maps=maps)
+
+
+def _has_value(weight: Tensor) -> bool:
+    return getattr(weight, '_is_hf_initialized', False)
+
+
+def _note_values(weights: Iterable[Tensor]) -> None:
+    """Mark as transformers does what it shall not initialize: the constructors have done it."""
+    for weight in weights:
+        if not weight.is_meta:
+            weight._is_hf_initialized = True
+
+
+AutoConfig.register(VimConfig.model_type, VimConfig)
+AutoBackbone.register(VimConfig, VimBackbone)

@@ -1,0 +1,307 @@
+"""The functions that Mamba-1's users call, by the signatures of mamba_ssm, Vim and VMamba.
+
+Nothing is registered under another package's name; a line of yours puts a function in its place,
+see docs/timm.md. All are ``zoh``, run on every device and in float64 too, and answer wrong
+shapes, dtypes and devices as :func:`vim_mm.ops.selective_scan_fn` does.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vim_mm.ops import causal_conv1d, selective_scan_fn
+
+__all__ = [
+    'bimamba_inner_fn',
+    'mamba_inner_fn',
+    'mamba_inner_fn_no_out_proj',
+    'selective_scan_cuda',
+    'selective_scan_cuda_core',
+    'selective_scan_cuda_oflex',
+    'selective_scan_fn',
+]
+
+
+def mamba_inner_fn(
+    xz: Tensor,
+    conv1d_weight: Tensor,
+    conv1d_bias: Tensor | None,
+    x_proj_weight: Tensor,
+    delta_proj_weight: Tensor,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    A: Tensor,
+    B: Tensor | None = None,
+    C: Tensor | None = None,
+    D: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    B_proj_bias: Tensor | None = None,
+    C_proj_bias: Tensor | None = None,
+    delta_softplus: bool = True,
+    checkpoint_lvl: int = 1,
+    b_rms_weight: Tensor | None = None,
+    c_rms_weight: Tensor | None = None,
+    dt_rms_weight: Tensor | None = None,
+    b_c_dt_rms_eps: float = 1e-6,
+) -> Tensor:
+    """Convolution, projections, scan, gate and output projection of a Mamba layer.
+
+    Args:
+        xz: (B, 2D, L), the input of the convolution and the gate.
+        conv1d_weight: (D, 1, W).
+        conv1d_bias: (D,) or None.
+        x_proj_weight: (R + 2N, D), or less where ``B`` or ``C`` is given; twice the N states if
+            ``A`` is complex.
+        delta_proj_weight: (D, R).
+        out_proj_weight: (E, D).
+        out_proj_bias: (E,) or None.
+        A, D, delta_bias, delta_softplus: As in :func:`vim_mm.ops.selective_scan_fn`.
+        B, C: None, for a matrix of the input, or (D, N).
+        B_proj_bias, C_proj_bias: (N,), added to the projected matrices.
+        checkpoint_lvl: 0 or 1; without effect on results. Nothing is recomputed in backward.
+        b_rms_weight, c_rms_weight, dt_rms_weight: (N,), (N,) and (D,), of an RMS norm of B, C and
+            the step size before its bias, with ``b_c_dt_rms_eps``.
+
+    Returns:
+        (B, L, E).
+
+    Raises:
+        TypeError: A tensor has a wrong type, layout or dtype.
+        ValueError: A tensor has a wrong shape or device, or ``checkpoint_lvl`` is unknown.
+    """
+    norms = (b_rms_weight, c_rms_weight, dt_rms_weight)
+    y = _inner(
+        xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, A, B, C, D, delta_bias,
+        B_proj_bias, C_proj_bias, delta_softplus, checkpoint_lvl, norms, b_c_dt_rms_eps,
+    )  # fmt: skip
+    return F.linear(y.transpose(1, 2), out_proj_weight, out_proj_bias)
+
+
+def mamba_inner_fn_no_out_proj(
+    xz: Tensor,
+    conv1d_weight: Tensor,
+    conv1d_bias: Tensor | None,
+    x_proj_weight: Tensor,
+    delta_proj_weight: Tensor,
+    A: Tensor,
+    B: Tensor | None = None,
+    C: Tensor | None = None,
+    D: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    B_proj_bias: Tensor | None = None,
+    C_proj_bias: Tensor | None = None,
+    delta_softplus: bool = True,
+    checkpoint_lvl: int = 1,
+) -> Tensor:
+    """:func:`mamba_inner_fn` up to the gate, as Vim's layer calls it: (B, D, L)."""
+    return _inner(
+        xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, A, B, C, D, delta_bias,
+        B_proj_bias, C_proj_bias, delta_softplus, checkpoint_lvl,
+    )  # fmt: skip
+
+
+def bimamba_inner_fn(
+    xz: Tensor,
+    conv1d_weight: Tensor,
+    conv1d_bias: Tensor | None,
+    x_proj_weight: Tensor,
+    delta_proj_weight: Tensor,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    A: Tensor,
+    A_b: Tensor,
+    B: Tensor | None = None,
+    C: Tensor | None = None,
+    D: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    B_proj_bias: Tensor | None = None,
+    C_proj_bias: Tensor | None = None,
+    delta_softplus: bool = True,
+    checkpoint_lvl: int = 1,
+) -> Tensor:
+    """:func:`mamba_inner_fn` of Vim's first bidirectional layer: two scans that differ in A alone.
+
+    ``A_b`` (D, N) is of the scan from the last step to the first. Both read what the one causal
+    convolution gives.
+    """
+    both = [
+        _inner(
+            xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, a, B, C, D,
+            delta_bias, B_proj_bias, C_proj_bias, delta_softplus, checkpoint_lvl, reverse=reverse,
+        )
+        for a, reverse in ((A, False), (A_b, True))
+    ]  # fmt: skip
+    return F.linear((both[0] + both[1]).transpose(1, 2), out_proj_weight, out_proj_bias)
+
+
+def _inner(
+    xz: Tensor,
+    conv1d_weight: Tensor,
+    conv1d_bias: Tensor | None,
+    x_proj_weight: Tensor,
+    delta_proj_weight: Tensor,
+    A: Tensor,
+    B: Tensor | None,
+    C: Tensor | None,
+    D: Tensor | None,
+    delta_bias: Tensor | None,
+    B_proj_bias: Tensor | None,
+    C_proj_bias: Tensor | None,
+    delta_softplus: bool,
+    checkpoint_lvl: int,
+    norms: tuple[Tensor | None, ...] = (None, None, None),
+    eps: float = 1e-6,
+    reverse: bool = False,
+) -> Tensor:
+    if checkpoint_lvl not in (0, 1):
+        raise ValueError(f'checkpoint_lvl must be 0 or 1, got {checkpoint_lvl}')
+    x, z = xz.chunk(2, dim=1)
+    u = causal_conv1d(x, conv1d_weight.squeeze(1), conv1d_bias, activation='silu')
+    projected = F.linear(u.transpose(1, 2), x_proj_weight)  # (B, L, R + 2N)
+    rank, states = delta_proj_weight.shape[1], A.shape[1] * (2 if A.is_complex() else 1)
+    delta = F.linear(projected[..., :rank], delta_proj_weight)
+    b_norm, c_norm, dt_norm = norms
+    if B is None:
+        B = _matrix(projected[..., rank : rank + states], B_proj_bias, b_norm, eps, A)
+    if C is None:
+        C = _matrix(projected[..., -states:], C_proj_bias, c_norm, eps, A)
+    if dt_norm is not None:
+        delta = F.rms_norm(delta, dt_norm.shape, dt_norm, eps)
+    delta = delta.transpose(1, 2)
+    return selective_scan_fn(u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse=reverse)
+
+
+def _matrix(
+    projected: Tensor, bias: Tensor | None, norm: Tensor | None, eps: float, A: Tensor
+) -> Tensor:
+    """(B, L, N), or (B, L, 2N) for a complex A, to the scan's (B, N, L)."""
+    if bias is not None:
+        projected = projected + bias.to(projected.dtype)
+    if norm is not None:
+        projected = F.rms_norm(projected, norm.shape, norm, eps)
+    if A.is_complex():
+        pairs = projected.to(A.real.dtype).unflatten(-1, (-1, 2)).contiguous()
+        projected = torch.view_as_complex(pairs)
+    return projected.transpose(1, 2)
+
+
+def _forward(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    delta_bias: Tensor | None,
+    delta_softplus: bool,
+) -> tuple[Tensor, Tensor]:
+    """The ungated output, and the states of one chunk as mamba_ssm saves them: (B, D, 1, 2N).
+
+    Odd entries are the state after the last step, even ones the product of all A_bar.
+    """
+    out, state = selective_scan_fn(
+        u, delta, A, B, C, D, None, delta_bias, delta_softplus, return_last_state=True
+    )
+    dt = delta.to(state.real.dtype if state.is_complex() else state.dtype)
+    if delta_bias is not None:
+        dt = dt + delta_bias[:, None]
+    if delta_softplus:
+        dt = F.softplus(dt)
+    decay = torch.exp(dt.sum(-1, keepdim=True) * A)
+    return out, torch.stack([decay.to(state.dtype), state], dim=-1).flatten(2).unsqueeze(2)
+
+
+def _gradients(arguments: list[Any], delta_softplus: bool, grad: Tensor) -> list[Tensor | None]:
+    """Of u, delta, A, B, C, D, z and delta_bias; the forward pass is run again."""
+    inputs = [x if x is None else x.detach().requires_grad_() for x in arguments]
+    with torch.enable_grad():
+        out = selective_scan_fn(*inputs, delta_softplus)
+    given = [x for x in inputs if x is not None]
+    found = iter(torch.autograd.grad(out, given, grad.to(out.dtype)))
+    return [x if x is None else next(found) for x in inputs]
+
+
+def _fwd(u, delta, A, B, C, D, z, delta_bias, delta_softplus):
+    """mamba_ssm's: out, states (B, D, 1, 2N), and with a gate the gated output."""
+    with torch.no_grad():
+        out, states = _forward(u, delta, A, B, C, D, delta_bias, delta_softplus)
+        if z is None:
+            return [out, states]
+        return [out, states, _gate(out, z)]
+
+
+def _gate(out: Tensor, z: Tensor) -> Tensor:
+    dtype = torch.promote_types(out.dtype, torch.float32)
+    return (out.to(dtype) * F.silu(z.to(dtype))).to(out.dtype)
+
+
+def _bwd(u, delta, A, B, C, D, z, delta_bias, dout, x, out, dz, delta_softplus, recompute_out_z):
+    """mamba_ssm's: gradients of u, delta, A, B, C, D, delta_bias, then of z, then the gated output.
+
+    ``dz`` may be memory for the gradient of z. ``x``, the states of the forward pass, is not read.
+    """
+    found = _gradients([u, delta, A, B, C, D, z, delta_bias], delta_softplus, dout)
+    results = [*found[:6], found[7]]
+    if z is not None:
+        results.append(found[6] if dz is None else dz.copy_(found[6]))
+        if recompute_out_z:
+            with torch.no_grad():
+                results.append(_gate(out, z))
+    return results
+
+
+def _core_fwd(u, delta, A, B, C, D, delta_bias, delta_softplus, nrows):
+    """VMamba's: out in u's dtype, and states. ``nrows`` is a hint for its kernel alone."""
+    with torch.no_grad():
+        return [*_forward(u, delta, A, B, C, D, delta_bias, delta_softplus)]
+
+
+def _oflex_fwd(u, delta, A, B, C, D, delta_bias, delta_softplus, nrows, out_float):
+    """VMamba's: as core, out in float32 if ``out_float``; neighbouring channels may share delta.
+
+    delta is then (B, D / n, L) and its bias (D / n,).
+    """
+    with torch.no_grad():
+        wide = u.float() if out_float and u.dtype != torch.float64 else u
+        delta, delta_bias = _for_each_channel(u, delta, delta_bias)
+        return [*_forward(wide, delta, A, B, C, D, delta_bias, delta_softplus)]
+
+
+def _for_each_channel(
+    u: Tensor, delta: Tensor, delta_bias: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    sharing = u.shape[1] // delta.shape[1]
+    if sharing == 1:
+        return delta, delta_bias
+    if delta_bias is not None:
+        delta_bias = delta_bias.repeat_interleave(sharing)
+    return delta.repeat_interleave(sharing, dim=1), delta_bias
+
+
+def _core_bwd(u, delta, A, B, C, D, delta_bias, dout, x, delta_softplus, nrows):
+    """VMamba's: gradients of u, delta, A, B, C, D and delta_bias."""
+    wide = u.to(torch.promote_types(u.dtype, dout.dtype))
+    found = _gradients([wide, delta, A, B, C, D, None, delta_bias], delta_softplus, dout)
+    return [found[0].to(u.dtype), *found[1:6], found[7]]
+
+
+def _oflex_bwd(u, delta, A, B, C, D, delta_bias, dout, x, delta_softplus, nrows):
+    """VMamba's: as core, where neighbouring channels may share delta."""
+    shared = [x for x in (delta, delta_bias) if x is not None]
+    leaves = [x.detach().requires_grad_() for x in shared]
+    with torch.enable_grad():
+        each = _for_each_channel(u, leaves[0], leaves[1] if leaves[1:] else None)
+    found = _core_bwd(u, each[0], A, B, C, D, each[1], dout, x, delta_softplus, nrows)
+    if each[0] is leaves[0]:
+        return found
+    outputs = [x for x in each if x is not None]
+    grads = torch.autograd.grad(outputs, leaves, [found[1], found[6]][: len(outputs)])
+    return [found[0], grads[0], *found[2:6], grads[1] if grads[1:] else None]
+
+
+selective_scan_cuda = SimpleNamespace(fwd=_fwd, bwd=_bwd)
+selective_scan_cuda_core = SimpleNamespace(fwd=_core_fwd, bwd=_core_bwd)
+selective_scan_cuda_oflex = SimpleNamespace(fwd=_oflex_fwd, bwd=_oflex_bwd)
