@@ -44,7 +44,7 @@ class VisionMambaClassifier(VisionMamba):
             token.
     """
 
-    head_names = ('head',)
+    head_names: tuple[str, ...] = ('head',)
 
     def __init__(
         self,
