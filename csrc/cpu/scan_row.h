@@ -71,9 +71,13 @@ class RowScan {
         const R dt_i = load<R>(dt + i);
         const V a_i = load<V>(a + i);
         const Coefficients<V> c = decltype(m)::coefficients(dt_i, a_i);
-        const Derivatives<V> d = decltype(m)::derivatives(dt_i, a_i, c);
-        const V values[6] = {c.a_bar,          c.beta,    a_i * d.a_bar_z,
-                             dt_i * d.a_bar_z, d.beta_dt, d.beta_a};
+        const auto d = decltype(m)::derivatives(dt_i, a_i, c);
+        const V values[6] = {c.a_bar,
+                             c.beta,
+                             a_i * d.a_bar_z,
+                             dt_i * d.a_bar_z,
+                             value_of<V>(d.beta_dt),
+                             value_of<V>(d.beta_a)};
         for (int k = 0; k < 6; ++k) store<V>(out[k] + i, values[k]);
       }
     });
@@ -208,16 +212,11 @@ class RowScan {
       V grad_a = load<V>(grad.a + n);
       for (int64_t i = 0; i < n_steps; ++i) {
         const R dt = R(row_.dt[time(first + i)]);
-        const Derivatives<V> d = Method::derivatives(dt, a, Method::coefficients(dt, a));
+        const auto d = Method::derivatives(dt, a, Method::coefficients(dt, a));
         const V grad_z = load<V>(a_bar_ + i * states + n) * conj(d.a_bar_z);
         const V grad_beta = load<V>(beta_ + i * states + n);
-        V by_dt = grad_z * conj(a), by_a = dt * grad_z;
-        if constexpr (Method::beta_is_step) {  // 0 times what is infinite would be NaN
-          by_dt = by_dt + grad_beta;
-        } else {
-          by_dt = by_dt + grad_beta * conj(d.beta_dt);
-          by_a = by_a + grad_beta * conj(d.beta_a);
-        }
+        const V by_dt = grad_z * conj(a) + grad_beta * conj(d.beta_dt);
+        const V by_a = dt * grad_z + grad_beta * conj(d.beta_a);
         const R product = of_given(real(by_dt));
         reduced_too_[i] = n == 0 ? product : reduced_too_[i] + product;
         grad_a = grad_a + by_a;

@@ -1,4 +1,4 @@
-// Elementary functions under discretization.h: host and device, for every number type of the scan.
+// Elementary functions under the methods: host and device, for every number type of the scan.
 //
 // A number type V is float, double, Complex<float>, Complex<double>, or, on the CPU, a pack of
 // lanes (cpu/lanes.h). The templates below use only operators and the overloads `fma`, `select`,
@@ -11,19 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__CUDACC__)
-#define VIM_MM_INLINE __host__ __device__ __forceinline__
-#define VIM_MM_UNROLL _Pragma("unroll")
-#else
-#define VIM_MM_INLINE inline __attribute__((always_inline))
-#define VIM_MM_UNROLL _Pragma("GCC unroll 32")
-#endif
-
-// The CPU kernels compile these headers once per instruction set. Each copy lives in its own
-// namespace, or the linker could hand an AVX-512 copy of a function to a machine without it.
-#ifndef VIM_MM_ISA
-#define VIM_MM_ISA portable
-#endif
+#include "fitted.h"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
@@ -46,10 +34,6 @@ template <class V>
 using ScalarOf = typename NumberTraits<V>::Scalar;
 template <class V>
 using RealOf = typename NumberTraits<V>::Real;
-
-// How exact a function is: to a few ulps, or to about 2^-16, in fewer instructions. `half` is for what
-// meets tensors of 16 bits alone, whose own rounding is 30 times as large or more; only float has it.
-enum class Accuracy { full, half };
 
 template <class S>
 struct Precision;
@@ -142,6 +126,15 @@ VIM_MM_INLINE float polynomial(const float (&c)[Terms], float x) {
   return sum;
 }
 
+// The same with coefficients of fitted.h.
+template <class Fitted>
+VIM_MM_INLINE float polynomial(float x) {
+  float sum = Fitted::at(Fitted::terms - 1);
+  VIM_MM_UNROLL
+  for (int j = Fitted::terms - 2; j >= 0; --j) sum = fma(sum, x, Fitted::at(j));
+  return sum;
+}
+
 // e^(dt a). The product is never rounded: at a = -16, dt = 5 a rounded product alone costs 40 ulps.
 template <class V>
 VIM_MM_INLINE V exp_of_product(V dt, V a) {
@@ -210,10 +203,8 @@ VIM_MM_INLINE V softplus(V x) {
   using S = ScalarOf<V>;
   const V w = exp_of_product(V(S(-1)), magnitude(x));
   if constexpr (accuracy == Accuracy::half) {
-    // log1p(w) / w to 1.3e-6: not per element but per step and channel, where a term costs little.
-    constexpr float log1p[] = {0.99999873f, -0.49986966f, 0.3310945f, -0.23503862f,
-                               0.1492239f,  -0.06640181f, 0.01414103f};
-    return fma(w, polynomial(log1p, w), select(x > 0.0f, x, 0.0f));
+    // Not per element but per step and channel, where a term costs little.
+    return fma(w, polynomial<Log1p<accuracy>>(w), select(x > 0.0f, x, 0.0f));
   }
   const V s = w * reciprocal(w + V(S(2)));
   const V s2 = s * s;

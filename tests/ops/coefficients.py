@@ -17,7 +17,7 @@ PARTS_BOUND = 3e-7  # of a derivative's parts, where they cancel
 
 
 def driven_by_dt(method, dt):
-    """The derivative of beta by dt where a is 0: its part P (csrc/methods/steps.h)."""
+    """The derivative of beta by dt where a is 0: its part P (csrc/methods/psi.h)."""
     few, inverse = dt.unique(return_inverse=True)
     return truth(method, few, torch.zeros_like(few))[0].real[inverse.numpy(), 4]
 
@@ -31,14 +31,14 @@ def is_psi_method(method):
 
 
 PSI_METHODS = tuple(method for method in METHODS if is_psi_method(method))
-# Those that have gradients of their own in 16 bits, as csrc/methods/steps.h chooses them.
+# Those that have gradients of their own in 16 bits, as their Backward says in csrc/methods.
 HALF_METHODS = ('bilinear', *PSI_METHODS)
 
 
 def points(method, dtype):
     """Steps in `dtype` and rates in float32, (points,) each: z in [-1e3, 80], dt in [1e-6, 10]."""
     tails = np.logspace(-6, 3, 37)
-    # Where polynomials around 0 end: csrc/methods/discretization.h, in 16 bits and in float32.
+    # Where polynomials around 0 end: csrc/methods/fitted.h, in 16 bits and in float32.
     ends = (0.17, 0.18, 0.2, 0.485, 0.624, 0.83, 0.97, 1.248, 1.386)
     ends = np.concatenate([np.linspace(end - 0.01, end + 0.01, 12) for end in ends])
     z = np.concatenate([np.linspace(-1.5, 1.5, 121), -tails, tails[tails < 80], -ends, ends, [0]])
@@ -91,7 +91,7 @@ def check_coefficients(scan, method, dtype, device):
     # Derivatives that are made of two parts, which cancel where |z| is large: either is off by a
     # few roundings, and of `bilinear` a reciprocal's. By dt that of `bilinear` through s and that
     # through drive; in 16 bits of psi functions by dt a beta and P, by a dt beta and chi
-    # (csrc/methods/steps.h).
+    # (csrc/methods/psi.h).
     if method == 'bilinear' or dtype != torch.float32:
         least = PARTS_BOUND / gradient_bound
         scale[:, 4] = np.maximum(scale[:, 4], least * parts_by_dt(method, dt, beta))

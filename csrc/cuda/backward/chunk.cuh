@@ -53,7 +53,7 @@ class BackwardBlock {
   static constexpr int steps = Shape::steps, segments = Shape::segments;
   static constexpr int states_of_warp = kStateTile / Shape::warps;
   static constexpr bool fast = layout != Layout::any;
-  using Steps = Step<Method, accuracy_of(layout), E>;
+  using Steps = typename Method::template Backward<accuracy_of(layout), E>;
   using Places = Slots<Shape::channels, Shape, layout>;
   using Rows = Stream<float, Shape::channels, Shape, layout, !Aligned>;
   static constexpr int count = Places::count, width = Places::width;
@@ -62,12 +62,11 @@ class BackwardBlock {
       Shape::channels > channels_apart ? Shape::channels / channels_apart : 1;
   static_assert(kChunk % Shape::window == 0, "a block has the first window of a chunk");
   static constexpr bool is_tail = Shape::window < kChunk;  // blocks have the last chunk
-  // Psi functions leave few registers. Where rows wait in them for their turn, the compiler spills some, and
-  // waits for what it spills. So they wait in shared memory, and in 16 bits, but for `foh`, which has a few
-  // registers more, so do the addresses of gradients.
-  static constexpr bool copies = Method::psi && fast;
+  // Some methods leave few registers. Where rows wait in them for their turn, the compiler spills some, and
+  // waits for what it spills. So they wait in shared memory, and in 16 bits so may the addresses of gradients.
+  static constexpr bool copies = Method::Tuning::copies_rows && fast;
   static constexpr bool keeps_places =
-      copies && layout == Layout::half && !std::is_same<Method, Foh>::value;
+      copies && layout == Layout::half && Method::Tuning::keeps_addresses;
   struct Copied {
     typename Rows::Held u[Shape::threads], delta[Shape::threads], z[Shape::threads],
         grad_out[Shape::threads];

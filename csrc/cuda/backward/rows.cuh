@@ -43,7 +43,7 @@ __device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>
       if (slots_.step(k) + (Aligned ? 0 : i) >= left_) dt[i] = dt_slope = 0.0f;
       grad_y[i] *= gated ? zs : 1.0f;
       weighted[i] = weight * grad_y[i];
-      drive[i] = Steps::of_u * (Method::scaled ? dt[i] * u[i] : u[i]);
+      drive[i] = Steps::of_u * (Steps::driven_by_dt ? dt[i] * u[i] : u[i]);
       entry(k, i) = {u[i], grad_y[i], gate_slope, dt_slope};
     }
     put(shared_.dt, slots_, k, dt);
@@ -70,7 +70,7 @@ __device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>
       const BackwardEntry at = entry(k, i);
       grad.u[i] *= Steps::of_u;
       grad.delta[i] *= Steps::of_dt;
-      if (Method::scaled) {
+      if (Steps::driven_by_dt) {
         grad.delta[i] += at.u * grad.u[i];
         grad.u[i] *= dt[i];
       }

@@ -87,7 +87,7 @@ __device__ __forceinline__ E enter_segments(const E (&transitions)[Levels], E le
 template <class Method, Accuracy accuracy, class E, class Shape>
 struct StateSegment {
   E a, b[Shape::steps], c[Shape::steps];
-  Step<Method, accuracy, E> step[Shape::steps];
+  typename Method::template Backward<accuracy, E> step[Shape::steps];
   E from_y[Shape::steps];   // the part of the state's gradient that does not come from later states
   E x, grad_x;              // enters in scan order, and against it
   E other_x, other_grad_x;  // of the other direction, where there is one
@@ -145,7 +145,7 @@ template <class Method, Accuracy accuracy, class E, class Shape>
 __device__ __forceinline__ E segment_vjp(Segment<Shape>& lane,
                                          const StateSegment<Method, accuracy, E, Shape>& s,
                                          E (&grad_b)[Shape::steps], E (&grad_c)[Shape::steps]) {
-  using Steps = Step<Method, accuracy, E>;
+  using Steps = typename Method::template Backward<accuracy, E>;
   constexpr int steps = Shape::steps;
   E other_x[steps + 1], other_gradient[steps];
   if constexpr (!Method::causal) {
@@ -177,53 +177,15 @@ __device__ __forceinline__ E segment_vjp(Segment<Shape>& lane,
     // Of the state after step i.
     own_gradient = i == steps - 1 ? s.grad_x + s.from_y[i]
                                   : conj(s.step[i + 1].a_bar) * own_gradient + s.from_y[i];
-    if constexpr (Steps::pulls_back) {
-      const E after = i + 1 < steps ? before[(i + 1) % steps] : x;
-      E gradient = own_gradient, states = Steps::of_states(own_gradient, before[i], after);
-      if constexpr (!Method::causal) {
-        states += Steps::of_states(other_gradient[i], other_x[i + 1], other_x[i]);
-        gradient += other_gradient[i];
-      }
-      s.step[i].pull_back(gradient, states, dt, s.a, drive, s.b[i], lane.grad_input[i],
-                          lane.grad_dt[i], grad_b[i], grad_a);
+    const E after = i + 1 < steps ? before[(i + 1) % steps] : x;
+    const Passage<E> own{own_gradient, before[i], after};
+    const StepGradients<E, typename Steps::OfA> to{lane.grad_input[i], lane.grad_dt[i], grad_b[i],
+                                                   grad_a};
+    if constexpr (Method::causal) {
+      s.step[i].vjp(dt, s.a, drive, s.b[i], to, own);
     } else {
-      const Linearized<E> at = linearize<Method>(dt, s.a, s.step[i].a_bar);
-      const E beta = at.beta;
-      const Derivatives<E>& d = at.derivatives;
-      // The gradient times the derivative of that state by z, which has two parts where beta is dt times
-      // a function of z: to add them up first is an instruction less, but makes the compiler spill.
-      E gradient = own_gradient, grad_z;
-      if constexpr (Method::scaled && !Method::beta_is_step)
-        grad_z = own_gradient * conj(d.a_bar_z) * conj(before[i]) +
-                 own_gradient * conj(drive * s.b[i] * Method::scale(dt, s.a).slope);
-      else if constexpr (Method::causal) grad_z = own_gradient * conj(d.a_bar_z * before[i]);
-      else {
-        static_assert(!Method::scaled, "or the other direction's share is missing");
-        grad_z = conj(d.a_bar_z) *
-                 (own_gradient * conj(before[i]) + other_gradient[i] * conj(other_x[i + 1]));
-        gradient = gradient + other_gradient[i];
-      }
-      if constexpr (Method::scaled) {
-        E scaled = gradient;
-        if constexpr (!Method::beta_is_step) scaled = gradient * conj(Method::scale(dt, s.a).value);
-        lane.grad_input[i] += real(scaled * conj(s.b[i]));
-        lane.grad_dt[i] += real(grad_z * conj(s.a));
-        grad_b[i] = grad_b[i] + drive * scaled;
-        grad_a.sum = grad_a.sum + dt * grad_z;
-      } else {
-        const E scaled = gradient * conj(beta);
-        // The same but for rounding; of the products that might be kept, drive b alone is.
-        E grad_beta;
-        if constexpr (Method::template reused<accuracy> == Reused::drive_b)
-          grad_beta = gradient * conj(drive * s.b[i]);
-        else grad_beta = drive * (gradient * conj(s.b[i]));
-        lane.grad_input[i] += real(scaled * conj(s.b[i]));
-        lane.grad_dt[i] += real(grad_z * conj(s.a) + grad_beta * conj(d.beta_dt));
-        grad_b[i] = grad_b[i] + drive * scaled;
-        // Two FMAs, and in this order: in the other one the compiler spills more.
-        grad_a.sum = grad_a.sum + grad_beta * conj(d.beta_a);
-        grad_a.sum = grad_a.sum + dt * grad_z;
-      }
+      const Passage<E> other{other_gradient[i], other_x[i + 1], other_x[i]};
+      s.step[i].vjp(dt, s.a, drive, s.b[i], to, own, other);
     }
   }
   return grad_a.total();

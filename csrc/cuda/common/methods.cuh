@@ -1,4 +1,4 @@
-// The methods as CUDA kernels compile them, in a namespace of their own: all includes of csrc/methods stand here,
+// The methods as CUDA kernels compile them, in a namespace of their own: the include of csrc/methods stands here,
 // behind its name.
 //
 // SPDX-License-Identifier: Apache-2.0
@@ -7,4 +7,3 @@
 #define VIM_MM_ISA cuda
 
 #include "../../methods/discretization.h"
-#include "../../methods/steps.h"

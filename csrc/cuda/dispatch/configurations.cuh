@@ -91,7 +91,7 @@ bool choose_six(const ScanArguments& scan, const char* measured, const F& f) {
 // method that is not causal takes pieces of one state, which leave no registers for a second.
 template <class Method, Layout layout, class F>
 void choose_forward(const ScanArguments& scan, const F& f) {
-  constexpr bool straight = !Method::psi, roomy = layout == Layout::single;
+  constexpr bool straight = Method::Tuning::overlaps, roomy = layout == Layout::single;
   if constexpr (layout == Layout::any) {
     f(Shape<8, 8, 4>(), Row{"the general path", "not tuned"});
   } else if (Method::causal && has_most_rows(scan)) {
@@ -104,7 +104,7 @@ void choose_forward(const ScanArguments& scan, const F& f) {
     f(SequentialShape<1, 1, 2, 1, 4, 3, straight ? 1 : 2, straight>(),
       Row{"2048 rows or more",
           "t512: 28.7; with four stages 29.0, with two groups of producers 30.3"});
-  } else if (!choose_six<SixChannelShape<std::is_same<Method, Rk4>::value ? 2 : 1>, layout>(
+  } else if (!choose_six<SixChannelShape<Method::Tuning::strides_of_six>, layout>(
                  scan,
                  "t1024: 35.1, with eight channels 38.4; rk4 by two strides 43.8, by one 47.7",
                  f)) {

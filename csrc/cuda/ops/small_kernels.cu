@@ -106,8 +106,13 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x;
   if (i >= n) return;
   const Coefficients<E> c = Method::coefficients(dt[i], a[i]);
-  const Derivatives<E> d = Method::derivatives(dt[i], a[i], c);
-  const E values[6] = {c.a_bar, c.beta, a[i] * d.a_bar_z, dt[i] * d.a_bar_z, d.beta_dt, d.beta_a};
+  const auto d = Method::derivatives(dt[i], a[i], c);
+  const E values[6] = {c.a_bar,
+                       c.beta,
+                       a[i] * d.a_bar_z,
+                       dt[i] * d.a_bar_z,
+                       value_of<E>(d.beta_dt),
+                       value_of<E>(d.beta_a)};
   for (int k = 0; k < 6; ++k) out[k * n + i] = values[k];
 }
 

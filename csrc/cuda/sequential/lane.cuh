@@ -32,7 +32,7 @@ struct LaneMap {
 };
 
 template <class Method, Layout layout>
-using LaneRecurrence = typename Method::template Short<accuracy_of(layout)>;
+using LaneRecurrence = typename Method::template Forward<accuracy_of(layout)>;
 
 // A lane's states, and A.
 template <class Shape>
