@@ -12,6 +12,7 @@ from tests.forked import leave_configs_as_they_are
 # test` that began one of them at the end would leave the others without work.
 LONGEST = (
     'emulation/test_emulation.py',
+    'methods/test_contract.py',
     'packaging/test_distributions.py',
     # Not long, but its forks compute gradients, which PyTorch refuses after a compilation here.
     'engine/batches/test_batch.py',

@@ -12,10 +12,10 @@ from torch.utils import cpp_extension
 ROOT = Path(__file__).parents[1]
 
 
-def ask_compiler(*arguments: str) -> subprocess.CompletedProcess:
-    """What the C++ compiler of torch's extensions says to these arguments, in the checkout."""
+def ask_compiler(*arguments: str, root: Path = ROOT) -> subprocess.CompletedProcess:
+    """What the C++ compiler of torch's extensions says to these arguments, in that folder."""
     command = [cpp_extension.get_cxx_compiler(), *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return subprocess.run(command, cwd=root, capture_output=True, text=True)
 
 
 def build(
@@ -26,6 +26,7 @@ def build(
     *,
     include: Sequence[str] = (),
     link: Sequence[str] = (),
+    root: Path = ROOT,
 ) -> Path:
     """The library of these sources, whose operators are in ``torch.ops.NAMESPACE``.
 
@@ -36,6 +37,7 @@ def build(
         flags_of: Of a source: those of its compilation, besides what every file needs.
         include: Folders of headers, besides torch's and Python's.
         link: Flags of the linker.
+        root: The checkout, or a copy of what these files include.
     """
     system = [*include, *cpp_extension.include_paths(), sysconfig.get_path('include')]
     common = [
@@ -45,7 +47,7 @@ def build(
     ]
 
     def run(*command: str) -> None:
-        done = ask_compiler(*command)
+        done = ask_compiler(*command, root=root)
         assert done.returncode == 0, done.stderr
 
     def compile_one(source: str) -> str:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from tests.native import ask_compiler, build
+from tests.native import ROOT, ask_compiler, build
 from tests.ops.coefficients import (
     HALF_METHODS,
     check_coefficients,
@@ -100,7 +100,12 @@ pytestmark = [
 each_method = pytest.mark.parametrize('method', METHODS)
 
 
-def build_emulation(folder: Path) -> Path:
+def build_emulation(
+    folder: Path,
+    namespace: str = 'vim_mm_emulated',
+    sources: list[str] = SOURCES,
+    root: Path = ROOT,
+) -> Path:
     """The library of the emulated operators, beside those of vim_mm._C."""
     knows = ask_compiler(UNWRITTEN, '-x', 'c++', '-fsyntax-only', '/dev/null').returncode == 0
     flags = [*FLAGS, UNWRITTEN] if knows else FLAGS
@@ -112,7 +117,7 @@ def build_emulation(folder: Path) -> Path:
     # Symbolic: what device.cpp has in torch's place is for this library alone.
     link = ['-Wl,-Bsymbolic,--exclude-libs,ALL']
     include = [str(HEADERS[0])]
-    return build(folder, 'vim_mm_emulated', SOURCES, flags_of, include=include, link=link)
+    return build(folder, namespace, sources, flags_of, include=include, link=link, root=root)
 
 
 @pytest.fixture(scope='module', autouse=True)
