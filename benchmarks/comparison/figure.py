@@ -21,14 +21,10 @@ def draw_task(task: TaskResults) -> Figure:
 
     Learning curves are means over seeds with a band of one standard deviation. Differences from the
     control have their 95 % interval, and a point for each seed. Time is the cost of a step alone on
-    the card times the steps. Without differences, or without costs, there is no such panel. Of a
-    task on which many runs stay at chance the panels show each run: its curve, and where it ends.
+    the card times the steps. Without differences, or without costs, there is no such panel.
     """
     panels = [_draw_curves]
-    if task.chance is not None:
-        panels += [_draw_ends]
-    elif family(task):
-        panels += [_draw_differences]
+    panels += [_draw_differences] if family(task) else []
     panels += [_draw_times] if task.costs.keys() & {*task.arms} else []
     figure = Figure(figsize=(5 * len(panels), 4.2), dpi=120, layout='constrained')
     colours = {arm: f'C{i}' for i, arm in enumerate(task.arms)}
@@ -45,18 +41,11 @@ def _draw_curves(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None
     for arm in task.arms:
         curve = np.array([[p[:2] for p in task.runs[arm][s]['curve']] for s in task.seeds])
         steps, values = curve[0, :, 0], curve[..., 1]
-        if task.chance is not None:
-            lines = axes.plot(steps, values.T, color=colours[arm], linewidth=0.8, alpha=0.8)
-            lines[0].set_label(task.title(arm))
-            continue
         mean, spread = values.mean(axis=0), _deviation(values)
         axes.plot(steps, mean, color=colours[arm], label=task.title(arm), linewidth=1.2)
         axes.fill_between(steps, mean - spread, mean + spread, color=colours[arm], alpha=0.12)
     heading = 'Test images while training'
-    if task.chance is not None:
-        heading = 'Each run while training'
-        axes.axhline(task.chance, color='black', linewidth=0.8, linestyle='--', label='chance')
-    elif len(task.seeds) > 1:
+    if len(task.seeds) > 1:
         heading = 'While training: mean and standard deviation'
     axes.set(xlabel='step', ylabel=task.unit, title=heading)
     axes.legend(fontsize=7, frameon=False)
@@ -65,18 +54,6 @@ def _draw_curves(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None
 def _deviation(values: Sequence) -> np.ndarray:
     """The standard deviation over seeds, the first axis; 0 of one seed."""
     return np.std(values, axis=0, ddof=min(1, len(values) - 1))
-
-
-def _draw_ends(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
-    """Where each run ends, a row of points for each arm, spread so that equal ones are seen."""
-    for row, arm in enumerate(task.arms):
-        values = sorted(task.metrics(arm))
-        heights = row + np.linspace(0.3, -0.3, len(values))
-        axes.plot(values, heights, 'o', color=colours[arm], markersize=4, alpha=0.8)
-    axes.axvline(task.chance, color='black', linewidth=0.8, linestyle='--')
-    axes.set_yticks(range(len(task.arms)), [task.title(arm) for arm in task.arms])
-    axes.invert_yaxis()
-    axes.set(xlabel=f'{task.unit}, after training', title='Where each run ends')
 
 
 def _draw_differences(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:

@@ -12,12 +12,14 @@ from benchmarks.comparison.statistics import (
     detectable_effect,
     holm,
     interquartile_mean,
+    simultaneous_interval,
 )
 from vim_mm.ops import METHODS
 
 (CONTROL,) = (name for name, method in METHODS.items() if method.control)
 FAMILY = tuple(name for name in METHODS if name != CONTROL)  # against the control
 INTERVAL = '95 % interval'
+SIMULTANEOUS = 'simultaneous 95 % interval'  # of all comparisons of a table
 EACH = 'each seed'
 LEVEL = 0.05
 
@@ -45,11 +47,6 @@ class TaskResults:
     def unit(self) -> str:
         """What the metric is, for an axis."""
         return self.name
-
-    @property
-    def chance(self) -> float | None:
-        """Of a task on which many runs stay at chance, that metric; else None."""
-        return None
 
     @property
     def compared(self) -> list[str]:
@@ -128,10 +125,15 @@ def comparison_row(task: TaskResults, a: str, b: str, found: Comparison) -> dict
         'B': task.title(b),
         'A - B': f'{found.mean:+.3f}',
         EACH: '' if enough else by_seed(found),
-        INTERVAL: f'{found.low:+.3f} to {found.high:+.3f}' if enough else '',
+        INTERVAL: interval_cell(found.low, found.high) if enough else '',
         'P(A > B)': f'{found.improvement:.2f}',
         'p': f'{found.p:.4f}' if enough else '',
     }
+
+
+def interval_cell(low: float, high: float, digits: int = 3) -> str:
+    """The cell of an interval in points."""
+    return f'{low:+.{digits}f} to {high:+.{digits}f}'
 
 
 def by_seed(found: Comparison) -> str:
@@ -149,6 +151,9 @@ def family_rows(task: TaskResults, resolution: str | None = None, power: bool = 
     for arm, (found, p) in all_found.items():
         corrected = f'{p:.4f}' if is_testable(found.count) else ''
         row = {**comparison_row(task, arm, task.control, found), 'p, Holm': corrected}
+        if is_testable(found.count):
+            bounds = simultaneous_interval(found.differences, len(all_found))
+            row[SIMULTANEOUS] = interval_cell(*bounds)
         if power and can_differ(found.count, len(all_found)):
             row['detectable'] = f'{detectable(found, len(all_found)):.2f}'
         rows.append(row)
@@ -178,7 +183,7 @@ def can_differ(pairs: int, comparisons: int) -> bool:
 
 
 def is_testable(pairs: int) -> bool:
-    """Whether pairs are enough for p and an interval: of fewer a bootstrap gives the range."""
+    """Whether pairs are enough for p and an interval: of fewer nothing can be rejected."""
     return can_differ(pairs, comparisons=1)
 
 

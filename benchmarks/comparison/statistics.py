@@ -1,9 +1,9 @@
 """Statistics of paired runs, as studies/discretization/protocol.md has them.
 
-Differences are d = a - b of the same seed, in points. SciPy has the same tests; here they are a few
-lines of NumPy, and ``tests/benchmarks/comparison/test_statistics.py`` holds them to SciPy's. Its
-permutation test takes ten times as long, and takes means that rounding parts for different ones.
-Its bootstrap draws other samples by the same seed, and the study's intervals are of these.
+Differences are d = a - b of the same seed, in points. SciPy has the sign-flip test too; here it is
+a few lines of NumPy, and ``tests/benchmarks/comparison/test_statistics.py`` holds them to SciPy's.
+Its test takes ten times as long, and takes means that rounding parts for different ones; and it has
+no interval that inverts the test.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,6 @@ from itertools import product
 import numpy as np
 from scipy import optimize, stats
 
-RESAMPLES = 10_000
 MAX_EXACT = 20  # pairs of which all 2^n signs are tried; of more, DRAWS patterns of signs
 DRAWS = 100_000
 
@@ -23,39 +22,90 @@ def interquartile_mean(values: Sequence[float]) -> float:
     return float(stats.trim_mean(values, 0.25))
 
 
-def bootstrap_interval(
-    values: Sequence[float], confidence: float = 0.95, seed: int = 0
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean, over resampled seeds."""
-    values = np.asarray(values, float)
-    picks = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(values[picks].mean(axis=1), (tail, 1 - tail))
-    return float(low), float(high)
+def _sign_patterns(count: int) -> np.ndarray:
+    """(patterns, count) of 1 and -1: all that begin with 1, of many pairs ``DRAWS`` random ones."""
+    if count > MAX_EXACT:
+        return np.random.default_rng(0).choice((-1.0, 1.0), (DRAWS, count))
+    # Those that begin with -1 are these negated.
+    signs = np.array([*product((1.0, -1.0), repeat=count - 1)]).reshape(2 ** (count - 1), count - 1)
+    return np.hstack([np.ones((len(signs), 1)), signs])
 
 
-def sign_flip_p(differences: Sequence[float]) -> float:
-    """Two-sided p of the mean: the share of all sign patterns whose mean is as far from 0.
+def sign_flip_p(differences: Sequence[float], greater: bool = False) -> float:
+    """p of the mean by the share of sign patterns whose mean is as far from 0.
 
     Exact for up to ``MAX_EXACT`` pairs. For more it is estimated from ``DRAWS`` random patterns and
     the observed one, always the same ones.
+
+    Args:
+        differences (Sequence[float]): d of each pair.
+        greater (bool): Test against a mean above 0 alone; else two-sided.
 
     Raises:
         ValueError: There are no differences.
     """
     differences = np.asarray(differences, float)
-    count = len(differences)
-    if not count:
+    if not len(differences):
         raise ValueError('there are no differences')
+    total, signs = differences.sum(), _sign_patterns(len(differences))
+    sums = signs @ differences
     # Sums that are equal but for rounding count as equal.
-    least = abs(differences.sum()) - 1e-9 * max(1.0, np.abs(differences).sum())
-    if count > MAX_EXACT:
-        signs = np.random.default_rng(0).choice((-1.0, 1.0), (DRAWS, count))
-        extreme = np.count_nonzero(np.abs(signs @ differences) >= least)
-        return (extreme + 1) / (DRAWS + 1)
-    # By symmetry the first sign can stay.
-    signs = np.array([*product((1, -1), repeat=count - 1)]).reshape(2 ** (count - 1), count - 1)
-    return float(np.mean(np.abs(differences[0] + signs @ differences[1:]) >= least))
+    rounding = 1e-9 * max(1.0, np.abs(differences).sum())
+    if len(differences) > MAX_EXACT:
+        extreme = sums if greater else np.abs(sums)
+        least = (total if greater else abs(total)) - rounding
+        return (np.count_nonzero(extreme >= least) + 1) / (DRAWS + 1)
+    if greater:
+        return float(np.mean([sums >= total - rounding, -sums >= total - rounding]))
+    return float(np.mean(np.abs(sums) >= abs(total) - rounding))
+
+
+def sign_flip_interval(
+    differences: Sequence[float], confidence: float = 0.95
+) -> tuple[float, float]:
+    """The true mean differences that the two-sided sign-flip test does not reject.
+
+    That is each x for which the p of d - x is above 1 - ``confidence``. A pattern that flips the
+    pairs S is as extreme as the observed one exactly if x lies between the mean of d over S and
+    that over the others. So the ends are order statistics of these means, and no search is needed.
+    Infinite where the pairs are too few to reject anything.
+    """
+    differences = np.asarray(differences, float)
+    count, level = len(differences), 1 - confidence
+    flipped = _sign_patterns(count) < 0
+    parts = np.stack([flipped, ~flipped]).astype(float)
+    with np.errstate(invalid='ignore'):
+        means = (parts @ differences) / parts.sum(2)
+    # The pattern that flips none, or all, is always as extreme.
+    low = np.sort(np.where(np.isnan(means).any(0), -np.inf, means.min(0)))
+    high = np.sort(np.where(np.isnan(means).any(0), np.inf, means.max(0)))
+    # p is above the level where more than level times the patterns are as extreme. Of random
+    # patterns the observed one is one more. A share such as 0.05 is not exact in binary.
+    most = level * (DRAWS + 1) - 1 if count > MAX_EXACT else level * len(flipped)
+    rank = int(np.floor(most + 1e-9))
+    if rank >= len(low) or rank < 0:
+        return -np.inf, np.inf
+    return float(low[rank]), float(high[-1 - rank])
+
+
+def simultaneous_interval(
+    differences: Sequence[float], comparisons: int, confidence: float = 0.95
+) -> tuple[float, float]:
+    """An interval of the mean that holds for all of so many comparisons together.
+
+    By Bonferroni's correction and Student's t: the sign-flip test has few patterns left at so high
+    a confidence. Its length follows from the standard deviation alone.
+    """
+    mean, tail = float(np.mean(differences)), (1 - confidence) / comparisons / 2
+    reach = stats.t.isf(tail, len(differences) - 1) * stats.sem(differences)
+    return mean - float(reach), mean + float(reach)
+
+
+def equivalence_p(differences: Sequence[float], margin: float) -> float:
+    """p of two one-sided sign-flip tests (TOST) against a mean that lies beyond +- ``margin``."""
+    differences = np.asarray(differences, float)
+    tests = (margin + differences, margin - differences)
+    return max(sign_flip_p(shifted, greater=True) for shifted in tests)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -93,7 +143,7 @@ def detectable_effect(count: int, level: float, power: float = 0.8) -> float:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A against B over the same seeds, in points; ``p`` is not corrected."""
+    """A against B over the same seeds, in points; ``p`` and the interval are not corrected."""
 
     differences: tuple[float, ...]  # by seed
     mean: float
@@ -120,7 +170,7 @@ def compare(a: Sequence[float], b: Sequence[float]) -> Comparison:
     differences = np.subtract(a, b)
     if not np.isfinite(differences).all():
         raise ValueError(f'a and b must be finite, got {[*a]} and {[*b]}')
-    low, high = bootstrap_interval(differences)
+    low, high = sign_flip_interval(differences)
     return Comparison(
         differences=tuple(differences.tolist()),
         mean=float(differences.mean()),

@@ -4,7 +4,8 @@
     python studies/discretization/report.py --runs NEW
 
 The first writes them into README.md and known_answer/README.md, each table between its markers; the
-text around them is written by hand. The second prints the tables of other runs.
+text around them is written by hand. The second prints the tables of other runs, and draws
+their histograms of |z| in that folder.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 from _command_line import add_debug, end, parse_first
 
 HERE = Path(__file__).resolve().parent
+ROUND_ONE = ('fashion', 'scenes', 'recall', 'long')  # tasks whose runs have to be there
 
 
 def parse_args() -> argparse.Namespace:
@@ -33,8 +35,9 @@ from benchmarks.comparison.figure import plot_task
 from benchmarks.comparison.results import Rows
 from benchmarks.measure.tables import markdown_table, write_text
 from studies.discretization.known_answer import tables as known_answer
-from studies.discretization.study import LONG, StudyTask, read_detectors, read_results
-from studies.discretization.tables import all_tables
+from studies.discretization.study import ARMS, PEERS, StudyTask, read_detectors, read_results
+from studies.discretization.tables.first import PRIMARY, all_tables
+from studies.discretization.tables.second import plot_stiffness, second_tables
 from studies.discretization.tasks import TASKS
 from vim_mm.json_lines import read_json
 
@@ -57,14 +60,16 @@ def fill(text: str, tables: Mapping[str, Rows]) -> str:
 
 
 def refuse_missing_runs(tasks: Mapping[str, StudyTask]) -> None:
-    """The pages are about all runs of the protocol: the table of a task takes seeds of all arms.
+    """The pages are about all runs of round one: the table of a task takes seeds of all arms.
 
     Raises:
         ValueError: Some are missing.
     """
     for name, task in tasks.items():
+        if task.kind not in ROUND_ONE:
+            continue
         planned = TASKS[task.kind]
-        for arm in planned.arms:
+        for arm in (arm for arm in planned.arms if arm in (*ARMS, *PEERS)):
             there = (task.runs | task.peers).get(arm, {})
             # The other settings have no other people's models.
             if {*planned.planned_seeds(arm)} - there.keys() and (name == task.kind or there):
@@ -77,7 +82,9 @@ def pages() -> dict[Path, str]:
     refuse_missing_runs(tasks)
     answer, regression = HERE / 'README.md', HERE / 'known_answer/README.md'
     return {
-        answer: fill(answer.read_text(), all_tables(tasks, read_detectors())),
+        answer: fill(
+            answer.read_text(), all_tables(tasks, read_detectors()) | second_tables(tasks)
+        ),
         regression: fill(
             regression.read_text(),
             known_answer.all_tables(read_json(regression.parent / 'runs.json')),
@@ -87,14 +94,18 @@ def pages() -> dict[Path, str]:
 
 def main(args: argparse.Namespace) -> None:
     if args.runs:
-        for name, rows in all_tables(read_results(args.runs), []).items():
+        tasks = read_results(args.runs)
+        for name, rows in (all_tables(tasks, []) | second_tables(tasks)).items():
             print(f'{name}\n\n{markdown_table(rows)}\n')
+        for name, task in tasks.items():
+            plot_stiffness(task, args.runs / f'stiffness_{name}.png')
         return
     for page, text in pages().items():
         write_text(page, text.rstrip('\n'))
     for name, task in read_results().items():
-        if name != LONG:
+        if name in PRIMARY:
             plot_task(task, HERE / f'images/{name}.png')
+        plot_stiffness(task, HERE / f'images/stiffness_{name}.png')
     results = read_json(HERE / 'known_answer/runs.json')
     for name, draw in known_answer.pictures(results).items():
         draw(HERE / 'known_answer' / name)

@@ -1,12 +1,15 @@
 """Makes the runs of protocol.md, in one command that goes on where it stopped.
 
     python studies/discretization/run.py train --data data/fashion/idx --out work_dirs/study
+    python studies/discretization/run.py train --plan second --jobs 3 --data data/fashion/idx \
+        --out work_dirs/study
     python studies/discretization/run.py cost --data data/fashion/idx --out work_dirs/study
     python studies/discretization/run.py import work_dirs/study
     python studies/discretization/report.py
 
 ``train`` makes the runs that are neither in the study's ``runs`` nor in OUT, by task, then seed,
-then method. ``import`` leaves out trials: seeds and numbers of steps that are not the study's.
+then method. With ``--plan second`` it makes those of the protocol's second part, in its order.
+``import`` leaves out trials: seeds and numbers of steps that are not the study's.
 """
 
 import argparse
@@ -39,6 +42,14 @@ def parse_args() -> argparse.Namespace:
     shared.add_argument('--commit', help='what runs, where there is no git checkout')
 
     runs = commands.add_parser('train', parents=[shared], help='make the runs that are missing')
+    plans_there = Names('studies.discretization.plans', 'PLANS')
+    runs.add_argument(
+        '--plan',
+        type=plans_there,
+        metavar='PLAN',
+        help='the runs of this part of the protocol alone',
+    )
+    runs.add_argument('--dry-run', action='store_true', help='print what would run')
     runs.add_argument('--seeds', type=numbers, help="'0..11' or '0,3' (default: those planned)")
     add_device(runs, default='cuda')
     runs.add_argument('--minutes', type=float, help='stop before this time is over')
@@ -65,6 +76,7 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 import torch
 
 import vim_mm
+from studies.discretization.plans import PLANS, gpu_seconds
 from studies.discretization.pool import Plan, run_all
 from studies.discretization.tasks import TASKS, Data, load_splits
 from studies.discretization.training import Settings, measure_step
@@ -75,7 +87,12 @@ GRID = {
     f'lr{lr:g}_dt{dt_range[1]:g}': Settings(lr=lr, dt_range=dt_range)
     for lr, dt_range in product((1e-3, 2e-3, 4e-3), ((1e-3, 0.1), (1e-2, 1.0)))
 }
-SETTINGS = {'': Settings(), 'dt0.01': Settings(dt_range=(1e-4, 1e-2)), **GRID}
+SETTINGS = {
+    '': Settings(),
+    'dt0.01': Settings(dt_range=(1e-4, 1e-2)),
+    'dt1': Settings(dt_range=(1e-2, 1.0)),
+    **GRID,
+}
 
 
 def running_commit(given: str | None) -> str:
@@ -106,16 +123,16 @@ def train(args: argparse.Namespace) -> int:
     deadline = math.inf if args.minutes is None else time.time() + 60 * args.minutes
     steps = {name: args.steps or task.steps for name, task in TASKS.items()}
     done = finished(args.out, None if args.steps else args.results, steps)  # a trial is none
-    every = range(max(task.seeds for task in TASKS.values())) if args.seeds is None else args.seeds
-    jobs = [
-        Job(task, arm, seed, args.label)
-        for task, seed, arm in product(args.tasks, every, args.arms)
-        if arm in TASKS[task].arms
-        if args.seeds is not None or seed in TASKS[task].planned_seeds(arm)
-        if Job(task, arm, seed, args.label).key not in done
-    ]
+    jobs = [job for job in wanted(args) if job.key not in done]
     print(f'{len(jobs)} runs to make, {len(done)} results are there', flush=True)
-    if not jobs:
+    if args.dry_run:
+        for task, label, arm in dict.fromkeys((job.task, job.label, job.arm) for job in jobs):
+            some = [job for job in jobs if (job.task, job.label, job.arm) == (task, label, arm)]
+            print(f'{task:8} {label:8} {arm:20} {len(some):3} runs')
+        if args.plan:
+            minutes = sum(map(gpu_seconds, jobs)) / 60
+            print(f'about {minutes:.0f} minutes of one H100, three runs side by side')
+    if args.dry_run or not jobs:
         return 0
     plan = Plan(
         TASKS,
@@ -129,6 +146,30 @@ def train(args: argparse.Namespace) -> int:
         facts(args),
     )
     return 0 if run_all(jobs, plan, args.jobs) else 1
+
+
+def wanted(args: argparse.Namespace) -> list[Job]:
+    """The runs that the arguments ask for, made or not."""
+    if args.plan:
+        return [
+            job
+            for part in PLANS[args.plan]
+            for job in part.jobs()
+            if job.task in args.tasks and job.arm in args.arms
+            if args.seeds is None or job.seed in args.seeds
+        ]
+    seeds = {name: TASKS[name].planned_seeds for name in args.tasks}
+    every = sorted(
+        {seed for name in args.tasks for a in TASKS[name].arms for seed in seeds[name](a)}
+    )
+    return [
+        Job(task, arm, seed, args.label)
+        for task, seed, arm in product(
+            args.tasks, every if args.seeds is None else args.seeds, args.arms
+        )
+        if arm in TASKS[task].arms
+        if args.seeds is not None or seed in seeds[task](arm)
+    ]
 
 
 def cost(args: argparse.Namespace) -> int:

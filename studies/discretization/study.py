@@ -1,7 +1,7 @@
 """The results of the study, read from the lines in ``runs``: a file for each task and setting."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,12 +25,18 @@ TITLES = {
     'zoh_exact_averaged': 'zoh_exact, averaged',
     'deit': 'DeiT',
     'resnet18': 'ResNet-18',
+    **{f'{name}_published': f'{name}, published range' for name in FAMILY if name != 'zoh'},
+    'zoh_exact_again': 'zoh_exact, again',
+    'zoh_exact_plain': 'zoh_exact, plain block',
+    'exp_trapezoidal': 'exp-trapezoidal',
+    'exp_trapezoidal_channel': 'exp-trapezoidal, weight of a channel',
+    'exp_trapezoidal_token': 'exp-trapezoidal, weight of a token',
+    'foh_two_sample': 'two-sample FOH',
 }
 LONG = 'long'  # the task of one longer run, which compares nothing
 DETECTION = 'detection'  # its file has what run_all_methods.py left
-# Of a task on which many runs stay at chance: chance, and percentages above which runs are counted.
-CHANCE = {'recall': 100 / 15}
-ABOVE = (10.0, 50.0)
+# Points within which methods count as equal. Of round one chosen when its runs had been seen.
+MARGINS = {'fashion': 0.3, 'scenes': 0.7}
 # What the records of all runs of a task have in common.
 _ALIKE: dict[str, Callable[[dict[str, Any]], Any]] = {
     'settings': lambda record: record.get('settings'),
@@ -55,16 +61,23 @@ class StudyTask(TaskResults):
         return self.name.partition('_')[0]
 
     @property
-    def chance(self) -> float | None:
-        return CHANCE.get(self.kind)
-
-    @property
     def unit(self) -> str:
-        return 'mIoU, percent' if self.kind == 'scenes' else 'accuracy, percent'
+        return 'mIoU, percent' if self.kind in ('scenes', 'spacing') else 'accuracy, percent'
 
     @property
     def arms(self) -> list[str]:
-        return [arm for arm in ARMS if arm in self.runs] + sorted(self.runs.keys() - {*ARMS})
+        """Those of round one and unknown ones; what round two adds is compared in second.py."""
+        others = self.runs.keys() - {*ARMS} - {*TITLES}
+        return [arm for arm in ARMS if arm in self.runs] + sorted(others)
+
+    def pairs(self, a: str, b: str) -> list[int]:
+        """The seeds that both arms have."""
+        return sorted(self.runs.get(a, {}).keys() & self.runs.get(b, {}).keys())
+
+    def losses(self, arm: str, seeds: Sequence[int] | None = None) -> list[float]:
+        """The training loss of the last fifth by seed, of the seeds of the tables or others."""
+        chosen = self.seeds if seeds is None else seeds
+        return [self.runs[arm][seed]['curve'][-1][2] for seed in chosen]
 
     def title(self, arm: str) -> str:
         return TITLES.get(arm, arm)

@@ -12,12 +12,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from studies.discretization.arms import ARMS, Net, Size
 from studies.discretization.cues import CLASSES as CUE_CLASSES
 from studies.discretization.cues import PATCH as CUE_PATCH
 from studies.discretization.cues import SIDE as CUE_SIDE
 from studies.discretization.cues import UNLABELED, draw_cues
-from studies.discretization.other_models import PEERS
+from studies.discretization.models.arms import (
+    AGAIN,
+    ARMS,
+    PUBLISHED,
+    ROUND_ONE,
+    SPACED,
+    Net,
+    Size,
+    at_spacing,
+    width_at,
+)
+from studies.discretization.models.other_models import PEERS
 from vim_mm.datasets.garments import GARMENTS, load_garments
 from vim_mm.datasets.scenes import SCENE_CLASSES, Garments, scene
 from vim_mm.ops import METHODS
@@ -26,7 +36,10 @@ from vim_mm.whole_file import whole_file
 
 MEAN, STD = 0.3, 0.35  # of grey levels in 0 to 1, roughly those of Fashion-MNIST
 RESOLUTION_SCENES = 500
+HELD_OUT = 10_000  # of the training images, for choosing settings
 ARMS_AND_PEERS = (*ARMS, *PEERS)
+# What primary tasks have beyond round one.
+SECOND = (*(f'{name}_published' for name in PUBLISHED), *AGAIN)
 
 
 @dataclass(frozen=True)
@@ -46,11 +59,16 @@ class Task:
         shift (int): Greatest shift of augmentation in pixels, along each axis.
         flip (bool): Whether augmentation flips half of the images.
         factors (tuple): Of enlargement, for the test at other resolutions.
+        spacings (tuple): Horizontal distances of patches in pixels, for the test at these; the
+            first is the greatest.
         erase (tuple): Least and greatest side in pixels of the rectangle that augmentation greys in
             half of the images; empty for none.
         arms (tuple): Names in ``ARMS`` and ``PEERS`` of what runs.
         seeds (int): Of each arm; the first ones.
         peer_seeds (int): Of each of ``PEERS``.
+        first_seed (int): Of those.
+        held_out (bool): Whether settings are chosen by it: the test images are the last
+            ``HELD_OUT`` training images, and training has the others alone.
     """
 
     name: str
@@ -65,14 +83,18 @@ class Task:
     shift: int = 0
     flip: bool = True
     factors: tuple[float, ...] = ()
+    spacings: tuple[int, ...] = ()
     erase: tuple[int, ...] = ()
-    arms: tuple[str, ...] = (*ARMS,)
+    arms: tuple[str, ...] = (*ROUND_ONE,)
     seeds: int = 12
     peer_seeds: int = 3
+    first_seed: int = 0
+    held_out: bool = False
 
     def planned_seeds(self, arm: str) -> range:
         """The seeds of the protocol."""
-        return range(self.peer_seeds if arm in PEERS else self.seeds)
+        count = self.peer_seeds if arm in PEERS else self.seeds
+        return range(self.first_seed, self.first_seed + count)
 
 
 TASKS = {
@@ -80,12 +102,23 @@ TASKS = {
     for task in (
         Task('fashion', 'accuracy', Size(28, 2, len(GARMENTS)), len(GARMENTS), False,
              steps=2340, batch=256, counts=(60_000, 10_000), test_batch=1000, shift=2,
-             arms=(*ARMS, *PEERS)),
+             arms=(*ROUND_ONE, *SECOND, *PEERS)),
         Task('long', 'accuracy', Size(28, 2, len(GARMENTS), layers=7), len(GARMENTS), False,
              steps=23_400, batch=256, counts=(60_000, 10_000), test_batch=1000, shift=2,
              erase=(4, 14), arms=('zoh',), seeds=1),
         Task('scenes', 'mIoU', Size(128, 4, 16 * len(SCENE_CLASSES)), len(SCENE_CLASSES), True,
-             steps=4000, batch=32, counts=(8_000, 2_000), test_batch=100, factors=(1.5, 2.0)),
+             steps=4000, batch=32, counts=(8_000, 2_000), test_batch=100, factors=(1.5, 2.0),
+             arms=(*ROUND_ONE, *SECOND)),
+        Task('spacing', 'mIoU', Size(128, 4, 16 * len(SCENE_CLASSES)), len(SCENE_CLASSES), True,
+             steps=4000, batch=32, counts=(8_000, 2_000), test_batch=100, spacings=(8, 4, 2),
+             arms=(*SPACED, 'exp_trapezoidal_channel', 'exp_trapezoidal_token'), seeds=16),
+        # Two seeds choose the best setting of each method; they enter no comparison.
+        Task('select-fashion', 'accuracy', Size(28, 2, len(GARMENTS)), len(GARMENTS), False,
+             steps=2340, batch=256, counts=(50_000, HELD_OUT), test_batch=1000, shift=2,
+             arms=(*METHODS,), seeds=2, first_seed=100, held_out=True),
+        Task('select-scenes', 'mIoU', Size(128, 4, 16 * len(SCENE_CLASSES)), len(SCENE_CLASSES),
+             True, steps=4000, batch=32, counts=(8_000, 2_000), test_batch=100,
+             arms=(*METHODS,), seeds=2, first_seed=100, held_out=True),
         Task('recall', 'accuracy',
              Size(CUE_SIDE, CUE_PATCH, CUE_PATCH**2 * CUE_CLASSES, channels=64, layers=2),
              CUE_CLASSES, True,
@@ -122,19 +155,33 @@ def load_splits(task: Task, source: Path, cache: Path) -> list[Split]:
             splits.append(Split(*draw_cues(split, count)))
             continue
         if not task.dense:
-            images, labels = load_garments(source, split)
+            images, labels = load_part(task, source, split)
             splits.append(Split(images[:count], labels[:count]))
             continue
-        file = cache / f'{task.name}_{split}_{count}_{task.size.image}.npz'
+        # Scenes of the same garments are the same, whatever the task does with them.
+        name = 'select-scenes' if task.held_out else 'scenes'
+        file = cache / f'{name}_{split}_{count}_{task.size.image}.npz'
         if not file.exists():
-            _draw_scenes(file, source, split, count, task.size.image)
+            _draw_scenes(file, task, source, split, count)
         with np.load(file) as arrays:
             splits.append(Split(arrays['images'], arrays['labels']))
     return splits
 
 
-def _draw_scenes(file: Path, source: Path, split: str, count: int, side: int) -> None:
-    garments = Garments(*load_garments(source, split))
+def load_part(task: Task, source: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Garments for the training or the test of a task, (N, 28, 28) and (N,).
+
+    Of a task that chooses settings both are training images of the data set.
+    """
+    images, labels = load_garments(source, 'train' if task.held_out else split)
+    if task.held_out:
+        kept = slice(None, -HELD_OUT) if split == 'train' else slice(-HELD_OUT, None)
+        images, labels = images[kept], labels[kept]
+    return images, labels
+
+
+def _draw_scenes(file: Path, task: Task, source: Path, split: str, count: int) -> None:
+    garments, side = Garments(*load_part(task, source, split)), task.size.image
     draw = partial(_scene_arrays, split=split, garments=garments, side=side)
     chunks = np.array_split(np.arange(count), min(count, 4 * (os.cpu_count() or 1)))
     with ProcessPoolExecutor() as pool:
@@ -248,8 +295,19 @@ def mean_iou(confusion: Tensor) -> float:
 
 
 @torch.no_grad()
-def test(task: Task, net: Net, images: Tensor, labels: Tensor, autocast: torch.autocast) -> float:
-    """The metric in percent, of uint8 images (N, H, W) with labels; leaves the net in training."""
+def test(
+    task: Task,
+    net: Net,
+    images: Tensor,
+    labels: Tensor,
+    autocast: torch.autocast,
+    columns: range | None = None,
+) -> float:
+    """The metric in percent, of uint8 images (N, H, W) with labels; leaves the net in training.
+
+    With ``columns``, of these columns of patches alone, as they are numbered in training. The net
+    may have more or fewer columns, in which these are evenly spread from the first on.
+    """
     net.eval()
     confusion = torch.zeros(task.classes**2, dtype=torch.float64, device=images.device)
     for some, truth in zip(images.split(task.test_batch), labels.split(task.test_batch)):
@@ -258,6 +316,11 @@ def test(task: Task, net: Net, images: Tensor, labels: Tensor, autocast: torch.a
         if task.dense:
             truth = by_token(truth, task.size.patch)
             outputs = outputs.unflatten(2, (-1, task.classes))
+        if columns is not None:
+            rows, across = task.size.image // task.size.patch, len(columns)
+            shape = (rows, outputs.shape[1] // rows)
+            outputs = outputs.unflatten(1, shape)[:, :, :: shape[1] // across].flatten(1, 2)
+            truth = truth.unflatten(1, (rows, -1))[:, :, columns].flatten(1, 2)
         pairs = (truth.long() * task.classes + outputs.argmax(-1))[truth != UNLABELED]
         confusion += torch.bincount(pairs, minlength=task.classes**2)
     net.train()
@@ -288,4 +351,43 @@ def test_resolutions(
         for name, divisor in ((f'{factor:g}', 1.0), (f'{factor:g}/dt', factor)):
             net.use_study_mixers(dt_divisor=divisor)
             results[name] = test(task, net, larger, truth, autocast)
+    return results
+
+
+def test_spacings(task: Task, net: Net, data: Data, autocast: torch.autocast) -> dict[str, float]:
+    """The metric at other horizontal distances of patches. The net is of no use afterwards.
+
+    All are of the same patches, those that each distance has: patches and labels are the same, and
+    only the tokens between them differ. An image is cropped or, by repeating its last columns,
+    widened by less than a patch, so that a row of patches always takes the same time.
+
+    Returns:
+        dict: The metric by the distance in pixels, such as '2', as trained; '2, dt' has the step
+        sizes multiplied by the ratio of the distances, and '2, dt, dilated' also the convolution's
+        taps as far apart in pixels as in training (finer ones alone).
+    """
+    patch, widest = task.size.patch, task.spacings[0]
+    columns = range(0, task.size.image // patch, widest // patch)
+    net.use_study_mixers()
+    results = {}
+    for spacing in task.spacings:
+        width = width_at(task.size, spacing)
+        images = data.test_images[:, :, :width]
+        missing = width - images.shape[2]
+        if missing > 0:
+            images = torch.cat([images, images[:, :, -1:].expand(-1, -1, missing)], 2)
+
+        def score(other: Net, images: Tensor = images) -> float:
+            return test(task, other, images, data.test_labels, autocast, columns)
+
+        results[f'{spacing}'] = score(at_spacing(net, spacing))
+        if spacing == patch:
+            continue
+        other = at_spacing(net, spacing)
+        other.use_study_mixers(dt_divisor=patch / spacing)
+        results[f'{spacing}, dt'] = score(other)
+        if spacing < patch:
+            for mixer in other.mixers():
+                mixer.dilate(patch // spacing)
+            results[f'{spacing}, dt, dilated'] = score(other)
     return results

@@ -9,9 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from studies.discretization.arms import ARMS, make_net
-from studies.discretization.other_models import PEERS
-from studies.discretization.tasks import Data, Task, loss_of, test, test_resolutions
+from studies.discretization.models.arms import ARMS, make_net
+from studies.discretization.models.other_models import PEERS
+from studies.discretization.models.stiffness import IMAGES, stiffness
+from studies.discretization.tasks import (
+    Data,
+    Task,
+    loss_of,
+    normalize,
+    test,
+    test_resolutions,
+    test_spacings,
+)
 from vim_mm.engine.watching.observed import card
 from vim_mm.models.weight_decay import undecayed_parameters
 
@@ -189,10 +198,21 @@ def train(
         'data': data.digest,
         'card': card(device.type),
     }
+    if arm not in PEERS:
+        if ARMS[arm].dt:
+            result['dt'] = dict(zip(('dt_min', 'dt_max', 'dt_scale'), ARMS[arm].dt))
+        with step.autocast:
+            result['stiffness'] = stiffness(net, normalize(data.test_images[:IMAGES]))
+        net.train()
     if task.factors:
-        figures = test_resolutions(task, net, data, step.autocast)
-        result['resolutions'] = {name: round(value, 4) for name, value in figures.items()}
+        result['resolutions'] = _rounded(test_resolutions(task, net, data, step.autocast))
+    if task.spacings:
+        result['spacings'] = _rounded(test_spacings(task, net, data, step.autocast))
     return result
+
+
+def _rounded(figures: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in figures.items()}
 
 
 def measure_step(arm: str, data: Data, settings: Settings) -> dict[str, Any]:

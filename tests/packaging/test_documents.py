@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 from tests.packaging.rooms import imported_modules
 from vim_mm.ops import METHODS
+from vim_mm.version import __version__
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -87,3 +89,17 @@ def test_the_page_of_the_api_has_every_public_package():
     modules = set(re.findall(r'automodule:: (\S+)', (ROOT / 'docs/api.md').read_text()))
     public = ('models', 'registered', 'ops', 'engine', 'timm_models', 'jax')
     assert modules >= {'vim_mm', *(f'vim_mm.{package}' for package in public)}
+
+
+def test_the_citation_is_of_this_version():
+    """As README's entry, and with what the format demands."""
+    citation = yaml.safe_load((ROOT / 'CITATION.cff').read_text())
+    project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+    assert citation['cff-version'] == '1.2.0' and citation['message']
+    assert (citation['version'], citation['license']) == (__version__, project['license'])
+    assert citation['title'] == f'{project["name"]}: {project["description"]}'
+    for work in (citation, *citation['references']):
+        assert work['title'] and all(person for person in work['authors'])
+    readme = (ROOT / 'README.md').read_text()
+    for reference in citation['references']:
+        assert reference['identifiers'][0]['value'].replace(':', ' ') in readme

@@ -14,7 +14,7 @@ from benchmarks.pictures.methods import STYLES
 from studies.discretization.known_answer.convergence import EXACT, STEPS, order
 from studies.discretization.known_answer.recovery import ARMS, RANGES, RATES
 from studies.discretization.known_answer.signals import INPUTS
-from studies.discretization.tables import secondary_rows
+from studies.discretization.tables.first import secondary_rows
 
 SHOWN_RATE = -4.0  # of the tables of part A; the picture has all
 SHOWN_STEPS = STEPS[::2]

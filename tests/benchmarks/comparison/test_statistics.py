@@ -7,14 +7,15 @@ from scipy import stats
 from benchmarks.comparison.statistics import (
     DRAWS,
     MAX_EXACT,
-    RESAMPLES,
-    bootstrap_interval,
     compare,
     detectable_effect,
+    equivalence_p,
     holm,
     interquartile_mean,
     probability_of_improvement,
+    sign_flip_interval,
     sign_flip_p,
+    simultaneous_interval,
 )
 
 
@@ -65,12 +66,94 @@ def test_sign_flip_is_exact_up_to_its_bound():
     assert sign_flip_p([1.0] * MAX_EXACT) == 2 / 2**MAX_EXACT and MAX_EXACT == 20
 
 
-def test_bootstrap_is_scipys():
-    values = _sample(12, 0.5)
-    truth = stats.bootstrap(
-        (values,), np.mean, n_resamples=RESAMPLES, method='percentile', rng=np.random.default_rng(0)
-    ).confidence_interval
-    assert bootstrap_interval(values) == (truth.low, truth.high)
+@pytest.mark.parametrize('count', [6, 9])
+@pytest.mark.parametrize('confidence', [0.95, 0.9])
+def test_the_interval_inverts_the_test(count, confidence):
+    """SciPy's test of shifted differences rejects outside of the interval, and not inside."""
+    values = _sample(count, 0.4, seed=count)
+    low, high = sign_flip_interval(values, confidence)
+    near = [end + side for end in (low, high) for side in (-1e-6, 1e-6)]
+    for x in [*np.linspace(low - 1, high + 1, 30), *near]:
+        p = stats.permutation_test(
+            (values - x, np.zeros(count)),
+            lambda a, b, axis: np.mean(a - b, axis=axis),
+            permutation_type='samples',
+            n_resamples=np.inf,
+            vectorized=True,
+        ).pvalue
+        assert (p > 1 - confidence + 1e-12) == (low < x < high), x
+
+
+def test_intervals_of_known_answers():
+    """Six pairs: the least p, 2/64, is below 0.05, so one other pattern has to be as extreme."""
+    assert sign_flip_interval([1.0, 2, 3, 4, 5, 6]) == (1.0, 6.0)
+    assert sign_flip_interval([7.0] * 8) == (7.0, 7.0)
+    assert sign_flip_interval([1.0, 2, 3, 4, 5]) == (-np.inf, np.inf)  # 2/32 is above 0.05
+
+
+def test_the_interval_of_many_pairs_is_estimated():
+    values = _sample(29, 0.4, seed=3)
+    assert sign_flip_interval(values) == sign_flip_interval(values)
+    truth = stats.ttest_1samp(values, 0).confidence_interval()
+    assert sign_flip_interval(values) == pytest.approx((truth.low, truth.high), abs=0.02)
+    assert sign_flip_p(values - sign_flip_interval(values)[0]) == pytest.approx(0.05, abs=1e-3)
+
+
+def test_intervals_cover():
+    """95 % of samples, and of six comparisons with one control all together in 95 %."""
+    rng = np.random.default_rng(0)
+    single, together, studies = 0, 0, 600
+    for _ in range(studies):
+        control = rng.normal(0, 0.5, 10)
+        six = [rng.normal(0, 1, 10) - control for _ in range(6)]
+        low, high = sign_flip_interval(six[0])
+        single += low <= 0 <= high
+        bounds = [simultaneous_interval(each, 6) for each in six]
+        together += all(low <= 0 <= high for low, high in bounds)
+    least = stats.binom.ppf(0.001, studies, 0.95) / studies
+    most = stats.binom.ppf(0.999, studies, 0.95) / studies
+    assert least <= single / studies <= most
+    assert least <= together / studies  # Bonferroni's bound is no equality
+
+
+def test_simultaneous_bounds_are_scipys_t_interval():
+    values = _sample(12, 0.3)
+    truth = stats.ttest_1samp(values, 0).confidence_interval(1 - 0.05 / 6)
+    assert simultaneous_interval(values, 6) == pytest.approx((truth.low, truth.high))
+    assert simultaneous_interval([2.0] * 12, 6) == (2.0, 2.0)
+
+
+@pytest.mark.parametrize('count', [6, 12])
+def test_one_sided_sign_flip_is_scipys(count):
+    for mean in (-0.6, 0.0, 0.6):
+        values = _sample(count, mean, seed=count)
+        truth = stats.permutation_test(
+            (values, np.zeros(count)),
+            lambda a, b, axis: np.mean(a - b, axis=axis),
+            permutation_type='samples',
+            n_resamples=np.inf,
+            vectorized=True,
+            alternative='greater',
+        )
+        assert sign_flip_p(values, greater=True) == pytest.approx(truth.pvalue, abs=1e-12)
+    many = _sample(29, 0.3, seed=1)
+    assert sign_flip_p(many, greater=True) == pytest.approx(
+        stats.ttest_1samp(many, 0, alternative='greater').pvalue, rel=0.15, abs=2e-3
+    )
+
+
+def test_equivalence():
+    """Near the t tests' answer; not found where the mean lies at the margin or beyond."""
+    values = _sample(12, 0.05, seed=2) / 4
+    truth = max(
+        stats.ttest_1samp(values, -0.2, alternative='greater').pvalue,
+        stats.ttest_1samp(values, 0.2, alternative='less').pvalue,
+    )
+    assert equivalence_p(values, 0.2) == pytest.approx(truth, rel=0.3, abs=2e-3)
+    assert equivalence_p([0.1, -0.1] * 6, 5.0) == 1 / 4096
+    assert equivalence_p(values - values.mean() + 0.5, 0.5) > 0.4
+    assert equivalence_p(values + 3, 0.5) == 1.0
+    assert equivalence_p(values, 0.5) == equivalence_p(-values, 0.5)
 
 
 def test_interquartile_mean():

@@ -22,7 +22,8 @@ def _tiny(name, side):
 
 @pytest.fixture
 def tiny_tasks():
-    return {'fashion': _tiny('fashion', 28), 'scenes': _tiny('scenes', 32)}
+    sides = {'fashion': 28, 'scenes': 32, 'spacing': 32}
+    return {name: _tiny(name, side) for name, side in sides.items()}
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from timm.layers import DropPath
 from torch import nn
 
 from studies.discretization import pool, run, tasks, training
-from studies.discretization.arms import ARMS
+from studies.discretization.models.arms import ARMS
 from studies.discretization.pool import Plan
 from studies.discretization.results import Job
 from studies.discretization.tasks import TASKS, Data, Split, load_splits
@@ -29,6 +29,7 @@ def test_an_arm_trains_with_its_method(arm, tiny_tasks, make_data):
     zoh = training.build('zoh', tiny_tasks['fashion'], 0, Settings())
     outputs = [each.eval()(images) for each in (net, zoh)]
     assert torch.equal(*outputs) == (arm == 'zoh')
+    assert {getattr(mixer, 'rule', '') for mixer in net.mixers()} == {ARMS[arm].rule}
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def seen(monkeypatch):
     class Noting:
         def __init__(self, net, data, settings, graph):
             self.loss_sum = torch.zeros(())
-            self.autocast = None
+            self.autocast = autocast_of(CPU)
             self.taken = {'rates': [], 'plan': [], 'drawn': [], 'tests': []}
             self.taken['paths'] = [m.drop_prob for m in net.modules() if isinstance(m, DropPath)]
             found.append(self.taken)
@@ -157,13 +158,14 @@ class Garments:
 
     LEVELS = {'train': 200, 'test': 100}
 
-    def __init__(self):
-        self.asked = []
+    def __init__(self, count=60):
+        self.asked, self.count = [], count
 
     def __call__(self, source, split):
         self.asked.append(split)
-        images = np.full((60, 28, 28), self.LEVELS[split], np.uint8)
-        return images, np.arange(60, dtype=np.uint8) % len(GARMENTS)
+        images = np.full((self.count, 28, 28), self.LEVELS[split], np.uint8)
+        images[:, 0, 0] = np.arange(self.count) % 251  # tells which it is
+        return images, np.arange(self.count, dtype=np.uint8) % len(GARMENTS)
 
 
 class Here:
@@ -190,7 +192,8 @@ def test_a_split_is_of_its_own_garments(name, monkeypatch, tmp_path):
     assert garments.asked == ['train', 'test']
     assert (len(train_split.images), len(test_split.images)) == (12, 8)
     if name == 'fashion':
-        assert (train_split.images == 200).all() and (test_split.images == 100).all()
+        levels = [np.unique(s.images[:, 1:]).tolist() for s in (train_split, test_split)]
+        assert levels == [[200], [100]]
         return
     # Garments are shaded by 0.75 to 1.25 times; where no garment lies is ground.
     for split, level in ((train_split, 200), (test_split, 100)):
@@ -200,6 +203,40 @@ def test_a_split_is_of_its_own_garments(name, monkeypatch, tmp_path):
     again = load_splits(task, tmp_path, tmp_path)
     assert garments.asked == ['train', 'test'], 'kept scenes are read'
     assert again[0].digest() == train_split.digest() != test_split.digest()
+
+
+def test_settings_are_chosen_without_test_images(monkeypatch, tmp_path):
+    """By training images, and not by those of the training itself; scenes are of these as well."""
+    garments = Garments(count=240)
+    monkeypatch.setattr(tasks, 'load_garments', garments)
+    monkeypatch.setattr(tasks, 'HELD_OUT', 40)
+    task = replace(TASKS['select-fashion'], counts=(200, 40))
+    train_split, test_split = load_splits(task, tmp_path, tmp_path)
+    assert {*garments.asked} == {'train'}
+    marks = [{*split.images[:, 0, 0].tolist()} for split in (train_split, test_split)]
+    assert [len(each) for each in marks] == [200, 40] and not marks[0] & marks[1]
+    seen = []
+    monkeypatch.setattr(tasks, 'ProcessPoolExecutor', Here)
+    monkeypatch.setattr(
+        tasks, 'Garments', lambda images, labels: seen.append({*images[:, 0, 0].tolist()})
+    )
+    scene = np.zeros((4, 128, 128), np.uint8)
+    monkeypatch.setattr(tasks, '_scene_arrays', lambda *_, **__: (scene, scene))
+    load_splits(replace(TASKS['select-scenes'], counts=(4, 4)), tmp_path, tmp_path)
+    assert seen == marks and {*garments.asked} == {'train'}
+    assert TASKS['select-scenes'].planned_seeds('zoh') == range(100, 102)
+
+
+def test_tasks_of_scenes_have_the_same_scenes(monkeypatch, tmp_path):
+    garments = Garments()
+    monkeypatch.setattr(tasks, 'load_garments', garments)
+    monkeypatch.setattr(tasks, 'ProcessPoolExecutor', Here)
+    splits = [
+        load_splits(replace(TASKS[name], counts=(12, 8)), tmp_path, tmp_path)
+        for name in ('scenes', 'spacing')
+    ]
+    assert garments.asked == ['train', 'test']  # the second time they are read
+    assert [s.digest() for s in splits[0]] == [s.digest() for s in splits[1]]
 
 
 def test_labels_of_a_scene_lie_on_its_garments():

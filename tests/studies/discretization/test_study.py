@@ -3,24 +3,29 @@
 import json
 import re
 import shutil
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from benchmarks.comparison.figure import draw_task
 from benchmarks.comparison.results import summary_rows
+from studies.discretization.models.arms import SPACED
 from studies.discretization.study import RUNS, StudyTask, read_detectors, read_results
-from studies.discretization.tables import (
+from studies.discretization.tables.first import (
     all_tables,
     detection_rows,
+    dividing_rows,
+    equivalence_rows,
+    loss_rows,
     other_rows,
     resolution_rows,
     secondary_rows,
     short_rows,
     with_costs,
-    with_counts,
 )
+from studies.discretization.tables.second import plot_stiffness, second_tables
 from tests.scripts import ROOT, load
 from tests.tools.conftest import run_tool
 
@@ -126,10 +131,11 @@ def test_the_short_table(tasks):
     rows = {row['method']: row for row in short_rows([tasks['scenes']])}
     values = tasks['scenes'].metrics('zoh_exact')
     assert rows['zoh_exact']['scenes'] == f'{np.mean(values):.2f} ({np.std(values, ddof=1):.2f})'
-    assert len(rows) == 7 and {name for name in rows if '*' in rows[name]['scenes, p']} == {
-        'foh',
-        'poly',
-    }
+    assert len(rows) == 7
+    d = np.subtract(tasks['scenes'].metrics('rk4'), values)
+    truth = stats.ttest_1samp(d, 0).confidence_interval(1 - 0.05 / 6)
+    bounds = f'{truth.low:+.2f} to {truth.high:+.2f}'
+    assert rows['rk4']['scenes, simultaneous 95 % interval'] == bounds == '-0.17 to +0.70'
 
 
 def test_secondary_comparisons_name_the_variants(tasks):
@@ -154,35 +160,125 @@ def test_tables_at_another_resolution_are_of_that_resolution(tasks):
     assert resolution_rows(tasks['fashion']) == []
 
 
-def recall_task():
-    """Of 12 seeds `zoh` learns three and the control two, one of them the same."""
-    metrics = {'zoh': [100.0, 20, 13] + 9 * [6.7], 'zoh_exact': [90.0, 6.7, 6.7, 30] + 8 * [6.7]}
-    runs = {
-        arm: {
-            seed: {'metric': value, 'curve': [[1, 6.7, 1.0], [2, value, 0.5]]}
-            for seed, value in enumerate(values)
+def test_most_runs_of_recall_stay_at_chance(tasks):
+    """The sentence of the page that stands for their tables."""
+    runs = [
+        run['metric']
+        for name in ('recall', 'recall_dt0.01')
+        for by_seed in tasks[name].runs.values()
+        for run in by_seed.values()
+    ]
+    assert (sum(metric < 10 for metric in runs), len(runs)) == (157, 192)
+
+
+def test_equivalence_is_tested_against_the_margin(tasks):
+    rows = equivalence_rows(tasks['scenes'])
+    within = {row['A'] for row in rows if float(row['p, Holm']) < 0.05}
+    assert within == {'zoh', 'bilinear', 'highorder', 'rk4'}
+    control = np.array(tasks['scenes'].metrics('zoh_exact'))
+    d = np.array(tasks['scenes'].metrics('rk4')) - control
+    flips = np.array([*product((1, -1), repeat=12)])
+    truth = np.mean(flips @ (0.7 - d) >= (0.7 - d).sum() - 1e-9)
+    (row,) = (row for row in rows if row['A'] == 'rk4')
+    assert float(row['p of TOST']) == pytest.approx(truth, abs=1e-4)
+    assert equivalence_rows(tasks['recall']) == []
+
+
+def test_losses_are_those_of_the_last_fifth(tasks):
+    for row in loss_rows(tasks['fashion']):
+        runs, control = (tasks['fashion'].runs[arm] for arm in (row['A'], 'zoh_exact'))
+        d = [runs[s]['curve'][-1][2] - control[s]['curve'][-1][2] for s in range(12)]
+        assert row['A - B'] == f'{np.mean(d):+.4f}'
+        assert row['seeds in which A has more'] == f'{sum(x > 0 for x in d)} of 12'
+
+
+def test_losses_of_a_diverged_run(tasks):
+    runs = {arm: {s: dict(run) for s, run in tasks['fashion'].runs[arm].items()}
+            for arm in ('zoh', 'rk4', 'zoh_exact')}  # fmt: skip
+    runs['rk4'][3]['curve'] = [[2340, 10.0, None]]
+    assert [row['A'] for row in loss_rows(StudyTask('fashion', runs))] == ['zoh']
+
+
+def test_what_dividing_dt_gains(tasks):
+    rows = dividing_rows(tasks['scenes'])
+    assert len(rows) == 12
+    (zoh,) = (row for row in rows if (row['A'], row['from']) == ('zoh', '1.5'))
+    gains = [
+        np.array(tasks['scenes'].metrics(arm, '1.5/dt')) - tasks['scenes'].metrics(arm, '1.5')
+        for arm in ('zoh', 'zoh_exact')
+    ]
+    assert zoh['A - B'] == f'{np.mean(gains[0] - gains[1]):+.3f}' == '-0.462'
+
+
+def spacing_task():
+    """Eight seeds: zoh loses a point more than the control at stride 2, the others nothing."""
+    rng = np.random.default_rng(0)
+    runs = {}
+    for arm in SPACED:
+        runs[arm] = {}
+        for seed in range(8):
+            base = 40 + rng.normal(0, 0.3)
+            tests = dict.fromkeys(('8', '8, dt', '2', '2, dt', '2, dt, dilated'), base - 5)
+            tests['2, dt'] -= (arm == 'zoh') + rng.normal(0, 0.05)
+            tests['8, dt'] += rng.normal(0, 0.05)
+            shares = np.zeros((2, 36))
+            shares[:, 20 + (arm == 'zoh')] = 1
+            runs[arm][seed] = {
+                'metric': base,
+                'spacings': {**tests, '4': base},
+                'stiffness': {'shares': shares.tolist()},
+            }
+    return StudyTask('spacing_dt1', runs)
+
+
+def test_the_primary_endpoint_of_the_second_round(tmp_path):
+    task = spacing_task()
+    tables = second_tables({'spacing_dt1': task})
+    rows = tables['spacing_dt1: primary']
+    assert [(row['to'], row['A']) for row in rows] == [
+        (to, task.title(arm)) for to in ('2, dt', '8, dt') for arm in SPACED if arm != 'zoh_exact'
+    ]
+    changes = [
+        [task.runs[arm][s]['spacings']['2, dt'] - task.runs[arm][s]['metric'] for s in range(8)]
+        for arm in ('zoh', 'zoh_exact')
+    ]
+    d = np.subtract(*changes)
+    truth = stats.ttest_1samp(d, 0).confidence_interval(1 - 0.05 / 8)
+    assert rows[0]['A - B'] == f'{d.mean():+.3f}'
+    assert rows[0]['simultaneous 95 % interval'] == f'{truth.low:+.3f} to {truth.high:+.3f}'
+    assert [float(row['p of TOST']) < 0.05 for row in rows] == [False] + 7 * [True]
+    # A seed that one arm lacks leaves the comparisons of that arm alone.
+    del task.runs['bilinear'][3]
+    rows = second_tables({'spacing_dt1': task})['spacing_dt1: primary']
+    assert rows[0]['A - B'] == f'{d.mean():+.3f}'
+    levels = {row['method']: row['median'] for row in tables['spacing_dt1: stiffness']}
+    assert len(levels) == 5 and levels['zoh'] != levels['zoh_exact']
+    assert plot_stiffness(task, tmp_path / 'z.png') and (tmp_path / 'z.png').stat().st_size > 5000
+    assert not plot_stiffness(StudyTask('fashion', {'zoh': {0: {}}}), tmp_path / 'none.png')
+    assert not (tmp_path / 'none.png').exists()
+
+
+def test_runs_of_the_second_round_leave_the_tables_of_the_first(tasks):
+    """They are compared among themselves and with round one's, over the seeds that they have."""
+    task = tasks['scenes']
+    runs = dict(task.runs)
+    for arm, like, shift in (
+        ('rk4_published', 'rk4', -2.0),
+        ('zoh_exact_again', 'zoh_exact', 0.0),
+    ):
+        runs[arm] = {
+            s: run | {'metric': run['metric'] + shift}
+            for s, run in task.runs[like].items()
+            if s < 9
         }
-        for arm, values in metrics.items()
-    }
-    return StudyTask('recall_dt0.01', runs)
-
-
-def test_a_task_that_few_runs_learn(tasks):
-    """Runs above chance are counted: both medians are at chance."""
-    task = recall_task()
-    rows = with_counts(task, summary_rows(task))
-    assert [row['above 10 %'] for row in rows] == ['3 of 12', '2 of 12']
-    assert [row['above 50 %'] for row in rows] == ['1 of 12', '1 of 12']
-    assert [row['above 10 %, control too'] for row in rows] == ['1', '2']
-    assert [row['above 50 %, control too'] for row in rows] == ['1', '1']
-    curves, ends = draw_task(task).axes
-    assert len(curves.lines) == 25  # and chance
-    for row, arm in enumerate(task.arms):
-        points = ends.lines[row]
-        np.testing.assert_allclose(points.get_xdata(), sorted(task.metrics(arm)))
-        assert abs(points.get_ydata() - row).max() < 0.5
-    rows = with_counts(tasks['scenes'], summary_rows(tasks['scenes']))
-    assert not any('above' in name for row in rows for name in row)
+    more = StudyTask('scenes', runs, task.costs)
+    assert all_tables({'scenes': more}, []) == all_tables({'scenes': task}, [])
+    tables = second_tables({'scenes': more})
+    against_zoh, against_itself = tables['scenes: published']
+    assert (against_zoh['B'], against_itself['B']) == ('zoh', 'rk4')
+    assert against_itself['A - B'] == '-2.000' and against_itself['pairs'] == '9'
+    (again,) = tables['scenes: again']
+    assert again['same metric'] == '9 of 9' and again['standard deviation'] == '0.000'
 
 
 def test_a_cost_without_memory(tasks):

@@ -15,12 +15,13 @@ import pytest
 import torch
 
 from studies.discretization import pool, run, training
-from studies.discretization.arms import ARMS, Size, make_net
-from studies.discretization.other_models import PEERS
+from studies.discretization.models.arms import ARMS, PUBLISHED, ROUND_ONE, SPACED, Size, make_net
+from studies.discretization.models.other_models import PEERS
+from studies.discretization.models.stiffness import stiffness_rows
 from studies.discretization.pool import Plan, run_all
 from studies.discretization.results import Job, append, finished, key, read_lines, take
 from studies.discretization.study import read_results
-from studies.discretization.tasks import TASKS, Split
+from studies.discretization.tasks import SECOND, TASKS, Split
 from studies.discretization.training import (
     Settings,
     Step,
@@ -47,6 +48,28 @@ def test_scenes_are_tested_at_other_sizes(make_data):
     json.dumps(result, allow_nan=False)
 
 
+@pytest.mark.parametrize('arm', SPACED)
+def test_spacings_are_tested_and_stiffness_is_noted(arm, make_data):
+    """Of each arm of the second round, with both ranges of dt."""
+    medians = []
+    for dt_range in ((1e-3, 0.1), (1e-2, 1.0)):
+        found = train(arm, 0, make_data('spacing'), Settings(dt_range=dt_range), 2)
+        assert [*found['spacings']] == ['8', '8, dt', '4', '2', '2, dt', '2, dt, dilated']
+        assert all(0 <= value <= 100 for value in found['spacings'].values())
+        json.dumps(found, allow_nan=False)
+        (row,) = stiffness_rows({arm: {0: found}})
+        medians.append(float(row['median']))
+    assert medians[1] == pytest.approx(10 * medians[0], rel=0.3)
+
+
+@pytest.mark.parametrize('arm', SECOND)
+def test_other_arms_of_the_second_round_train(arm, make_data):
+    found = train(arm, 0, make_data('fashion'), Settings(), 2)
+    assert ('dt' in found) == arm.endswith('_published') and not found['diverged']
+    if 'dt' in found:
+        assert tuple(found['dt'].values()) == PUBLISHED[arm.removesuffix('_published')]
+
+
 @pytest.mark.slow
 def test_it_learns(make_data):
     curve = train('zoh', 0, make_data('fashion'), Settings(lr=5e-3), 100)['curve']
@@ -67,18 +90,48 @@ def test_arms_run_where_the_protocol_has_them(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(run, 'run_all', lambda jobs, plan, workers: asked.extend(jobs) or True)
     args = SimpleNamespace(
-        tasks=['fashion', 'recall', 'long'], arms=[*ARMS, *PEERS], seeds=[0],
-        label='', minutes=None, jobs=1,
+        tasks=['fashion', 'recall', 'long', 'spacing'], arms=[*ARMS, *PEERS], seeds=[0],
+        label='', minutes=None, jobs=1, plan=None, dry_run=False,
         out=tmp_path, results=tmp_path, data=tmp_path, cache=tmp_path, steps=None, device='cpu',
         commit='abc',
     )  # fmt: skip
     assert run.train(args) == 0
     arms = {task: [job.arm for job in asked if job.task == task] for task in args.tasks}
     assert arms == {
-        'fashion': [*ARMS, *PEERS],
+        'fashion': [*ROUND_ONE, *SECOND, *PEERS],
         'recall': [*METHODS, 'foh_matched'],
         'long': ['zoh'],
+        'spacing': [
+            *('zoh', 'bilinear', 'zoh_exact', 'exp_trapezoidal'),
+            *('exp_trapezoidal_channel', 'exp_trapezoidal_token', 'foh_two_sample'),
+        ],
     }
+
+
+def test_the_second_plan_is_the_protocols(monkeypatch, tmp_path, capsys):
+    """Spacing with both ranges of a seed before the next, then scenes, then fashion; what is there
+    is not made again."""
+    asked = []
+    monkeypatch.setattr(run, 'run_all', lambda jobs, plan, workers: asked.extend(jobs) or True)
+    note(tmp_path, result('zoh', 0, 4000, 'spacing') | {'label': 'dt1'})
+    args = SimpleNamespace(
+        tasks=[*TASKS], arms=[*ARMS, *PEERS], seeds=None, label='', minutes=None, jobs=3,
+        plan='second', dry_run=False, out=tmp_path, results=None, data=tmp_path, cache=tmp_path,
+        steps=None, device='cpu', commit='abc',
+    )  # fmt: skip
+    assert run.train(args) == 0
+    assert [job.task for job in asked] == [
+        *['spacing'] * (2 * 5 * 16 - 1), *['scenes'] * (7 * 12), *['fashion'] * (7 * 12),
+    ]  # fmt: skip
+    assert {job.seed for job in asked[:18]} == {0, 1}
+    assert {(job.arm, job.label) for job in asked[:9]} == {
+        (arm, label) for arm in SPACED for label in ('', 'dt1') if (arm, label) != ('zoh', 'dt1')
+    }
+    assert all(job.arm in TASKS[job.task].arms and job.label in run.SETTINGS for job in asked)
+    assert run.SETTINGS['dt1'].dt_range == (0.01, 1.0)
+    args.dry_run, args.tasks = True, ['spacing']
+    assert run.train(args) == 0 and len(asked) == 327
+    assert 'spacing  dt1      zoh                   15 runs' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('peer', PEERS)
@@ -116,7 +169,7 @@ def test_costs_are_of_the_arms_that_run(monkeypatch, tmp_path):
     )
     assert run.cost(args) == 0
     assert asked == [
-        *(('fashion', arm) for arm in ARMS),
+        *(('fashion', arm) for arm in (*ROUND_ONE, *SECOND)),
         *(('recall', arm) for arm in (*METHODS, 'foh_matched')),
     ]
 
@@ -266,7 +319,7 @@ def test_what_train_makes(seeds, steps, monkeypatch, tmp_path):
     args = SimpleNamespace(
         tasks=['fashion', 'long'], arms=['zoh', 'deit'], seeds=seeds, label='', minutes=None,
         jobs=1, out=tmp_path / 'out', results=tmp_path / 'results', data=tmp_path, cache=tmp_path,
-        steps=steps, device='cpu', commit='abc',
+        steps=steps, device='cpu', commit='abc', plan=None, dry_run=False,
     )  # fmt: skip
     assert run.train(args) == 0
     found = {(job.task, job.arm): [] for job in asked}

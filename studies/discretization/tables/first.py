@@ -7,7 +7,8 @@ import numpy as np
 from benchmarks.comparison.results import (
     CONTROL,
     EACH,
-    LEVEL,
+    INTERVAL,
+    SIMULTANEOUS,
     Rows,
     TaskResults,
     alike_rows,
@@ -16,11 +17,18 @@ from benchmarks.comparison.results import (
     deviation,
     family,
     family_rows,
+    interval_cell,
     summary_rows,
 )
-from benchmarks.comparison.statistics import compare
+from benchmarks.comparison.statistics import (
+    Comparison,
+    compare,
+    equivalence_p,
+    holm,
+    simultaneous_interval,
+)
 from benchmarks.measure.tables import without_empty_columns
-from studies.discretization.study import ABOVE, LONG, SECONDARY, TITLES, StudyTask
+from studies.discretization.study import LONG, MARGINS, SECONDARY, TITLES, StudyTask
 
 PRIMARY = ('fashion', 'scenes')  # the others are exploratory
 # As the data set's README lists them at commit 02cf067: submitted by their authors, not tested by
@@ -36,12 +44,12 @@ _PUBLISHED = {
 
 
 def all_tables(tasks: Mapping[str, StudyTask], detectors: Sequence[TaskResults]) -> dict[str, Rows]:
-    """Every table of the page by its name; those of tasks that have no runs are not there."""
+    """Every table of round one by its name; those of tasks that have no runs are not there."""
     tables = {}
-    if primary := [tasks[name] for name in PRIMARY if name in tasks]:
+    if primary := [tasks[name] for name in PRIMARY if name in tasks and family(tasks[name])]:
         tables['short'] = short_rows(primary)
     for name, task in tasks.items():
-        if name != LONG:
+        if name != LONG and task.arms and task.kind != 'spacing':
             tables |= {f'{name}: {part}': rows for part, rows in task_tables(task).items()}
     if 'fashion' in tasks:
         tables['other models'] = other_rows(tasks['fashion'], tasks.get(LONG))
@@ -54,9 +62,12 @@ def task_tables(task: StudyTask) -> dict[str, Rows]:
     """The tables of a task, those that are not empty."""
     pairs = [(arm, task.control) for arm in task.compared]
     found = {
-        'control': family_rows(task, power=task.chance is None),
+        'control': family_rows(task, power=True),
+        'equivalence': equivalence_rows(task),
+        'loss': loss_rows(task),
         'variants': secondary_rows(task),
-        'methods': with_costs(task, with_counts(task, summary_rows(task))),
+        'methods': with_costs(task, with_pairing(task, summary_rows(task))),
+        'dividing dt': dividing_rows(task),
         'resolutions': resolution_rows(task),
         'one commit and card': alike_rows(task, [*pairs, *SECONDARY]),
     }
@@ -64,45 +75,117 @@ def task_tables(task: StudyTask) -> dict[str, Rows]:
     return {name: rows for name, rows in found.items() if rows}
 
 
-def short_rows(tasks: Sequence[TaskResults]) -> Rows:
-    """The control's mean on each task, and of each method its difference from it and Holm's p."""
+def short_rows(tasks: Sequence[StudyTask]) -> Rows:
+    """The control's mean and loss, and of each method its differences and simultaneous bounds."""
     rows: dict[str, dict[str, str]] = {}
     for task in tasks:
         values = task.metrics(task.control)
         rows.setdefault(CONTROL, {'method': task.title(CONTROL)}).update(
             {
                 task.name: f'{np.mean(values):.2f} ({deviation(values)})',
-                f'{task.name}, interval': '',
-                f'{task.name}, p': '',
+                f'{task.name}, {SIMULTANEOUS}': '',
+                f'{task.name}, loss': f'{np.mean(task.losses(task.control)):.3f}',
             }
         )
-        for arm, (found, p) in family(task).items():
+        found = family(task)
+        for arm, (comparison, _) in found.items():
             row = rows.setdefault(arm, {'method': task.title(arm)})
-            digits = f'{p:.4f}' if p < 0.01 else f'{p:.2f}'
-            row[task.name] = f'{found.mean:+.2f}'
-            row[f'{task.name}, interval'] = f'{found.low:+.2f} to {found.high:+.2f}'
-            row[f'{task.name}, p'] = f'**{digits}**' if p < LEVEL else digits
+            bounds = simultaneous_interval(comparison.differences, len(found))
+            row[task.name] = f'{comparison.mean:+.2f}'
+            row[f'{task.name}, {SIMULTANEOUS}'] = interval_cell(*bounds, digits=2)
+            losses = [task.losses(each) for each in (arm, task.control)]
+            row[f'{task.name}, loss'] = f'{np.subtract(*losses).mean():+.3f}'
     return [*rows.values()]
 
 
-def with_counts(task: StudyTask, rows: Rows) -> Rows:
-    """Rows of the arms, of a task on which many runs stay at chance with how many do not."""
-    if task.chance is None:
+def equivalence_rows(task: StudyTask) -> Rows:
+    """A row for each method: whether it is within the task's margin of the control."""
+    found, margin = family(task), MARGINS.get(task.name)
+    if margin is None or not found:
+        return []
+    tests = [equivalence_p(comparison.differences, margin) for comparison, _ in found.values()]
+    return [
+        {
+            'A': task.title(arm),
+            'B': task.title(task.control),
+            'A - B': f'{found[arm][0].mean:+.3f}',
+            'margin': f'{margin:g}',
+            'p of TOST': f'{p:.4f}',
+            'p, Holm': f'{corrected:.4f}',
+        }
+        for arm, p, corrected in zip(found, tests, holm(tests))
+    ]
+
+
+def loss_rows(task: StudyTask) -> Rows:
+    """A row for each method: its training loss, the mean of the last fifth, against the control."""
+    rows = []
+    for arm in task.compared if len(task.seeds) > 1 else ():
+        if None in task.losses(arm) + task.losses(task.control):  # of a run that diverged
+            continue
+        found = compare(task.losses(arm), task.losses(task.control))
+        rows.append(
+            {
+                'A': task.title(arm),
+                'B': task.title(task.control),
+                'loss of A': f'{np.mean(task.losses(arm)):.4f}',
+                'A - B': f'{found.mean:+.4f}',
+                INTERVAL: interval_cell(found.low, found.high, 4),
+                'seeds in which A has more': f'{sum(d > 0 for d in found.differences)} of '
+                f'{found.count}',
+                'p': f'{found.p:.4f}',
+            }
+        )
+    return rows
+
+
+def with_pairing(task: TaskResults, rows: Rows) -> Rows:
+    """Rows of the arms with the correlation over seeds of their metric with the control's."""
+    if task.control not in task.runs or len(task.seeds) < 3:
         return rows
-    counted = []
-    for arm, row in zip(task.arms, rows, strict=True):
-        cells = {}
-        for level in ABOVE:
-            above, control = (runs_above(task, each, level) for each in (arm, task.control))
-            cells[f'above {level:g} %'] = f'{sum(above)} of {len(above)}'
-            cells[f'above {level:g} %, control too'] = str(sum(map(all, zip(above, control))))
-        counted.append(row | cells)
-    return counted
+    control = task.metrics(task.control)
+    cells = [
+        '' if arm == task.control else f'{np.corrcoef(task.metrics(arm), control)[0, 1]:+.2f}'
+        for arm in task.arms
+    ]
+    return [row | {'r with the control': cell} for row, cell in zip(rows, cells, strict=True)]
 
 
-def runs_above(task: TaskResults, arm: str, level: float) -> list[bool]:
-    """By seed, whether the run ends above a percentage."""
-    return [value > level for value in task.metrics(arm)]
+def change(
+    task: StudyTask, a: str, b: str, to: str, since: str, field: str
+) -> tuple[dict[str, str], Comparison | None]:
+    """A against B by how much the metric changes from one test of the trained models to another.
+
+    Args:
+        task (StudyTask): The runs.
+        a, b (str): Arms.
+        to, since (str): The tests, such as '1.5/dt' and '1.5'.
+        field (str): What of a run has these tests, 'resolutions' or 'spacings'.
+
+    Returns:
+        tuple: The row and the comparison, over the seeds that both have; {} and None of fewer than
+        two.
+    """
+    seeds = task.pairs(a, b)
+    if len(seeds) < 2:
+        return {}, None
+    changes = [
+        [task.runs[arm][s][field][to] - task.runs[arm][s][field][since] for s in seeds]
+        for arm in (a, b)
+    ]
+    found = compare(*changes)
+    row = {'from': since, 'to': to, **comparison_row(task, a, b, found)}
+    return row | {'change of A': f'{np.mean(changes[0]):+.2f}'}, found
+
+
+def dividing_rows(task: StudyTask) -> Rows:
+    """What each method gains by dividing dt at another resolution, against the control."""
+    return [
+        change(task, arm, task.control, f'{name}/dt', name, 'resolutions')[0]
+        for name in resolutions(task)
+        if f'{name}/dt' in resolutions(task)
+        for arm in task.compared
+    ]
 
 
 def with_costs(task: TaskResults, rows: Rows) -> Rows:

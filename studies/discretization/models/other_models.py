@@ -6,7 +6,7 @@ from timm.models.resnet import BasicBlock, ResNet
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from studies.discretization.arms import Size
+from studies.discretization.models.arms import Size
 
 
 def deit(size: Size, drop_path: float) -> nn.Module:

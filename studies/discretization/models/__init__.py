@@ -1,0 +1,1 @@
+"""The models that are compared, and how stiff they are."""

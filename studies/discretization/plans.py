@@ -1,0 +1,50 @@
+"""The runs of the protocol's second part, in the order in which they are made."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from studies.discretization.models.arms import AGAIN, ARMS, SPACED
+from studies.discretization.results import Job
+from studies.discretization.tasks import SECOND, TASKS
+
+_PUBLISHED = tuple(arm for arm in SECOND if arm not in AGAIN)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Runs of one task: of each seed all settings and arms, before the next seed."""
+
+    task: str
+    arms: tuple[str, ...]
+    labels: tuple[str, ...] = ('',)
+
+    def jobs(self) -> Iterator[Job]:
+        """In their order."""
+        for seed in range(TASKS[self.task].seeds):
+            for label in self.labels:
+                for arm in self.arms:
+                    yield Job(self.task, arm, seed, label)
+
+
+PLANS = {
+    'second': (
+        Part('spacing', SPACED, ('', 'dt1')),
+        Part('scenes', _PUBLISHED),
+        Part('scenes', AGAIN),
+        Part('fashion', _PUBLISHED),
+        Part('fashion', AGAIN),
+    )
+}
+
+
+def gpu_seconds(job: Job) -> float:
+    """About what a run takes of an H100 with three side by side, from those of round one.
+
+    The plain composition of `zoh_exact, averaged`, with two scans, took 84 s on `scenes` where the
+    fused block took 33. That a run of one plain scan takes 55 and of three 100 is a guess from it.
+    """
+    arm = ARMS[job.arm]
+    seconds = 33.0
+    if arm.rule or arm.plain:
+        seconds = 100.0 if arm.rule == 'foh_two_sample' else 55.0
+    return seconds * (1.15 if job.task == 'fashion' else 1.0)

@@ -1,0 +1,1 @@
+"""The tables of the pages, made from the runs."""
