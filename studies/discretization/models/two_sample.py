@@ -79,7 +79,7 @@ def two_sample_scan(
     check_rule(rule, weight)
     signal = u.to(real_dtype(u))
     dt = step_sizes(delta, delta_bias, delta_softplus, signal.dtype)
-    dt = torch.where(dt.abs() < _LEAST, _LEAST, dt)
+    dt = dt.masked_fill(dt.abs() < _LEAST, _LEAST)
     # One dtype for all, as the kernels have it at their fastest.
     B, C = (M if M.is_complex() else M.to(signal.dtype) for M in (B, C))
     if rule == 'exp_trapezoidal':
