@@ -100,7 +100,7 @@ enum class Kept { none, drive_b, drive_beta };
 // Chosen by what ptxas makes of the kernels.
 struct DefaultTuning {
   // Forward: lanes of one state have registers for parts of a window that overlap, or for two strides at work.
-  static constexpr bool overlaps = true;
+  static constexpr bool interleaves = true;
   // Forward, blocks of six channels: how many strides are loaded ahead, one or two.
   static constexpr int strides_of_six = 1;
   // Backward: rows of the next channels wait for their turn in shared memory, not in registers, and in

@@ -91,7 +91,7 @@ bool choose_six(const ScanArguments& scan, const char* measured, const F& f) {
 // method that is not causal takes pieces of one state, which leave no registers for a second.
 template <class Method, Layout layout, class F>
 void choose_forward(const ScanArguments& scan, const F& f) {
-  constexpr bool straight = Method::Tuning::overlaps, roomy = layout == Layout::single;
+  constexpr bool straight = Method::Tuning::interleaves, roomy = layout == Layout::single;
   if constexpr (layout == Layout::any) {
     f(Shape<8, 8, 4>(), Row{"the general path", "not tuned"});
   } else if (Method::causal && has_most_rows(scan)) {
