@@ -67,7 +67,7 @@ def stiffness_rows(runs: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Rows:
             continue
         whole = shares.mean(axis=0)
         low, median, high = (f'{value:.2g}' for value in quantiles(whole))
-        row = {'method': arm, '|z|, 5 %': low, 'median': median, '95 %': high}
+        row = {'method': arm, 'size of z, 5 %': low, 'median': median, '95 %': high}
         for level in (0.1, 1, 10):  # edges of bins
             above = np.searchsorted(EDGES, np.log10(level))
             row[f'above {level:g}'] = f'{100 * whole[above:].sum():.1f} %'

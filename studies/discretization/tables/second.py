@@ -14,17 +14,24 @@ from benchmarks.comparison.results import (
     interval_cell,
     is_testable,
 )
-from benchmarks.comparison.statistics import compare, equivalence_p, simultaneous_interval
+from benchmarks.comparison.statistics import (
+    Comparison,
+    compare,
+    equivalence_p,
+    holm,
+    simultaneous_interval,
+)
 from benchmarks.measure.tables import without_empty_columns
 from studies.discretization.models.arms import AGAIN, SPACED
 from studies.discretization.models.stiffness import EDGES, mean_shares, stiffness_rows
-from studies.discretization.study import StudyTask
+from studies.discretization.study import MARGINS, StudyTask
 from studies.discretization.tables.first import change
 
 TRAINED = '4'  # the distance of patches in training, pixels
 PRIMARY = ('2, dt', '8, dt')  # dt multiplied by the ratio of the distances
 SECONDARY = ('2', '8', '2, dt, dilated')
-MARGIN = 0.5  # points
+MARGIN = 0.5  # points of the primary endpoint
+MARGIN_OF = {'spacing': 'scenes'}  # the metric's margin is that of another task
 _PUBLISHED = '_published'
 
 
@@ -35,6 +42,7 @@ def second_tables(tasks: Mapping[str, StudyTask]) -> dict[str, Rows]:
         if task.kind == 'spacing':
             tables[f'{name}: spacing'] = spacing_rows(task)
             tables[f'{name}: primary'] = primary_rows(task)
+            tables[f'{name}: metric'] = pair_rows(task, [(arm, CONTROL) for arm in _others(task)])
             tables[f'{name}: other'] = [
                 row for to in SECONDARY for arm in _others(task) if (row := _row(task, arm, to))
             ]
@@ -67,7 +75,7 @@ def _row(task: StudyTask, arm: str, to: str) -> dict[str, str]:
 def primary_rows(task: StudyTask) -> Rows:
     """The primary endpoint: each arm's change from the distance of training, minus the control's.
 
-    Simultaneous intervals are over all rows. ``p of TOST`` is against ``MARGIN``.
+    Simultaneous intervals and Holm's corrections are over all rows.
     """
     changes = [
         change(task, arm, CONTROL, to, TRAINED, 'spacings')
@@ -75,12 +83,19 @@ def primary_rows(task: StudyTask) -> Rows:
         for arm in _others(task)
     ]
     found = [(row, comparison) for row, comparison in changes if comparison is not None]
+    return _as_family(found, MARGIN)
+
+
+def _as_family(found: Sequence[tuple[dict[str, str], Comparison]], margin: float | None) -> Rows:
+    """Rows with what holds for all of them together, and whether they are within a margin."""
     rows = []
-    for row, comparison in found:
+    p = holm([comparison.p for _, comparison in found])
+    tests = [equivalence_p(each.differences, margin) if margin else 1.0 for _, each in found]
+    for (row, comparison), corrected, within in zip(found, p, holm(tests)):
         if is_testable(comparison.count):
             bounds = simultaneous_interval(comparison.differences, len(found))
-            row[SIMULTANEOUS] = interval_cell(*bounds)
-            row['p of TOST'] = f'{equivalence_p(comparison.differences, MARGIN):.4f}'
+            row = {**row, 'p, Holm': f'{corrected:.4f}', SIMULTANEOUS: interval_cell(*bounds)}
+            row['TOST, Holm'] = f'{within:.4f}' if margin else ''
         rows.append(row)
     return rows
 
@@ -107,20 +122,21 @@ def _same(task: StudyTask, title: str) -> str:
 
 
 def pair_rows(task: StudyTask, pairs: Sequence[tuple[str, str]]) -> Rows:
-    """A row for each pair of arms over the seeds that both have, with simultaneous intervals."""
-    pairs = [(a, b) for a, b in pairs if len(task.pairs(a, b)) > 1]
-    rows = []
+    """A row for each pair of arms: metric and training loss over the seeds that both have."""
+    found = []
     for a, b in pairs:
         seeds = task.pairs(a, b)
-        found = compare(*(task.metrics(arm, seeds=seeds) for arm in (a, b)))
-        row = comparison_row(task, a, b, found)
+        if len(seeds) < 2:
+            continue
+        metric = compare(*(task.metrics(arm, seeds=seeds) for arm in (a, b)))
+        row = comparison_row(task, a, b, metric)
         row['pairs'] = str(len(seeds))
-        row['standard deviation'] = f'{found.deviation:.3f}'
-        if is_testable(found.count):
-            bounds = simultaneous_interval(found.differences, len(pairs))
-            row[SIMULTANEOUS] = interval_cell(*bounds)
-        rows.append(row)
-    return rows
+        row['standard deviation'] = f'{metric.deviation:.3f}'
+        losses = [task.losses(arm, seeds) for arm in (a, b)]
+        if None not in losses[0] + losses[1]:  # of a run that diverged
+            row['loss, A - B'] = f'{np.subtract(*losses).mean():+.4f}'
+        found.append((row, metric))
+    return _as_family(found, MARGINS.get(MARGIN_OF.get(task.kind, task.kind)))
 
 
 def plot_stiffness(task: StudyTask, path: Path) -> bool:

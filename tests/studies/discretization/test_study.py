@@ -225,6 +225,7 @@ def spacing_task():
             shares[:, 20 + (arm == 'zoh')] = 1
             runs[arm][seed] = {
                 'metric': base,
+                'curve': [[4000, base, 0.3 + 0.01 * (arm == 'zoh')]],
                 'spacings': {**tests, '4': base},
                 'stiffness': {'shares': shares.tolist()},
             }
@@ -246,7 +247,10 @@ def test_the_primary_endpoint_of_the_second_round(tmp_path):
     truth = stats.ttest_1samp(d, 0).confidence_interval(1 - 0.05 / 8)
     assert rows[0]['A - B'] == f'{d.mean():+.3f}'
     assert rows[0]['simultaneous 95 % interval'] == f'{truth.low:+.3f} to {truth.high:+.3f}'
-    assert [float(row['p of TOST']) < 0.05 for row in rows] == [False] + 7 * [True]
+    assert [float(row['TOST, Holm']) < 0.05 for row in rows] == [False] + 7 * [True]
+    assert [float(row['p, Holm']) < 0.07 for row in rows] == [True] + 7 * [False]
+    metric = tables['spacing_dt1: metric']
+    assert [row['loss, A - B'] for row in metric] == ['+0.0100'] + 3 * ['+0.0000']
     # A seed that one arm lacks leaves the comparisons of that arm alone.
     del task.runs['bilinear'][3]
     rows = second_tables({'spacing_dt1': task})['spacing_dt1: primary']
