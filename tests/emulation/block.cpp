@@ -1,13 +1,10 @@
-// Kernels of the block as operators of their own: on a GPU they are parts of the mixer's.
+// A kernel of the block as an operator of its own: on a GPU it is a part of the mixer's.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "../../csrc/cuda/block/block.h"
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
-
-#include <optional>
-#include <tuple>
 
 #include "../../csrc/cuda/ops/tensors.h"
 
@@ -39,35 +36,12 @@ Tensor step_projection(const Tensor& parameter, const Tensor& rows) {
   return delta;
 }
 
-// out [T, C] and, if it is kept, the sum of y [K, H, T] over directions; weight [C, H].
-std::tuple<Tensor, Tensor> output_projection(const Tensor& y, const Tensor& z, double scale,
-                                             const Tensor& weight,
-                                             const std::optional<Tensor>& bias, bool keep) {
-  OutputProjection p{};
-  p.gate.storage = storage_of(z), p.gate.count = z.numel();
-  p.gate.scale = float(scale), p.gate.directions = int(y.size(0));
-  p.gate.y = y.data_ptr(), p.gate.z = z.data_ptr();
-  p.channels = z.size(0), p.tokens = z.size(1), p.outer = weight.size(0);
-  const Tensor out = torch::stable::new_empty(z, {p.tokens, p.outer});
-  const Tensor sum = torch::stable::new_empty(z, {keep ? p.channels : 0, p.tokens});
-  if (keep) p.gate.sum = sum.data_ptr();
-  p.weight = weight.data_ptr(), p.out = out.data_ptr();
-  if (bias) p.bias = bias->data_ptr();
-  STD_TORCH_CHECK(can_project_output(p), "no kernel for that");
-  project_output(p, nullptr);
-  return {out, sum};
-}
-
 }  // namespace
 }  // namespace vim_mm
 
 STABLE_TORCH_LIBRARY_FRAGMENT(vim_mm, m) {
   m.def("step_projection(Tensor parameter, Tensor rows) -> Tensor");
-  m.def(
-      "output_projection(Tensor y, Tensor z, float scale, Tensor weight, Tensor? bias, bool keep) "
-      "-> (Tensor, Tensor)");
 }
 STABLE_TORCH_LIBRARY_IMPL(vim_mm, CPU, m) {
   m.impl("step_projection", TORCH_BOX(&vim_mm::step_projection));
-  m.impl("output_projection", TORCH_BOX(&vim_mm::output_projection));
 }

@@ -1,4 +1,4 @@
-"""The CUDA scan and the projections of step sizes and outputs where there is no GPU: their sources
+"""The CUDA scan and the projection of step sizes where there is no GPU: their sources
 compiled as C++, their threads as fibers.
 
 All but single instructions is the code that runs on a GPU: operators, launches, kernels. Memory
@@ -64,7 +64,6 @@ SOURCES = [
     'csrc/cuda/block/causal_conv1d.cu',
     'csrc/cuda/block/gate.cu',
     'csrc/cuda/block/norm.cpp',
-    'csrc/cuda/block/output_projection.cu',
     'csrc/cuda/block/parameters.cu',
     'csrc/cuda/block/step_projection.cu',
     'csrc/cuda/mixer/mixer_backward.cpp',
@@ -494,66 +493,3 @@ def test_step_projection(dtype, sets, channels, tokens, rank):
     bound = info.eps / 2 * expected.abs().clamp(min=info.tiny) + 1e-6 * (weight.abs() @ dt.abs())
     assert delta.dtype == dtype
     assert ((delta - expected).abs() <= bound).all()
-
-
-def output_projection(directions, channels, tokens, outer, dtype, with_bias=True, keep=True):
-    """What goes into the kernel, and what comes out of it."""
-    y, z = torch.randn(directions, channels, tokens), 4 * torch.randn(channels, tokens)
-    weight, bias = torch.randn(outer, channels), torch.randn(outer) if with_bias else None
-    given = [None if t is None else t.to(dtype) for t in (y, z, weight, bias)]
-    run = torch.ops.vim_mm_emulated.output_projection
-    return given, run(*given[:2], 0.7, *given[2:], keep)
-
-
-# As many tokens as choose each of the sizes of tiles, with parts of tiles at all ends; more than
-# the stages that are copied ahead; several tiles after each other on a multiprocessor.
-@half_precision
-@pytest.mark.parametrize(
-    ('directions', 'channels', 'tokens', 'outer', 'with_bias', 'keep'),
-    [
-        (2, 48, 8, 24, False, False),
-        (1, 72, 104, 192, True, True),
-        (2, 8, 128, 20, True, True),
-        (2, 456, 40, 100, True, False),
-        (2, 264, 200, 96, False, True),
-        (1, 40, 256, 192, True, False),
-        (2, 168, 376, 188, True, True),
-        (2, 136, 504, 192, False, False),
-        (2, 24, 1096, 180, True, True),
-    ],
-)
-def test_output_projection(dtype, directions, channels, tokens, outer, with_bias, keep):
-    (y, z, weight, bias), (out, total) = output_projection(
-        directions, channels, tokens, outer, dtype, with_bias, keep
-    )
-    info = torch.finfo(dtype)
-
-    def rounding(x):
-        return info.eps / 2 * x.abs().clamp(min=info.tiny)
-
-    # Each of the three roundings, and that of sums in float32.
-    exact_total = 0.7 * y.double().sum(0)
-    error_total = rounding(exact_total) + 1e-6 * y.abs().double().sum(0)
-    if keep:
-        assert ((total - exact_total).abs() <= error_total).all()
-    silu = torch.nn.functional.silu(z.double())
-    gated = silu * exact_total
-    error = silu.abs() * error_total + rounding(gated) + 2e-6 * gated.abs()
-    weight = weight.double()
-    expected = (weight @ gated).T + (0 if bias is None else bias.double())
-    bound = (weight.abs() @ (error + 1e-6 * gated.abs())).T + rounding(expected) + 1e-6
-    assert out.dtype == dtype
-    assert ((out - expected).abs() <= bound).all()
-
-
-def test_wide_or_odd_outputs_are_for_others():
-    """More outputs than a block holds, and rows that are not packs."""
-    for channels, tokens, outer, dtype in [
-        (16, 16, 196, torch.float16),
-        (12, 16, 8, torch.bfloat16),
-        (16, 12, 8, torch.float16),
-        (16, 16, 6, torch.bfloat16),
-        (16, 16, 8, torch.float32),
-    ]:
-        with pytest.raises(RuntimeError, match='no kernel'):
-            output_projection(2, channels, tokens, outer, dtype)

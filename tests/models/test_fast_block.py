@@ -378,17 +378,14 @@ class TestOnCuda:
     @pytest.mark.parametrize(
         'd_model, batch, length',
         [
-            # On 132 multiprocessors, 130 blocks of 32, 64, 96 and 128 tokens, and more than that.
-            *[(192, 8, length) for length in (520, 1040, 1560, 2080, 2144)],
+            (192, 8, 520),
             (80, 3, 200),
-            # What gate and product do: more outputs, or rows that are not packs of eight or four.
-            (208, 3, 200),
-            (72, 3, 200),
+            # Rows that are not aligned, and an odd number of tokens.
             (90, 3, 200),
             (96, 3, 199),
         ],
     )
-    def test_output_projection(self, bimamba_type, dtype, bound, d_model, batch, length):
+    def test_gate_and_output_projection(self, bimamba_type, dtype, bound, d_model, batch, length):
         module = mixer(
             d_model=d_model, expand=0.5, d_state=4, bias=True, bimamba_type=bimamba_type
         ).to(dtype)
@@ -401,17 +398,6 @@ class TestOnCuda:
         assert max(errors(given, truth).values()) <= bound
         with torch.no_grad():  # which keeps nothing for backward
             assert torch.equal(module(x), given['out'])
-
-    @pytest.mark.parametrize('d_model, fused', [(192, True), (208, False)])
-    def test_output_projection_is_taken(self, d_model, fused):
-        module = mixer(d_model=d_model).bfloat16()
-        x = torch.randn(8, 520, d_model, device='cuda', dtype=torch.bfloat16)
-        with torch.no_grad(), profile(activities=[ProfilerActivity.CUDA]) as profiled:
-            module(x)
-            torch.cuda.synchronize()
-        kernels = [event.name for event in profiled.events()]
-        assert any('output_projection_kernel' in name for name in kernels) == fused
-        assert any('gate_kernel' in name for name in kernels) != fused
 
     def test_no_second_derivative(self):
         assert_no_second_derivative(mixer(), torch.randn(1, 9, 24, device='cuda'))

@@ -74,13 +74,6 @@ struct Gate {
   const void *y, *z;
   void *out, *sum;  // sum may be null
 };
-// out [T, C] = gated^T weight^T + bias, gated [H, T] what `gate` makes, as it would be stored.
-struct OutputProjection {
-  Gate gate;                        // has no `out`
-  int64_t channels, tokens, outer;  // H, T, C
-  const void *weight, *bias;        // [C, H], [C]; there may be no bias
-  void* out;
-};
 struct GateBackward {
   Storage storage;
   int64_t count;
@@ -116,9 +109,6 @@ void convolve(const Convolution&, void* stream);
 void convolve_backward(const ConvolutionBackward&, void* stream);
 void project_steps(const StepProjection&, void* stream);
 void gate(const Gate&, void* stream);
-// Whether there is a kernel for it; else `gate` and a product.
-bool can_project_output(const OutputProjection&);
-void project_output(const OutputProjection&, void* stream);
 void gate_backward(const GateBackward&, void* stream);
 void convert(const Conversions&, void* stream);
 

@@ -5,7 +5,7 @@
 
 #include "../common/errors.h"
 #include "block.h"
-#include "gate.cuh"
+#include "vectors.cuh"
 
 namespace vim_mm {
 namespace {
@@ -25,7 +25,11 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ 
 #pragma unroll
     for (int j = 0; j < Width; ++j) sum[j] += other[j];
   }
-  gate_pack<T>(sum, z, p.scale, out);
+#pragma unroll
+  for (int j = 0; j < Width; ++j) sum[j] *= p.scale;
+  unpack(pack_of<T>(sum), sum);  // as backward will find it
+#pragma unroll
+  for (int j = 0; j < Width; ++j) out[j] = z[j] * sigmoid(z[j]) * sum[j];
   store_pack(static_cast<T*>(p.out) + i, out);
   if (p.sum) store_pack(static_cast<T*>(p.sum) + i, sum);
 }

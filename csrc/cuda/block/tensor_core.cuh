@@ -52,26 +52,5 @@ __device__ __forceinline__ uint32_t word_of(float x, float y) {
   return word;
 }
 
-// The left operand of multiply_add, transposed: from 16 rows of shared memory, two packs of eight
-// entries each, `pitch` packs apart.
-__device__ __forceinline__ void load_columns(uint32_t (&a)[4], const uint4* rows, int pitch) {
-  const int lane = threadIdx.x % kWarp;
-#if defined(__CUDA_ARCH__)
-  const uint4* const row_of_lane = rows + (lane / 16 * 8 + lane % 8) * pitch + lane / 8 % 2;
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-               : "r"(shared_address(row_of_lane))
-               : "memory");
-#else  // tests/emulation
-  for (int i = 0; i < 4; ++i) {
-    const uint4* const row = rows + (i / 2 * 8 + lane % 4 * 2) * pitch + i % 2;
-    const auto entry = [&](const uint4* pack) {
-      return reinterpret_cast<const uint16_t*>(pack)[lane / 4];
-    };
-    a[i] = entry(row) | uint32_t(entry(row + pitch)) << 16;
-  }
-#endif
-}
-
 }  // namespace VIM_MM_ISA
 }  // namespace vim_mm

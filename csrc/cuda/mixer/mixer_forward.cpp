@@ -61,7 +61,8 @@ class Forward {
     project_to_dt_B_C();
     project_to_delta();
     scan();
-    gate_and_project_output();
+    gate_scan_output();
+    project_output();
     return {out_, sum_, for_backward_ ? saved_.memory() : Tensors()};
   }
 
@@ -103,24 +104,22 @@ class Forward {
               scratch_.data(f_.last_state), in_.x, stream_);
   }
 
-  void gate_and_project_output() {
-    const int64_t tokens = m_.tokens(), outer = m_.outer;
-    out_ = new_tensor(in_.x, in_.x.sizes(), m_.type);
-    OutputProjection o{};
-    Gate& g = o.gate;
-    g.storage = arguments_.storage(), g.count = m_.channels * tokens;
+  void gate_scan_output() {
+    Gate g{};
+    g.storage = arguments_.storage(), g.count = m_.channels * m_.tokens();
     g.scale = in_.scale, g.directions = m_.directions;
     g.y = scratch_.data(f_.y), g.z = saved_.data(s_.xz, s_.xz.stride(0));
     if (for_backward_) g.sum = saved_.data(s_.sum);
-    o.channels = m_.channels, o.tokens = tokens, o.outer = outer;
-    o.weight = saved_.data(s_.parameters[kOutProj]), o.out = out_.data_ptr();
-    if (in_.parameters[kOutBias]) o.bias = saved_.data(s_.parameters[kOutBias]);
-    if (can_project_output(o)) return project_output(o, stream_);
     g.out = scratch_.data(f_.gated);
     gate(g, stream_);
+  }
+
+  void project_output() {
+    const int64_t tokens = m_.tokens(), outer = m_.outer;
     std::optional<Tensor> bias;
     if (in_.parameters[kOutBias])
       bias = saved_.tensor(s_.parameters[kOutBias], {tokens, outer}, {0, 1});
+    out_ = new_tensor(in_.x, in_.x.sizes(), m_.type);
     multiply_add_into(view(out_, {tokens, outer}, {outer, 1}), bias, scratch_.transposed(f_.gated),
                       saved_.transposed(s_.parameters[kOutProj]));
   }
