@@ -1,7 +1,6 @@
-// The sum of the residual stream and a layer's update, and its RMSNorm. A warp has a row at a time and
-// reads it twice, the second time from the cache: that costs less than registers for any length.
-// Parameters of the mixer behind it are converted beside it, by the first blocks: alone, such a launch
-// is over as soon as it has begun.
+// Residual add and RMSNorm in one kernel. A warp computes one row at a time. It reads the row twice, the
+// second time from the cache, because rows of any length do not fit in registers. The first blocks of
+// the forward launch convert the parameters of the mixer, which saves a launch.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
@@ -13,13 +12,13 @@ namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
 constexpr int kForwardWarps = 8, kBackwardWarps = 16;
-// What a block has on every GPU, or sums would have other orders.
+// Shared memory of a block, the same on every GPU, so that sums have one order.
 constexpr int64_t kBackwardMemory = 96 << 10;
 
-// Calls f(c) for the first entry of each pack of this lane's part of a row. Lanes leave the loop together,
-// and nvcc does not unroll it: it would do so by lane, and store packs entry by entry.
+// Calls f(c) with the first channel of each vector that this lane has of a row. All lanes leave the loop
+// together, and nvcc must not unroll it: it would store the vectors entry by entry.
 template <int Width, class F>
-__device__ __forceinline__ void for_each_pack(int channels, const F& f) {
+__device__ __forceinline__ void for_each_vector(int channels, const F& f) {
 #pragma unroll 1
   for (int start = 0; start < channels; start += kWarp * Width) {
     const int c = start + threadIdx.x % kWarp * Width;
@@ -27,7 +26,7 @@ __device__ __forceinline__ void for_each_pack(int channels, const F& f) {
   }
 }
 
-// R is the type of the residual stream, T that of the mixer, W that of the weight.
+// R: type of the residual stream, T: of the mixer's activations, W: of the weight.
 template <class R, class T, class W, int Width>
 __global__ void __launch_bounds__(kWarp* kForwardWarps)
     add_rms_norm_kernel(const __grid_constant__ AddRmsNorm p,
@@ -42,36 +41,36 @@ __global__ void __launch_bounds__(kWarp* kForwardWarps)
   const R* const residual = static_cast<const R*>(p.residual) + row * channels;
   const T* const update = static_cast<const T*>(p.update) + row * channels;
   const auto load_sum = [&](int c, float (&x)[Width]) {
-    load_pack(residual + c, x);
+    load_vector(residual + c, x);
     if (!p.update) return;
     float added[Width];
-    load_pack(update + c, added);
+    load_vector(update + c, added);
 #pragma unroll
     for (int i = 0; i < Width; ++i) x[i] = to_float(from_float<R>(x[i] + added[i]));
   };
 
   float squares = 0.0f;
-  for_each_pack<Width>(channels, [&](int c) {
+  for_each_vector<Width>(channels, [&](int c) {
     float x[Width];
     load_sum(c, x);
-    if (p.update) store_pack(static_cast<R*>(p.sum) + row * channels + c, x);
+    if (p.update) store_vector(static_cast<R*>(p.sum) + row * channels + c, x);
 #pragma unroll
     for (int i = 0; i < Width; ++i) squares += x[i] * x[i];
   });
   const float rstd = rsqrtf(sum_over_warp(squares) / float(channels) + p.eps);
   if (threadIdx.x % kWarp == 0) p.rstd[row] = rstd;
-  for_each_pack<Width>(channels, [&](int c) {
+  for_each_vector<Width>(channels, [&](int c) {
     float x[Width], weight[Width];
     load_sum(c, x);
-    load_pack(static_cast<const W*>(p.weight) + c, weight);
+    load_vector(static_cast<const W*>(p.weight) + c, weight);
 #pragma unroll
     for (int i = 0; i < Width; ++i) x[i] *= rstd * weight[i];
-    store_pack(static_cast<T*>(p.normed) + row * channels + c, x);
+    store_vector(static_cast<T*>(p.normed) + row * channels + c, x);
   });
 }
 
-// Rows go round robin over all warps; each warp adds up its part of the weight's gradient in shared
-// memory, so that the order of the sum depends on sizes only.
+// Rows go round robin over all warps. Each warp sums its part of the weight's gradient in shared memory,
+// so that the order of the sum depends on sizes alone.
 template <class R, class T, class W, int Width>
 __global__ void __launch_bounds__(kWarp* kBackwardWarps)
     add_rms_norm_backward_kernel(const __grid_constant__ AddRmsNormBackward p) {
@@ -80,9 +79,9 @@ __global__ void __launch_bounds__(kWarp* kBackwardWarps)
   const int warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp;
   float* const grad_weight = reinterpret_cast<float*>(memory);
   float* const mine = grad_weight + warp * channels;
-  for_each_pack<Width>(channels, [&](int c) {
+  for_each_vector<Width>(channels, [&](int c) {
     const float zeros[Width] = {};
-    store_pack(mine + c, zeros);
+    store_vector(mine + c, zeros);
   });
 
   for (int64_t row = blockIdx.x * int64_t(warps) + warp; row < p.rows;
@@ -91,31 +90,31 @@ __global__ void __launch_bounds__(kWarp* kBackwardWarps)
     const T* const grad_normed = static_cast<const T*>(p.grad_normed) + row * channels;
     const float rstd = p.rstd[row];
     float dot = 0.0f;
-    for_each_pack<Width>(channels, [&](int c) {
+    for_each_vector<Width>(channels, [&](int c) {
       float x[Width], grad[Width], weight[Width], total[Width];
-      load_pack(sum + c, x);
-      load_pack(grad_normed + c, grad);
-      load_pack(static_cast<const W*>(p.weight) + c, weight);
-      load_pack(mine + c, total);
+      load_vector(sum + c, x);
+      load_vector(grad_normed + c, grad);
+      load_vector(static_cast<const W*>(p.weight) + c, weight);
+      load_vector(mine + c, total);
 #pragma unroll
       for (int i = 0; i < Width; ++i) {
         const float along = grad[i] * x[i] * rstd;
         total[i] += along;
         dot += along * weight[i];
       }
-      store_pack(mine + c, total);
+      store_vector(mine + c, total);
     });
     dot = sum_over_warp(dot) / float(channels);
-    for_each_pack<Width>(channels, [&](int c) {
+    for_each_vector<Width>(channels, [&](int c) {
       float x[Width], grad[Width], weight[Width], passed[Width] = {};
-      load_pack(sum + c, x);
-      load_pack(grad_normed + c, grad);
-      load_pack(static_cast<const W*>(p.weight) + c, weight);
-      if (p.grad_sum) load_pack(static_cast<const R*>(p.grad_sum) + row * channels + c, passed);
+      load_vector(sum + c, x);
+      load_vector(grad_normed + c, grad);
+      load_vector(static_cast<const W*>(p.weight) + c, weight);
+      if (p.grad_sum) load_vector(static_cast<const R*>(p.grad_sum) + row * channels + c, passed);
 #pragma unroll
       for (int i = 0; i < Width; ++i) passed[i] += rstd * (grad[i] * weight[i] - x[i] * rstd * dot);
-      store_pack(static_cast<R*>(p.grad_residual) + row * channels + c, passed);
-      if (p.grad_update) store_pack(static_cast<T*>(p.grad_update) + row * channels + c, passed);
+      store_vector(static_cast<R*>(p.grad_residual) + row * channels + c, passed);
+      if (p.grad_update) store_vector(static_cast<T*>(p.grad_update) + row * channels + c, passed);
     });
   }
 
@@ -131,7 +130,7 @@ __global__ void __launch_bounds__(kWarp* kBackwardWarps)
 
 namespace {
 
-// Calls f(residual, mixer, weight, width) with objects of the types and a constant.
+// Calls f(R(), T(), W(), width) with the types of the arguments and the width of their vectors.
 template <class P, class F>
 void dispatch(const P& p, std::initializer_list<const void*> residuals,
               std::initializer_list<const void*> others, const F& f) {
@@ -169,7 +168,7 @@ void add_rms_norm(const AddRmsNorm& p, const Conversions& beside, void* stream) 
 
 void add_rms_norm_backward(const AddRmsNormBackward& p, void* stream) {
   if (p.channels == 0) return;
-  // As many warps as have room for a row each.
+  // As many warps as shared memory has room for, one row of sums each.
   const int64_t row = p.channels * int64_t(sizeof(float));
   const int warps = static_cast<int>(std::min<int64_t>(kBackwardWarps, kBackwardMemory / row));
   if (warps == 0) throw std::runtime_error("vim_mm: too many channels for the RMSNorm's backward");

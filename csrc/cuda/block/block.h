@@ -1,5 +1,5 @@
-// What the operators around the scan of a block hand to their kernels. Letters as in ops.cpp; all
-// tensors are contiguous unless a stride is given, counted in entries.
+// Arguments of the kernels around the scan of a block. Letters as in ops.cpp. Tensors are contiguous
+// unless there is a stride, which counts entries.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -82,8 +82,7 @@ struct GateBackward {
   void *grad_y, *grad_z, *out;
 };
 
-// A matrix in another type, whose entries may be what `function` makes of them. A matrix of zeros has no
-// source.
+// Copies a matrix to another dtype and applies `function` to its entries. Without a source: zeros.
 struct Conversion {
   enum Function : int { copy, negative_exp, product };
 
@@ -101,8 +100,8 @@ struct Conversions {
   int count = 0;
 };
 
-// These enqueue work on the stream and throw std::runtime_error where CUDA reports an error.
-// In one launch with conversions that have nothing to do with it.
+// These enqueue work on the stream and throw std::runtime_error if CUDA reports an error.
+// One launch for the norm and for conversions that do not depend on it.
 void add_rms_norm(const AddRmsNorm&, const Conversions& beside, void* stream);
 void add_rms_norm_backward(const AddRmsNormBackward&, void* stream);
 void convolve(const Convolution&, void* stream);

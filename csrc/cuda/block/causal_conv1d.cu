@@ -1,7 +1,7 @@
-// The short convolution and its activation, in both directions of a block at once.
+// The depthwise causal convolution and SiLU, for both directions of a block in one launch.
 //
-// A thread has kSpan steps of a channel and what the taps reach at either side of them, in registers.
-// A direction that runs against time sees the same window mirrored.
+// A thread computes kSpan steps of a channel. Its registers hold a window: these steps and as many on
+// either side as the filter has taps. The direction against time reads the same window mirrored.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
@@ -14,8 +14,8 @@ namespace vim_mm {
 namespace {
 
 constexpr int kWarps = 8, kThreads = kWarp * kWarps, kSpan = 8;
-// Forward: as many as run at once on a large GPU, four to a multiprocessor. Each loads its kernels once, for
-// as many spans as there are.
+// Blocks of forward: four for each multiprocessor of a large GPU. Each loads its filters once and loops
+// over spans.
 constexpr int64_t kBlocks = 4 * 132;
 
 // Steps [first, first + Count) of a row, zeros outside of it; up to Width steps at once.
@@ -25,7 +25,7 @@ __device__ __forceinline__ void load_steps(const T* row, int first, int steps, f
 #pragma unroll
   for (int i = 0; i < Count; i += width) {
     float values[width] = {};
-    if (unsigned(first + i) < unsigned(steps)) load_pack(row + (first + i), values);
+    if (unsigned(first + i) < unsigned(steps)) load_vector(row + (first + i), values);
 #pragma unroll
     for (int j = 0; j < width; ++j) out[i + j] = values[j];
   }
@@ -38,7 +38,7 @@ __device__ __forceinline__ void store_steps(T* row, int first, int steps,
     float values[Width];
 #pragma unroll
     for (int j = 0; j < Width; ++j) values[j] = out[i + j];
-    if (first + i < steps) store_pack(row + (first + i), values);
+    if (first + i < steps) store_vector(row + (first + i), values);
   }
 }
 // A span and what the taps reach at either side.
@@ -56,14 +56,14 @@ __device__ __forceinline__ float at(const float (&window)[Count], int i) {
   return window[Reverse ? Count - 1 - i : i];
 }
 
-// The kernel of a channel; taps that it does not have are zeros, the farthest ones. A direction that there
-// is not has that of the first: a branch would wait for one direction's before it loads the other's.
+// The filter of a channel, padded with zeros at its far end to `Taps`. A direction that does not exist has
+// the filter of the first one: with a branch the loads of the two directions would not overlap.
 template <int Taps>
-struct Kernel {
+struct Filter {
   float weight[Taps], bias;
 
-  __device__ __forceinline__ Kernel() {}
-  __device__ __forceinline__ Kernel(const Convolution& p, int k, int64_t channel) {
+  __device__ __forceinline__ Filter() {}
+  __device__ __forceinline__ Filter(const Convolution& p, int k, int64_t channel) {
     const int64_t row = (k < p.directions ? k * p.channels : 0) + channel;
 #pragma unroll
     for (int w = 0; w < Taps; ++w) {
@@ -83,16 +83,16 @@ struct Kernel {
 };
 
 template <bool Reverse, int Taps, int Count>
-__device__ __forceinline__ void activate(const Kernel<Taps>& kernel, const float (&window)[Count],
+__device__ __forceinline__ void activate(const Filter<Taps>& filter, const float (&window)[Count],
                                          float (&out)[kSpan]) {
 #pragma unroll
   for (int i = 0; i < kSpan; ++i) {
-    const float x = kernel.template convolve<Reverse>(window, i);
+    const float x = filter.template convolve<Reverse>(window, i);
     out[Reverse ? kSpan - 1 - i : i] = x * sigmoid(x);
   }
 }
 
-// Where the spans of a channel lie: counted through its rows, one for each b.
+// Spans of a channel, counted over all rows (one row for each b).
 struct Spans {
   uint32_t steps, of_row, count;
 
@@ -103,17 +103,17 @@ struct Spans {
   __device__ __forceinline__ int first(uint32_t i) const { return i % of_row * kSpan; }
 };
 
-// A warp has spans of one channel. That all of a block had the same, as backward, would let the compiler
-// keep the kernels in uniform registers, for which it waits before it loads the first window.
+// A warp has spans of one channel. If the whole block had one channel, as in backward, the compiler would
+// keep the filters in uniform registers, and wait for them before it loads the first window.
 template <class T, int Taps, int Width>
 __global__ void __launch_bounds__(kThreads) convolve_kernel(const __grid_constant__ Convolution p) {
   const int64_t channel = blockIdx.x * kWarps + threadIdx.x / kWarp, size = p.batch * p.steps;
   if (channel >= p.channels) return;
   const T* const x = static_cast<const T*>(p.x) + channel * p.x_row;
   T* const u = static_cast<T*>(p.u) + channel * size;
-  Kernel<Taps> kernels[kMaxDirections];
+  Filter<Taps> filters[kMaxDirections];
 #pragma unroll
-  for (int k = 0; k < kMaxDirections; ++k) kernels[k] = Kernel<Taps>(p, k, channel);
+  for (int k = 0; k < kMaxDirections; ++k) filters[k] = Filter<Taps>(p, k, channel);
 
   const Spans spans(p);
   const int steps = p.steps;
@@ -127,21 +127,21 @@ __global__ void __launch_bounds__(kThreads) convolve_kernel(const __grid_constan
     for (int k = 0; k < kMaxDirections; ++k) {
       if (k >= p.directions) break;
       float out[kSpan];
-      if (p.reverse[k]) activate<true>(kernels[k], window, out);
-      else activate<false>(kernels[k], window, out);
+      if (p.reverse[k]) activate<true>(filters[k], window, out);
+      else activate<false>(filters[k], window, out);
       store_steps<Width>(u + k * p.channels * size + row, first, steps, out);
     }
   }
 }
 
-// What a thread has of the gradients of a kernel: its weights, and last its bias.
+// A thread's part of the gradients of a filter: the weights, then the bias.
 template <int Taps>
-struct KernelGradient {
+struct FilterGradient {
   float value[Taps + 1] = {};
 };
 
-// Of a direction, the incoming gradient of a span and of as many steps behind it, in the direction's order,
-// as taps reach.
+// The incoming gradient of one direction, in its order: a span, and as many steps behind it as the filter
+// has taps.
 template <int Taps>
 struct Incoming {
   float span[kSpan], behind[Taps];
@@ -157,31 +157,31 @@ struct Incoming {
   }
 };
 
-// Adds what the span gives to grad_x (in the order of memory) and to the kernel. Steps beyond the span
-// count for grad_x as far as taps reach; their part of the kernel is their own thread's.
+// Adds the span's part to grad_x (in the order of memory) and to the filter's gradient. Steps behind the
+// span contribute to grad_x only: the filter's gradient from them belongs to another thread.
 template <bool Reverse, int Taps, int Count>
-__device__ __forceinline__ void differentiate(const Kernel<Taps>& kernel,
+__device__ __forceinline__ void differentiate(const Filter<Taps>& filter,
                                               const float (&window)[Count],
                                               const Incoming<Taps>& grad_u, float (&grad_x)[kSpan],
-                                              KernelGradient<Taps>& grad) {
+                                              FilterGradient<Taps>& grad) {
   float slope[kSpan + Taps - 1];  // the gradient before the activation
 #pragma unroll
   for (int i = 0; i < kSpan + Taps - 1; ++i) {
-    const float x = kernel.template convolve<Reverse>(window, i), s = sigmoid(x);
+    const float x = filter.template convolve<Reverse>(window, i), s = sigmoid(x);
     slope[i] = grad_u.template at_step<Reverse>(i) * (s * (1.0f + x * (1.0f - s)));
   }
 #pragma unroll
   for (int i = 0; i < kSpan; ++i) {
 #pragma unroll
     for (int w = 0; w < Taps; ++w) {
-      grad_x[Reverse ? kSpan - 1 - i : i] += kernel.weight[w] * slope[i + Taps - 1 - w];
+      grad_x[Reverse ? kSpan - 1 - i : i] += filter.weight[w] * slope[i + Taps - 1 - w];
       grad.value[w] += slope[i] * at<Reverse>(window, i + 1 + w);
     }
     grad.value[Taps] += slope[i];
   }
 }
 
-// A block has all spans of a channel, so that the gradients of its kernels are sums within the block.
+// A block has all spans of a channel, so that the gradients of its filters are summed within the block.
 template <class T, int Taps, int Width>
 __global__ void __launch_bounds__(kThreads, Taps == 4 ? 3 : 2)
     convolve_backward_kernel(const __grid_constant__ ConvolutionBackward p) {
@@ -190,10 +190,10 @@ __global__ void __launch_bounds__(kThreads, Taps == 4 ? 3 : 2)
   const T* const x = static_cast<const T*>(f.x) + channel * f.x_row;
   const T* const grad_u = static_cast<const T*>(p.grad_u) + channel * size;
   T* const grad_x = static_cast<T*>(p.grad_x) + channel * p.grad_x_row;
-  Kernel<Taps> kernels[kMaxDirections];
-  KernelGradient<Taps> grads[kMaxDirections];
+  Filter<Taps> filters[kMaxDirections];
+  FilterGradient<Taps> grads[kMaxDirections];
 #pragma unroll
-  for (int k = 0; k < kMaxDirections; ++k) kernels[k] = Kernel<Taps>(f, k, channel);
+  for (int k = 0; k < kMaxDirections; ++k) filters[k] = Filter<Taps>(f, k, channel);
 
   const Spans spans(f);
   const int steps = f.steps;
@@ -210,8 +210,8 @@ __global__ void __launch_bounds__(kThreads, Taps == 4 ? 3 : 2)
 #pragma unroll
     for (int k = 0; k < kMaxDirections; ++k) {
       if (k >= f.directions) break;
-      if (f.reverse[k]) differentiate<true>(kernels[k], window, incoming[k], sum, grads[k]);
-      else differentiate<false>(kernels[k], window, incoming[k], sum, grads[k]);
+      if (f.reverse[k]) differentiate<true>(filters[k], window, incoming[k], sum, grads[k]);
+      else differentiate<false>(filters[k], window, incoming[k], sum, grads[k]);
     }
     store_steps<Width>(grad_x + row, first, steps, sum);
   }
@@ -234,8 +234,7 @@ __global__ void __launch_bounds__(kThreads, Taps == 4 ? 3 : 2)
   else p.grad_weight[(k * f.channels + channel) * f.taps + tap] = total;
 }
 
-// Calls f(element, taps, width) with an object of the type and constants, where is_aligned(width) tells
-// whether so many steps can be moved at once.
+// Calls f(T(), taps, width) with the widest vectors for which is_aligned(width) holds.
 template <class P, class F>
 void dispatch(const Convolution& p, const P& is_aligned, const F& f) {
   using std::integral_constant;
@@ -256,7 +255,7 @@ bool is_aligned(const Convolution& p, int width) {
          fits(p.u, p.storage, width, 0);
 }
 
-// Within a channel 32 bits count steps.
+// The kernels count the steps of a channel in 32 bits.
 unsigned checked_channels(const Convolution& p) {
   if (p.channels > INT32_MAX || p.batch * (p.steps + kSpan) > INT32_MAX / 2)
     throw std::runtime_error("vim_mm: too many channels or steps for one launch");

@@ -18,20 +18,20 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ 
   if (i >= p.count) return;
   const T* const y = static_cast<const T*>(p.y) + i;
   float sum[Width], other[Width], z[Width], out[Width];
-  load_pack(y, sum);
-  load_pack(static_cast<const T*>(p.z) + i, z);
+  load_vector(y, sum);
+  load_vector(static_cast<const T*>(p.z) + i, z);
   if (p.directions > 1) {
-    load_pack(y + p.count, other);
+    load_vector(y + p.count, other);
 #pragma unroll
     for (int j = 0; j < Width; ++j) sum[j] += other[j];
   }
 #pragma unroll
   for (int j = 0; j < Width; ++j) sum[j] *= p.scale;
-  unpack(pack_of<T>(sum), sum);  // as backward will find it
+  to_floats(to_vector<T>(sum), sum);  // as backward will find it
 #pragma unroll
   for (int j = 0; j < Width; ++j) out[j] = z[j] * sigmoid(z[j]) * sum[j];
-  store_pack(static_cast<T*>(p.out) + i, out);
-  if (p.sum) store_pack(static_cast<T*>(p.sum) + i, sum);
+  store_vector(static_cast<T*>(p.out) + i, out);
+  if (p.sum) store_vector(static_cast<T*>(p.sum) + i, sum);
 }
 
 template <class T, int Width>
@@ -40,9 +40,9 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t i = (blockIdx.x * int64_t(kThreads) + threadIdx.x) * Width;
   if (i >= p.count) return;
   float grad[Width], sum[Width], z[Width], grad_y[Width], out[Width];
-  load_pack(static_cast<const T*>(p.grad_out) + i, grad);
-  load_pack(static_cast<const T*>(p.sum) + i, sum);
-  load_pack(static_cast<const T*>(p.z) + i, z);
+  load_vector(static_cast<const T*>(p.grad_out) + i, grad);
+  load_vector(static_cast<const T*>(p.sum) + i, sum);
+  load_vector(static_cast<const T*>(p.z) + i, z);
 #pragma unroll
   for (int j = 0; j < Width; ++j) {
     const float s = sigmoid(z[j]), silu = z[j] * s;
@@ -51,9 +51,9 @@ __global__ void __launch_bounds__(kThreads)
     grad_y[j] = silu * p.scale * grad[j];
     z[j] = slope * sum[j] * grad[j];
   }
-  store_pack(static_cast<T*>(p.out) + i, out);
-  store_pack(static_cast<T*>(p.grad_y) + i, grad_y);
-  store_pack(static_cast<T*>(p.grad_z) + i, z);
+  store_vector(static_cast<T*>(p.out) + i, out);
+  store_vector(static_cast<T*>(p.grad_y) + i, grad_y);
+  store_vector(static_cast<T*>(p.grad_z) + i, z);
 }
 
 // Calls f(blocks, element, width) for `count` entries of each tensor, `width` to a thread.

@@ -10,15 +10,15 @@
 
 namespace vim_mm {
 
-// What the kernel takes of these tensors, which are checked; the caller sets what it fills.
+// Checks the tensors and returns the kernel's arguments. The caller adds the outputs.
 AddRmsNorm norm_arguments(const Tensor& residual, const std::optional<Tensor>& update,
                           const Tensor& weight, double eps, ScalarType dtype);
 // Likewise, where `dtype` is that of grad_normed.
 AddRmsNormBackward norm_backward_arguments(const Tensor& sum, const Tensor& weight,
                                            ScalarType dtype);
-// Floats of its scratch memory, which is for `grad_weight`.
+// How many floats `grad_weight` needs, which is scratch memory.
 int64_t count_parts(const AddRmsNormBackward& p);
-// Runs it, and sums what it leaves into the gradient of weight.
+// Runs the kernel and sums its partial sums into the gradient of weight.
 void norm_backward_into(const AddRmsNormBackward& p, const Tensor& grad_weight, void* stream);
 
 }  // namespace vim_mm

@@ -1,4 +1,4 @@
-// A block's parameters as its kernels take them, and their gradients as they are kept.
+// The conversion of parameters and of their gradients as a launch of its own.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "../common/errors.h"

@@ -1,7 +1,7 @@
-// Conversions of many small matrices by the blocks of one launch, which may have other work beside.
+// Converts many small matrices in one launch, which may do other work in other blocks.
 //
-// Time here is latency: a launch moves a few bytes per thread. So a thread has kQuad entries, which it
-// loads at once, and finds its matrix without a chain of reads, each of which could miss the cache.
+// Latency decides, because a thread moves only a few bytes. A thread therefore loads kQuad entries at
+// once, and finds its matrix without a chain of dependent reads.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -18,7 +18,7 @@ inline namespace VIM_MM_ISA {
 
 constexpr int kConversionThreads = 256, kPerBlock = kConversionThreads * kQuad;
 
-// The k-th conversion has the blocks from ends[k - 1] to ends[k].
+// Conversion k has the blocks [ends[k - 1], ends[k]).
 struct ConversionBlocks {
   Conversions conversions;
   bool wide[kMaxConversions];  // whether quads of `to` are moved at once
@@ -35,7 +35,7 @@ __device__ __forceinline__ void load_entries(const void* p, Storage storage, int
   } else {
     dispatch_storage(storage, [&](auto t) {
       const auto* const first = static_cast<const decltype(t)*>(p) + index;
-      if (stride == 1) return load_pack(first, x);
+      if (stride == 1) return load_vector(first, x);
 #pragma unroll
       for (int j = 0; j < Width; ++j) x[j] = to_float(first[j * stride]);
     });
@@ -47,7 +47,8 @@ __device__ __forceinline__ void store_entries(void* p, Storage storage, int64_t 
   if constexpr (Width == 1) {
     store_real(static_cast<char*>(p) + index * item_of(storage), storage, x[0]);
   } else {
-    dispatch_storage(storage, [&](auto t) { store_pack(static_cast<decltype(t)*>(p) + index, x); });
+    dispatch_storage(storage,
+                     [&](auto t) { store_vector(static_cast<decltype(t)*>(p) + index, x); });
   }
 }
 
@@ -62,7 +63,7 @@ __device__ __forceinline__ void convert_entries(const Conversion& c, uint32_t i)
     for (float& value : x) value = -expf(value);
   } else if (c.function == Conversion::product) {
     float factor[Width];
-    load_pack(c.factor + i, factor);
+    load_vector(c.factor + i, factor);
 #pragma unroll
     for (int j = 0; j < Width; ++j) x[j] *= factor[j];
   }

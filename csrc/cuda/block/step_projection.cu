@@ -1,7 +1,7 @@
-// The projection of the step sizes. Its inner dimension is a rank of a dozen or a few: what it writes
-// decides, many times as much as it reads, and libraries of matrix products are made for others.
-// Addresses count in packs of tokens, not in tokens: else nvcc splits a store of a pack that not every
-// thread makes into stores of single entries.
+// dt_proj: the product that expands the low-rank dt to the step sizes of all channels. The inner dimension
+// is small (12, say), so that the bytes written bound the kernel; cuBLAS is made for other shapes.
+// Addresses count vectors of tokens, not tokens: else nvcc splits a predicated store of a vector into
+// stores of single entries.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "../common/launch.cuh"
@@ -11,20 +11,20 @@
 namespace vim_mm {
 namespace {
 
-// By tensor cores: a warp has a square of channels and tokens.
-constexpr int kWarps = 4, kPack = 8, kTile = 8 * kPack;
-constexpr int kInstruction = 16;  // rows that one takes
-constexpr int kMostRank = 64;     // the greatest whose operands fit in registers
-// Otherwise: what a thread has.
+// Tensor cores: a warp computes a square of channels and tokens.
+constexpr int kWarps = 4, kWidth = 8, kTile = 8 * kWidth;
+constexpr int kInstruction = 16;  // inner dimension of one mma
+constexpr int kMostRank = 64;     // the largest rank whose operands fit in registers
+// Plain sums: a block's threads, and a thread's channels.
 constexpr int kThreads = 256, kChannels = 8;
 
-// What a lane has of an operand: four rows for each instruction, of eight neighbours that fragments
-// of as many instructions have in the same place. Fragments want rows in pairs.
+// A lane's part of an operand: for each mma four rows of eight neighbours, interleaved in pairs of rows as
+// fragments want them.
 template <int Instructions>
 struct Operand {
-  uint32_t pair[Instructions][2][kPack];
+  uint32_t pair[Instructions][2][kWidth];
 
-  // Of so many rows, each of `size` packs, from their pack `first` on; zeros below and beside them.
+  // From `count` rows of `size` vectors each, beginning at vector `first`; zeros outside.
   __device__ __forceinline__ Operand(const uint4* rows, int count, int64_t size, int64_t first) {
     const int lane_row = threadIdx.x % 4 * 4;
     const bool inside = first < size;
@@ -48,60 +48,59 @@ struct Operand {
   }
 
  private:
-  // Of two neighbours in one row and in the next, those above each other.
+  // Two rows of two neighbours as two columns.
   static __device__ __forceinline__ void interleave(uint32_t row, uint32_t next, uint32_t* pairs) {
     pairs[0] = __byte_perm(row, next, 0x5410);
     pairs[1] = __byte_perm(row, next, 0x7632);
   }
 };
 
-// Which rows, columns and terms of the sums a fragment has is free, as long as all agree: so lanes
-// load and store packs where they lie. Tokens are rows of fragments, because eight lanes share a
-// column: they store 128 bytes of a channel at once, and few sectors of memory in part where channels
-// are aligned to no more than a pack.
+// Rows, columns and terms may be permuted as long as both operands agree, so that lanes load and store
+// whole vectors. Tokens are the rows of fragments, because eight lanes share a column: together they store
+// 128 bytes of a channel, and write few sectors of memory in part.
 template <class T, int Instructions>
 __global__ void __launch_bounds__(kWarp* kWarps)
     tensor_core_kernel(const __grid_constant__ StepProjection p) {
   let_next_begin();
   const int row = threadIdx.x % kWarp / 4, column = threadIdx.x % 4;
-  const int64_t set = blockIdx.z, channel_pack = blockIdx.y * int64_t(kPack);
-  const int64_t token_packs = p.tokens / kPack, channel_packs = p.channels / kPack;
-  const int64_t first_pack = (blockIdx.x * int64_t(kWarps) + threadIdx.x / kWarp) * kPack;
-  if (first_pack >= token_packs) return;
+  const int64_t set = blockIdx.z, channel_vector = blockIdx.y * int64_t(kWidth);
+  const int64_t token_vectors = p.tokens / kWidth, channel_vectors = p.channels / kWidth;
+  const int64_t first_vector = (blockIdx.x * int64_t(kWarps) + threadIdx.x / kWarp) * kWidth;
+  if (first_vector >= token_vectors) return;
   wait_for_previous();
-  const uint4* const weights = static_cast<const uint4*>(p.weight) + set * p.rank * channel_packs;
-  const Operand<Instructions> weight(weights, p.rank, channel_packs, channel_pack + row);
-  const int64_t token_pack = first_pack + row;
-  const Operand<Instructions> dt(static_cast<const uint4*>(p.dt) + set * (p.dt_set / kPack), p.rank,
-                                 token_packs, token_pack);
-  const int64_t channel = (channel_pack + 2 * column) * kPack;
+  const uint4* const weights = static_cast<const uint4*>(p.weight) + set * p.rank * channel_vectors;
+  const Operand<Instructions> weight(weights, p.rank, channel_vectors, channel_vector + row);
+  const int64_t token_vector = first_vector + row;
+  const Operand<Instructions> dt(static_cast<const uint4*>(p.dt) + set * (p.dt_set / kWidth),
+                                 p.rank, token_vectors, token_vector);
+  const int64_t channel = (channel_vector + 2 * column) * kWidth;
   uint4* delta =
-      static_cast<uint4*>(p.delta) + (set * p.channels + channel) * token_packs + token_pack;
+      static_cast<uint4*>(p.delta) + (set * p.channels + channel) * token_vectors + token_vector;
 #pragma unroll
-  for (int c = 0; c < kPack; ++c, delta += token_packs) {
-    float sums[kPack / 2][4] = {};  // of two tokens in two packs of channels each
+  for (int c = 0; c < kWidth; ++c, delta += token_vectors) {
+    float sums[kWidth / 2][4] = {};  // of two tokens in two vectors of channels each
 #pragma unroll
     for (int i = 0; i < Instructions; ++i) {
       const auto &w = weight.pair[i], &t = dt.pair[i];
 #pragma unroll
-      for (int j = 0; j < kPack / 2; ++j)
+      for (int j = 0; j < kWidth / 2; ++j)
         multiply_add<T>(sums[j], t[0][2 * j], t[0][2 * j + 1], t[1][2 * j], t[1][2 * j + 1],
                         w[0][c], w[1][c]);
     }
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       const auto word = [&](int j) { return word_of<T>(sums[j][k], sums[j][2 + k]); };
-      if (token_pack < token_packs && channel_pack + 2 * column + k < channel_packs)
-        delta[k * kPack * token_packs] = make_uint4(word(0), word(1), word(2), word(3));
+      if (token_vector < token_vectors && channel_vector + 2 * column + k < channel_vectors)
+        delta[k * kWidth * token_vectors] = make_uint4(word(0), word(1), word(2), word(3));
     }
   }
 }
 
-// Any type, layout and rank, by plain sums: each thread has Width tokens in kChannels channels.
+// Any type, layout and rank, by plain sums: a thread computes Width tokens of kChannels channels.
 template <class T, int Width>
 __global__ void __launch_bounds__(kThreads) plain_kernel(const __grid_constant__ StepProjection p) {
   let_next_begin();
-  using Tokens = Pack<T, Width>;
+  using Tokens = Vector<T, Width>;
   const int64_t set = blockIdx.z, first = blockIdx.y * int64_t(kChannels);
   const int64_t size = p.tokens / Width, at = blockIdx.x * int64_t(kThreads) + threadIdx.x;
   if (at >= size) return;
@@ -112,13 +111,13 @@ __global__ void __launch_bounds__(kThreads) plain_kernel(const __grid_constant__
 #pragma unroll 4
   for (int64_t r = 0; r < p.rank; ++r) {
     float x[Width], w[kChannels] = {};
-    load_pack(dt[r * size].item, x);
+    load_vector(dt[r * size].item, x);
 #pragma unroll
     for (int c = 0; c < kChannels; c += Width) {
-      float pack[Width] = {};
-      if (first + c < p.channels) load_pack(weight + r * p.channels + c, pack);
+      float vector[Width] = {};
+      if (first + c < p.channels) load_vector(weight + r * p.channels + c, vector);
 #pragma unroll
-      for (int j = 0; j < Width; ++j) w[c + j] = pack[j];
+      for (int j = 0; j < Width; ++j) w[c + j] = vector[j];
     }
 #pragma unroll
     for (int c = 0; c < kChannels; ++c)
@@ -128,7 +127,7 @@ __global__ void __launch_bounds__(kThreads) plain_kernel(const __grid_constant__
   Tokens* const delta = static_cast<Tokens*>(p.delta) + (set * p.channels + first) * size + at;
 #pragma unroll
   for (int c = 0; c < kChannels; ++c)
-    if (first + c < p.channels) store_pack(delta[c * size].item, sums[c]);
+    if (first + c < p.channels) store_vector(delta[c * size].item, sums[c]);
 }
 
 bool is_aligned(const StepProjection& p, int width) {
@@ -167,7 +166,7 @@ void project_steps(const StepProjection& p, void* stream) {
   dispatch_storage(p.storage, [&](auto t) {
     using T = decltype(t);
     if constexpr (sizeof(T) == 2) {
-      if (p.rank <= kMostRank && is_aligned(p, kPack)) return launch_tensor_core<T>(p, stream);
+      if (p.rank <= kMostRank && is_aligned(p, kWidth)) return launch_tensor_core<T>(p, stream);
     }
     if (is_aligned(p, kQuad)) launch_plain<T, kQuad>(p, stream);
     else launch_plain<T, 1>(p, stream);

@@ -1,4 +1,4 @@
-// Neighbours in memory, moved at once and computed with as float.
+// Vector loads and stores: neighbours in memory, moved at once and computed with as float.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -16,7 +16,7 @@ constexpr __host__ __device__ int item_of(Storage storage) {
 }
 
 template <class T, int Width>
-struct alignas(sizeof(T) * Width < 16 ? sizeof(T) * Width : 16) Pack {
+struct alignas(sizeof(T) * Width < 16 ? sizeof(T) * Width : 16) Vector {
   T item[Width];
 };
 
@@ -46,44 +46,44 @@ __device__ __forceinline__ auto pair_from_floats(float x, float y) {
 }
 
 template <class T, int Width>
-__device__ __forceinline__ Pack<T, Width> pack_of(const float (&values)[Width]) {
-  Pack<T, Width> pack;
+__device__ __forceinline__ Vector<T, Width> to_vector(const float (&values)[Width]) {
+  Vector<T, Width> vector;
   if constexpr (sizeof(T) == 2 && Width % 2 == 0) {
     // One instruction converts a pair.
 #pragma unroll
     for (int i = 0; i < Width; i += 2) {
       const auto pair = pair_from_floats<T>(values[i], values[i + 1]);
-      pack.item[i] = pair.x, pack.item[i + 1] = pair.y;
+      vector.item[i] = pair.x, vector.item[i + 1] = pair.y;
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < Width; ++i) pack.item[i] = from_float<T>(values[i]);
+    for (int i = 0; i < Width; ++i) vector.item[i] = from_float<T>(values[i]);
   }
-  return pack;
+  return vector;
 }
 template <class T, int Width>
-__device__ __forceinline__ void unpack(const Pack<T, Width>& pack, float (&values)[Width]) {
+__device__ __forceinline__ void to_floats(const Vector<T, Width>& vector, float (&values)[Width]) {
   if constexpr (std::is_same_v<T, __nv_bfloat16> && Width % 2 == 0) {
     // Two instructions for a pair, where the compiler takes three.
 #pragma unroll
     for (int i = 0; i < Width; i += 2) {
       uint32_t pair;
-      memcpy(&pair, pack.item + i, sizeof pair);
+      memcpy(&pair, vector.item + i, sizeof pair);
       values[i] = __uint_as_float(pair << 16), values[i + 1] = __uint_as_float(pair & 0xffff0000);
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < Width; ++i) values[i] = to_float(pack.item[i]);
+    for (int i = 0; i < Width; ++i) values[i] = to_float(vector.item[i]);
   }
 }
 template <class T, int Width>
-__device__ __forceinline__ void load_pack(const T* p, float (&values)[Width]) {
-  const Pack<T, Width> pack = *reinterpret_cast<const Pack<T, Width>*>(p);
-  unpack(pack, values);
+__device__ __forceinline__ void load_vector(const T* p, float (&values)[Width]) {
+  const Vector<T, Width> vector = *reinterpret_cast<const Vector<T, Width>*>(p);
+  to_floats(vector, values);
 }
 template <class T, int Width>
-__device__ __forceinline__ void store_pack(T* p, const float (&values)[Width]) {
-  *reinterpret_cast<Pack<T, Width>*>(p) = pack_of<T>(values);
+__device__ __forceinline__ void store_vector(T* p, const float (&values)[Width]) {
+  *reinterpret_cast<Vector<T, Width>*>(p) = to_vector<T>(values);
 }
 
 // Calls f with a T of that storage type; on the host or on the device, as f itself.
@@ -103,7 +103,7 @@ __device__ __forceinline__ float sum_over_warp(float x) {
   return x;
 }
 
-// Whether packs of Width entries can be moved at these addresses, row by row.
+// Whether rows at this address, `row` entries apart, are aligned for vectors of `width` entries.
 inline bool fits(const void* p, Storage storage, int width, int64_t row) {
   const int64_t item = item_of(storage), bytes = item * width < 16 ? item * width : 16;
   return (reinterpret_cast<int64_t>(p) | row * item) % bytes == 0;
