@@ -109,7 +109,9 @@ def test_readme_shows_the_snippets():
 
 
 OWN_DATA = (ROOT / 'docs/own_data.md').read_text()
-SEG, DET, CLS, CASCADE_HEADS, INIT, _ = re.findall(r'```python\n(.*?)```', OWN_DATA, re.S)
+SEG, DET, CLS, CASCADE_HEADS, WINDOWS, _, INIT, _ = re.findall(
+    r'```python\n(.*?)```', OWN_DATA, re.S
+)
 MASK_RCNN_HEADS = re.search(r'^model = .*$', DET, re.M)[0]
 # The task of each text, how its data are drawn, and the classes that it has.
 OWN = {
@@ -186,6 +188,20 @@ def test_own_segmentation_whose_labels_begin_at_zero(tmp_path):
         samples = [dataset[i]['data_samples'] for i in range(len(SIZES))]
         assert set().union(*map(labels_of, samples)) <= {0, 1, 2, 255}
         assert all(0 in labels_of(sample) for sample in samples)
+
+
+def test_large_images_keep_their_pixels(tmp_path):
+    pytest.importorskip('mmseg')
+    write_ade20k(tmp_path / 'data')
+    part, _, rest = WINDOWS.partition('\n')
+    heads = 'model = dict('
+    text = SEG.replace(heads, f'{heads}test_{part.partition("test_")[2][:-1]}, ') + rest
+    cfg = own_config(text, tmp_path)
+    assert cfg.model.test_cfg.mode == 'slide' and cfg.model.decode_head.num_classes == 3
+    dataset = DATASETS.build(cfg.test_dataloader.dataset)
+    for i in range(len(SIZES)):
+        sample = dataset[i]['data_samples']
+        assert sample.img_shape == sample.ori_shape == sample.gt_sem_seg.shape
 
 
 def leaves(value, name: str = ''):
