@@ -1,6 +1,7 @@
 """Fixtures of the whole suite."""
 
 import gc
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,14 @@ def nothing_old_is_garbage():
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def screen():
+    """What a tool of this process shows ends with its test."""
+    yield
+    if 'vim_mm.engine.screen' in sys.modules:
+        sys.modules['vim_mm.engine.screen'].close_screen()
 
 
 NO_GPU = not torch.cuda.is_available()

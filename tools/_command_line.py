@@ -5,6 +5,7 @@ functions all need them reads its arguments above the imports, by :func:`parse_f
 """
 
 import argparse
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
@@ -13,6 +14,10 @@ from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
+
+# Before PyTorch: threads that wait for work leave their core to others, which on a busy machine is
+# several times as fast; see docs/runs.md.
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
 
 # The rooms of the clone that a script lies in, found from wherever it is called. Their folder is on
 # the path for no longer than that: an installed vim_mm must win over the sources beside them, which
@@ -242,6 +247,11 @@ def add_arguments(parser: ArgumentParser, launcher: bool = True) -> None:
     )
     add_debug(parser)
     parser.add_argument(
+        '--verbose',
+        action='store_true',
+        help='print the whole log of MMEngine, which is in the log file of the run in any case',
+    )
+    parser.add_argument(
         '--allow-mismatch',
         action='store_true',
         help='test, draw or resume a checkpoint that was trained with another discretization '
@@ -249,7 +259,9 @@ def add_arguments(parser: ArgumentParser, launcher: bool = True) -> None:
     )
     if launcher:
         parser.add_argument(
-            '--work-dir', help='where logs and weights go (default: work_dirs/<name of the config>)'
+            '--work-dir',
+            help='where logs and weights go (default: work_dirs/<name of the config>, with what '
+            'changes its model, as in work_dirs/<name>_foh)',
         )
         parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm'], default='none')
         # torch.distributed.launch passes this; torchrun sets the variable.

@@ -43,6 +43,7 @@ fi
 # The cores are for the loaders' workers, with every method.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 export MKL_NUM_THREADS=${MKL_NUM_THREADS:-$OMP_NUM_THREADS}
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY-PASSIVE} # threads that wait leave their core to others
 # Jobs that share a node must not share a port.
 export MASTER_PORT=${PORT:-$((20000 + RANDOM % 20000))}
 

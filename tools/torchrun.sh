@@ -38,6 +38,8 @@ fi
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
 export MKL_NUM_THREADS=${MKL_NUM_THREADS:-$OMP_NUM_THREADS}
 
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY-PASSIVE} # threads that wait leave their core to others
+
 . "$(dirname "$0")/_python.sh"
 exec "$python" "$(dirname "$0")/_torchrun.py" "${rendezvous[@]}" --nproc-per-node "$processes" \
     "$script" "$@" --launcher pytorch

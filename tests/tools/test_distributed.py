@@ -33,7 +33,7 @@ def test_one_node(task, configs, data_root, options, tmp_path):
     config = configs[task]
     # A port that is set for something else must not matter, nor must one in use.
     log = run_tool('dist_train.sh', config, 2, *options, cwd=tmp_path, MASTER_PORT='1')
-    assert 'Distributed training: True' in log and 'GPU number: 2' in log
+    assert re.search(r'^Device: .*, 2 processes$', log, re.MULTILINE)
     assert iterations(log) == [1, 2]
     assert 'Iter(val) [2/2]' in log, 'each process should have had two of the four images'
 
@@ -93,7 +93,7 @@ def test_two_nodes(configs, options, tmp_path):
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [0, 0], logs
-    assert 'GPU number: 2' in logs[0]
+    assert re.search(r'^Device: .*, 2 processes$', logs[0], re.MULTILINE)
     assert iterations(logs[0]) == [1, 2]
     assert iterations(logs[1]) == [], 'only the first process should report'
 
@@ -125,7 +125,7 @@ def test_fully_sharded(configs, data_root, tmp_path):
     """By FSDP a model trains as by DDP, and leaves a checkpoint of the whole model."""
     (tmp_path / 'whole.py').write_text(PLAIN_NORMS.format(config=str(configs['seg'])))
     (tmp_path / 'sharded.py').write_text(SHARDED.format(config=str(tmp_path / 'whole.py')))
-    options = ('--cfg-options', f'data_root={data_root}', 'randomness.seed=1')
+    options = ('--verbose', '--cfg-options', f'data_root={data_root}', 'randomness.seed=1')
     logs = {
         name: run_tool('dist_train.sh', f'{name}.py', 2, '--work-dir', name, *options, cwd=tmp_path)
         for name in ('whole', 'sharded')
@@ -226,7 +226,8 @@ def test_slurm(configs, options, tmp_path):
     )
     asked = re.findall(r'^srun (.*)', log, re.MULTILINE)
     assert {'--partition=gpu', '--job-name=job', '--ntasks=2', '--exclusive'} <= set(asked)
-    assert 'Distributed launcher: slurm' in log and 'GPU number: 2' in log
+    assert re.search(r'^Device: .*, 2 processes$', log, re.MULTILINE)
+    assert "launcher = 'slurm'" in next((tmp_path / 'run').glob('*/*.log')).read_text()
     assert iterations(log) == [1, 2]
 
 

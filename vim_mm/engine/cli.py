@@ -5,7 +5,10 @@ The arguments themselves are in tools/_command_line.py, which imports nothing he
 
 import logging
 import os
+import re
 from argparse import Namespace
+from collections.abc import Mapping
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 
@@ -25,12 +28,15 @@ from vim_mm.engine.checks.data import check_data_root, check_outputs_of
 from vim_mm.engine.checks.misspelled import check_checkpoint, check_misspelled, similar_file
 from vim_mm.engine.checks.settings import check_settings
 from vim_mm.engine.reader import follow_test_data
+from vim_mm.engine.screen import catch_prints, open_screen
 from vim_mm.mistakes import sentence
 from vim_mm.outputs import written_by
 
 # By task: segmentation, detection, classification.
 TASK_LIBRARIES = ('mmseg', 'mmdet', 'mmpretrain')
 _METHOD = 'model.backbone.discretization_method'  # what --discretization-method is short for
+_LONGEST_PART, _MOST_PARTS = 40, 4  # of a folder's name
+_MISSING = object()
 
 
 class ConfigError(ValueError):
@@ -75,6 +81,7 @@ def read_config(args: Namespace, import_library: bool = True) -> Config:
                 f'--discretization-method is {args.discretization_method!r}, and --cfg-options '
                 f'sets {_METHOD}={method}'
             )
+    before = cfg.to_dict()
     try:
         merge_options(cfg, options)
     except Exception as error:
@@ -88,18 +95,55 @@ def read_config(args: Namespace, import_library: bool = True) -> Config:
         cfg.launcher = args.launcher
         if args.work_dir is not None:
             cfg.work_dir = args.work_dir
-        elif cfg.get('work_dir') is None:
-            cfg.work_dir = str(Path('work_dirs') / Path(args.config).stem)
+        elif 'work_dir' not in options or cfg.get('work_dir') is None:
+            named = cfg.get('work_dir') or Path('work_dirs') / Path(args.config).stem
+            cfg.work_dir = f'{named}{_suffix(before, options)}'
         # Jobs that are queued again, and their other nodes, may start elsewhere.
         cfg.work_dir = str(Path(cfg.work_dir).expanduser().absolute())
     if import_library:
+        # Before the library, which says much when it is imported.
+        if not getattr(args, 'verbose', True):
+            open_screen(cfg)
         import_task_library(cfg)
+        catch_prints()
         check_misspelled(cfg)
         check_settings(cfg)
         follow_test_data(cfg)
         check_checkpoint(getattr(args, 'checkpoint', None))
         check_outputs_of(cfg, written_by(args))
     return cfg
+
+
+def _suffix(before: Mapping, options: Mapping) -> str:
+    """What a run's folder is called beside its config: the options that make another model.
+
+    Such as '_foh' and '_drop_path_rate=0.1'; nothing where they say what the config says.
+    """
+    parts = []
+    for name, value in sorted(options.items()):
+        if name.partition('.')[0] != 'model' or _entry(before, name) == value:
+            continue
+        short = name.removeprefix('model.').removeprefix('backbone.')
+        plain = f'{value}' if name == _METHOD else f'{short}={value}'
+        part = re.sub(r'[^\w.=,+-]+', '-', plain)
+        if part != plain or len(part) > _LONGEST_PART:  # another value may look the same
+            part = f'{part[:_LONGEST_PART]}-{sha256(plain.encode()).hexdigest()[:6]}'
+        parts.append(f'_{part}')
+    if len(parts) > _MOST_PARTS:
+        parts = [f'_model-{sha256("".join(parts).encode()).hexdigest()[:10]}']
+    return ''.join(parts)
+
+
+def _entry(value: object, name: str) -> object:
+    """What a config has under a dotted name, whose parts may be places in a list."""
+    for part in name.split('.'):
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, list | tuple) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return _MISSING
+    return value
 
 
 def load_model(

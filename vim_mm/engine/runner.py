@@ -13,6 +13,7 @@ import torch
 from mmengine.dist import broadcast, is_distributed, master_only
 from mmengine.evaluator import Evaluator
 from mmengine.hooks import Hook
+from mmengine.logging import MMLogger
 from mmengine.model import BaseDataPreprocessor, is_model_wrapper, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import MODEL_WRAPPERS, RUNNERS
@@ -38,10 +39,12 @@ from vim_mm.engine.processes import (
 )
 from vim_mm.engine.saving import beginning
 from vim_mm.engine.saving.checkpoint_hook import durable
+from vim_mm.engine.screen import opened
 from vim_mm.engine.watching.late_values import LateRuntimeInfoHook
 from vim_mm.engine.watching.missed_validation import MissedValidationHook
 from vim_mm.engine.watching.nonfinite import NonFiniteLossError, NonFiniteLossHook
 from vim_mm.engine.watching.provenance_hook import ProvenanceHook
+from vim_mm.engine.watching.summary import SummaryHook
 from vim_mm.whole_file import whole_file
 
 
@@ -99,6 +102,13 @@ class VimRunner(Runner):
     def __init__(self, *args, **kwargs):
         activate()
         super().__init__(*args, **kwargs)
+
+    def build_logger(self, *args, **kwargs) -> MMLogger:
+        """As in Runner; a tool's screen shows a part of it, see :mod:`vim_mm.engine.screen`."""
+        logger = super().build_logger(*args, **kwargs)
+        if (screen := opened()) is not None:
+            screen.attach(logger)
+        return logger
 
     def setup_env(self, env_cfg: dict) -> None:
         """Join the process group before MMEngine, which would ask for CUDA, gets to it."""
@@ -189,6 +199,8 @@ class VimRunner(Runner):
         self.register_hook(MissedValidationHook())
         if self.distributed:
             self.register_hook(SameBuffersHook())
+        if opened() is not None:
+            self.register_hook(SummaryHook())
 
     def build_train_loop(self, loop) -> BaseLoop:
         """As in Runner, for the batch of the recipe.

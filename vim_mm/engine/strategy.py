@@ -6,6 +6,7 @@ A config asks for it with ``runner_type = 'FlexibleRunner'`` and a ``strategy``;
 process is killed, validation has each process' own buffers, and the host waits for the losses.
 """
 
+from mmengine._strategy import BaseStrategy
 from mmengine.config import Config
 from mmengine.dist import get_world_size
 from mmengine.hooks import Hook
@@ -19,6 +20,8 @@ from vim_mm.engine.batches.samples import build_dataloader
 from vim_mm.engine.processes import choose_allocator, init_process_group
 from vim_mm.engine.runner import VimRunner
 from vim_mm.engine.saving.checkpoint_hook import durable
+from vim_mm.engine.screen import opened
+from vim_mm.engine.watching.summary import SummaryHook
 from vim_mm.models.vision_mamba import Block
 
 
@@ -31,6 +34,19 @@ def wrap_vim_blocks(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> 
 @RUNNERS.register_module()
 class CheckedFlexibleRunner(FlexibleRunner):
     """MMEngine's FlexibleRunner, on the same samples as :class:`VimRunner`."""
+
+    def build_strategy(self, *args, **kwargs) -> BaseStrategy:
+        """As in FlexibleRunner; a tool's screen shows a part of its logger's records."""
+        strategy = super().build_strategy(*args, **kwargs)
+        if (screen := opened()) is not None:
+            screen.attach(strategy.logger)
+        return strategy
+
+    def register_hooks(self, *args, **kwargs) -> None:
+        """As in FlexibleRunner, and the summary of a run for a tool's screen."""
+        super().register_hooks(*args, **kwargs)
+        if opened() is not None:
+            self.register_hook(SummaryHook())
 
     def register_hook(self, hook: Hook | dict, priority=None) -> None:
         """As in FlexibleRunner; a checkpoint is removed when what replaces it is written."""
