@@ -125,9 +125,10 @@ def test_fully_sharded(configs, data_root, tmp_path):
     """By FSDP a model trains as by DDP, and leaves a checkpoint of the whole model."""
     (tmp_path / 'whole.py').write_text(PLAIN_NORMS.format(config=str(configs['seg'])))
     (tmp_path / 'sharded.py').write_text(SHARDED.format(config=str(tmp_path / 'whole.py')))
-    options = ('--verbose', '--cfg-options', f'data_root={data_root}', 'randomness.seed=1')
+    options = ('--cfg-options', f'data_root={data_root}', 'randomness.seed=1')
+    also = ('--verbose', '--work-dir')
     logs = {
-        name: run_tool('dist_train.sh', f'{name}.py', 2, '--work-dir', name, *options, cwd=tmp_path)
+        name: run_tool('dist_train.sh', f'{name}.py', 2, *also, name, *options, cwd=tmp_path)
         for name in ('whole', 'sharded')
     }
     losses = {name: re.findall(r'Iter\(train\).* loss: (\S+)', log) for name, log in logs.items()}
@@ -227,7 +228,8 @@ def test_slurm(configs, options, tmp_path):
     asked = re.findall(r'^srun (.*)', log, re.MULTILINE)
     assert {'--partition=gpu', '--job-name=job', '--ntasks=2', '--exclusive'} <= set(asked)
     assert re.search(r'^Device: .*, 2 processes$', log, re.MULTILINE)
-    assert "launcher = 'slurm'" in next((tmp_path / 'run').glob('*/*.log')).read_text()
+    whole = next((tmp_path / 'run').glob('*/*.log')).read_text()
+    assert 'Distributed launcher: slurm' in whole
     assert iterations(log) == [1, 2]
 
 

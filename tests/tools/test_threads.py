@@ -9,7 +9,7 @@ import pytest
 from tests.scripts import TOOLS
 from tests.tools.conftest import environment
 
-TELL = "import os\nraise ImportError(f'waits {os.environ[\"OMP_WAIT_POLICY\"]!r}')\n"
+TELL = 'import os\nraise ImportError(f\'waits {os.environ["OMP_WAIT_POLICY"]!r}\')\n'
 
 
 @pytest.mark.parametrize('given', [None, 'ACTIVE', ''])

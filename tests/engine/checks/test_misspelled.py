@@ -51,6 +51,28 @@ def read(config, checkpoint=None, **options):
         ('optim_wrapper.paramwise_cfg.layer_decay_rates', 0.9, "did you mean 'layer_decay_rate'"),
         ('optim_wrapper.paramwise_cfg.custom_key', {}, "has no 'custom_key'; .*'custom_keys'"),
         ('optim_wrapper.constructor', 'LayerDecayConstructor', 'did you mean .LayerDecayOptim'),
+        (
+            'model.decode_head.loss_decode.loss_wieght',
+            2.0,
+            r"loss_decode \(CrossEntropyLoss\) has no 'loss_wieght'; .*'loss_weight'",
+        ),
+        ('model.decode_head.num_classe', 7, r"decode_head .*'num_classe'; .*'num_classes'"),
+        ('model.decode_head.norm_cfg.momentun', 0.1, r"norm_cfg .*'momentun'; .*'momentum'"),
+        ('model.data_preprocessor.meann', [0], r"data_preprocessor .*'meann'; .*'mean'"),
+        ('param_scheduler.0.strat_factor', 0.1, r"param_scheduler\.0 .*; .*'start_factor'"),
+        (
+            'train_dataloader.dataset.pipeline.2.keep_ration',
+            True,
+            r"pipeline\.2 \(Resize\) has no 'keep_ration'; .*'keep_ratio'",
+        ),
+        ('train_dataloader.sampler.shufle', True, r"sampler .*'shufle'; .*'shuffle'"),
+        ('train_dataloader.num_worker', 1, r"train_dataloader has no .*; .*'num_workers'"),
+        ('optim_wrapper.clip_gard', {}, r"optim_wrapper \(OptimWrapper\) .*; .*'clip_grad'"),
+        ('optim_wrapper.clip_grad.max_nrom', 1.0, r"clip_grad has no .*; .*'max_norm'"),
+        ('visualizer.alhpa', 0.5, r"visualizer \(SegLocalVisualizer\) .*; .*'alpha'"),
+        ('log_processor.window_sise', 5, r"log_processor .*; .*'window_size'"),
+        ('auto_scale_lr.base_batchsize', 4, r"auto_scale_lr has no .*; .*'base_batch_size'"),
+        ('env_cfg.cudnn_benchmrk', True, r"env_cfg has no .*; .*'cudnn_benchmark'"),
     ],
 )
 def test_it_is_named_with_what_is_like_it(option, value, expected, configs):  # noqa: F811
@@ -90,6 +112,11 @@ def test_shipped_configs_have_no_such_name(task):
 def test_a_config_that_is_not_there_has_a_suggestion(configs):  # noqa: F811
     with pytest.raises(SystemExit, match=r"no file .*tiny_sg\.py; did you mean 'tiny_seg\.py'"):
         read(configs['seg'].with_name('tiny_sg.py'))
+    for name in ('seg/upernet_vim_t_zho.py', 'upernet_vim_t_zho', 'cfgs/seg/upernet_vim_t_zho.py'):
+        with pytest.raises(
+            SystemExit, match=rf'no file {name}; .*configs/seg/upernet_vim_t_zoh.py'
+        ):
+            read(name)
 
 
 def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are(configs, tmp_path):  # noqa: F811
@@ -128,3 +155,34 @@ def test_types_given_as_classes(configs):  # noqa: F811
     cfg = Config.fromfile(configs['seg'])
     with pytest.raises(ValueError, match=r"Feature2Pyramid\) has no 'rescale'"):
         check_arguments_of(Feature2Pyramid, 'neck', {**cfg.model.neck, 'rescale': 1})
+
+
+def folder_of(config, method=None, work_dir=None, **options) -> str:
+    """The name of the folder that a training writes into."""
+    args = Namespace(
+        config=str(config), cfg_options=options, discretization_method=method, work_dir=work_dir,
+        launcher='none', local_rank=0,
+    )  # fmt: skip
+    return read_config(args, import_library=False).work_dir.rpartition('/')[2]
+
+
+def test_a_run_of_another_model_has_a_folder_of_its_own(configs, tmp_path):  # noqa: F811
+    seg = configs['seg']
+    method = 'model.backbone.discretization_method'
+    assert folder_of(seg) == folder_of(seg, 'bilinear') == 'tiny_seg'  # its own method
+    assert folder_of(seg, 'foh') == folder_of(seg, **{method: 'foh'}) == 'tiny_seg_foh'
+    assert folder_of(seg, **{'train_cfg.max_iters': 5, 'optim_wrapper.type': 'A'}) == 'tiny_seg'
+    assert folder_of(seg, 'foh', work_dir='mine') == 'mine'
+    assert folder_of(seg, 'foh', **{'work_dir': 'mine'}) == 'mine'
+    several = {'model.neck.rescales': [1, 2], 'model.backbone.drop_path_rate': 0.1}
+    name = folder_of(seg, 'foh', **several)
+    assert name.startswith('tiny_seg_drop_path_rate=0.1_foh_neck.rescales=')
+    assert name == folder_of(seg, 'foh', **dict(reversed(several.items())))
+    names = {
+        folder_of(seg, **{'model.neck.rescales': rescales})
+        for rescales in ([1, 2], [12], [1, 2, 3] * 40, [1, 2, 3] * 41, 'a/b', 'a b', '../../b')
+    }
+    assert len(names) == 7 and all(len(each) < 100 for each in names)
+    (tmp_path / 'named.py').write_text(f'_base_ = {str(seg)!r}\nwork_dir = "runs/mine"\n')
+    assert folder_of(tmp_path / 'named.py') == 'mine'
+    assert folder_of(tmp_path / 'named.py', 'foh') == 'mine_foh'

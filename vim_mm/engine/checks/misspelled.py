@@ -3,24 +3,32 @@
 import inspect
 import re
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 
 from mmengine.config import Config
 from mmengine.registry import (
+    DATA_SAMPLERS,
     DATASETS,
     HOOKS,
+    LOG_PROCESSORS,
     LOOPS,
     METRICS,
     MODELS,
     OPTIM_WRAPPER_CONSTRUCTORS,
+    OPTIM_WRAPPERS,
     OPTIMIZERS,
+    PARAM_SCHEDULERS,
     TASK_UTILS,
+    TRANSFORMS,
+    VISUALIZERS,
     WEIGHT_INITIALIZERS,
     Registry,
 )
 from torch import nn
+from torch.utils.data import DataLoader
 
-from vim_mm.config import dataset_options, type_name
+from vim_mm.config import config_names, config_path, dataset_options, type_name
 from vim_mm.mistakes import did_you_mean
 
 _LEVELS = ('DEBUG', 'INFO', 'WARNING', 'ERROR', 'CRITICAL')
@@ -31,8 +39,34 @@ _PARAMWISE = {
 }  # fmt: skip
 _LAYER_DECAY = {'layer_decay_rate', 'marked_decay_mult'}
 _LOOPS = {'train_cfg': 'IterBasedTrainLoop', 'val_cfg': 'ValLoop', 'test_cfg': 'TestLoop'}
+# Where nested parts begin, and the types of those that need not name one.
+_ROOTS = {
+    'model': MODELS,
+    'data_preprocessor': MODELS,
+    'param_scheduler': PARAM_SCHEDULERS,
+    'optim_wrapper': OPTIM_WRAPPERS,
+    'visualizer': VISUALIZERS,
+    'log_processor': LOG_PROCESSORS,
+    'custom_hooks': HOOKS,
+    'tta_model': MODELS,
+}
+_TYPES = {'optim_wrapper': 'OptimWrapper', 'log_processor': 'LogProcessor'}
+_LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
+_VERY_LIKE = 0.82  # of difflib; 'in_index' and 'ignore_index' have 0.8
+_OF_BUILDERS = {'optimizer', 'requires_grad', 'name', 'override', 'position', 'stages', 'priority'}
+_OF_LOADERS = {*inspect.signature(DataLoader).parameters, 'num_batch_per_epoch'}
+# Parts without a type, and what is read of them.
+_PLAIN = {
+    **dict.fromkeys(_LOADERS, _OF_LOADERS),
+    'optim_wrapper.clip_grad': {
+        *('type', 'max_norm', 'norm_type', 'error_if_nonfinite', 'foreach', 'clip_value'),
+    },
+    'auto_scale_lr': {'enable', 'base_batch_size'},
+    'env_cfg': {'cudnn_benchmark', 'mp_cfg', 'dist_cfg', 'resource_limit'},
+    'env_cfg.mp_cfg': {'mp_start_method', 'opencv_num_threads'},
+}
 # What MMEngine takes from a config before it builds the rest.
-_TAKEN = {'type', '_scope_', 'priority', 'by_epoch', 'constructor', 'paramwise_cfg'}
+_TAKEN = {'type', '_scope_', 'priority', 'by_epoch', 'constructor', 'paramwise_cfg', 'of'}
 
 
 def check_misspelled(cfg: Config) -> None:
@@ -55,7 +89,17 @@ def check_misspelled(cfg: Config) -> None:
     for name, options, registry in _parts(cfg):
         kind = _found(name, options, registry, scope)
         if kind is not None:
-            check_arguments_of(kind, name, options)
+            check_arguments_of(_original(kind, options, scope), name, options)
+    for name, options, registry, owner in _nested_parts(cfg):
+        kind = _find(options.get('type'), registry, scope)[0]
+        if kind is not None:
+            kind = _original(kind, options, scope)
+            _check_likely(kind, name, options, _find(owner, registry, scope)[0])
+    for name, known in _PLAIN.items():
+        given = _part_at(cfg, name)
+        for key in given:
+            if hint := did_you_mean(key, known) if key not in known else '':
+                raise ValueError(f'{name} has no {key!r}{hint}')
     _check_paramwise(cfg, scope)
 
 
@@ -98,6 +142,49 @@ def _parts(cfg: Config) -> Iterator[tuple[str, Mapping, Registry]]:
             yield name, options, DATASETS
 
 
+def _nested_parts(cfg: Config) -> Iterator[tuple[str, Mapping, Registry, object]]:
+    """As :func:`_parts`, of what is built inside of these or by loaders, wrappers and schedules.
+
+    The last value is the type of what each lies in, None of the outermost.
+    """
+    for name, registry in _ROOTS.items():
+        value = cfg.get(name)
+        default = _TYPES.get(name)
+        if default is not None and isinstance(value, Mapping):
+            yield name, {'type': default, **value}, registry, None
+        yield from _typed(name, value, registry)
+    for name in _LOADERS:
+        loader = cfg.get(name)
+        for key, registry in (('sampler', DATA_SAMPLERS), ('batch_sampler', DATA_SAMPLERS)):
+            yield from _typed(f'{name}.{key}', _part(loader, key), registry)
+        yield from _typed(f'{name}.dataset', _part(loader, 'dataset'), DATASETS)
+
+
+def _typed(
+    name: str, value, registry: Registry, owner: object = None
+) -> Iterator[tuple[str, Mapping, Registry, object]]:
+    """Every part of a nested value that has a type."""
+    if isinstance(value, Mapping):
+        if 'type' in value:
+            yield name, value, registry, owner
+            owner = value['type']
+        for key, part in value.items():
+            # Pipelines, and transforms that hold others.
+            of_data = registry in (DATASETS, TRANSFORMS)
+            other = TRANSFORMS if of_data and key in ('pipeline', 'transforms') else registry
+            yield from _typed(f'{name}.{key}', part, other, owner)
+    elif isinstance(value, list | tuple):
+        for i, part in enumerate(value):
+            yield from _typed(f'{name}.{i}', part, registry, owner)
+
+
+def _part_at(cfg: Config, name: str) -> Mapping:
+    part = {**cfg}
+    for key in name.split('.'):
+        part = _part(part, key)
+    return part
+
+
 def _part(options, name: str) -> Mapping:
     part = options.get(name) if isinstance(options, Mapping) else None
     return part if isinstance(part, Mapping) else {}
@@ -106,20 +193,28 @@ def _part(options, name: str) -> Mapping:
 def _found(name: str, options: Mapping, registry: Registry, scope: str | None) -> type | None:
     """The class or function of a type; None of what is no text or class."""
     kind = options.get('type')
+    found, known = _find(kind, registry, scope)
+    if found is None and isinstance(kind, str):
+        hint = did_you_mean(kind.rpartition('.')[2], known)
+        raise ValueError(f'{name}.type must name a registered class, got {kind!r}{hint}')
+    return found
+
+
+def _find(kind, registry: Registry, scope: str | None) -> tuple[type | None, set[str]]:
+    """The class or function of a type, None if there is none; and the names that are known."""
     if not isinstance(kind, str):
-        return kind if isinstance(kind, type) else None
+        return kind if isinstance(kind, type) else None, set()
     others = (MODELS, TASK_UTILS, WEIGHT_INITIALIZERS) if registry is MODELS else (registry,)
     known: set[str] = set()
     for each in others:
         with each.switch_scope_and_registry(scope) as found_in:
             found = found_in.get(kind)
             if found is not None:
-                return found
+                return found, known
             while found_in is not None:
                 known |= {*found_in.module_dict}
                 found_in = found_in.parent
-    hint = did_you_mean(kind.rpartition('.')[2], known)
-    raise ValueError(f'{name}.type must name a registered class, got {kind!r}{hint}')
+    return None, known
 
 
 def check_arguments_of(kind, name: str, options: Mapping) -> None:
@@ -132,8 +227,35 @@ def check_arguments_of(kind, name: str, options: Mapping) -> None:
         if key in known or key in _TAKEN:
             continue
         hint = did_you_mean(key, known)
-        if complete or (hint and not _mentions(kind, key)):
+        likely = get_close_matches(key, known, n=1, cutoff=_VERY_LIKE)
+        if complete or (likely and not _mentions(kind, key)):
             raise ValueError(f'{name} ({type_name(dict(type=kind))}) has no {key!r}{hint}')
+
+
+def _original(kind, options: Mapping, scope: str | None):
+    """The library's class whose arguments a function of ours passes on, such as FastUPerHead."""
+    if not inspect.isfunction(kind) or not kind.__module__.startswith('vim_mm.'):
+        return kind
+    name = options.get('of', kind.__name__.removeprefix('Fast').removeprefix('SharedMask'))
+    return _find(name, MODELS, scope)[0] or kind
+
+
+def _check_likely(kind, name: str, options: Mapping, owner) -> None:
+    """As :func:`check_arguments_of`, of a part that what it lies in may change before it builds it.
+
+    Then only a name that is very like an argument of the class is an error, unless ``owner`` or the
+    usual builders know it. Of all others the class says so when it is built.
+    """
+    known, _ = _arguments(kind)
+    for key in options:
+        if key in known or key in _TAKEN or key in _OF_BUILDERS:
+            continue
+        similar = get_close_matches(key, known, n=1, cutoff=_VERY_LIKE)
+        if similar and not any(_mentions(each, key) for each in (kind, owner) if each is not None):
+            raise ValueError(
+                f'{name} ({type_name(dict(type=kind))}) has no {key!r}; did you mean '
+                f'{similar[0]!r}?'
+            )
 
 
 def _arguments(kind) -> tuple[set[str], bool]:
@@ -222,8 +344,19 @@ def check_checkpoint(checkpoint: str | Path | None) -> None:
 
 
 def similar_file(path: Path) -> str:
-    """The end of a message on a file that is not there: the one beside it that is most like it."""
-    if not path.parent.is_dir():
-        return ''
-    hint = did_you_mean(path.name, [each.name for each in path.parent.glob(f'*{path.suffix}')])
-    return f'{hint} (in {path.parent})' if hint else ''
+    """The end of a message on a config that is not there: the one that is most like it.
+
+    It lies beside it, or else among those of the package.
+    """
+    beside = [each.name for each in path.parent.glob(f'*{path.suffix}')]
+    if hint := did_you_mean(path.name, beside):
+        return f'{hint} (in {path.parent})'
+    shipped = {name.rpartition('/')[2]: name for name in config_names()}
+    similar = get_close_matches(path.with_suffix('.py').name, shipped, n=1)
+    return f'; did you mean {_shown(config_path(shipped[similar[0]]))}?' if similar else ''
+
+
+def _shown(file: str) -> Path:
+    """A path as one would type it here."""
+    path = Path(file)
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
