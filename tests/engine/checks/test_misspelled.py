@@ -174,13 +174,13 @@ def test_a_run_of_another_model_has_a_folder_of_its_own(configs, tmp_path):  # n
     assert folder_of(seg, **{'train_cfg.max_iters': 5, 'optim_wrapper.type': 'A'}) == 'tiny_seg'
     assert folder_of(seg, 'foh', work_dir='mine') == 'mine'
     assert folder_of(seg, 'foh', **{'work_dir': 'mine'}) == 'mine'
-    several = {'model.neck.rescales': [1, 2], 'model.backbone.drop_path_rate': 0.1}
+    several = {'model.decode_head.pool_scales': [1, 2], 'model.backbone.drop_path_rate': 0.1}
     name = folder_of(seg, 'foh', **several)
-    assert name.startswith('tiny_seg_drop_path_rate=0.1_foh_neck.rescales=')
+    assert name.startswith('tiny_seg_drop_path_rate=0.1_foh_decode_head.pool_scales=')
     assert name == folder_of(seg, 'foh', **dict(reversed(several.items())))
     names = {
-        folder_of(seg, **{'model.neck.rescales': rescales})
-        for rescales in ([1, 2], [12], [1, 2, 3] * 40, [1, 2, 3] * 41, 'a/b', 'a b', '../../b')
+        folder_of(seg, **{'model.decode_head.pool_scales': scales})
+        for scales in ([1, 2], [12], [1, 2, 3] * 40, [1, 2, 3] * 41, 'a/b', 'a b', '../../b')
     }
     assert len(names) == 7 and all(len(each) < 100 for each in names)
     (tmp_path / 'named.py').write_text(f'_base_ = {str(seg)!r}\nwork_dir = "runs/mine"\n')

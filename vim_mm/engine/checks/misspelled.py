@@ -52,7 +52,7 @@ _ROOTS = {
 }
 _TYPES = {'optim_wrapper': 'OptimWrapper', 'log_processor': 'LogProcessor'}
 _LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
-_VERY_LIKE = 0.82  # of difflib; 'in_index' and 'ignore_index' have 0.8
+_LIKE, _VERY_LIKE = 0.6, 0.82  # of difflib; 'in_index' and 'ignore_index' have 0.8
 _OF_BUILDERS = {'optimizer', 'requires_grad', 'name', 'override', 'position', 'stages', 'priority'}
 _OF_LOADERS = {*inspect.signature(DataLoader).parameters, 'num_batch_per_epoch'}
 # Parts without a type, and what is read of them.
@@ -243,14 +243,14 @@ def _original(kind, options: Mapping, scope: str | None):
 def _check_likely(kind, name: str, options: Mapping, owner) -> None:
     """As :func:`check_arguments_of`, of a part that what it lies in may change before it builds it.
 
-    Then only a name that is very like an argument of the class is an error, unless ``owner`` or the
+    Then only a name that is like an argument of the class is an error, unless ``owner`` or the
     usual builders know it. Of all others the class says so when it is built.
     """
-    known, _ = _arguments(kind)
+    known, complete = _arguments(kind)
     for key in options:
         if key in known or key in _TAKEN or key in _OF_BUILDERS:
             continue
-        similar = get_close_matches(key, known, n=1, cutoff=_VERY_LIKE)
+        similar = get_close_matches(key, known, n=1, cutoff=_LIKE if complete else _VERY_LIKE)
         if similar and not any(_mentions(each, key) for each in (kind, owner) if each is not None):
             raise ValueError(
                 f'{name} ({type_name(dict(type=kind))}) has no {key!r}; did you mean '
