@@ -176,7 +176,7 @@ def test_a_run_of_another_model_has_a_folder_of_its_own(configs, tmp_path):  # n
     assert folder_of(seg, 'foh', **{'work_dir': 'mine'}) == 'mine'
     several = {'model.decode_head.pool_scales': [1, 2], 'model.backbone.drop_path_rate': 0.1}
     name = folder_of(seg, 'foh', **several)
-    assert name.startswith('tiny_seg_drop_path_rate=0.1_foh_decode_head.pool_scales=')
+    assert name.startswith('tiny_seg_foh_drop_path_rate=0.1_decode_head.pool_scales=')
     assert name == folder_of(seg, 'foh', **dict(reversed(several.items())))
     names = {
         folder_of(seg, **{'model.decode_head.pool_scales': scales})
