@@ -135,8 +135,8 @@ struct MethodDefaults {
   template <class V>
   static VIM_MM_INLINE auto linearize(RealOf<V> dt, V a, V a_bar) {
     const Coefficients<V> k{a_bar, Method::coefficients(dt, a).beta};
-    const auto derivatives = Method::derivatives(dt, a, k);
-    return Linearized<V, std::decay_t<decltype(derivatives)>>{k.beta, derivatives};
+    auto derivatives = Method::derivatives(dt, a, k);
+    return Linearized<V, decltype(derivatives)>{k.beta, derivatives};
   }
 };
 

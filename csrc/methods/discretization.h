@@ -33,7 +33,8 @@ inline namespace VIM_MM_ISA {
 // where a state is infinite may give NaN.
 template <class Method, Accuracy accuracy, class V>
 using Recurrence = typename std::conditional<
-    std::is_same<V, float>::value && (is_psi<Method> || accuracy == Accuracy::half),
+    std::is_same<V, float>::value &&
+        (is_psi_method(static_cast<const Method*>(nullptr)) || accuracy == Accuracy::half),
     typename Method::template Forward<accuracy>, CoefficientRecurrence<Method, V>>::type;
 
 // Every method with its number, which is that of the Python table.

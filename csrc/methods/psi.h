@@ -331,7 +331,10 @@ struct PsiMethod : MethodDefaults<Method> {
   }
 };
 template <class Method>
-constexpr bool is_psi = std::is_base_of<PsiMethod<Method>, Method>::value;
+VIM_MM_INLINE constexpr bool is_psi_method(const PsiMethod<Method>*) {
+  return true;
+}
+VIM_MM_INLINE constexpr bool is_psi_method(const void*) { return false; }
 
 }  // namespace VIM_MM_ISA
 }  // namespace vim_mm
