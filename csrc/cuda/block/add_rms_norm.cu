@@ -162,7 +162,7 @@ void add_rms_norm(const AddRmsNorm& p, const Conversions& beside, void* stream) 
   dispatch(p, {p.residual, p.sum}, {p.update, p.normed},
            [&](auto residual, auto t, auto weight, auto width) {
              launch(add_rms_norm_kernel<decltype(residual), decltype(t), decltype(weight), width()>,
-                    {grid_of(blocks), kWarp * kForwardWarps}, Begin::early, stream, p, conversions);
+                    {grid_of(blocks), kWarp * kForwardWarps}, stream, p, conversions);
            });
 }
 

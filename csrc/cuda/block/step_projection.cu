@@ -150,13 +150,12 @@ void launch_tensor_core(const StepProjection& p, void* stream) {
     if (p.rank > Instructions * kInstruction)
       return launch_tensor_core<T, Instructions + 1>(p, stream);
   launch(tensor_core_kernel<T, Instructions>, {blocks_of(p, kWarps * kTile, kTile), kWarp * kWarps},
-         Begin::early, stream, p);
+         stream, p);
 }
 
 template <class T, int Width>
 void launch_plain(const StepProjection& p, void* stream) {
-  launch(plain_kernel<T, Width>, {blocks_of(p, kThreads * Width, kChannels), kThreads},
-         Begin::early, stream, p);
+  launch(plain_kernel<T, Width>, {blocks_of(p, kThreads * Width, kChannels), kThreads}, stream, p);
 }
 
 }  // namespace

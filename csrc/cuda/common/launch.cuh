@@ -52,17 +52,15 @@ inline size_t bytes_for_even_shares(const LaunchSize& size) {
   return std::max<int64_t>(0, all / too_many - reserved + unit) / unit * unit;
 }
 
-// `early`: before the launch before has ended, which common/dependent_launch.cuh asks something of the kernel for. Blocks go
-// where there is room first, and if few of a launch before still run that is not where fewest of this one
-// are: so each asks for shared memory as if it needed all of its share.
-enum class Begin { early, in_turn };
-
-// Of kernels whose shared memory is all dynamic.
+// Of kernels whose shared memory is all dynamic. From 9.0 on it begins before the launch before has ended, which
+// common/dependent_launch.cuh asks something of the kernel for. Blocks go where there is room first, and if few of a
+// launch before still run that is not where fewest of this one are: so each asks for shared memory as if it needed
+// all of its share.
 template <class... Arguments>
-void launch(void (*kernel)(Arguments...), LaunchSize size, Begin begin, void* stream,
+void launch(void (*kernel)(Arguments...), LaunchSize size, void* stream,
             const Arguments&... arguments) {
   if (size.grid.x == 0) return;
-  const bool early = begin == Begin::early && is_for_90(kernel);
+  const bool early = is_for_90(kernel);
   if (early) size.shared_bytes = std::max(size.shared_bytes, bytes_for_even_shares(size));
   // Always the same, because the kernel has it in common with the launches of other threads.
   check(cudaFuncSetAttribute(

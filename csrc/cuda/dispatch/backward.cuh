@@ -48,7 +48,7 @@ void scan_share(const BackwardArguments& p, const ChunkShare& share, bool is_tai
         channels * scan.A.row,       channels * p.grad_out.row, channels * p.grad_u.row,
         channels * p.grad_delta.row, channels * p.grad_z.row,   channels * p.chunks * scan.states};
     const int64_t blocks = scan.batch * scan.groups * share.chunks * share.slabs;
-    launch(kernel, {grid_of(blocks), Block::threads, bytes}, Begin::early, stream, q);
+    launch(kernel, {grid_of(blocks), Block::threads, bytes}, stream, q);
   });
 }
 

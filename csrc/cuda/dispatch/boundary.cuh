@@ -21,19 +21,16 @@ void launch_edges(const EdgesArguments& p, void* stream) {
       const unsigned grid = grid_of(blocks_of<Block>(scan));
       if constexpr (Block::sequential) {
         launch(sweep_kernel<Method, Block, layout()>,
-               {grid, Block::all_threads, sizeof(SweepShared<Block, layout()>)}, Begin::early,
-               stream, p);
+               {grid, Block::all_threads, sizeof(SweepShared<Block, layout()>)}, stream, p);
       } else {
         const LaunchSize size{grid, Block::threads,
                               sizeof(SegmentSweepShared<E, Block>) +
                                   CarriedStates<E, Block, layout()>::bytes(scan.states)};
-        launch(segment_sweep_kernel<Method, E, Block, layout(), Adjoint, false>, size, Begin::early,
-               stream, p);
+        launch(segment_sweep_kernel<Method, E, Block, layout(), Adjoint, false>, size, stream, p);
         if constexpr (Adjoint && !Method::causal) {
           EdgesArguments other = p;
           other.edges = p.other_edges, other.grad_last_state = {}, other.counts = nullptr;
-          launch(segment_sweep_kernel<Method, E, Block, layout(), true, true>, size, Begin::early,
-                 stream, other);
+          launch(segment_sweep_kernel<Method, E, Block, layout(), true, true>, size, stream, other);
         }
       }
     });

@@ -42,7 +42,7 @@ void ScanOf<Method>::scan_forward(const ForwardArguments& p, void* stream) {
     if constexpr (Block::sequential) {
       constexpr size_t bytes = sizeof(ForwardShared<Block, layout()>);
       launch(forward_kernel<Method, Block, layout()>, {grid_of(blocks), Block::all_threads, bytes},
-             Begin::early, stream, p);
+             stream, p);
     } else {
       if constexpr (!Method::causal) {
         if (scan.steps > 0)
@@ -52,7 +52,7 @@ void ScanOf<Method>::scan_forward(const ForwardArguments& p, void* stream) {
              {grid_of(blocks), Block::threads,
               sizeof(GeneralForwardShared<E, Block>) +
                   CarriedStates<E, Block, layout()>::bytes(scan.states)},
-             Begin::early, stream, p);
+             stream, p);
     }
   });
 }

@@ -129,7 +129,7 @@ void sum_in_order(const Sums& sums, void* stream) {
   const int64_t blocks = std::min<int64_t>((threads + kThreads - 1) / kThreads, 1 << 16);
   const dim3 grid(static_cast<unsigned>(blocks), sums.count);
   const auto kernel = most < int64_t(1) << 30 ? sum_kernel<uint32_t> : sum_kernel<uint64_t>;
-  launch(kernel, {grid, kThreads, kThreads * kWide * sizeof(float)}, Begin::early, stream, sums);
+  launch(kernel, {grid, kThreads, kThreads * kWide * sizeof(float)}, stream, sums);
 }
 
 void discretize(int64_t n, int method, bool is_complex, const float* dt, const void* a, void* out,
