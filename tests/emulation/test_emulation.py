@@ -6,7 +6,6 @@ that nobody wrote is NaN; blocks come one after the other in random order, and t
 turns in random order. device.h stands for the GPU.
 """
 
-import argparse
 import ctypes
 import functools
 import hashlib
@@ -32,16 +31,7 @@ from tests.ops.inputs import (
     results_and_gradients,
     strided_copies,
 )
-from tests.ops.raw import (
-    HUGE,
-    assert_refused,
-    assert_too_large,
-    each_wrong_call,
-    legal_call,
-    scan,
-)
 from tests.ops.test_selective_scan_cuda import assert_close
-from tests.scripts import load
 from vim_mm.ops import selective_scan_fn, selective_scan_grouped_fn, selective_scan_ref
 from vim_mm.ops.discretization import METHODS
 from vim_mm.ops.library import MISSING
@@ -183,24 +173,6 @@ def test_the_emulated_kernels_run():
         *tensors, *matrices, None, None, None, True, 0, [0]
     )[2]
     assert edges.shape == (1, 1, 1, 3, 2, 2)
-
-
-@each_wrong_call
-def test_a_wrong_argument(name, value, message):
-    assert_refused(name, value, message)
-
-
-@pytest.mark.parametrize('sizes', HUGE)
-def test_sizes_that_overflow(sizes):
-    assert_too_large(sizes)
-
-
-@pytest.mark.parametrize('change', [dict(dtype=torch.float16), dict(size=(1, 2, 2, 3, 1, 5))])
-def test_wrong_edges(change):
-    """Of forward, which the CPU's backward takes nothing of."""
-    edges = torch.zeros(change.pop('size', (1, 2, 2, 3, 1, 4)), **change)
-    with pytest.raises(RuntimeError, match='expected the edges that forward gave'):
-        scan(legal_call() | {'edges': edges}, backward=True)
 
 
 @each_method
@@ -411,45 +383,6 @@ def test_optional_inputs(method, absent):
     inputs = make_inputs(channels=9, length=70, states=16, dtype=torch.float32)
     del inputs[absent]
     compare(inputs, discretization_method=method)
-
-
-def kernels_of(method='zoh', **changes) -> list[str]:
-    """The kernels of 16 rows in bfloat16, or of what changes of that, as the tool has them."""
-    sizes = dict(batch=2, groups=1, dim=8, seqlen=128, dstate=16, dtype='bf16')
-    forms = dict.fromkeys(('complex', 'constant', 'strided'), False)
-    tool = load('dev/which_kernels.py')
-    call = tool['make_call'](argparse.Namespace(**sizes | forms | changes), method, 'cpu')
-    op = torch.ops.vim_mm_emulated.selective_scan_kernels.default
-    return op.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), *call).splitlines()
-
-
-def test_which_kernels():
-    """Rows of the table csrc/cuda/dispatch/configurations.cuh."""
-    forward, sweep, chunks = kernels_of()
-    assert forward.startswith('forward: fewer rows; 2 blocks of 256 threads; measured: t1024')
-    assert 'by segments; 8 blocks of 128 threads' in sweep
-    assert chunks.startswith('backward, chunks shared by 1: aligned rows; 4 blocks of 128 threads')
-    assert 'channels in sixes' in kernels_of(dim=12)[0]
-    assert '4096 rows' in kernels_of(batch=100, dim=12)[0]
-    assert '2048 rows' in kernels_of(batch=100, dim=12, method='poly')[0]
-    assert 'not aligned' in kernels_of(seqlen=127)[2]
-    assert 'shared by 4' in kernels_of(dim=256)[2]
-    assert 'at most 16 steps' in kernels_of(seqlen=10)[-1]
-
-
-@pytest.mark.parametrize(
-    ('change', 'reason'),
-    [
-        (dict(complex=True), 'A is complex'),
-        (dict(constant=True), 'B or C is constant in time'),
-        (dict(dstate=17), 'there are more than 16 states'),
-        (dict(strided=True), 'a tensor is missing or not contiguous in time'),
-    ],
-)
-def test_why_a_scan_takes_the_general_path(change, reason):
-    why, forward, *_ = kernels_of(**change)
-    assert why == f'the general path, because {reason}'
-    assert forward.startswith('forward: the general path')
 
 
 @each_way

@@ -92,6 +92,7 @@ def test_coefficients(method):
     check_coefficients(torch_scan, method, torch.float32, 'cpu')
 
 
+@pytest.mark.slow
 def test_compile_in_one_graph():
     torch._dynamo.reset()
     compiled = torch.compile(torch_scan, fullgraph=True, backend='aot_eager')

@@ -202,6 +202,7 @@ def test_empty_inputs_give_empty_results_and_zero_gradients(method, form, empty)
         assert not tensor.grad.any(), name
 
 
+@pytest.mark.slow
 @mostly_real
 def test_compiles_without_graph_break(is_complex):
     inputs = detach(make_inputs(is_complex))
