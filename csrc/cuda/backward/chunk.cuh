@@ -433,11 +433,11 @@ class BackwardBlock {
   };
   static __device__ __forceinline__ void take(StateTile<E, Shape>& tile, const MatrixPlaces& slots,
                                               Entries& to);
-  // The sum over slabs, of the tile that begins with that state.
+  // The sum over slabs, of the tile that begins with that state; of a block that shares nothing it is in `tile`.
   __device__ __forceinline__ void store_sum(const View& v, void* parts, const MatrixPlaces& slots,
-                                            int first) const;
+                                            int first, StateTile<E, Shape>& tile) const;
   __device__ __forceinline__ void leave_part(void* parts, const MatrixPlaces& slots,
-                                             const Entries& from) const;
+                                             StateTile<E, Shape>& tile) const;
   __device__ __forceinline__ void store_matrix(const View& v, const MatrixPlaces& slots, int first,
                                                const Entries& from) const;
 

@@ -45,22 +45,16 @@ __device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>
       put_sums(shared_.C, warp_ * states_of_warp + m, grad_C_[m]);
     }
     __syncthreads();
-    Entries b, c;
-    take(shared_.B, B_slots, b);
-    take(shared_.C, C_slots, c);
-    if (slabs_ == 1) {
-      store_matrix(p_.grad_B, B_slots, 0, b);
-      store_matrix(p_.grad_C, C_slots, 0, c);
-      return;
+    if (slabs_ > 1) {
+      leave_part(p_.B_parts, B_slots, shared_.B);
+      leave_part(p_.C_parts, C_slots, shared_.C);
     }
-    leave_part(p_.B_parts, B_slots, b);
-    leave_part(p_.C_parts, C_slots, c);
   }
   if (slabs_ > 1 && !is_last_to_arrive(p_.counts + chunks_before(), slabs_)) return;
 #pragma unroll 1
   for (int first = 0; first < (fast ? 1 : int(scan_.states)); first += kStateTile) {
-    if (!B_.constant()) store_sum(p_.grad_B, p_.B_parts, B_slots, first);
-    if (!C_.constant()) store_sum(p_.grad_C, p_.C_parts, C_slots, first);
+    if (!B_.constant()) store_sum(p_.grad_B, p_.B_parts, B_slots, first, shared_.B);
+    if (!C_.constant()) store_sum(p_.grad_C, p_.C_parts, C_slots, first, shared_.C);
   }
 }
 
@@ -75,10 +69,13 @@ __device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>
 
 template <class Method, class E, class Shape, Layout layout, bool Aligned>
 __device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>::store_sum(
-    const View& v, void* parts, const MatrixPlaces& slots, int first) const {
+    const View& v, void* parts, const MatrixPlaces& slots, int first,
+    StateTile<E, Shape>& tile) const {
   Entries sum;
+  const bool alone = fast && slabs_ == 1;
+  if (alone) take(tile, slots, sum);
 #pragma unroll 1
-  for (int slab = 0; slab < slabs_; ++slab) {
+  for (int slab = 0; slab < (alone ? 0 : slabs_); ++slab) {
 #pragma unroll
     for (int k = 0; k < MatrixPlaces::count; ++k) {
       const int n = first + slots.row(k);
@@ -97,7 +94,9 @@ __device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>
 
 template <class Method, class E, class Shape, Layout layout, bool Aligned>
 __device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>::leave_part(
-    void* parts, const MatrixPlaces& slots, const Entries& from) const {
+    void* parts, const MatrixPlaces& slots, StateTile<E, Shape>& tile) const {
+  Entries from;
+  take(tile, slots, from);
 #pragma unroll
   for (int k = 0; k < MatrixPlaces::count; ++k)
     if (slots.row(k) < scan_.states)
