@@ -53,7 +53,7 @@ def adapters(session: nox.Session) -> None:
     path = os.pathsep.join(map(str, (ROOT, folder)))
     libraries = 'import peft, segmentation_models_pytorch, transformers'  # no skip for them
     session.run(sys.executable, '-c', libraries, env={'PYTHONPATH': path})
-    for tests in (('tests/models/test_paths.py', '-k', 'peft'), ('tests/interop',)):
+    for tests in (('tests/models/test_fused.py', '-k', 'peft'), ('tests/interop',)):
         session.run(sys.executable, '-m', 'pytest', '-q', *tests, env={'PYTHONPATH': path})
 
 

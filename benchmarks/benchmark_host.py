@@ -23,7 +23,7 @@ def parse_args() -> Namespace:
 # Above PyTorch, so that --help and a wrong option are answered at once.
 ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
-from vim_mm.models.paths import read, why_call, why_call_norm
+from vim_mm.models.fused import fused_arguments, read, why_call, why_call_all, why_call_norm
 from vim_mm.models.vision_mamba import Block, Mamba
 
 
@@ -43,9 +43,11 @@ def read_only(mixer: Mamba) -> list:
 def main(args: Namespace) -> None:
     block = Block(192, 0.0, {})
     mixer = block.mixer
-    total = microseconds(mixer.fused_arguments)
+    total = microseconds(lambda: fused_arguments(mixer))
     reading = microseconds(lambda: read_only(mixer))
-    layer = microseconds(lambda: (why_call(mixer, Mamba), why_call_norm(block.norm)))
+    layer = microseconds(
+        lambda: (why_call_all(), why_call(mixer, Mamba), why_call_norm(block.norm))
+    )
     checks = total - reading + layer
     print(f'parameters read: {reading:.2f} us a layer')
     print(f'checks of its modules: {checks:.2f} us a layer')

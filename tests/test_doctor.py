@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from vim_mm import doctor, selftest
-from vim_mm.models.paths import LayerPath, summarize_paths
+from vim_mm.models.fused import LayerPath, summarize_paths
 from vim_mm.ops import METHODS, library, path_of, triton
 
 ROOT = Path(__file__).parents[1]

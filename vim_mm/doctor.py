@@ -252,7 +252,7 @@ def _block_paths(device: str, config: str | None) -> Iterator[Line]:
     """Which layers of a backbone would take the fused path on a device, and why others do not."""
     topic = f'block on {device}'
     try:
-        from vim_mm.models.paths import path_of_layers, summarize_paths
+        from vim_mm.models.fused import path_of_layers, summarize_paths
 
         backbone = _backbone(config)
     except ImportError as error:

@@ -14,7 +14,7 @@ from tests.graphs import assert_replays_eager_bits
 from tests.models.plain_operators import fast_block_on_cpu
 from tests.models.small import compute_gradients, images, scramble, small_backbone, small_mixer
 from tests.ops.inputs import rows_of_uneven_blocks
-from vim_mm.models import Mamba, mamba
+from vim_mm.models import Mamba, fused, mamba
 from vim_mm.ops import METHODS, block
 
 needs_cuda = [
@@ -107,7 +107,7 @@ class TestOnCpu:
 
     @pytest.fixture
     def take_plain(self, monkeypatch):
-        return lambda: monkeypatch.setattr(Mamba, 'fused_path', lambda self, x: None)
+        return lambda: monkeypatch.setattr(fused, 'fused_path', lambda mixer, x: None)
 
     @each_type
     @pytest.mark.parametrize(
@@ -242,8 +242,8 @@ class TestOnCpu:
 
 def test_the_plain_block_is_taken_where_the_fast_one_cannot_be():
     on_cpu = torch.empty(1, 4, 8)
-    assert Mamba(8).fused_path(on_cpu) is None
-    assert Mamba(8).fused_path(on_cpu.to('meta')) is None
+    assert fused.fused_path(Mamba(8), on_cpu) is None
+    assert fused.fused_path(Mamba(8), on_cpu.to('meta')) is None
 
 
 def test_choice_of_block_and_choice_of_scan_are_two_switches(monkeypatch):
@@ -255,15 +255,15 @@ def test_choice_of_block_and_choice_of_scan_are_two_switches(monkeypatch):
         asked.append(wish)
         return 'native' if wish is None else 'reference'
 
-    monkeypatch.setattr(mamba, 'chosen_backend', choose)
-    assert Mamba(8).fused_path(on_cuda) == (torch.float32, 'native')
-    assert Mamba(8, use_cuda_kernel=False).fused_path(on_cuda) is None
+    monkeypatch.setattr(fused, 'chosen_backend', choose)
+    assert fused.fused_path(Mamba(8), on_cuda) == (torch.float32, 'native')
+    assert fused.fused_path(Mamba(8, use_cuda_kernel=False), on_cuda) is None
     assert asked == [None, False]
-    assert Mamba(8, fused=False).fused_path(on_cuda) is None
+    assert fused.fused_path(Mamba(8, fused=False), on_cuda) is None
     assert asked == [None, False]
 
     layers = small_backbone(ssm_cfg=dict(d_state=4, fused=False)).layers
-    assert [layer.mixer.fused_path(on_cuda) for layer in layers] == [None, None]
+    assert [fused.fused_path(layer.mixer, on_cuda) for layer in layers] == [None, None]
     seen = []
     scan = mamba.selective_scan_grouped_fn
     monkeypatch.setattr(
@@ -290,18 +290,18 @@ class TestOnCuda:
 
     def test_choice(self, monkeypatch):
         x = torch.empty(1, 4, 8, device='cuda')
-        assert Mamba(8).fused_path(x) == (torch.float32, 'native')
-        assert Mamba(8).half().fused_path(x) == (torch.float16, 'native')
+        assert fused.fused_path(Mamba(8), x) == (torch.float32, 'native')
+        assert fused.fused_path(Mamba(8).half(), x) == (torch.float16, 'native')
         with torch.autocast('cuda', torch.bfloat16):
-            assert Mamba(8).fused_path(x) == (torch.bfloat16, 'native')
-        assert Mamba(8).double().fused_path(x) is None
-        assert Mamba(8, d_conv=8).fused_path(x) == (torch.float32, 'native')
-        assert Mamba(8, d_conv=9).fused_path(x) is None
-        assert Mamba(8, use_cuda_kernel=False).fused_path(x) is None
-        assert Mamba(8, fused=False).fused_path(x) is None
+            assert fused.fused_path(Mamba(8), x) == (torch.bfloat16, 'native')
+        assert fused.fused_path(Mamba(8).double(), x) is None
+        assert fused.fused_path(Mamba(8, d_conv=8), x) == (torch.float32, 'native')
+        assert fused.fused_path(Mamba(8, d_conv=9), x) is None
+        assert fused.fused_path(Mamba(8, use_cuda_kernel=False), x) is None
+        assert fused.fused_path(Mamba(8, fused=False), x) is None
         monkeypatch.setenv('VIM_USE_CUDA_KERNEL', '0')
-        assert Mamba(8).fused_path(x) is None
-        assert Mamba(8, use_cuda_kernel=True).fused_path(x) == (torch.float32, 'native')
+        assert fused.fused_path(Mamba(8), x) is None
+        assert fused.fused_path(Mamba(8, use_cuda_kernel=True), x) == (torch.float32, 'native')
 
     @each_method
     @each_type
@@ -444,7 +444,7 @@ class TestOnCuda:
             return dict(enumerate(outputs)) | gradients
 
         fast = run(dtype)
-        monkeypatch.setattr(Mamba, 'fused_path', lambda self, x: None)
+        monkeypatch.setattr(fused, 'fused_path', lambda mixer, x: None)
         plain, truth = run(dtype), run(torch.float32)
         assert {name: t.dtype for name, t in fast.items()} == {
             name: t.dtype for name, t in plain.items()

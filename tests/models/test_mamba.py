@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from tests.models import vim_equations
 from tests.models.small import small_mixer
 from vim_mm.models import Mamba
+from vim_mm.models.fused import fused_path
 from vim_mm.ops import METHODS, selective_scan_ref
 
 TYPES = ('none', 'v1', 'v2')
@@ -234,10 +235,10 @@ def test_arguments_of_another_kind(arguments, error, message):
 
 def test_autocast_leaves_float64_alone(monkeypatch):
     """The fast block has the plain one's dtypes."""
-    monkeypatch.setattr('vim_mm.models.mamba.chosen_backend', lambda *_: 'native')
+    monkeypatch.setattr('vim_mm.models.fused.chosen_backend', lambda *_: 'native')
     on_gpu = SimpleNamespace(is_cuda=True, dtype=torch.float64)
     mixer = small_mixer().double()
     with torch.autocast('cpu', torch.bfloat16):
         assert mixer(tokens().double()).dtype == torch.float64
     monkeypatch.setattr(torch, 'is_autocast_enabled', lambda device: True)
-    assert mixer.fused_path(on_gpu) == (torch.float64, 'native')
+    assert fused_path(mixer, on_gpu) == (torch.float64, 'native')

@@ -16,6 +16,7 @@ import triton.runtime.interpreter as interpreter
 from tests.models.small import scramble
 from tests.ops.inputs import grouped_inputs, make_inputs, results_and_gradients, worst_error
 from vim_mm.models import Mamba
+from vim_mm.models.fused import fused_arguments
 from vim_mm.ops import selective_scan_fn, selective_scan_grouped_fn
 from vim_mm.ops.block import fused_block
 from vim_mm.ops.discretization import METHODS
@@ -140,7 +141,7 @@ def test_the_block(options):
     module = scramble(Mamba(6, d_state=2, expand=1, **options))
     truth = copy.deepcopy(module).double()
     truth.backend = 'reference'
-    arguments = module.fused_arguments()._replace(backend='triton')
+    arguments = fused_arguments(module)._replace(backend='triton')
     given = [torch.randn(2, 9, 6), torch.randn(2, 9, 6), torch.randn(6)]
     grads = torch.randn(2, 2, 9, 6)
 

@@ -6,6 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.models.small import small_mixer
 from tests.registered.fresh import run_fresh
+from vim_mm.models.fused import fused_arguments
 from vim_mm.ops import METHODS, flops, library, selective_scan_fn
 from vim_mm.ops.block import fused_mixer
 
@@ -109,7 +110,7 @@ def test_torch_counts_the_mixer(method, bimamba_type):
         mixer(x)
     # The counter's hooks have every module called.
     assert counter.get_total_flops() == 2 * (products + scans)
-    arguments = mixer.to('meta').fused_arguments()
+    arguments = fused_arguments(mixer.to('meta'))
     with FlopCounterMode(display=False) as counter:
         out = fused_mixer(torch.empty(x.shape, device='meta', requires_grad=True), arguments)
         forward = counter.get_total_flops()

@@ -18,29 +18,13 @@ from vim_mm.models.arguments import (
     check_positive,
     check_tokens,
 )
-from vim_mm.models.paths import (
-    why_call_all,
-    why_call_biased,
-    why_call_conv1d,
-    why_call_linear,
-    why_call_unbiased,
-    why_not_read,
-)
+from vim_mm.models.fused import READS, MixerPath, path_of_mixer, why_plain_mixer
 from vim_mm.ops import causal_conv1d, selective_scan_grouped_fn
-from vim_mm.ops.backends import BACKENDS, OPERATORS, chosen_backend, wish_of_arguments
-from vim_mm.ops.block import MAX_TAPS, FusedMixer, fused_mixer
+from vim_mm.ops.backends import BACKENDS, wish_of_arguments
+from vim_mm.ops.block import fused_mixer
 from vim_mm.ops.discretization import get_method
 from vim_mm.ops.selective_scan import MAX_STATES
 
-# What the formulas read of a module instead of calling it: why it must be called after all, and its
-# parameters. The step size's bias is added inside the scan.
-_READS = {
-    'in_proj': (why_call_linear, ('weight', 'bias')),
-    'out_proj': (why_call_linear, ('weight', 'bias')),
-    'conv1d': (why_call_conv1d, ('weight', 'bias')),
-    'x_proj': (why_call_unbiased, ('weight',)),
-    'dt_proj': (why_call_biased, ('weight', 'bias')),
-}
 _OUTER, _EACH = ('in_proj', 'out_proj'), ('conv1d', 'x_proj', 'dt_proj', 'D')
 
 
@@ -160,7 +144,7 @@ class Mamba(nn.Module):
         # Modules and parameters in the order of FusedMixer.
         each = [part + end for end in self.endings for part in _EACH]
         self.reads = {
-            name: _READS.get(name.removesuffix('_b'), (None, ()))
+            name: READS.get(name.removesuffix('_b'), (None, ()))
             for name in (*_OUTER, *each, *self.A_names)
         }
 
@@ -230,40 +214,6 @@ class Mamba(nn.Module):
         # The inverse of softplus, log(e^dt - 1), without overflow or cancellation.
         dt_proj.bias.copy_(dt + torch.log(-torch.expm1(-dt)))
 
-    def why_not_fused(self, device_type: str, dtype: torch.dtype) -> str | None:
-        """Why the fast block cannot be taken on a device in a dtype, None where it can.
-
-        It can on CUDA where the scan is the compiled one or Triton's, for ``d_conv`` up to 8. This
-        is the choice by device and dtype; that by modules is :meth:`fused_arguments`'.
-        """
-        return self._choose(device_type, dtype)[1]
-
-    def _choose(self, device_type: str, dtype: torch.dtype) -> tuple[str, str | None]:
-        """The backend of the fast block, which is that of the scan, and :meth:`why_not_fused`."""
-        if not self.may_fuse:
-            return '', 'fused is False'
-        if device_type != 'cuda':
-            return '', f'there is none for {device_type}'
-        if self.d_conv > MAX_TAPS:
-            return '', f'd_conv is {self.d_conv}, more than {MAX_TAPS}'
-        backend = chosen_backend(self.backend, self.use_cuda_kernel, device_type, dtype)
-        if backend not in OPERATORS:
-            return backend, f'the compiled scan is not taken for {dtype}'
-        return backend, None
-
-    def fused_path(self, hidden_states: Tensor) -> tuple[torch.dtype, str] | None:
-        """Dtype and backend in which the fast block computes, None where the plain one is taken.
-
-        Both blocks have the same dtypes: autocast's, which leaves float64 alone, else the
-        parameters'.
-        """
-        if not hidden_states.is_cuda:
-            return None
-        autocast = torch.is_autocast_enabled('cuda') and hidden_states.dtype != torch.float64
-        dtype = torch.get_autocast_dtype('cuda') if autocast else self.parameters_dtype()
-        backend, reason = self._choose('cuda', dtype)
-        return (dtype, backend) if reason is None else None
-
     def parameters_dtype(self) -> torch.dtype:
         """That of ``in_proj``, or of ``A_log`` where what stands in its place has no weight."""
         weight = self._modules['in_proj']._parameters.get('weight')
@@ -272,86 +222,49 @@ class Mamba(nn.Module):
         # Quantized layers have a method of that name.
         return weight.dtype if isinstance(weight, Tensor) else self.A_log.dtype
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
+    def forward(self, hidden_states: Tensor, path: MixerPath | None = None) -> Tensor:
         """Mix along the sequence: (B, L, d_model), L from 1, to the same shape.
+
+        Args:
+            hidden_states (Tensor): Floating point.
+            path (MixerPath, optional): What :mod:`vim_mm.models.fused` has decided for this call;
+                None asks it.
 
         Raises:
             TypeError: No dense tensor, or not floating point.
             ValueError: Another number of dimensions or channels.
         """
         check_tokens(hidden_states, self.d_model)
-        path = self.fused_path(hidden_states)
-        arguments = None if path is None else self.fused_arguments(path[1])
-        if arguments is None:
-            return self.forward_plain(hidden_states)
-        return fused_mixer(hidden_states.to(path[0]), arguments)
-
-    def fused_arguments(self, backend: str = 'native') -> FusedMixer | None:
-        """What the fast block takes of this mixer, None where a module of it must be called."""
-        parameters, reason = self._read_modules()
-        if reason is not None:
-            return None
-        method = get_method(self.discretization_method).id
-        scale = 0.5 if self.average else 1.0
-        return FusedMixer(parameters, method, [*self.reverse], scale, backend)
+        if path is None:
+            path = path_of_mixer(self, hidden_states)
+        if path.fused is None:
+            return self.forward_plain(hidden_states, path)
+        return fused_mixer(hidden_states.to(path.dtype), path.fused)
 
     def plain_reasons(self, device_type: str, dtype: torch.dtype | None) -> dict[str, str | None]:
-        """By part, see :func:`vim_mm.models.paths.path_of_layers`."""
-        reason = self.why_not_fused(device_type, dtype or self.parameters_dtype())
-        return {'': reason or self._read_modules()[1]}
+        """By part, see :func:`vim_mm.models.fused.path_of_layers`."""
+        return {'': why_plain_mixer(self, device_type, dtype)}
 
-    def reads_all(self) -> bool:
-        """Whether the parameters of all its modules are read, and none of them is called."""
-        return self._read_modules()[1] is None
-
-    def _read_modules(self) -> tuple[list[Tensor | None], str | None]:
-        """Parameters in the order of :class:`FusedMixer`, and why a module must be called.
-
-        The host does this at every call: by the dicts of modules and parameters, because through
-        attributes it takes longer than several launches.
-        """
-        reason = why_call_all()
-        if reason is not None:
-            return [], reason
-        modules, parameters = self._modules, []
-        for name, (why, names) in self.reads.items():
-            module = self if why is None else modules[name]
-            reason = None if why is None else why(module)
-            if reason is not None:
-                return [], f'{name} {reason}'
-            own = module._parameters
-            for attribute in names or (name,):  # read(), without a call for each
-                parameters.append(
-                    own[attribute] if attribute in own else getattr(module, attribute)
-                )
-        return parameters, why_not_read(*parameters)
-
-    def _must_call(self, part: str) -> bool:
-        """Whether the modules of that name must be called, of one direction at least."""
-        why, names = _READS[part]
-        owned = self._each(part) if part in _EACH else [getattr(self, part)]
-        return why_call_all() is not None or any(
-            why(module) or why_not_read(*(module._parameters.get(name) for name in names))
-            for module in owned
-        )
-
-    def forward_plain(self, hidden_states: Tensor) -> Tensor:
+    def forward_plain(self, hidden_states: Tensor, path: MixerPath | None = None) -> Tensor:
         """:meth:`forward`, on any device: the truth that the fast block is held to.
 
         Modules that are what they were made as are read, so that nothing is transposed; others
         (hooks, adapters, replacements) are called, with (B, L, channels) or (B, channels, L).
         """
-        y = self.scan_directions(hidden_states)
+        y = self.scan_directions(hidden_states, path)
         y = y.mean(1) if self.average else y.sum(1)
         return self.out_proj(rearrange(y, 'b d l -> b l d'))
 
-    def scan_directions(self, hidden_states: Tensor) -> Tensor:
+    def scan_directions(self, hidden_states: Tensor, path: MixerPath | None = None) -> Tensor:
         """The gated scan of each direction, (B, K, d_inner, L), before they are summed."""
-        arguments = self.scan_arguments(hidden_states)
+        arguments = self.scan_arguments(hidden_states, path)
         return selective_scan_grouped_fn(**arguments, reverse=self.reverse)
 
-    def scan_arguments(self, hidden_states: Tensor) -> dict[str, Any]:
+    def scan_arguments(
+        self, hidden_states: Tensor, path: MixerPath | None = None
+    ) -> dict[str, Any]:
         """What :func:`selective_scan_grouped_fn` takes for (B, L, d_model), but ``reverse``."""
+        called = (path or path_of_mixer(self, hidden_states)).called
         batch, length, _ = hidden_states.shape
         directions = len(self.reverse)
 
@@ -360,14 +273,15 @@ class Mamba(nn.Module):
             t = rearrange(t, 'k rows (b l) -> b k rows l', b=batch, l=length)
             return t.expand(-1, directions, -1, -1)
 
-        x, z = self._project_in(hidden_states)  # (B, D, L)
+        x, z = self._project_in(hidden_states, 'in_proj' in called)  # (B, D, L)
+        convolved = self._convolve(x, 'conv1d' in called)
         # Stacked of views: rearranged after it, u would be copied twice.
-        u = torch.stack([rearrange(c, 'b d l -> d b l') for c in self._convolve(x)]).flatten(2)
-        dt_B_C = self._project('x_proj', u, length)  # u is (1 or K, D, B L)
+        u = torch.stack([rearrange(c, 'b d l -> d b l') for c in convolved]).flatten(2)
+        dt_B_C = self._project('x_proj', u, length, 'x_proj' in called)  # u is (1 or K, D, B L)
         dt, B, C = dt_B_C.split([self.dt_rank, self.d_state, self.d_state], dim=1)
-        delta = self._project('dt_proj', dt, length)
+        delta = self._project('dt_proj', dt, length, 'dt_proj' in called)
         delta_bias = None
-        if not self._must_call('dt_proj'):
+        if 'dt_proj' not in called:
             delta_bias = torch.stack(self._each('dt_proj', 'bias')).expand(directions, -1)
         return dict(
             u=per_direction(u),
@@ -384,9 +298,9 @@ class Mamba(nn.Module):
             backend=self.backend,
         )
 
-    def _project_in(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+    def _project_in(self, hidden_states: Tensor, call: bool) -> tuple[Tensor, Tensor]:
         """x and the gate z, (B, D, L) each."""
-        if self._must_call('in_proj'):
+        if call:
             xz = self.in_proj(hidden_states)
             return rearrange(xz, 'b l (two d) -> two b d l', two=2).unbind(0)
         weight = self.in_proj.weight
@@ -400,12 +314,11 @@ class Mamba(nn.Module):
         xz = rearrange(xz, '(two d) (b l) -> two b d l', two=2, b=batch, l=length)
         return xz.unbind(0)
 
-    def _convolve(self, x: Tensor) -> list[Tensor]:
+    def _convolve(self, x: Tensor, call: bool) -> list[Tensor]:
         """silu(conv1d(x)), (B, D, L), of each set of parameters."""
-        must_call = self._must_call('conv1d')
         convolved = []
         for conv, reverse in zip(self._each('conv1d'), self.reverse):
-            if not must_call:
+            if not call:
                 weight = conv.weight.squeeze(1)
                 convolved.append(causal_conv1d(x, weight, conv.bias, reverse, activation='silu'))
                 continue
@@ -419,12 +332,12 @@ class Mamba(nn.Module):
             convolved.append(F.silu(out.flip(2) if reverse else out))
         return convolved
 
-    def _project(self, part: str, u: Tensor, length: int) -> Tensor:
+    def _project(self, part: str, u: Tensor, length: int, call: bool) -> Tensor:
         """Apply the linear layers of that name to (1 or K, channels, B L): (1 or K, rows, B L).
 
         Without the bias where they are read, with it where they are called.
         """
-        if not self._must_call(part):
+        if not call:
             return torch.bmm(torch.stack(self._each(part, 'weight')), u)
         projected = [
             rearrange(module(rearrange(tokens, 'c (b l) -> b l c', l=length)), 'b l c -> c (b l)')

@@ -8,7 +8,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vim_mm.models.arguments import parse_size
-from vim_mm.models.paths import why_call_all, why_call_patches
+from vim_mm.models.fused import why_call_all, why_call_patches
 from vim_mm.ops.exported import are_open
 
 
@@ -72,5 +72,5 @@ class PatchEmbed(nn.Module):
         return why_call_all() or why_call_patches(self.proj)
 
     def plain_reasons(self, device_type: str, dtype: torch.dtype | None) -> dict[str, str | None]:
-        """By part, see :func:`vim_mm.models.paths.path_of_layers`."""
+        """By part, see :func:`vim_mm.models.fused.path_of_layers`."""
         return {'': self.why_not_fused()}

@@ -24,16 +24,19 @@ from vim_mm.models.arguments import (
     parse_out_indices,
     parse_size,
 )
+from vim_mm.models.fused import (
+    LayerPath,
+    path_of_block,
+    path_of_layers,
+    path_of_norm,
+    read,
+    reads_all,
+    why_call,
+    why_call_norm,
+    why_plain_norm,
+)
 from vim_mm.models.mamba import Mamba
 from vim_mm.models.patch_embed import PatchEmbed
-from vim_mm.models.paths import (
-    LayerPath,
-    path_of_layers,
-    read,
-    why_call,
-    why_call_all,
-    why_call_norm,
-)
 from vim_mm.models.state_dict import adapt_checkpoint, note_layout
 from vim_mm.models.tokens import (
     CLS_TOKENS,
@@ -55,12 +58,10 @@ def add_norm(
 ) -> tuple[Tensor, Tensor]:
     """The norm of residual + update, and that sum in the dtype of residual.
 
-    In one launch on the ``path`` of the fast block, see :meth:`Mamba.fused_path`; None where the
-    plain one is taken. Compiled code has the plain one too: Inductor fuses it, and of an operator
-    that it has not met in the layers it prints the operands, with all that went before, which
-    doubles with every layer.
+    In one launch of the ``path``'s dtype and backend, see :func:`path_of_norm`; None where the norm
+    is called.
     """
-    if path is None or torch.compiler.is_compiling() or _why_call_norm(norm) is not None:
+    if path is None:
         stream = residual if update is None else residual + update
         # What stands in the place of a norm need not have a weight.
         weight = getattr(norm, 'weight', None)
@@ -68,10 +69,6 @@ def add_norm(
     dtype, backend = path
     stream, weight = _stream(residual, dtype), read(norm, 'weight')
     return add_rms_norm(stream, update, weight, norm.eps, dtype, backend=backend)
-
-
-def _why_call_norm(norm: nn.Module) -> str | None:
-    return why_call_all() or why_call_norm(norm)
 
 
 def _stream(residual: Tensor, dtype: torch.dtype) -> Tensor:
@@ -116,16 +113,14 @@ class Block(nn.Module):
     def forward(self, residual: Tensor, update: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The mixer's output (B, L, C), and the stream in the dtype of residual."""
         norm, mixer = self.norm, self.mixer
-        path = _fused_path(mixer, residual)
-        arguments = None
-        if path is not None and why_call(mixer, Mamba) is None and why_call_norm(norm) is None:
-            arguments = mixer.fused_arguments(path[1])
-        if arguments is None:
-            normed, stream = add_norm(norm, residual, update, path)
-            return mixer(normed), stream
-        dtype = path[0]
-        stream = _stream(residual, dtype)
-        return fused_block(stream, update, read(norm, 'weight'), norm.eps, dtype, arguments)
+        path = path_of_block(norm, mixer, Mamba, residual)
+        if path.norm is None or path.mixer is None or path.mixer.fused is None:
+            normed, stream = add_norm(norm, residual, update, path.norm)
+            mixed = mixer(normed) if path.mixer is None else mixer(normed, path.mixer)
+            return mixed, stream
+        dtype = path.mixer.dtype
+        stream, weight = _stream(residual, dtype), read(norm, 'weight')
+        return fused_block(stream, update, weight, norm.eps, dtype, path.mixer.fused)
 
     def calls_modules(self) -> bool:
         """Whether code that is not this package's runs, which may draw random numbers.
@@ -140,25 +135,12 @@ class Block(nn.Module):
             # Before the others, which read parameters: that alone would draw.
             or any('parametrizations' in m._modules for m in (norm, mixer, *mixer.children()))
             or why_call_norm(norm) is not None
-            or not mixer.reads_all()
+            or not reads_all(mixer)
         )
 
     def plain_reasons(self, device_type: str, dtype: torch.dtype | None) -> dict[str, str | None]:
-        """By part, see :func:`vim_mm.models.paths.path_of_layers`."""
-        reason = _why_not_fused(self.mixer, device_type, dtype)
-        return {'norm': reason or _why_call_norm(self.norm)}
-
-
-def _fused_path(mixer: nn.Module, hidden_states: Tensor) -> tuple[torch.dtype, str] | None:
-    """:meth:`Mamba.fused_path` of a mixer, or of one in a wrapper that passes attributes on."""
-    choose = getattr(mixer, 'fused_path', None)
-    return None if choose is None else choose(hidden_states)
-
-
-def _why_not_fused(mixer: nn.Module, device_type: str, dtype: torch.dtype | None) -> str | None:
-    if getattr(mixer, 'why_not_fused', None) is None:
-        return f'the mixer is a {type(mixer).__module__}.{type(mixer).__qualname__}'
-    return mixer.why_not_fused(device_type, dtype or mixer.parameters_dtype())
+        """By part, see :func:`vim_mm.models.fused.path_of_layers`."""
+        return {'norm': why_plain_norm(self.norm, self.mixer, device_type, dtype)}
 
 
 class VisionMamba(nn.Module):
@@ -463,7 +445,7 @@ class VisionMamba(nn.Module):
         self, norm: nn.Module, i: int, mixed: Tensor, residual: Tensor, update: Tensor
     ) -> Tensor:
         """The norm of the stream after layer i, in the dtype of the mixer's output."""
-        path = _fused_path(self.layers[i].mixer, residual)
+        path = path_of_norm(norm, self.layers[i].mixer, residual)
         normed, _ = add_norm(norm, residual, update, path)
         return normed.to(mixed.dtype)
 
@@ -485,9 +467,8 @@ class VisionMamba(nn.Module):
         return path_of_layers(self, device, dtype)
 
     def plain_reasons(self, device_type: str, dtype: torch.dtype | None) -> dict[str, str | None]:
-        """By part, see :func:`vim_mm.models.paths.path_of_layers`."""
+        """By part, see :func:`vim_mm.models.fused.path_of_layers`."""
         return {
-            name: _why_not_fused(self.layers[i].mixer, device_type, dtype)
-            or _why_call_norm(getattr(self, name))
+            name: why_plain_norm(getattr(self, name), self.layers[i].mixer, device_type, dtype)
             for i, name in self.norm_names.items()
         }

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from studies.discretization.models.two_sample import two_sample_scan
+from vim_mm.models.fused import MixerPath
 from vim_mm.models.mamba import Mamba
 from vim_mm.models.vision_mamba import VisionMamba
 from vim_mm.ops import METHODS, selective_scan_grouped_fn
@@ -95,13 +96,9 @@ class StudyMamba(Mamba):
     rule = ''
     observe: Callable[[Tensor, Tensor], None] | None = None
 
-    def fused_path(self, hidden_states: Tensor) -> None:
-        """None: the fused block knows none of these attributes."""
-        return None
-
-    def scan_directions(self, hidden_states: Tensor) -> Tensor:
+    def scan_directions(self, hidden_states: Tensor, path: MixerPath | None = None) -> Tensor:
         """As in Mamba but for the attributes, (B, K, d_inner, L)."""
-        arguments = self.scan_arguments(hidden_states)
+        arguments = self.scan_arguments(hidden_states, path)
         if self.dt_divisor != 1 or self.observe is not None:
             # In float32: a step size of 0.001 has few digits left in 16 bits after a softplus.
             raw = arguments['delta'].float() + arguments['delta_bias'][:, :, None]
@@ -224,6 +221,7 @@ class Net(nn.Module):
         """Turn every mixer into a :class:`StudyMamba` with these attributes, parameters kept."""
         for mixer in self.mixers():
             mixer.__class__ = StudyMamba
+            mixer.may_fuse = False  # the fused block knows none of these attributes
             for name, value in attributes.items():
                 setattr(mixer, name, value)
 

@@ -3,6 +3,7 @@
 On CUDA the fused operators are real; on the CPU operators in plain PyTorch stand in for them.
 """
 
+import contextlib
 import copy
 import pickle
 
@@ -13,7 +14,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 from tests.models.plain_operators import fast_block_on_cpu
 from tests.models.small import compute_gradients, images, small_backbone
-from vim_mm.models import LayerPath, Mamba, path_of_layers
+from vim_mm.models import LayerPath, fused, path_of_layers
 from vim_mm.ops import block
 
 PARTS = ['in_proj', 'conv1d', 'conv1d_b', 'x_proj', 'x_proj_b', 'dt_proj', 'dt_proj_b', 'out_proj']
@@ -112,7 +113,7 @@ def device(request, monkeypatch):
 @pytest.fixture
 def operators(monkeypatch):
     with fast_block_on_cpu(monkeypatch):
-        monkeypatch.setattr(Mamba, 'why_not_fused', lambda *_: None)
+        monkeypatch.setattr(fused, '_why_not_fused', lambda *_: None)
         yield
 
 
@@ -165,15 +166,15 @@ def test_removing_a_change_brings_the_fast_path_back(operators):
     model = small_backbone()
     mixer = model.layers[0].mixer
     handle = mixer.in_proj.register_forward_hook(lambda *_: None)
-    assert mixer.fused_arguments() is None
+    assert fused.fused_arguments(mixer) is None
     handle.remove()
-    assert mixer.fused_arguments() is not None
+    assert fused.fused_arguments(mixer) is not None
     original = mixer.conv1d_b
     add_adapter(model, 'layers.0.mixer.conv1d_b')
-    assert mixer.fused_arguments() is None
+    assert fused.fused_arguments(mixer) is None
     mixer.conv1d_b = original
     for other in (mixer, copy.deepcopy(mixer), pickle.loads(pickle.dumps(mixer))):
-        assert other.fused_arguments() is not None
+        assert fused.fused_arguments(other) is not None
 
 
 @pytest.mark.parametrize(
@@ -202,7 +203,7 @@ def test_a_tensor_with_a_product_of_its_own(operators):
     mixer = small_backbone().layers[0].mixer
     weight = mixer.out_proj.weight.detach().as_subclass(Scaled)
     mixer.out_proj.weight = nn.Parameter(weight)
-    assert mixer.fused_arguments() is None
+    assert fused.fused_arguments(mixer) is None
     assert mixer.plain_reasons('cuda', None)[''].endswith('.Scaled')
 
 
@@ -294,6 +295,23 @@ class TestPaths:
         add_forward_hook(model, 'backbone.layers.1.mixer.dt_proj')
         expected = LayerPath('backbone.layers.1.mixer', 'dt_proj has hooks')
         assert [p for p in path_of_layers(model, 'cuda') if p.reason is not None] == [expected]
+
+    @pytest.mark.parametrize('fused_operators', [False, True])
+    def test_a_module_is_asked_once_in_a_call(self, fused_operators, monkeypatch):
+        asked, why_call = [], fused.why_call
+        model = small_backbone(arch=dict(embed_dims=16, num_layers=1))
+        record = lambda module, kind: asked.append(module) or why_call(module, kind)  # noqa: E731
+        monkeypatch.setattr(fused, 'why_call', record)
+        context = fast_block_on_cpu if fused_operators else contextlib.nullcontext
+        with context(monkeypatch):
+            model(images())
+        # The patch embedding, the mixer, and its modules; of the norm only what can be fused.
+        (layer,) = model.layers
+        parts = [m for name, m in layer.mixer.named_children() if name != 'out_proj']
+        expected = [model.patch_embed.proj, layer.mixer, *parts]
+        if fused_operators:
+            expected += [layer.norm, layer.mixer.out_proj]
+        assert sorted(map(id, asked)) == sorted(map(id, expected))
 
     def test_the_other_layers_run_fused(self, operators, monkeypatch):
         calls = []
