@@ -11,6 +11,7 @@ from benchmarks.scan.paths import CPU_KERNEL, CUDA_KERNEL
 from tests.scripts import load
 from vim_mm.ops import METHODS, selective_scan
 from vim_mm.ops.discretization import psi
+from vim_mm.ops.reference import ScanInputs
 
 TOOL = 'analysis/verify_discretization.py'
 TINY = ('--dim', '2', '--seqlen', '9', '--dstate', '2', '--methods', 'zoh', 'foh')
@@ -59,7 +60,9 @@ def test_a_truncated_coefficient_fails(monkeypatch, capsys):
 @pytest.mark.slow
 def test_a_method_that_falls_back_to_another_fails(monkeypatch, capsys):
     """The kernel runs zoh under the name foh."""
-    monkeypatch.setattr(selective_scan, 'method_id', lambda name: METHODS['zoh'].id)
+    zoh = METHODS['zoh'].id
+    call = lambda operator, *inputs: operator(*ScanInputs(*inputs)._replace(method=zoh))  # noqa: E731
+    monkeypatch.setattr(selective_scan, 'call', call)
     code, lines = verify(monkeypatch, capsys)
     assert code == 1
     for path in (CPU_KERNEL, CUDA_KERNEL):

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import torch
 
-from vim_mm.ops.discretization import METHODS, discretize, method_name
-from vim_mm.ops.reference import grouped_scan_ref
+from vim_mm.ops.discretization import METHODS, discretize
+from vim_mm.ops.reference import ScanInputs, grouped_scan_ref
 
 NARROW = (torch.float32, torch.float16, torch.bfloat16)
 REAL = (*NARROW, torch.float64)
@@ -200,9 +200,8 @@ def expected(call: dict, backward: bool) -> list[torch.Tensor]:
         return x.to(torch.complex128 if x.is_complex() else torch.float64)
 
     tensors = [None if call[n] is None else wide(call[n]).requires_grad_() for n in TENSORS]
-    name = method_name(call['method'])
     flags = [flag != 0 for flag in call['reverse']]
-    results = grouped_scan_ref(*tensors, call['delta_softplus'], name, flags)
+    results = grouped_scan_ref(ScanInputs(*tensors, call['delta_softplus'], call['method'], flags))
     if not backward:
         return [x.detach() for x in results]
     given = (call['grad_out'], call['grad_last_state'])

@@ -1,5 +1,7 @@
 """selective_scan_fn for JAX: checks its arguments as the PyTorch operator does, then calls it."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from jax import Array
 
 from vim_mm.jax.calls import Options, scan
 from vim_mm.ops.discretization import method_id
+from vim_mm.ops.reference import TENSORS, ScanInputs
 from vim_mm.ops.selective_scan import check_shapes, check_state_matrices
 
 
@@ -60,14 +63,15 @@ def selective_scan_fn(
     """
     named = dict(u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias)
     arrays = {name: None if x is None else _as_array(name, x) for name, x in named.items()}
-    groups = _check(arrays)
+    method = method_id(discretization_method)
+    groups = _check(arrays, delta_softplus, method, [reverse])
     flags = dict(
         delta_softplus=delta_softplus, return_last_state=return_last_state, reverse=reverse
     )
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise TypeError(f'{name}: expected a bool, got {flag!r}')
-    options = Options(delta_softplus, method_id(discretization_method), (reverse,) * groups)
+    options = Options(delta_softplus, method, (reverse,) * groups)
     out, last_state = scan(options, _split(arrays, groups))
     batch, channels, _ = arrays['u'].shape
     out, last_state = (x.reshape(batch, channels, x.shape[-1]) for x in (out, last_state))
@@ -80,7 +84,7 @@ def _as_array(name: str, x: Array) -> Array:
     return jnp.asarray(x)
 
 
-def _check(arrays: dict[str, Array | None]) -> int:
+def _check(arrays: dict[str, Array | None], *options: Any) -> int:
     """Shapes and dtypes, by the checks of the PyTorch operator; the number of groups G."""
 
     def tensor(name: str, x: Array | None) -> torch.Tensor | None:
@@ -92,9 +96,9 @@ def _check(arrays: dict[str, Array | None]) -> int:
             raise TypeError(f'{name}: expected a floating point dtype, got {x.dtype}')
         return torch.empty(x.shape, dtype=dtype, device='meta')
 
-    tensors = {name: tensor(name, x) for name, x in arrays.items()}
-    check_shapes(**tensors, letters='D')
-    return check_state_matrices(*(tensors[name] for name in 'BCuA'))
+    inputs = ScanInputs(*(tensor(name, arrays[name]) for name in TENSORS), *options)
+    check_shapes(inputs, 'D')
+    return check_state_matrices(inputs)
 
 
 def _split(arrays: dict[str, Array | None], groups: int) -> tuple[Array | None, ...]:

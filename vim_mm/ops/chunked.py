@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from vim_mm.ops.discretization import get_method
-from vim_mm.ops.reference import real_dtype, skip_and_gate, state_dtype, step_sizes
+from vim_mm.ops.discretization import get_method, method_name
+from vim_mm.ops.reference import ScanInputs, real_dtype, skip_and_gate, state_dtype, step_sizes
 
 # Entries of a chunk, steps times B G H N: some tensors of that size stay in a processor's cache.
 _CHUNK_ENTRIES = 1 << 17
@@ -22,41 +22,26 @@ _MAX_CHUNK = 64
 
 
 def chunked_scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    delta_softplus: bool,
-    method: str,
-    reverse: Sequence[bool],
-    scan: Callable[..., tuple[Tensor, Tensor]] | None = None,
+    inputs: ScanInputs, scan: Callable[..., tuple[Tensor, Tensor]] | None = None
 ) -> tuple[Tensor, Tensor]:
     """out (B, G, H, L) in u's dtype, and last_state (B, G, H, N), of any dtypes and device.
 
     Args:
-        u, delta, z: (B, G, H, L).
-        A: (G, H, N), real or complex.
-        B, C: (B, G, N, L) or (G, H, N).
-        D, delta_bias: (G, H).
-        delta_softplus, method: As in ``selective_scan_fn``.
-        reverse: G flags.
+        inputs: See :class:`ScanInputs`.
         scan: Of everything in scan order, (u, dt, A, B, C, method) to y and the last state; None is
             the one of this module.
     """
+    u, A, reverse = inputs.u, inputs.A, inputs.reverse
     state = state_dtype(u, A)
     signal = u.to(real_dtype(u))
-    steps = step_sizes(delta, delta_bias, delta_softplus, signal.dtype)
+    steps = step_sizes(inputs.delta, inputs.delta_bias, inputs.delta_softplus, signal.dtype)
     turned = torch.tensor([bool(flag) for flag in reverse], device=u.device)
     first = [_in_scan_order(x, turned, reverse) for x in (signal, steps)]
-    matrices = [_matrix(M.to(state), turned, reverse) for M in (B, C)]
+    matrices = [_matrix(M.to(state), turned, reverse) for M in (inputs.B, inputs.C)]
     scan = _both_ways if scan is None else scan
-    y, last_state = scan(*first, A.to(state), *matrices, method)
+    y, last_state = scan(*first, A.to(state), *matrices, method_name(inputs.method))
     y = _in_scan_order(y.movedim(0, -1), turned, reverse).movedim(0, -1)
-    return skip_and_gate(y, signal, D, z).to(u.dtype), last_state
+    return skip_and_gate(y, signal, inputs.D, inputs.z).to(u.dtype), last_state
 
 
 def _in_scan_order(x: Tensor, turned: Tensor, reverse: Sequence[bool]) -> Tensor:

@@ -4,7 +4,7 @@ torch's counter and MMEngine's look at operators, and of elementwise ones they c
 nobody counts, these scans stay what they are, which compilers and exports take apart.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,9 +14,8 @@ from torch.autograd import forward_ad
 from torch.utils import _python_dispatch, flop_counter
 
 from vim_mm.ops.chunked import chunked_scan
-from vim_mm.ops.discretization import method_name
-from vim_mm.ops.library import SCAN_ARGUMENTS, keep_inputs
-from vim_mm.ops.reference import grouped_scan_ref
+from vim_mm.ops.library import keep_inputs
+from vim_mm.ops.reference import SCHEMA, ScanInputs, grouped_scan_ref
 
 # In torch 2.4 the counter is a mode, later it has one.
 _COUNTER = getattr(flop_counter, '_FlopCounterMode', flop_counter.FlopCounterMode)
@@ -49,12 +48,9 @@ def counting() -> bool:
     )
 
 
-def counted_scan(
-    backend: str, tensors: Sequence[Tensor | None], *options: Any
-) -> tuple[Tensor, Tensor]:
+def counted_scan(backend: str, inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """out and last_state of 'torch' or 'reference', by an operator; without second derivative."""
-    operator = getattr(torch.ops.vim_mm, f'{backend}_scan_fwd')
-    out, last_state, _ = operator(*tensors, *options)
+    out, last_state, _ = getattr(torch.ops.vim_mm, f'{backend}_scan_fwd')(*inputs)
     return out, last_state
 
 
@@ -67,30 +63,28 @@ def _define(backend: str, scan: Callable[..., tuple[Tensor, Tensor]]) -> None:
     forward_name, backward_name = f'{backend}_scan_fwd', f'{backend}_scan_bwd'
 
     def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        *tensors, softplus, method, reverse = arguments
-        out, last_state = scan(*tensors, softplus, method_name(method), reverse)
+        out, last_state = scan(ScanInputs(*arguments))
         return out, last_state, out.new_empty(0)
 
     def derive(ctx: Any, grad_out: Any, grad_last_state: Any, _: Any) -> tuple:
         if torch.is_grad_enabled():
             raise RuntimeError('while operations are counted, a scan has no second derivative')
         edges, *tensors = ctx.saved_tensors
-        grads, options = (grad_out, grad_last_state), (ctx.delta_softplus, ctx.method, ctx.reverse)
+        grads, rest = (grad_out, grad_last_state), (None,) * len(ctx.options)
         if all(grad is None for grad in grads):
-            return (None,) * 11
-        getattr(torch.ops.vim_mm, backward_name)(*grads, edges, *tensors, *options)
+            return (*(None for _ in tensors), *rest)
+        getattr(torch.ops.vim_mm, backward_name)(*grads, edges, *tensors, *ctx.options)
         leaves = [None if x is None else x.detach().requires_grad_() for x in tensors]
         with torch.enable_grad():
-            results = scan(*leaves, ctx.delta_softplus, method_name(ctx.method), ctx.reverse)
+            results = scan(ScanInputs(*leaves, *ctx.options))
         outputs, given = zip(*((x, grad) for x, grad in zip(results, grads) if grad is not None))
         present = [x for x in leaves if x is not None]
         found = iter(torch.autograd.grad(outputs, present, given, materialize_grads=True))
-        return (*(None if x is None else next(found) for x in leaves), None, None, None)
+        return (*(None if x is None else next(found) for x in leaves), *rest)
 
-    _library.define(f'{forward_name}({SCAN_ARGUMENTS}) -> (Tensor, Tensor, Tensor)')
+    _library.define(f'{forward_name}({SCHEMA}) -> (Tensor, Tensor, Tensor)')
     _library.define(
-        f'{backward_name}(Tensor? grad_out, Tensor? grad_last_state, Tensor edges, '
-        f'{SCAN_ARGUMENTS}) -> ()'
+        f'{backward_name}(Tensor? grad_out, Tensor? grad_last_state, Tensor edges, {SCHEMA}) -> ()'
     )
     _library.impl(forward_name, forward, 'CompositeExplicitAutograd')
     _library.impl(backward_name, lambda *_: None, 'CompositeExplicitAutograd')

@@ -8,8 +8,9 @@ for training at size.
 import torch
 from torch import Tensor
 
-from vim_mm.ops.discretization import check_tensor
+from vim_mm.ops.discretization import check_tensor, method_id
 from vim_mm.ops.reference import (
+    ScanInputs,
     per_channel,
     real_dtype,
     skip_and_gate,
@@ -60,8 +61,11 @@ def selective_scan_dense_ref(
     if A.dim() != 3 or A.shape[1] != A.shape[2]:
         raise ValueError(f'A: expected shape (D, N, N), got {(*A.shape,)}')
     like_A = A.diagonal(dim1=1, dim2=2)
-    check_shapes(u, delta, like_A, B, C, D, z, delta_bias, 'D')
-    check_state_matrices(B, C, u, like_A)
+    inputs = ScanInputs(
+        u, delta, like_A, B, C, D, z, delta_bias, delta_softplus, method_id('bilinear'), [reverse]
+    )
+    check_shapes(inputs, 'D')
+    check_state_matrices(inputs)
     check_bool('delta_softplus', delta_softplus)
     check_bool('return_last_state', return_last_state)
     check_bool('reverse', reverse)

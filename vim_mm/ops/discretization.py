@@ -206,6 +206,9 @@ METHODS = {
 IS_CAUSAL = {method.id: method.causal for method in METHODS.values()}
 
 
+_NAMES = {method.id: name for name, method in METHODS.items()}
+
+
 def get_method(name: str, argument: str = 'discretization_method') -> Method:
     """The method called ``name``; ValueError for any other word, never a default.
 
@@ -222,7 +225,7 @@ def get_method(name: str, argument: str = 'discretization_method') -> Method:
 
 def method_name(number: int) -> str:
     """The name of the method that operators know by that number."""
-    return next(name for name, known in METHODS.items() if known.id == number)
+    return _NAMES[number]
 
 
 def method_id(name: str) -> int:

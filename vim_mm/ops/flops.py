@@ -16,6 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 from vim_mm.ops import counted, library, triton  # noqa: F401, which define their operators
 from vim_mm.ops.discretization import method_name
 from vim_mm.ops.mixer_parameters import mixer_sizes
+from vim_mm.ops.reference import ScanInputs
 
 
 class PerState(NamedTuple):
@@ -87,8 +88,10 @@ def mixer_products(tokens: int, outer: int, sizes: Sequence[int], sets: int) -> 
     )
 
 
-def _scan_fwd(u, delta, A, B, C, D, z, delta_bias, softplus, method, reverse, **_) -> int:
-    return 2 * scan_multiply_adds(u.shape, A.shape[-1], method_name(method), A.is_complex())
+def _scan_fwd(*arguments, **_) -> int:
+    inputs = ScanInputs(*arguments)
+    method, A = method_name(inputs.method), inputs.A
+    return 2 * scan_multiply_adds(inputs.u.shape, A.shape[-1], method, A.is_complex())
 
 
 def _scan_bwd(grad_out, grad_last_state, edges, *arguments, **_) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from vim_mm.ops.discretization import IS_CAUSAL
-from vim_mm.ops.reference import state_dtype
+from vim_mm.ops.reference import ScanInputs, state_dtype
 
 CHUNK = 64  # kChunk of csrc/cuda/common/scan_arguments.h
 
@@ -147,14 +147,13 @@ def _full_memory(device: torch.device) -> str | None:
     )
 
 
-def _forward_fake(
-    u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse
-) -> tuple[Tensor, Tensor, Tensor]:
-    state_shape = (*u.shape[:3], A.shape[-1])
-    last_state = u.new_empty(state_shape, dtype=state_dtype(u, A))
+def _forward_fake(*arguments) -> tuple[Tensor, Tensor, Tensor]:
+    inputs = ScanInputs(*arguments)
+    u, states = inputs.u, inputs.A.shape[-1]
+    last_state = u.new_empty((*u.shape[:3], states), dtype=state_dtype(u, inputs.A))
     # The CPU kernel needs nothing of its forward.
     on_cuda = u.device.type == 'cuda'
-    edges = edges_shape(u.shape, A.shape[-1], method) if on_cuda else (0,)
+    edges = edges_shape(u.shape, states, inputs.method) if on_cuda else (0,)
     return torch.empty_like(u), last_state, last_state.new_empty(edges)
 
 
@@ -164,24 +163,11 @@ def edges_shape(shape: Sequence[int], states: int, method: int) -> tuple[int, ..
     return (directions, *shape[:3], -(-shape[3] // CHUNK), states)
 
 
-def _backward_fake(
-    grad_out,
-    grad_last_state,
-    edges,
-    u,
-    delta,
-    A,
-    B,
-    C,
-    D,
-    z,
-    delta_bias,
-    delta_softplus,
-    method,
-    reverse,
-) -> tuple[Tensor, ...]:
-    inputs = (u, delta, A, B, C, D, z, delta_bias)
-    return tuple(u.new_empty(0) if x is None else torch.empty_like(x) for x in inputs)
+def _backward_fake(grad_out, grad_last_state, edges, *arguments) -> tuple[Tensor, ...]:
+    inputs = ScanInputs(*arguments)
+    return tuple(
+        inputs.u.new_empty(0) if x is None else torch.empty_like(x) for x in inputs.tensors()
+    )
 
 
 def refuse_forward_mode(*tensors: Tensor | None) -> None:
@@ -201,19 +187,14 @@ def refuse_forward_mode(*tensors: Tensor | None) -> None:
 
 # Directions of so many groups fit into an integer, which a launch of Triton's scan takes.
 MAX_MIXED_GROUPS = 31
-# What the operators of a scan take, in the schemas of those that csrc/ops.cpp does not define.
-SCAN_ARGUMENTS = (
-    'Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, '
-    'Tensor? delta_bias, bool delta_softplus, int method, int[] reverse'
-)
 
 
 def register_scan_autograd(forward: str, backward: str, no_second_derivative: str) -> None:
     """Derivatives of a scan by an operator for its backward pass, which has none itself.
 
     Args:
-        forward: Name in ``torch.ops.vim_mm``: from the tensors u to delta_bias and the options to
-            out, last_state and edges.
+        forward: Name in ``torch.ops.vim_mm``: from the inputs of a scan to out, last_state and
+            edges.
         backward: Likewise: of the gradients of out and last_state, edges, and what ``forward``
             takes, to the gradients of the tensors.
         no_second_derivative: Message of the RuntimeError.
@@ -223,21 +204,12 @@ def register_scan_autograd(forward: str, backward: str, no_second_derivative: st
     def derive(
         ctx: Any, grad_out: Tensor | None, grad_last_state: Tensor | None, _: Tensor | None
     ) -> tuple:
-        edges, *inputs = ctx.saved_tensors
-        rest = (None, None, None)
+        edges, *tensors = ctx.saved_tensors
+        rest = (None,) * len(ctx.options)
         if grad_out is None and grad_last_state is None:
-            return (*(None for _ in inputs), *rest)
-        grads = call(
-            operator,
-            grad_out,
-            grad_last_state,
-            edges,
-            *inputs,
-            ctx.delta_softplus,
-            ctx.method,
-            ctx.reverse,
-        )
-        return (*(None if x is None else g for x, g in zip(inputs, grads, strict=True)), *rest)
+            return (*(None for _ in tensors), *rest)
+        grads = call(operator, grad_out, grad_last_state, edges, *tensors, *ctx.options)
+        return (*(None if x is None else g for x, g in zip(tensors, grads, strict=True)), *rest)
 
     def refuse(ctx: Any, *grads: Tensor | None) -> tuple:
         raise RuntimeError(no_second_derivative)
@@ -248,10 +220,10 @@ def register_scan_autograd(forward: str, backward: str, no_second_derivative: st
 
 def keep_inputs(ctx: Any, inputs: tuple, output: tuple) -> None:
     """``setup_context`` of a scan's operator, as :func:`torch.library.register_autograd` has it."""
-    *tensors, ctx.delta_softplus, ctx.method, ctx.reverse = inputs
-    edges = output[2]
+    inputs = ScanInputs(*inputs)
+    edges, ctx.options = output[2], inputs.options()
     ctx.mark_non_differentiable(edges)
-    ctx.save_for_backward(edges, *tensors)
+    ctx.save_for_backward(edges, *inputs.tensors())
     # An output that nobody used costs no tensor of zeros.
     ctx.set_materialize_grads(False)
 

@@ -1,13 +1,67 @@
-"""selective_scan_ref: the sequential loop in plain PyTorch that every kernel is held to."""
+"""What a scan takes, and selective_scan_ref: the sequential loop that every kernel is held to."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor
 
-from vim_mm.ops.discretization import discretize, get_method
+from vim_mm.ops.discretization import discretize, get_method, method_name
+
+
+class ScanInputs(NamedTuple):
+    """What a scan takes, in the order of the operators (csrc/ops.cpp): ``operator(*inputs)``.
+
+    The shapes are those of the grouped form; the public functions check others before they are
+    grouped. A further input is a field here, in ``TENSORS`` and in ``SCHEMA``.
+
+    Attributes:
+        u, delta, z: (B, G, H, L).
+        A: (G, H, N), real or complex.
+        B, C: (B, G, N, L) or (G, H, N).
+        D, delta_bias: (G, H).
+        delta_softplus: Whether softplus is applied to ``delta + delta_bias``.
+        method: The number of the discretization.
+        reverse: A flag per group.
+    """
+
+    u: Tensor
+    delta: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor | None
+    z: Tensor | None
+    delta_bias: Tensor | None
+    delta_softplus: bool
+    method: int
+    reverse: Sequence[int]
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Those of ``TENSORS``, in order."""
+        return self[: len(TENSORS)]
+
+    def options(self) -> tuple:
+        """The others."""
+        return self[len(TENSORS) :]
+
+    def of_groups(self, first: int, last: int) -> 'ScanInputs':
+        """The inputs of some groups, of which those that vary in time have a batch before them."""
+        part = [
+            None if x is None else x[:, first:last] if x.dim() == 4 else x[first:last]
+            for x in self.tensors()
+        ]
+        return ScanInputs(*part, self.delta_softplus, self.method, self.reverse[first:last])
+
+
+TENSORS = ('u', 'delta', 'A', 'B', 'C', 'D', 'z', 'delta_bias')
+# What the operators of a scan take, in the schemas of those that csrc/ops.cpp does not define.
+SCHEMA = (
+    'Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, '
+    'Tensor? delta_bias, bool delta_softplus, int method, int[] reverse'
+)
 
 
 def state_dtype(u: Tensor, A: Tensor) -> torch.dtype:
@@ -126,36 +180,12 @@ def selective_scan_ref(
     return (out, last_state) if return_last_state else out
 
 
-def grouped_scan_ref(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    delta_softplus: bool,
-    method: str,
-    reverse: Sequence[bool],
-) -> tuple[Tensor, Tensor]:
-    """:func:`selective_scan_ref` of each group, with arguments and results of ``chunked_scan``."""
-    results = [
-        selective_scan_ref(
-            u[:, k],
-            delta[:, k],
-            A[k],
-            B.select(B.dim() - 3, k),
-            C.select(C.dim() - 3, k),
-            None if D is None else D[k],
-            None if z is None else z[:, k],
-            None if delta_bias is None else delta_bias[k],
-            delta_softplus,
-            True,
-            method,
-            flag,
-        )
-        for k, flag in enumerate(reverse)
-    ]
+def grouped_scan_ref(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+    """:func:`selective_scan_ref` of each group: out (B, G, H, L) and last_state (B, G, H, N)."""
+    method, results = method_name(inputs.method), []
+    for k, flag in enumerate(inputs.reverse):
+        one = inputs.of_groups(k, k + 1)
+        tensors = [None if x is None else x.squeeze(int(x.dim() == 4)) for x in one.tensors()]
+        results.append(selective_scan_ref(*tensors, inputs.delta_softplus, True, method, flag))
     out, last_state = (torch.stack(x, dim=1) for x in zip(*results, strict=True))
     return out, last_state

@@ -12,12 +12,13 @@ from vim_mm.ops.counted import counted_scan, counting
 from vim_mm.ops.discretization import check_device, check_tensor, method_id
 from vim_mm.ops.exported import exported_scan, exporting_to_onnx
 from vim_mm.ops.library import call, refuse_forward_mode
-from vim_mm.ops.reference import grouped_scan_ref, real_dtype
+from vim_mm.ops.reference import TENSORS, ScanInputs, grouped_scan_ref, real_dtype
 
 MAX_STATES = 256
 _REAL = (torch.float32, torch.float16, torch.bfloat16)
 _ANY_FLOAT = (*_REAL, torch.float64)
 _COMPLEX = (torch.complex64, torch.complex128)
+_OPTIONAL = ('D', 'z', 'delta_bias')
 
 
 def selective_scan_fn(
@@ -79,37 +80,43 @@ def selective_scan_fn(
 
     Source: S6 of Gu & Dao, Mamba, arXiv 2312.00752; discretizations in vim_mm.ops.discretization.
     """
-    channels = check_shapes(u, delta, A, B, C, D, z, delta_bias, 'D')
-    B, C = (_deinterleave(name, M, u, A) for name, M in (('B', B), ('C', C)))
-    groups = check_state_matrices(B, C, u, A)
     check_bool('reverse', reverse)
+    inputs = ScanInputs(
+        u, delta, A, B, C, D, z, delta_bias, delta_softplus, method_id(discretization_method),
+        [int(reverse)],
+    )  # fmt: skip
+    check_shapes(inputs, 'D')
+    inputs = _deinterleave(inputs)
+    grouped = _grouped(inputs, check_state_matrices(inputs))
+    out, last_state = _scan(grouped, return_last_state, use_cuda_kernel, backend)
+    out = out.flatten(1, 2)
+    return (out, last_state.flatten(1, 2)) if return_last_state else out
 
-    def split(x: Tensor, dim: int) -> Tensor:
-        return x.unflatten(dim, (groups, channels[0] // groups))
 
-    def split_state_matrix(M: Tensor) -> Tensor:
+def _grouped(inputs: ScanInputs, groups: int) -> ScanInputs:
+    """The inputs of ``selective_scan_fn``, their channels split into groups."""
+
+    def split(x: Tensor | None, dim: int) -> Tensor | None:
+        return None if x is None else x.unflatten(dim, (groups, x.shape[dim] // groups))
+
+    def split_matrix(M: Tensor) -> Tensor:
         if M.dim() == 2:
             return split(M, 0)
         return (M if M.dim() == 4 else M.unsqueeze(1)).expand(-1, groups, -1, -1)
 
-    out, last_state = _scan(
-        split(u, 1),
-        split(delta, 1),
-        split(A, 0),
-        split_state_matrix(B),
-        split_state_matrix(C),
-        None if D is None else split(D, 0),
-        None if z is None else split(z, 1),
-        None if delta_bias is None else split(delta_bias, 0),
-        delta_softplus=delta_softplus,
-        return_last_state=return_last_state,
-        method=discretization_method,
-        use_cuda_kernel=use_cuda_kernel,
-        backend=backend,
-        reverse=[reverse] * groups,
+    return ScanInputs(
+        u=split(inputs.u, 1),
+        delta=split(inputs.delta, 1),
+        A=split(inputs.A, 0),
+        B=split_matrix(inputs.B),
+        C=split_matrix(inputs.C),
+        D=split(inputs.D, 0),
+        z=split(inputs.z, 1),
+        delta_bias=split(inputs.delta_bias, 0),
+        delta_softplus=inputs.delta_softplus,
+        method=inputs.method,
+        reverse=[*inputs.reverse] * groups,
     )
-    out = out.flatten(1, 2)
-    return (out, last_state.flatten(1, 2)) if return_last_state else out
 
 
 def selective_scan_grouped_fn(
@@ -147,7 +154,11 @@ def selective_scan_grouped_fn(
     Returns:
         out (B, K, D, L); with ``return_last_state`` also the state (B, K, D, N).
     """
-    groups, channels = check_shapes(u, delta, A, B, C, D, z, delta_bias, 'K, D')
+    inputs = ScanInputs(
+        u, delta, A, B, C, D, z, delta_bias, delta_softplus, method_id(discretization_method),
+        reverse,
+    )  # fmt: skip
+    groups, channels = check_shapes(inputs, 'K, D')
     if groups < 1:
         raise ValueError('u: expected at least one group, got none')
     batch, length, states = u.shape[0], u.shape[3], A.shape[2]
@@ -161,91 +172,58 @@ def selective_scan_grouped_fn(
         raise ValueError(f'reverse: expected {groups} flags, one per group, got {len(reverse)}')
     for flag in reverse:
         check_bool('reverse', flag)
-    out, last_state = _scan(
-        u, delta, A, B, C, D, z, delta_bias,
-        delta_softplus=delta_softplus,
-        return_last_state=return_last_state,
-        method=discretization_method,
-        use_cuda_kernel=use_cuda_kernel,
-        backend=backend,
-        reverse=reverse,
-    )  # fmt: skip
+    inputs = ScanInputs(*inputs.tensors(), delta_softplus, inputs.method, [*map(int, reverse)])
+    out, last_state = _scan(inputs, return_last_state, use_cuda_kernel, backend)
     return (out, last_state) if return_last_state else out
 
 
 def _scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    *,
-    delta_softplus: bool,
+    inputs: ScanInputs,
     return_last_state: bool,
-    method: str,
     use_cuda_kernel: bool | None,
     backend: str | None,
-    reverse: Sequence[bool],
 ) -> tuple[Tensor, Tensor]:
     """Both public forms, once their shapes are checked and are those of the grouped one."""
-    check_bool('delta_softplus', delta_softplus)
+    check_bool('delta_softplus', inputs.delta_softplus)
     check_bool('return_last_state', return_last_state)
-    number = method_id(method)
     if exporting_to_onnx():  # what the graph may hold is no choice of backend
-        return chunked_scan(
-            u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse, exported_scan
-        )
+        return chunked_scan(inputs, exported_scan)
+    u, A = inputs.u, inputs.A
     name = chosen_backend(backend, use_cuda_kernel, u.device.type, u.dtype, A.is_complex())
-    tensors = (u, delta, A, B, C, D, z, delta_bias)
-    options = (delta_softplus, number, [*map(int, reverse)])
     if name in OPERATORS:
-        refuse_forward_mode(*tensors)
+        refuse_forward_mode(*inputs.tensors())
     if name == 'native':
-        out, last_state, _ = call(torch.ops.vim_mm.selective_scan_fwd, *tensors, *options)
+        out, last_state, _ = call(torch.ops.vim_mm.selective_scan_fwd, *inputs)
         return out, last_state
     if name == 'triton':
-        return triton.triton_scan(tensors, *options)
+        return triton.triton_scan(inputs)
     if counting():
-        return counted_scan(name, tensors, *options)
-    scan = chunked_scan if name == 'torch' else grouped_scan_ref
-    return scan(*tensors, delta_softplus, method, reverse)
+        return counted_scan(name, inputs)
+    return chunked_scan(inputs) if name == 'torch' else grouped_scan_ref(inputs)
 
 
-def check_shapes(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    letters: str,
-) -> tuple[int, ...]:
+def check_shapes(inputs: ScanInputs, letters: str) -> tuple[int, ...]:
     """Check all but the shapes of B and C; the sizes that ``letters``, 'D' or 'K, D', stand for."""
-    required = dict(u=u, delta=delta, A=A, B=B, C=C)
-    optional = dict(D=D, z=z, delta_bias=delta_bias)
-    _check_tensors(required, {name: x for name, x in optional.items() if x is not None})
+    _check_tensors(inputs)
+    u, A = inputs.u, inputs.A
     rank = len(letters.split(','))
     sequence, per_channel = f'(B, {letters}, L)', f'({letters},)' if rank == 1 else f'({letters})'
     _check_rank('u', u, rank + 2, sequence)
     _check_rank('A', A, rank + 1, f'({letters}, N)')
     channels = tuple(u.shape[1:-1])
-    _check_shape('delta', delta, tuple(u.shape), sequence)
+    _check_shape('delta', inputs.delta, tuple(u.shape), sequence)
     _check_shape('A', A, (*channels, A.shape[-1]), f'({letters}, N)')
-    _check_shape('z', z, tuple(u.shape), sequence)
-    _check_shape('D', D, channels, per_channel)
-    _check_shape('delta_bias', delta_bias, channels, per_channel)
+    _check_shape('z', inputs.z, tuple(u.shape), sequence)
+    _check_shape('D', inputs.D, channels, per_channel)
+    _check_shape('delta_bias', inputs.delta_bias, channels, per_channel)
     _check_states(A)
     return channels
 
 
-def _check_tensors(required: dict[str, Tensor], optional: dict[str, Tensor]) -> None:
+def _check_tensors(inputs: ScanInputs) -> None:
     """Types, dtypes and device; the dtypes of B and C depend on more than that."""
-    tensors = required | optional
+    pairs = zip(TENSORS, inputs.tensors())
+    tensors = {name: x for name, x in pairs if x is not None or name not in _OPTIONAL}
     for name, x in tensors.items():
         check_tensor(name, x)
     u = tensors['u']
@@ -304,22 +282,30 @@ def check_bool(name: str, value: bool) -> None:
         raise TypeError(f'{name}: expected a bool, got {value!r}')
 
 
-def _deinterleave(name: str, M: Tensor, u: Tensor, A: Tensor) -> Tensor:
-    """B or C with complex A and real dtype holds (re, im) pairs along its last axis."""
-    if not A.is_complex() or M.is_complex() or M.dim() not in (3, 4):
-        return M
-    _check_real_dtype(name, M, u)
-    if M.shape[-1] != 2 * u.shape[-1]:
-        raise ValueError(
-            f'{name}: expected 2 L = {2 * u.shape[-1]} interleaved steps with complex A, '
-            f'got shape {(*M.shape,)}'
-        )
-    pairs = M.to(real_dtype(u))
-    return torch.view_as_complex(pairs.unflatten(-1, (-1, 2)).contiguous())
+def _deinterleave(inputs: ScanInputs) -> ScanInputs:
+    """Real B and C with complex A hold (re, im) pairs along their last axis."""
+    u, A = inputs.u, inputs.A
+
+    def complex_matrix(name: str, M: Tensor) -> Tensor:
+        if not A.is_complex() or M.is_complex() or M.dim() not in (3, 4):
+            return M
+        _check_real_dtype(name, M, u)
+        if M.shape[-1] != 2 * u.shape[-1]:
+            raise ValueError(
+                f'{name}: expected 2 L = {2 * u.shape[-1]} interleaved steps with complex A, '
+                f'got shape {(*M.shape,)}'
+            )
+        pairs = M.to(real_dtype(u))
+        return torch.view_as_complex(pairs.unflatten(-1, (-1, 2)).contiguous())
+
+    tensors = zip(TENSORS, inputs.tensors())
+    changed = [complex_matrix(name, x) if name in ('B', 'C') else x for name, x in tensors]
+    return ScanInputs(*changed, *inputs.options())
 
 
-def check_state_matrices(B: Tensor, C: Tensor, u: Tensor, A: Tensor) -> int:
+def check_state_matrices(inputs: ScanInputs) -> int:
     """Dtype and shape of B and C in selective_scan_fn; returns the number of groups G."""
+    u, A, B, C = inputs.u, inputs.A, inputs.B, inputs.C
     batch, channels, length = u.shape
     states = A.shape[1]
     groups = 1

@@ -7,14 +7,13 @@ the compiled ones (csrc/ops.cpp).
 
 import importlib.util
 import os
-from collections.abc import Sequence
-from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vim_mm.ops.library import MAX_MIXED_GROUPS, SCAN_ARGUMENTS, register_scan_autograd
+from vim_mm.ops.library import MAX_MIXED_GROUPS, register_scan_autograd
+from vim_mm.ops.reference import SCHEMA, ScanInputs
 
 OLDEST = (3, 3)  # the first with tl.gather and tuples of tensors
 
@@ -59,36 +58,30 @@ def obstacle(device_type: str, dtype: torch.dtype, is_complex: bool = False) -> 
 @torch.library.custom_op(
     'vim_mm::triton_scan_fwd',
     mutates_args=(),
-    schema=f'({SCAN_ARGUMENTS}) -> (Tensor, Tensor, Tensor)',
+    schema=f'({SCHEMA}) -> (Tensor, Tensor, Tensor)',
 )
-def triton_scan_fwd(
-    u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse
-) -> tuple[Tensor, Tensor, Tensor]:
+def triton_scan_fwd(*arguments) -> tuple[Tensor, Tensor, Tensor]:
     """out, last_state and what backward takes; :func:`vim_mm.ops.triton.scan.scan_forward`."""
     from vim_mm.ops.triton.scan import scan_forward
 
-    with _on(u):
-        return scan_forward(u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse)
+    inputs = ScanInputs(*arguments)
+    with _on(inputs.u):
+        return scan_forward(inputs)
 
 
 @torch.library.custom_op(
     'vim_mm::triton_scan_bwd',
     mutates_args=(),
-    schema=f'(Tensor? grad_out, Tensor? grad_last_state, Tensor edges, {SCAN_ARGUMENTS}) '
+    schema=f'(Tensor? grad_out, Tensor? grad_last_state, Tensor edges, {SCHEMA}) '
     '-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)',
 )
-def triton_scan_bwd(
-    grad_out, grad_last_state, edges, u, delta, A, B, C, D, z, delta_bias, delta_softplus, method,
-    reverse,
-) -> tuple[Tensor, ...]:  # fmt: skip
+def triton_scan_bwd(grad_out, grad_last_state, edges, *arguments) -> tuple[Tensor, ...]:
     """Gradients of the tensors; :func:`vim_mm.ops.triton.scan.scan_backward`."""
     from vim_mm.ops.triton.scan import scan_backward
 
-    with _on(u):
-        return scan_backward(
-            grad_out, grad_last_state, edges, u, delta, A, B, C, D, z, delta_bias,
-            delta_softplus, method, reverse,
-        )  # fmt: skip
+    inputs = ScanInputs(*arguments)
+    with _on(inputs.u):
+        return scan_backward(grad_out, grad_last_state, edges, inputs)
 
 
 def _on(x: Tensor) -> Any:
@@ -97,31 +90,32 @@ def _on(x: Tensor) -> Any:
 
 
 @triton_scan_fwd.register_fake
-def _(u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse):
+def _(*arguments):
     from vim_mm.ops.triton.scan import edges_shape, like_rows
 
+    inputs = ScanInputs(*arguments)
+    u, states = inputs.u, inputs.A.shape[-1]
     batch, groups, channels, _ = u.shape
-    states = A.shape[-1]
     last_state = u.new_empty((batch, groups, states, channels), dtype=torch.float32)
-    shape = edges_shape(u.shape, states, method)
+    shape = edges_shape(u.shape, states, inputs.method)
     return like_rows(u), last_state.mT, u.new_empty(shape, dtype=torch.float32)
 
 
 @triton_scan_bwd.register_fake
-def _(
-    grad_out, grad_last_state, edges, u, delta, A, B, C, D, z, delta_bias, delta_softplus, method,
-    reverse,
-):  # fmt: skip
+def _(grad_out, grad_last_state, edges, *arguments):
     from vim_mm.ops.triton.scan import like_rows
+
+    inputs = ScanInputs(*arguments)
+    u = inputs.u
 
     def empty(x: Tensor | None) -> Tensor:
         if x is None:
             return u.new_empty(0)
-        if x is u or x is delta or x is z:
+        if x is u or x is inputs.delta or x is inputs.z:
             return like_rows(u, x.dtype)
         return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
-    return tuple(map(empty, (u, delta, A, B, C, D, z, delta_bias)))
+    return tuple(map(empty, inputs.tensors()))
 
 
 register_scan_autograd(
@@ -132,25 +126,18 @@ register_scan_autograd(
 )
 
 
-def triton_scan(
-    tensors: Sequence[Tensor | None], delta_softplus: bool, method: int, reverse: Sequence[int]
-) -> tuple[Tensor, Tensor]:
+def triton_scan(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """out and last_state of the grouped scan, differentiable.
 
     More groups of different directions than a launch takes are scanned by several.
     """
-    groups = len(reverse)
-    if groups <= MAX_MIXED_GROUPS or len(set(reverse)) == 1:
-        out, last_state, _ = triton_scan_fwd(*tensors, delta_softplus, method, reverse)
+    groups = len(inputs.reverse)
+    if groups <= MAX_MIXED_GROUPS or len(set(inputs.reverse)) == 1:
+        out, last_state, _ = triton_scan_fwd(*inputs)
         return out, last_state
-    # What varies in time has a batch before its groups.
-    split = [
-        repeat(None) if x is None else x.split(MAX_MIXED_GROUPS, dim=int(x.dim() == 4))
-        for x in tensors
-    ]
     parts = [
-        triton_scan(part, delta_softplus, method, reverse[first : first + MAX_MIXED_GROUPS])
-        for first, *part in zip(range(0, groups, MAX_MIXED_GROUPS), *split)
+        triton_scan(inputs.of_groups(first, first + MAX_MIXED_GROUPS))
+        for first in range(0, groups, MAX_MIXED_GROUPS)
     ]
     out, last_state = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
     return out, last_state

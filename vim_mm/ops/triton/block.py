@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 
 from vim_mm.ops.mixer_parameters import DTYPES, EACH, SINGLE, count_sets, mixer_sizes
+from vim_mm.ops.reference import ScanInputs
 from vim_mm.ops.triton import block_kernels as kernels
 from vim_mm.ops.triton.launch import launch
 from vim_mm.ops.triton.scan import edges_shape, scan_forward, scan_gradients
@@ -169,17 +170,24 @@ def _groups(s: _Shape, rows: Tensor) -> Tensor:
     return rows.view(*rows.shape[:2], s.B, s.L).permute(2, 0, 1, 3).expand(-1, s.K, -1, -1)
 
 
-def _scan_inputs(s: _Shape, u: Tensor, dt_B_C: Tensor, packs: Sequence[Tensor]) -> list:
+def _scan_inputs(
+    s: _Shape,
+    u: Tensor,
+    dt_B_C: Tensor,
+    packs: Sequence[Tensor],
+    method: int,
+    reverse: Sequence[int],
+) -> ScanInputs:
     """Those of the scan of all directions, without a gate."""
     dt_proj = _views(packs[0], s.narrow_shapes())[3]
     _, _, dt_bias, D, A = _views(packs[1], s.wide_shapes())
     dt, B, C = dt_B_C.split((s.R, s.N, s.N), 1)
     delta = torch.bmm(dt_proj, dt)
     shared = (s.K, s.H)
-    return [
+    return ScanInputs(
         _groups(s, u.view(s.P, s.H, -1)), _groups(s, delta), A, _groups(s, B), _groups(s, C),
-        D.expand(shared), None, dt_bias.expand(shared), True,
-    ]  # fmt: skip
+        D.expand(shared), None, dt_bias.expand(shared), True, method, reverse,
+    )  # fmt: skip
 
 
 def mixer_fwd(
@@ -209,9 +217,9 @@ def mixer_fwd(
         xz += parameters[1].to(dtype)[:, None]
     u = _convolve(s, xz, conv, conv_bias, bool(reverse[0]))
     dt_B_C = torch.bmm(x_proj, u.view(s.P, s.H, tokens))
-    inputs = _scan_inputs(s, u, dt_B_C, packs)
+    inputs = _scan_inputs(s, u, dt_B_C, packs, method, reverse)
     # Of both directions the outputs lie like u's: [K, H, B, L].
-    y, _, edges = scan_forward(*inputs, method, reverse)
+    y, _, edges = scan_forward(inputs)
     y = y.permute(1, 2, 0, 3).contiguous()
     gated = xz.new_empty((s.H, tokens))
     kept_sum = torch.empty_like(gated) if keep else gated
@@ -272,9 +280,9 @@ def mixer_bwd(
     # The scan, from what the convolution and the step sizes were.
     backwards = bool(reverse[0])
     u = _convolve(s, xz, conv, conv_bias, backwards)
-    inputs = _scan_inputs(s, u, dt_B_C, packs)
+    inputs = _scan_inputs(s, u, dt_B_C, packs, method, reverse)
     grad_scan = grad_y.view(1, s.H, s.B, s.L).permute(2, 0, 1, 3).expand(-1, s.K, -1, -1)
-    found = scan_gradients(grad_scan, None, edges, *inputs, method, reverse)
+    found = scan_gradients(grad_scan, None, edges, inputs)
     grad_u, grad_delta, grad_B_C = (_sets(s, found[x]) for x in ('u', 'delta', 'matrices'))
     grad_dt_B_C = torch.empty_like(dt_B_C)
     grad_dt_B_C[:, s.R :].copy_(grad_B_C)

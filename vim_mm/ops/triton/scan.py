@@ -1,4 +1,4 @@
-"""Launches the kernels of the selective scan. Arguments as the compiled operators take them."""
+"""Launches the kernels of the selective scan."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vim_mm.ops.discretization import IS_CAUSAL
 from vim_mm.ops.library import MAX_MIXED_GROUPS
+from vim_mm.ops.reference import TENSORS, ScanInputs
 from vim_mm.ops.triton.launch import launch
 from vim_mm.ops.triton.scan_backward_kernels import scan_backward_kernel
 from vim_mm.ops.triton.scan_kernels import scan_forward_kernel
@@ -122,7 +123,7 @@ def _vector(length: int, tensors: Iterable[Tensor]) -> int:
     return math.gcd(8, *offsets)
 
 
-class _Inputs(NamedTuple):
+class _Launches(NamedTuple):
     """A scan's inputs as kernels take them, and what all launches of it share."""
 
     tensors: dict
@@ -140,9 +141,9 @@ class _Inputs(NamedTuple):
         )  # fmt: skip
 
 
-def _inputs(tile: Tile, outputs: dict, *given, softplus, method) -> _Inputs:
+def _launches(tile: Tile, outputs: dict, inputs: ScanInputs) -> _Launches:
     """``outputs``: like u in shape, by the prefix of their strides; all of ``out``'s are alike."""
-    u, delta, A, B, C, D, z, delta_bias = given
+    u, delta, A, B, C, D, z, delta_bias = inputs.tensors()
     batch, groups, channels, length = u.shape
     u, delta, z = (None if x is None else _rows(x) for x in (u, delta, z))
     B, C = (_rows(M) if M.dim() == 4 else M for M in (B, C))
@@ -165,52 +166,39 @@ def _inputs(tile: Tile, outputs: dict, *given, softplus, method) -> _Inputs:
     items = batch * groups
     sizes = dict(H=channels, L=length, G=groups, items=items, chunks=_chunks(tile, length))
     constants = dict(
-        N=A.shape[-1], METHOD=method, SOFTPLUS=softplus, HAS_D=D is not None, HAS_Z=z is not None,
-        HAS_BIAS=delta_bias is not None, B_VARIES=B.dim() == 4, C_VARIES=C.dim() == 4,
+        N=A.shape[-1], METHOD=inputs.method, SOFTPLUS=inputs.delta_softplus,
+        HAS_D=D is not None, HAS_Z=z is not None, HAS_BIAS=delta_bias is not None,
+        B_VARIES=B.dim() == 4, C_VARIES=C.dim() == 4,
         VECTOR=vector, CHANNELS=tile.channels, ROWS=tile.rows, LANES=tile.lanes, STEPS=tile.steps,
     )  # fmt: skip
-    return _Inputs(tensors, sizes, strides, constants, tile)
+    return _Launches(tensors, sizes, strides, constants, tile)
 
 
-def scan_forward(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    delta_softplus: bool,
-    method: int,
-    reverse: Sequence[int],
-) -> tuple[Tensor, Tensor, Tensor]:
+def scan_forward(inputs: ScanInputs) -> tuple[Tensor, Tensor, Tensor]:
     """out (B, G, H, L) in u's dtype, last_state (B, G, H, N) float32, and edges for backward.
 
-    Shapes as csrc/ops.cpp has them, A real; what varies in time is float32, float16 or bfloat16.
+    A is real; what varies in time is float32, float16 or bfloat16.
     """
+    u, method, reverse = inputs.u, inputs.method, inputs.reverse
     batch, groups, channels, length = u.shape
     out = like_rows(u)
-    states = A.shape[-1]
+    states = inputs.A.shape[-1]
     last_state = u.new_empty((batch, groups, states, channels), dtype=torch.float32)
     edges = u.new_empty(edges_shape(u.shape, states, method), dtype=torch.float32)
     if out.numel() == 0:
         return out, last_state.zero_().mT, edges
-    inputs = _inputs(
-        forward_tile(length), {'out': out}, u, delta, A, B, C, D, z, delta_bias,
-        softplus=delta_softplus, method=method,
-    )  # fmt: skip
+    launches = _launches(forward_tile(length), {'out': out}, inputs)
     given = dict(
         out=out, last_state=last_state, slots=edges.shape[1], EDGE=backward_tile(length).chunk
     )
     if IS_CAUSAL[method]:
-        inputs.launch(
+        launches.launch(
             scan_forward_kernel, reverse, **given, edges=edges, partial=last_state, PART=0
         )
     else:
         partial = like_rows(u, torch.float32)
         for part, (flags, kept) in enumerate(zip(_both_ways(reverse), edges, strict=True), 1):
-            inputs.launch(
+            launches.launch(
                 scan_forward_kernel, flags, **given, edges=kept, partial=partial, PART=part
             )
     return out, last_state.mT, edges
@@ -222,55 +210,37 @@ def _both_ways(reverse: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def scan_backward(
-    grad_out: Tensor | None,
-    grad_last_state: Tensor | None,
-    edges: Tensor,
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    delta_softplus: bool,
-    method: int,
-    reverse: Sequence[int],
+    grad_out: Tensor | None, grad_last_state: Tensor | None, edges: Tensor, inputs: ScanInputs
 ) -> tuple[Tensor, ...]:
     """Gradients of the tensors from u to delta_bias, each in its dtype; empty where there is none.
 
     Sums over channels, steps and the batch are made in float32 and in a fixed order.
     """
-    names = ('u', 'delta', 'A', 'B', 'C', 'D', 'z', 'delta_bias')
-    given = (u, delta, A, B, C, D, z, delta_bias)
+    u, given = inputs.u, inputs.tensors()
     if u.numel() == 0:
         return tuple(u.new_empty(0) if x is None else torch.zeros_like(x) for x in given)
-    found = scan_gradients(
-        grad_out, grad_last_state, edges, *given, delta_softplus, method, reverse
-    )
+    found = scan_gradients(grad_out, grad_last_state, edges, inputs)
     return tuple(
         u.new_empty(0) if x is None else found[name] if name in _TIMED else _own(found[name], x)
-        for name, x in zip(names, given, strict=True)
+        for name, x in zip(TENSORS, given, strict=True)
     )
 
 
 def scan_gradients(
-    grad_out, grad_last_state, edges, u, delta, A, B, C, D, z, delta_bias, softplus, method, reverse
-) -> dict[str, Tensor]:  # fmt: skip
+    grad_out: Tensor | None, grad_last_state: Tensor | None, edges: Tensor, inputs: ScanInputs
+) -> dict[str, Tensor]:
     """By name, those of u, delta and z in their dtypes, and float32 sums that share memory.
 
     ``matrices`` has the rows of B and then those of C, where they vary in time.
     """
-    like = like_rows(u)
+    u, delta, A, B, C, _, z, _ = inputs.tensors()
+    method, reverse, like = inputs.method, inputs.reverse, like_rows(u)
     (batch, groups, channels, length), states = u.shape, A.shape[-1]
     grad_out = None if grad_out is None else _rows(grad_out)
     outputs = {'out': like, 'grad_out': u if grad_out is None else grad_out}
-    inputs = _inputs(
-        backward_tile(length), outputs, u, delta, A, B, C, D, z, delta_bias,
-        softplus=softplus, method=method,
-    )  # fmt: skip
+    launches = _launches(backward_tile(length), outputs, inputs)
     parts = 1 if IS_CAUSAL[method] else 2
-    blocks, chunks = -(-channels // inputs.tile.block), inputs.sizes['chunks']
+    blocks, chunks = -(-channels // launches.tile.block), launches.sizes['chunks']
     # All in the layout of u.
     grads = [like, like_rows(u, delta.dtype)]
     grads.append(like if z is None else like_rows(u, z.dtype))
@@ -291,7 +261,7 @@ def scan_gradients(
     last = None if grad_last_state is None else grad_last_state.mT.contiguous().float()
     for part in range(parts):
         written = wide if part < parts - 1 else grads
-        inputs.launch(
+        launches.launch(
             scan_backward_kernel,
             _both_ways(reverse)[part],
             **_named('grad', written),
