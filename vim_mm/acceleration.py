@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
+from vim_mm.errors import UserRuntimeError
+
 # Graphs that a part of a model keeps, those of the sizes that were seen last.
 MAX_GRAPHS = 32
 
@@ -49,7 +51,7 @@ def accelerate(
         ...     maps = model(images)
     """
     if graph and not torch.cuda.is_available():
-        raise RuntimeError('CUDA graphs need a CUDA device, and there is none')
+        raise UserRuntimeError('CUDA graphs need a CUDA device, and there is none')
     inner = getattr(model, 'module', model)  # of a wrapper for distributed runs
     if compile:  # as the kernels of convolutions want it
         inner.to(memory_format=torch.channels_last)
@@ -238,7 +240,7 @@ class GraphedCall:
             with torch.cuda.device_of(inputs[0]):
                 graph, outputs = record(lambda: self.function(*args, **kwargs), self.pool)
         except RuntimeError as error:
-            raise RuntimeError(
+            raise UserRuntimeError(
                 f'{self.name} cannot be recorded as a CUDA graph: {str(error).splitlines()[0]}'
             ) from error
         return graph, inputs, outputs

@@ -14,6 +14,7 @@ from pathlib import Path
 from mmengine.config import Config
 from mmengine.runner import Runner
 
+from vim_mm.errors import UserTypeError, UserValueError
 from vim_mm.mistakes import did_you_mean
 
 # A link to configs/ in a checkout, a directory in an installed package.
@@ -91,7 +92,9 @@ def check_names(cfg: Config) -> None:
         for similar in difflib.get_close_matches(name, read, n=1, cutoff=_MISSPELLED):
             if re.search(rf'(^|_){similar}(_|\d|$)', name) or name in _variables_read(cfg.text):
                 continue
-            raise ValueError(f'{cfg.filename}: nothing reads {name!r}; did you mean {similar!r}?')
+            raise UserValueError(
+                f'{cfg.filename}: nothing reads {name!r}; did you mean {similar!r}?'
+            )
 
 
 def _variables_read(text: str) -> set[str]:
@@ -134,14 +137,14 @@ def merge_options(cfg: Config, options: dict) -> None:
             hint = did_you_mean(top_level, known)
             if places := [*_places(cfg.to_dict(), name)]:
                 hint = f' at the top; the config has {", ".join(places)}'
-            raise ValueError(f'nothing reads {top_level!r}{hint}')
+            raise UserValueError(f'nothing reads {top_level!r}{hint}')
     if 'data_root' in options:
         new = options['data_root']
         if not isinstance(new, str) or not new:
-            raise TypeError(f'data_root must be a path, got {new!r}')
+            raise UserTypeError(f'data_root must be a path, got {new!r}')
         rest = _rest_of_paths(cfg)
         if rest is None:
-            raise ValueError(unused_data_root(cfg))
+            raise UserValueError(unused_data_root(cfg))
         cfg.merge_from_dict(_moved(cfg.to_dict(), rest, new))
     cfg.merge_from_dict(options)
 

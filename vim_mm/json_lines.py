@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from vim_mm.errors import UserValueError
+
 
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a file.
@@ -15,7 +17,7 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text())
     except ValueError as error:  # of the text's encoding as well
-        raise ValueError(f'{file} is no JSON file: {error}') from None
+        raise UserValueError(f'{file} is no JSON file: {error}') from None
     return _object(found, str(file))
 
 
@@ -28,7 +30,7 @@ def read_json_lines(file: Path) -> Iterator[dict[str, Any]]:
     try:
         text = file.read_text()
     except UnicodeDecodeError as error:
-        raise ValueError(f'{file} is no JSON file: {error}') from None
+        raise UserValueError(f'{file} is no JSON file: {error}') from None
     for number, line in enumerate(text.splitlines(), 1):
         try:
             found = json.loads(line)
@@ -39,5 +41,5 @@ def read_json_lines(file: Path) -> Iterator[dict[str, Any]]:
 
 def _object(found: Any, name: str) -> dict[str, Any]:
     if not isinstance(found, dict):
-        raise ValueError(f'{name} holds no JSON object: {str(found)[:40]!r}')
+        raise UserValueError(f'{name} holds no JSON object: {str(found)[:40]!r}')
     return found

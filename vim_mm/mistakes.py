@@ -1,11 +1,10 @@
 """How command lines end: in one sentence for a user's mistake, in a traceback for a bug.
 
-A check that somebody wrote raises on purpose: it found a user's mistake. What raises without a
-``raise``, such as ``None + 1``, nobody foresaw: that is a bug, and its traceback is kept.
+What this package raises itself says so by its type, :class:`vim_mm.errors.UserError`. Errors of
+libraries are told apart here, by their types and by where a library looks up what a config names.
 """
 
 import difflib
-import dis
 import errno
 import json
 import os
@@ -18,9 +17,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-_PACKAGE = str(Path(__file__).parent)
+from vim_mm.errors import UserError
+
 # Frames between which a model already runs: what fails there is no wrong argument.
 _RUNNING = (('mmengine/runner/loops.py', 'run'), ('torch/nn/modules/module.py', '_call_impl'))
+# Where libraries look up what a config or a checkpoint holds.
+_LOOKING_UP = ('mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain')
+_LOADING = ('torch/nn/modules/module.py', 'load_state_dict')
+_LOOKED_UP = (KeyError, TypeError, RuntimeError)
 _WRONG_CALLS = ('unexpected keyword argument', 'required positional argument', 'multiple values')
 _LONGEST = 600
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -78,22 +82,21 @@ def explain(error: BaseException) -> str | None:
 
 def is_mistake(error: BaseException) -> bool:
     """Whether a user's argument, config, file or machine caused the error, and not this program."""
-    kind = type(error)
-    if kind.__module__.partition('.')[0] == 'vim_mm' or kind.__name__ == 'OutOfMemoryError':
+    if isinstance(error, UserError) or type(error).__name__ == 'OutOfMemoryError':
         return True
     # Files that are missing or unreadable; a worker of a DataLoader passes its error on as text.
     if isinstance(error, OSError | ImportError | SyntaxError):
         return True
     frames = [*_frames(error.__traceback__)]
-    raised = bool(frames) and _is_raise(frames[-1])
-    if any(_runs(frame) for frame in frames):
-        ours = bool(frames) and _file(frames[-1]).startswith(_PACKAGE)
-        return raised and ours and isinstance(error, ValueError | TypeError)
+    if not isinstance(error, Exception) or any(_runs(frame) for frame in frames):
+        return False
+    # A check's, or of a type that a library made for it.
+    if isinstance(error, ValueError | AssertionError) or type(error).__module__ != 'builtins':
+        return True
     if isinstance(error, TypeError) and any(words in str(error) for words in _WRONG_CALLS):
         return True
     # MMEngine compiles a config without a file name.
-    in_config = bool(frames) and _file(frames[-1]) in ('', '<string>')
-    return isinstance(error, Exception) and (raised or in_config or isinstance(error, ValueError))
+    return bool(frames) and (_file(frames[-1]) in ('', '<string>') or _looks_up(error, frames[-1]))
 
 
 def sentence(error: BaseException) -> str:
@@ -140,12 +143,18 @@ def _file(frame: TracebackType) -> str:
     return frame.tb_frame.f_code.co_filename
 
 
-def _is_raise(frame: TracebackType) -> bool:
-    """Whether the instruction that raised in this frame is a ``raise`` or an ``assert``."""
-    code = frame.tb_frame.f_code.co_code
-    return dis.opname[code[frame.tb_lasti]] == 'RAISE_VARARGS'
+def _looks_up(error: Exception, frame: TracebackType) -> bool:
+    """Whether a library's error comes from where it reads what a user named."""
+    module = frame.tb_frame.f_globals.get('__name__', '')
+    if isinstance(error, AttributeError):  # 'ConfigDict' object has no attribute
+        return module.startswith('mmengine.config.')
+    in_library = module.partition('.')[0] in _LOOKING_UP or _is(frame, *_LOADING)
+    return in_library and isinstance(error, _LOOKED_UP)
 
 
 def _runs(frame: TracebackType) -> bool:
-    name = frame.tb_frame.f_code.co_name
-    return any(_file(frame).endswith(file) and name == function for file, function in _RUNNING)
+    return any(_is(frame, *place) for place in _RUNNING)
+
+
+def _is(frame: TracebackType, file: str, function: str) -> bool:
+    return _file(frame).endswith(file) and frame.tb_frame.f_code.co_name == function

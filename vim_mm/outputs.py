@@ -4,6 +4,8 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from vim_mm.errors import UserValueError
+
 # Arguments of the commands that name what they write, and what they read.
 _WRITTEN = ('out', 'output', 'markdown', 'latex', 'page', 'picture', 'record')
 _READ = (
@@ -27,7 +29,9 @@ def check_outputs(outputs: Iterable[str | Path], inputs: Iterable[tuple[str, str
         found = _identity(output)
         if found in read:
             kind = 'folder' if Path(output).is_dir() else 'file'
-            raise ValueError(f'the output must be another {kind} than {read[found]}, got {output}')
+            raise UserValueError(
+                f'the output must be another {kind} than {read[found]}, got {output}'
+            )
 
 
 def written_by(args: Namespace) -> list[str | Path]:

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vim_mm.errors import UserError
+
 # Where weights stand, in this order. Not in an average: what was published was measured, and what
 # was fine-tuned started, from ``model``.
 _WRAPPERS = ('state_dict', 'model', 'module')
@@ -24,7 +26,7 @@ _OF_WRAPPERS = frozenset(
 )
 
 
-class ConversionError(ValueError):
+class ConversionError(UserError, ValueError):
     """A checkpoint cannot be converted: of another architecture, or without weights."""
 
 

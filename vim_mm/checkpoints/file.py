@@ -13,16 +13,17 @@ from safetensors.torch import load_file
 from vim_mm.checkpoints.plain import plain
 from vim_mm.checkpoints.torch_file import MAGIC, read_arrays, read_legacy, read_zip
 from vim_mm.checkpoints.unpickle import Refused
+from vim_mm.errors import UserError
 
 _HEAD = 512  # bytes of a file that tell what it is
 _LONGEST = 300  # characters of a reason
 
 
-class NotACheckpointError(ValueError):
+class NotACheckpointError(UserError, ValueError):
     """A file given as a checkpoint is something else, or only a part of one."""
 
 
-class UnsafeCheckpointError(RuntimeError):
+class UnsafeCheckpointError(UserError, RuntimeError):
     """A checkpoint holds something other than tensors and plain data; nothing of it was run."""
 
 

@@ -19,6 +19,7 @@ from vim_mm.checkpoints.container import (
 from vim_mm.checkpoints.names import backbone_roots
 from vim_mm.checkpoints.provenance import is_pretrained
 from vim_mm.checkpoints.reading import naming_file, read_checkpoint
+from vim_mm.errors import UserValueError
 
 
 class PretrainedBackbone(PretrainedInit):
@@ -72,7 +73,9 @@ class PretrainedPart(PretrainedInit):
             )
         part = {n.removeprefix(root): x for n, x in weights.items() if n.startswith(root)}
         if not part:
-            raise ValueError(f'{self.checkpoint} has no weights under the prefix {self.prefix!r}')
+            raise UserValueError(
+                f'{self.checkpoint} has no weights under the prefix {self.prefix!r}'
+            )
         load_state_dict(module, part, strict=False, logger='current')
         if hasattr(module, '_params_init_info'):
             update_init_info(module, init_info=self._get_init_info())
@@ -114,7 +117,7 @@ def find_backbone(state_dict: Mapping[str, Tensor], prefix: str | None, filename
         return root
     if asked not in roots:
         names = [root.rstrip('.') for root in roots]
-        raise ValueError(
+        raise UserValueError(
             f'{filename} holds {len(roots)} backbones: '
             f'prefix must be one of {names}, got {prefix!r}'
         )

@@ -11,12 +11,13 @@ from functools import cache
 from mmengine.model import BaseTTAModel, PretrainedInit, is_model_wrapper
 from torch import nn
 
+from vim_mm.errors import UserError
 from vim_mm.models.state_dict import describe_differences
 from vim_mm.models.vision_mamba import VisionMamba
 from vim_mm.version import __version__, commit
 
 
-class CheckpointMismatchError(ValueError):
+class CheckpointMismatchError(UserError, ValueError):
     """A checkpoint was trained with other switches than the config has."""
 
 

@@ -28,9 +28,10 @@ from vim_mm.checkpoints.converted_file import as_checkpoint, describe
 from vim_mm.checkpoints.download import downloaded
 from vim_mm.checkpoints.file import read_file
 from vim_mm.checkpoints.state import prepare
+from vim_mm.errors import UserError, UserValueError
 
 
-class NonFiniteWeightsError(ValueError):
+class NonFiniteWeightsError(UserError, ValueError):
     """A checkpoint holds weights that are NaN or infinite, with which a model predicts nothing."""
 
 
@@ -116,13 +117,15 @@ def load_from_zoo(filename: str, map_location: str | None = None) -> dict:
     scheme, _, name = filename.partition('://')
     urls = get_external_models() if 'mmlab' in scheme else get_torchvision_models()
     if name not in urls:
-        raise ValueError(f'{filename} is not among the {len(urls)} weights that MMEngine knows.')
+        raise UserValueError(
+            f'{filename} is not among the {len(urls)} weights that MMEngine knows.'
+        )
     return load_from_http(urls[name], map_location)
 
 
 def load_from_unsupported(filename: str, map_location: str | None = None) -> dict:
     """Refuse the schemes whose readers in MMEngine unpickle without protection."""
-    raise ValueError(f'Cannot load {filename}: download the file and give its path or URL.')
+    raise UserValueError(f'Cannot load {filename}: download the file and give its path or URL.')
 
 
 _READERS = {

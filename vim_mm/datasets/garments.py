@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from vim_mm.errors import UserRuntimeError, UserValueError
+
 GARMENTS = (
     'T-shirt', 'trouser', 'pullover', 'dress', 'coat',
     'sandal', 'shirt', 'sneaker', 'bag', 'ankle boot',
@@ -51,7 +53,7 @@ def load_garments(folder: str | Path, split: str) -> tuple[np.ndarray, np.ndarra
         ValueError: A file is damaged, or not the published one.
     """
     if split not in SPLITS:
-        raise ValueError(f'split must be one of {SPLITS}, got {split!r}')
+        raise UserValueError(f'split must be one of {SPLITS}, got {split!r}')
     prefix = _PREFIX[split]
     images = _unpacked(Path(folder), f'{prefix}-images-idx3-ubyte')
     labels = _unpacked(Path(folder), f'{prefix}-labels-idx1-ubyte')
@@ -72,11 +74,11 @@ def _unpacked(folder: Path, name: str) -> bytes:
         try:
             content = gzip.decompress(compressed)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise ValueError(f'{packed} is damaged: {error}') from None
+            raise UserValueError(f'{packed} is damaged: {error}') from None
     else:
         raise FileNotFoundError(f'{folder} holds neither {name} nor {name}.gz')
     if hashlib.sha256(content).hexdigest() != CHECKSUMS[name]:
-        raise ValueError(f'{name} in {folder} is not the published file: its SHA-256 differs')
+        raise UserValueError(f'{name} in {folder} is not the published file: its SHA-256 differs')
     return content
 
 
@@ -151,7 +153,7 @@ def _from_package(out: Path) -> None:
 def _run(command: list[str], folder: str) -> None:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f'{" ".join(command)} failed: {done.stderr.strip()}')
+        raise UserRuntimeError(f'{" ".join(command)} failed: {done.stderr.strip()}')
 
 
 def _from_torchvision(out: Path) -> None:

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from vim_mm.errors import UserRuntimeError, UserValueError
+
 COCO_SPLITS = {'training': 'train2017', 'validation': 'val2017'}
 
 
@@ -53,7 +55,7 @@ def insist_on_least(config: Any, **least: int) -> None:
     for name, value in least.items():
         given = getattr(config, name)
         if given < value:
-            raise ValueError(f'{name} must be at least {value}, got {given}')
+            raise UserValueError(f'{name} must be at least {value}, got {given}')
 
 
 def write_once(
@@ -172,7 +174,7 @@ def encode(extension: str, image: np.ndarray, quality: int | None = None) -> byt
     options = [] if quality is None else [cv2.IMWRITE_JPEG_QUALITY, quality]
     encoded, buffer = cv2.imencode(extension, image, options)
     if not encoded:
-        raise RuntimeError(f'OpenCV could not encode a {extension} image')
+        raise UserRuntimeError(f'OpenCV could not encode a {extension} image')
     return buffer.tobytes()
 
 

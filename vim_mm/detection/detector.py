@@ -26,6 +26,7 @@ from vim_mm.acceleration import hand_over_float32
 from vim_mm.detection import roi, rpn
 from vim_mm.detection.assign import needs_ignored
 from vim_mm.detection.truth import GroundTruth, pack, why_not_packed
+from vim_mm.errors import UserTypeError, UserValueError
 
 _HEADS = ('rpn_head', 'roi_head')
 
@@ -76,7 +77,7 @@ class FastTwoStage(TwoStageDetector):
         samples = batch['data_samples']
         for name, reason in self._obstacles(samples).items():
             if reason is not None:
-                raise ValueError(_own_path(name, reason))
+                raise UserValueError(_own_path(name, reason))
         return {**batch, 'data_samples': self._pack(samples, batch['inputs'].device)}
 
     def _pack(self, samples: SampleList, device: torch.device) -> GroundTruth:
@@ -169,7 +170,7 @@ def fast_detector_class(name: str) -> type[FastTwoStage]:
     """
     detector = MODELS.get(name)
     if not (isinstance(detector, type) and issubclass(detector, TwoStageDetector)):
-        raise TypeError(f'{name!r} must name a subclass of TwoStageDetector, got {detector}')
+        raise UserTypeError(f'{name!r} must name a subclass of TwoStageDetector, got {detector}')
 
     class Fast(FastTwoStage, detector):
         of = detector

@@ -24,6 +24,8 @@ from mmdet.utils import InstanceList
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
 
+from vim_mm.errors import UserValueError
+
 
 class SharedMaskCascadeRoIHead(CascadeRoIHead):
     """RoI head of a cascade with one mask head.
@@ -43,7 +45,7 @@ class SharedMaskCascadeRoIHead(CascadeRoIHead):
     def __init__(self, num_stages: int, **kwargs):
         super().__init__(num_stages, stage_loss_weights=[1.0] * num_stages, **kwargs)
         if not all(head.reg_class_agnostic for head in self.bbox_head):
-            raise ValueError('every bbox_head must have reg_class_agnostic=True')
+            raise UserValueError('every bbox_head must have reg_class_agnostic=True')
         self.sample_all = PseudoSampler()
 
     def init_mask_head(self, mask_roi_extractor, mask_head) -> None:
@@ -62,7 +64,7 @@ class SharedMaskCascadeRoIHead(CascadeRoIHead):
             batch_data_samples (SampleList): Images with their ground truth.
         """
         if len(rpn_results_list) != len(batch_data_samples):
-            raise ValueError(
+            raise UserValueError(
                 f'rpn_results_list must have one entry for each of {len(batch_data_samples)} '
                 f'samples, got {len(rpn_results_list)}'
             )

@@ -22,6 +22,7 @@ from vim_mm.detection.losses import EPS, binary_loss, box_loss, why_other_loss
 from vim_mm.detection.sample import sample, why_not_sampled
 from vim_mm.detection.suppression import suppress
 from vim_mm.detection.truth import GroundTruth
+from vim_mm.errors import UserValueError
 
 
 class Proposals(NamedTuple):
@@ -151,7 +152,7 @@ def check_borders(head: RPNHead, metas: Sequence[dict]) -> None:
                 inside &= (cell < padded) & (cell + last < side + border)
             fits |= bool(inside.any())
         if not fits:
-            raise ValueError(
+            raise UserValueError(
                 f'no anchor lies inside of an image of {tuple(meta["img_shape"][:2])} pixels: '
                 'change the anchor_generator, or set train_cfg.rpn.allowed_border=-1'
             )

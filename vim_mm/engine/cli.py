@@ -29,6 +29,7 @@ from vim_mm.engine.checks.misspelled import check_checkpoint, check_misspelled, 
 from vim_mm.engine.checks.settings import check_settings
 from vim_mm.engine.reader import follow_test_data
 from vim_mm.engine.screen import catch_prints, open_screen
+from vim_mm.errors import UserError, UserValueError
 from vim_mm.mistakes import sentence
 from vim_mm.outputs import written_by
 
@@ -39,7 +40,7 @@ _LONGEST_PART, _MOST_PARTS = 40, 4  # of a folder's name
 _MISSING = object()
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
     """A config, or an option that changes it, cannot be used."""
 
 
@@ -69,7 +70,7 @@ def read_config(args: Namespace, import_library: bool = True) -> Config:
         # A base such as mmdet::_base_/..., which lies in a library.
         raise ConfigError(f'{args.config} needs {_distribution(error)}: {error}') from error
     except Exception as error:  # a config is a program, and the user's
-        kind = '' if isinstance(error, OSError) else f'{type(error).__name__}: '
+        kind = '' if isinstance(error, OSError | UserError) else f'{type(error).__name__}: '
         raise ConfigError(f'{args.config}: {kind}{sentence(error)}') from error
     check_names(cfg)
     check_data_root(cfg, Path(args.config))  # options may give each dataset a place of its own
@@ -87,7 +88,7 @@ def read_config(args: Namespace, import_library: bool = True) -> Config:
     except Exception as error:
         raise ConfigError(f'--cfg-options {" ".join(options)}: {sentence(error)}') from error
     if not isinstance(cfg.get('model'), dict):
-        raise ValueError(f'{args.config}: model must be a dict, got {cfg.get("model")!r}')
+        raise UserValueError(f'{args.config}: model must be a dict, got {cfg.get("model")!r}')
     check_channels(cfg.model)
     cfg.allow_mismatch = getattr(args, 'allow_mismatch', False)
     if 'launcher' in args:

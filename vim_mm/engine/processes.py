@@ -13,6 +13,8 @@ import torch
 from torch import distributed
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from vim_mm.errors import UserRuntimeError, UserValueError
+
 
 def init_process_group(launcher: str, backend: str = 'nccl', timeout: float | None = None) -> None:
     """Join the processes of a run, on GPUs by ``backend`` and without any by gloo.
@@ -31,11 +33,13 @@ def init_process_group(launcher: str, backend: str = 'nccl', timeout: float | No
     if launcher == 'slurm':
         _translate_slurm_environment()
     elif launcher != 'pytorch':
-        raise ValueError(f"launcher must be 'none', 'pytorch' or 'slurm', got {launcher!r}")
+        raise UserValueError(f"launcher must be 'none', 'pytorch' or 'slurm', got {launcher!r}")
     if torch.cuda.is_available():
         local_rank, gpus = int(os.environ['LOCAL_RANK']), torch.cuda.device_count()
         if local_rank >= gpus:
-            raise RuntimeError(f'Process {local_rank + 1} of this host has no GPU: it has {gpus}.')
+            raise UserRuntimeError(
+                f'Process {local_rank + 1} of this host has no GPU: it has {gpus}.'
+            )
         torch.cuda.set_device(local_rank)
     else:
         backend = 'gloo'

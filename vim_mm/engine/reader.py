@@ -12,6 +12,7 @@ from mmengine.logging import print_log
 from mmengine.registry import DATASETS, init_default_scope
 
 from vim_mm.config import dataset_options, type_name
+from vim_mm.errors import UserValueError
 
 # Of an image that is not of 8 bits: what is darkest and brightest in the drawing, in percent.
 _STRETCH = (1, 99)
@@ -25,7 +26,7 @@ def leaf_dataset(cfg: Config) -> Mapping:
     """
     for _, options in dataset_options(cfg, 'test'):
         return options
-    raise ValueError(
+    raise UserValueError(
         f'{cfg.filename}: test_dataloader.dataset must be a data set, but there is none'
     )
 
@@ -173,14 +174,16 @@ def displayed(
     if bands:
         for band in bands:
             if band >= count:
-                raise ValueError(f'--bands must be below {count}, the number of bands, got {band}')
+                raise UserValueError(
+                    f'--bands must be below {count}, the number of bands, got {band}'
+                )
         chosen = image[..., [*bands]]
     elif count in (1, 3):
         chosen = image if rgb or count == 1 else image[..., ::-1]
     elif count == 4 and image.dtype == np.uint8:
         chosen = image[..., :3] if rgb else image[..., 2::-1]  # and transparency
     else:
-        raise ValueError(
+        raise UserValueError(
             f'an image of {count} bands cannot be drawn: --bands R G B says which are red, green '
             'and blue, from 0'
         )

@@ -45,6 +45,7 @@ from vim_mm.engine.watching.missed_validation import MissedValidationHook
 from vim_mm.engine.watching.nonfinite import NonFiniteLossError, NonFiniteLossHook
 from vim_mm.engine.watching.provenance_hook import ProvenanceHook
 from vim_mm.engine.watching.summary import SummaryHook
+from vim_mm.errors import UserValueError
 from vim_mm.whole_file import whole_file
 
 
@@ -213,7 +214,7 @@ class VimRunner(Runner):
         loop = super().build_train_loop(loop)
         loader = loop.dataloader
         if len(loader) == 0 and getattr(loader.sampler, 'by_epoch', False):
-            raise ValueError(
+            raise UserValueError(
                 f'an epoch has {len(loader.dataset)} images, less than the {self.batch.total} of '
                 'a step'
             )
@@ -228,7 +229,7 @@ class VimRunner(Runner):
         check_pooled_norms(self.model, self.batch)
         if given:
             if (self.batch.size, self.batch.counts) != (size, 1):
-                raise ValueError(
+                raise UserValueError(
                     'train_dataloader must be a config, not an object, so that its batches fit '
                     'the batch of the recipe'
                 )
@@ -258,9 +259,11 @@ class VimRunner(Runner):
         if isinstance(optim_wrapper, OptimWrapper) and optim_wrapper is self._accumulating:
             return optim_wrapper
         if not isinstance(optim_wrapper, dict) or 'optimizer' not in optim_wrapper:
-            raise ValueError('only an optim_wrapper of one optimizer, as a config, can accumulate')
+            raise UserValueError(
+                'only an optim_wrapper of one optimizer, as a config, can accumulate'
+            )
         if optim_wrapper.get('accumulative_counts', 1) != 1:
-            raise ValueError(
+            raise UserValueError(
                 'optim_wrapper.accumulative_counts follows from the batch of the recipe, '
                 'auto_scale_lr.base_batch_size: remove one of them'
             )

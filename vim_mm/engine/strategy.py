@@ -22,6 +22,7 @@ from vim_mm.engine.runner import VimRunner
 from vim_mm.engine.saving.checkpoint_hook import durable
 from vim_mm.engine.screen import opened
 from vim_mm.engine.watching.summary import SummaryHook
+from vim_mm.errors import UserValueError
 from vim_mm.models.vision_mamba import Block
 
 
@@ -76,12 +77,12 @@ def build_runner(cfg: Config) -> Runner | FlexibleRunner:
         return VimRunner.from_cfg(cfg)
     sharded = 'FSDP' in cfg.get('strategy', {}).get('type', '')
     if sharded and cfg.optim_wrapper.get('clip_grad') is not None:
-        raise ValueError(
+        raise UserValueError(
             'MMEngine clips gradients by the norm of a shard under FSDP: set '
             'optim_wrapper.clip_grad=None'
         )
     if cfg.get('resume'):
-        raise ValueError(
+        raise UserValueError(
             "MMEngine's strategies resume from checkpoints that lack weights without a word: "
             'start from the weights of one by load_from'
         )
@@ -92,7 +93,7 @@ def build_runner(cfg: Config) -> Runner | FlexibleRunner:
     size = cfg.train_dataloader.batch_size
     batch = plan_batch(size, get_world_size(), cfg.get('auto_scale_lr'))
     if batch.counts > 1:
-        raise ValueError(
+        raise UserValueError(
             f"MMEngine's strategies do not accumulate gradients here, and {batch.processes} x "
             f'{batch.size} images are less than the {batch.total} of the recipe: take more '
             'processes, a larger --batch-per-gpu, or --scale-lr'

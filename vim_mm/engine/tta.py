@@ -12,6 +12,7 @@ from mmengine.config import Config
 from torch import nn
 
 from vim_mm.config import dataset_options, type_name
+from vim_mm.errors import UserValueError
 
 RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
 _MODELS = {
@@ -110,7 +111,7 @@ def _measure_boxes_alone(cfg: Config) -> list[str]:
     for metric in evaluator if isinstance(evaluator, list | tuple) else [evaluator]:
         asked = metric.get('metric')
         if asked == 'segm' or (isinstance(asked, list | tuple) and {*asked} == {'segm'}):
-            raise ValueError(
+            raise UserValueError(
                 '--tta: DetTTAModel merges boxes and no masks, and test_evaluator.metric is '
                 f'{asked!r}'
             )

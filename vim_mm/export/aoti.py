@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.exc import UserError
 from torch.export import Dim, ExportedProgram
 
+from vim_mm.errors import UserRuntimeError, UserValueError
 from vim_mm.models.mamba import Mamba
 from vim_mm.ops.backends import OPERATORS, path_of
 from vim_mm.whole_file import whole_file
@@ -62,7 +63,7 @@ def _check_scans(module: nn.Module) -> None:
             device, dtype = mixer.A_log.device, mixer.parameters_dtype()
             path = path_of(device, dtype, mixer.use_cuda_kernel, backend=mixer.backend)
             if path.name not in OPERATORS:
-                raise RuntimeError(
+                raise UserRuntimeError(
                     'a graph holds the scan as one operator, of the backend native or triton, but '
                     f'on {device} it is {path.name!r} here: {path.reason}'
                 )
@@ -131,7 +132,7 @@ def load_package(path: str | Path) -> Callable[[Tensor], Tensor | Sequence[Tenso
 
 def _check_multiple(images: Tensor, multiple: int) -> None:
     if any(n % multiple for n in images.shape[-2:]):
-        raise ValueError(
+        raise UserValueError(
             f'images: height and width must be multiples of {multiple}, '
             f'got {" x ".join(map(str, images.shape[-2:]))}'
         )

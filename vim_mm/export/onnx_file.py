@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vim_mm.compat import why_no_onnx_export
+from vim_mm.errors import UserRuntimeError
 from vim_mm.ops.exported import export_to_onnx
 from vim_mm.whole_file import whole_file
 
@@ -32,7 +33,7 @@ def export_onnx(module: nn.Module, images: Tensor, path: str | Path, dynamic: bo
     """
     reason = why_no_onnx_export()
     if reason is not None:
-        raise RuntimeError(reason)
+        raise UserRuntimeError(reason)
     from vim_mm.export.recurrence import recurrence as translated
 
     open_sizes = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from vim_mm.errors import UserValueError
 from vim_mm.export.onnx_file import OnnxModule
 from vim_mm.ops.exported import are_open, exporting_to_onnx
 from vim_mm.ops.resample import averaging_matrix, pooled_size
@@ -76,9 +77,9 @@ def choose_part(model: nn.Module, scope: str, part: str | None = None) -> str:
     """
     part = _OF_SCOPE[scope] if part is None else part
     if part not in PARTS:
-        raise ValueError(f'part: expected one of {[*PARTS]}, got {part!r}')
+        raise UserValueError(f'part: expected one of {[*PARTS]}, got {part!r}')
     if part == 'segmentor' and not hasattr(getattr(model, 'decode_head', None), 'conv_seg'):
-        raise ValueError(
+        raise UserValueError(
             f'part: {type(model).__name__} has no decode head that gives logits of pixels, export '
             "'features' or 'backbone'"
         )

@@ -14,6 +14,7 @@ from transformers import AutoBackbone, AutoConfig, PreTrainedConfig, PreTrainedM
 from transformers.backbone_utils import BackboneConfigMixin, BackboneMixin
 from transformers.modeling_outputs import BackboneOutput
 
+from vim_mm.errors import UserTypeError, UserValueError
 from vim_mm.models import SimpleFPN, VisionMamba
 from vim_mm.models.arguments import parse_arch
 
@@ -73,7 +74,7 @@ class VimConfig(BackboneConfigMixin, PreTrainedConfig):
         known = {*PreTrainedConfig().to_dict(), *_OF_TRANSFORMERS, 'stage_names'}
         unknown = [name for name in kwargs if name not in known and not name.startswith('_')]
         if unknown:
-            raise TypeError(
+            raise UserTypeError(
                 f'VimConfig has no {", ".join(unknown)}: expected some of {sorted(own)}'
             )
         kwargs.pop('stage_names', None)
@@ -86,7 +87,7 @@ class VimConfig(BackboneConfigMixin, PreTrainedConfig):
         if pyramid_channels is not None:
             stride = self.stride or self.patch_size
             if not isinstance(stride, int):
-                raise ValueError(f'a pyramid needs one stride, got {stride}')
+                raise UserValueError(f'a pyramid needs one stride, got {stride}')
             self.stage_names = [f'stride{stride * 2**i // 4}' for i in range(4)]
             if out_features is None and out_indices is None:
                 out_features = self.stage_names
@@ -165,7 +166,7 @@ class VimBackbone(BackboneMixin, PreTrainedModel):
             ('attentions', output_attentions),
         ):
             if wanted:
-                raise ValueError(f'VimBackbone gives no {name}: choose stages by out_features')
+                raise UserValueError(f'VimBackbone gives no {name}: choose stages by out_features')
         maps = self.backbone(pixel_values)
         if self.pyramid is not None:
             levels = self.pyramid(maps)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vim_mm.errors import UserValueError
 from vim_mm.ops import causal_conv1d, selective_scan_fn
 
 __all__ = [
@@ -157,7 +158,7 @@ def _inner(
     reverse: bool = False,
 ) -> Tensor:
     if checkpoint_lvl not in (0, 1):
-        raise ValueError(f'checkpoint_lvl must be 0 or 1, got {checkpoint_lvl}')
+        raise UserValueError(f'checkpoint_lvl must be 0 or 1, got {checkpoint_lvl}')
     x, z = xz.chunk(2, dim=1)
     u = causal_conv1d(x, conv1d_weight.squeeze(1), conv1d_bias, activation='silu')
     projected = F.linear(u.transpose(1, 2), x_proj_weight)  # (B, L, R + 2N)

@@ -16,6 +16,7 @@ import jax
 import jaxlib
 import torch
 
+from vim_mm.errors import UserRuntimeError
 from vim_mm.ops import library
 
 SOURCE = Path(__file__).with_name('handlers.cpp')
@@ -32,7 +33,7 @@ def build() -> Path:
         RuntimeError: ``vim_mm._C`` is missing, or the compiler is missing or fails.
     """
     if library.MISSING is not None:
-        raise RuntimeError(f'vim_mm.jax calls the compiled scan, but {library.MISSING}')
+        raise UserRuntimeError(f'vim_mm.jax calls the compiled scan, but {library.MISSING}')
     command = _command()
     facts = (SOURCE.read_text(), torch.__version__, jaxlib.__version__, *command)
     name = hashlib.sha256('\0'.join(facts).encode()).hexdigest()[:16]
@@ -75,11 +76,11 @@ def _compile(command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError as error:
-        raise RuntimeError(
+        raise UserRuntimeError(
             f'vim_mm.jax needs a C++ compiler once, to build its handlers: {error}'
         ) from None
     if done.returncode:
-        raise RuntimeError(f'{shlex.join(command)} failed:\n{done.stdout}{done.stderr}')
+        raise UserRuntimeError(f'{shlex.join(command)} failed:\n{done.stdout}{done.stderr}')
 
 
 if __name__ == '__main__':

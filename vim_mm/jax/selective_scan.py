@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from jax import Array
 
+from vim_mm.errors import UserTypeError
 from vim_mm.jax.calls import Options, scan
 from vim_mm.ops.discretization import method_id
 from vim_mm.ops.reference import TENSORS, ScanInputs
@@ -70,7 +71,7 @@ def selective_scan_fn(
     )
     for name, flag in flags.items():
         if not isinstance(flag, bool):
-            raise TypeError(f'{name}: expected a bool, got {flag!r}')
+            raise UserTypeError(f'{name}: expected a bool, got {flag!r}')
     options = Options(delta_softplus, method, (reverse,) * groups)
     out, last_state = scan(options, _split(arrays, groups))
     batch, channels, _ = arrays['u'].shape
@@ -80,7 +81,7 @@ def selective_scan_fn(
 
 def _as_array(name: str, x: Array) -> Array:
     if not isinstance(x, jax.Array | np.ndarray):
-        raise TypeError(f'{name}: expected an array, got {type(x).__name__}')
+        raise UserTypeError(f'{name}: expected an array, got {type(x).__name__}')
     return jnp.asarray(x)
 
 
@@ -93,7 +94,7 @@ def _check(arrays: dict[str, Array | None], *options: Any) -> int:
             return None
         dtype = getattr(torch, x.dtype.name, None)
         if not isinstance(dtype, torch.dtype):
-            raise TypeError(f'{name}: expected a floating point dtype, got {x.dtype}')
+            raise UserTypeError(f'{name}: expected a floating point dtype, got {x.dtype}')
         return torch.empty(x.shape, dtype=dtype, device='meta')
 
     inputs = ScanInputs(*(tensor(name, arrays[name]) for name in TENSORS), *options)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vim_mm.errors import UserTypeError, UserValueError
 from vim_mm.ops.discretization import check_device, check_tensor
 
 ARCHS = {
@@ -19,24 +20,24 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     """ValueError if the argument called ``name`` is not one of the words ``choices``."""
     words = [*choices]
     if not isinstance(value, str) or value not in words:
-        raise ValueError(f'{name} must be one of {words}, got {value!r}')
+        raise UserValueError(f'{name} must be one of {words}, got {value!r}')
 
 
 def check_bools(**arguments: bool) -> None:
     """TypeError if one of the arguments is neither True nor False."""
     for name, value in arguments.items():
         if not isinstance(value, bool):
-            raise TypeError(f'{name} must be True or False, got {value!r}')
+            raise UserTypeError(f'{name} must be True or False, got {value!r}')
 
 
 def check_int(name: str, value: int, least: int = 1, greatest: int | None = None) -> None:
     """TypeError if the argument is no integer, ValueError if it is not in [least, greatest]."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f'{name} must be an integer, got {value!r}')
+        raise UserTypeError(f'{name} must be an integer, got {value!r}')
     if greatest is not None and not least <= value <= greatest:
-        raise ValueError(f'{name} must lie in [{least}, {greatest}], got {value}')
+        raise UserValueError(f'{name} must lie in [{least}, {greatest}], got {value}')
     if value < least:
-        raise ValueError(f'{name} must be at least {least}, got {value}')
+        raise UserValueError(f'{name} must be at least {least}, got {value}')
 
 
 def check_counts(**arguments: int) -> None:
@@ -48,7 +49,7 @@ def check_counts(**arguments: int) -> None:
 def check_number(name: str, value: float) -> None:
     """TypeError if the argument is no number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f'{name} must be a number, got {value!r}')
+        raise UserTypeError(f'{name} must be a number, got {value!r}')
 
 
 def check_positive(**arguments: float) -> None:
@@ -56,14 +57,14 @@ def check_positive(**arguments: float) -> None:
     for name, value in arguments.items():
         check_number(name, value)
         if not 0 < value < float('inf'):
-            raise ValueError(f'{name} must be positive, got {value}')
+            raise UserValueError(f'{name} must be positive, got {value}')
 
 
 def check_rate(name: str, value: float) -> None:
     """TypeError if the argument is no number, ValueError if it is not in [0, 1)."""
     check_number(name, value)
     if not 0 <= value < 1:
-        raise ValueError(f'{name} must lie in [0, 1), got {value}')
+        raise UserValueError(f'{name} must lie in [0, 1), got {value}')
 
 
 def parse_arch(arch: str | dict) -> tuple[int, int]:
@@ -76,7 +77,7 @@ def parse_arch(arch: str | dict) -> tuple[int, int]:
     if isinstance(arch, str):
         arch = ARCHS.get(arch.lower(), arch)
     if not isinstance(arch, dict) or set(arch) != {'embed_dims', 'num_layers'}:
-        raise ValueError(
+        raise UserValueError(
             f'arch must be one of {[*ARCHS]} or a dict of embed_dims and num_layers, got {arch!r}'
         )
     for key, value in arch.items():
@@ -93,9 +94,9 @@ def parse_size(name: str, size: int | Sequence[int]) -> tuple[int, int]:
     """
     given = [size] if isinstance(size, int) else size
     if not isinstance(given, list | tuple):
-        raise TypeError(f'{name} must be an integer or (height, width), got {size!r}')
+        raise UserTypeError(f'{name} must be an integer or (height, width), got {size!r}')
     if len(given) not in (1, 2):
-        raise ValueError(f'{name} must be one integer or two, got {size!r}')
+        raise UserValueError(f'{name} must be one integer or two, got {size!r}')
     for value in given:
         check_int(name, value)
     return given[0], given[-1]
@@ -111,16 +112,16 @@ def parse_out_indices(out_indices: int | Sequence[int], depth: int) -> tuple[int
     single = isinstance(out_indices, int)
     given = [out_indices] if single else out_indices
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise TypeError(
+        raise UserTypeError(
             f'out_indices must be an integer or a sequence of integers, got {out_indices!r}'
         )
     for i in given:
         if isinstance(i, bool) or not isinstance(i, int):
-            raise TypeError(f'out_indices must hold integers, got {out_indices!r}')
+            raise UserTypeError(f'out_indices must hold integers, got {out_indices!r}')
     indices = [i + depth if i < 0 else i for i in given]
     ascending = indices == sorted(set(indices))
     if not indices or not ascending or indices[0] < 0 or indices[-1] >= depth:
-        raise ValueError(
+        raise UserValueError(
             f'out_indices must name layers in [-{depth}, {depth}) in ascending order, '
             f'got {out_indices}'
         )
@@ -131,22 +132,24 @@ def check_images(x: Any, in_channels: int) -> None:
     """TypeError or ValueError if ``x`` is no batch of images (B, in_channels, H, W)."""
     check_tensor('images', x)
     if not x.is_floating_point():
-        raise TypeError(f'images: expected floating-point numbers, got {x.dtype}')
+        raise UserTypeError(f'images: expected floating-point numbers, got {x.dtype}')
     if x.dim() != 4 or x.shape[1] != in_channels:
-        raise ValueError(
+        raise UserValueError(
             f'images: expected shape (B, in_channels = {in_channels}, H, W), got {tuple(x.shape)}'
         )
     if x.shape[2] == 0 or x.shape[3] == 0:
-        raise ValueError(f'images: expected at least one pixel, got shape {tuple(x.shape)}')
+        raise UserValueError(f'images: expected at least one pixel, got shape {tuple(x.shape)}')
 
 
 def check_tokens(x: Tensor, d_model: int) -> None:
     """TypeError or ValueError if ``x`` is no batch of tokens (B, L, d_model)."""
     check_tensor('hidden_states', x)
     if not x.is_floating_point():
-        raise TypeError(f'hidden_states: expected floating-point numbers, got {x.dtype}')
+        raise UserTypeError(f'hidden_states: expected floating-point numbers, got {x.dtype}')
     if x.dim() != 3 or x.shape[2] != d_model:
-        raise ValueError(f'hidden_states: expected shape (B, L, {d_model}), got {tuple(x.shape)}')
+        raise UserValueError(
+            f'hidden_states: expected shape (B, L, {d_model}), got {tuple(x.shape)}'
+        )
 
 
 def check_like(x: Tensor, weight: Tensor) -> None:
@@ -158,4 +161,4 @@ def check_like(x: Tensor, weight: Tensor) -> None:
     """
     check_device('hidden_states', x, 'in_proj', weight)
     if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
-        raise TypeError(f'hidden_states: expected {weight.dtype}, as in_proj is, got {x.dtype}')
+        raise UserTypeError(f'hidden_states: expected {weight.dtype}, as in_proj is, got {x.dtype}')

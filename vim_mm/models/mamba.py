@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from vim_mm.errors import UserTypeError, UserValueError
 from vim_mm.models.arguments import (
     check_bools,
     check_choice,
@@ -100,17 +101,19 @@ class Mamba(nn.Module):
         check_counts(d_model=d_model, d_conv=d_conv)
         check_int('d_state', d_state, 1, MAX_STATES)
         if isinstance(dt_rank, str) and dt_rank != 'auto':
-            raise TypeError(f"dt_rank must be an integer, got {dt_rank!r}; the one word is 'auto'")
+            raise UserTypeError(
+                f"dt_rank must be an integer, got {dt_rank!r}; the one word is 'auto'"
+            )
         if dt_rank != 'auto':
             check_counts(dt_rank=dt_rank)
         check_positive(expand=expand, dt_min=dt_min, dt_max=dt_max, dt_scale=dt_scale)
         check_number('dt_init_floor', dt_init_floor)
         if not 0 <= dt_init_floor < math.inf:
-            raise ValueError(f'dt_init_floor must be at least 0, got {dt_init_floor}')
+            raise UserValueError(f'dt_init_floor must be at least 0, got {dt_init_floor}')
         if not dt_min <= dt_max:
-            raise ValueError(f'dt_min must be at most dt_max = {dt_max}, got {dt_min}')
+            raise UserValueError(f'dt_min must be at most dt_max = {dt_max}, got {dt_min}')
         if int(expand * d_model) < 1:
-            raise ValueError(
+            raise UserValueError(
                 f'expand must leave at least one of d_model = {d_model} channels, got {expand}'
             )
         check_bools(conv_bias=conv_bias, bias=bias, if_divide_out=if_divide_out, fused=fused)
@@ -325,7 +328,7 @@ class Mamba(nn.Module):
             past = F.pad(x.flip(2) if reverse else x, (self.d_conv - 1, 0))
             out = conv(past)
             if out.shape != x.shape:
-                raise ValueError(
+                raise UserValueError(
                     f'conv1d must turn (B, D, L + d_conv - 1) = {tuple(past.shape)} into '
                     f'(B, D, L) = {tuple(x.shape)}, got {tuple(out.shape)}'
                 )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
+from vim_mm.errors import UserValueError
 from vim_mm.models.arguments import check_counts, check_int
 
 
@@ -44,7 +45,7 @@ class SimpleFPN(nn.Module):
         check_int('num_outs', num_outs, 4 - start_level)
         check_counts(in_channels=in_channels, out_channels=out_channels)
         if in_channels % 4:
-            raise ValueError(f'in_channels must be divisible by 4, got {in_channels}')
+            raise UserValueError(f'in_channels must be divisible by 4, got {in_channels}')
         self.in_channels = in_channels
         self.num_outs = num_outs
         half, quarter = in_channels // 2, in_channels // 4
@@ -69,12 +70,12 @@ class SimpleFPN(nn.Module):
     def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """One map (B, in_channels, H, W), in a sequence, to ``num_outs`` maps, finest first."""
         if len(inputs) != 1:
-            raise ValueError(
+            raise UserValueError(
                 f'SimpleFPN takes one map, got {len(inputs)}: out_indices of the backbone must be '
                 'one layer'
             )
         if inputs[0].shape[1] != self.in_channels:
-            raise ValueError(
+            raise UserValueError(
                 f'in_channels of SimpleFPN is {self.in_channels}, but the backbone (its '
                 f'embed_dims) gives {inputs[0].shape[1]} channels'
             )

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from vim_mm.errors import UserRuntimeError, UserValueError
 from vim_mm.models.tokens import CLS_TOKENS, insert_cls, resize_pos_embed, split_cls
 
 LAYER_SCALE = r'\.mixer\.gamma$'
@@ -149,7 +150,7 @@ def adapt_checkpoint(
             beyond its ``num_layers``.
     """
     if (wrong := wrong_entry(local_metadata)) is not None:
-        raise RuntimeError(f'the checkpoint notes {wrong} = {local_metadata[wrong]!r:.80}')
+        raise UserRuntimeError(f'the checkpoint notes {wrong} = {local_metadata[wrong]!r:.80}')
     module.loaded_switches = {
         name: local_metadata[name] for name in function_switches(module) if name in local_metadata
     }
@@ -176,7 +177,7 @@ def adapt_checkpoint(
     ):
         if keys:
             where = _elsewhere(state_dict) if len(keys) == len(own) else ''
-            raise RuntimeError(
+            raise UserRuntimeError(
                 f'the checkpoint {problem.format(len(keys))} {len(own)} weights of '
                 f'{type(module).__name__}{where}: '
                 f'{", ".join(keys[:3])}{", ..." if keys[3:] else ""}'
@@ -194,10 +195,10 @@ def _check_architecture(module: nn.Module, state_dict: MutableMapping, prefix: s
     """RuntimeError that names what the checkpoint is of, or the argument by which it differs."""
     for name, own in module.named_parameters():
         if not isinstance(state_dict.get(prefix + name, own), Tensor):
-            raise RuntimeError(f'{prefix}{name} of the checkpoint is no tensor')
+            raise UserRuntimeError(f'{prefix}{name} of the checkpoint is no tensor')
     other = other_architecture(name for name in state_dict if name.startswith(prefix))
     if other is not None:
-        raise RuntimeError(f'the checkpoint is of another architecture than Vim: {other}')
+        raise UserRuntimeError(f'the checkpoint is of another architecture than Vim: {other}')
     layer = re.compile(rf'{re.escape(prefix)}layers\.(\d+)\.')
     found = [int(match[1]) for match in map(layer.match, state_dict) if match]
     depth = max(found, default=-1) + 1
@@ -221,7 +222,7 @@ def _check_architecture(module: nn.Module, state_dict: MutableMapping, prefix: s
                 f'({prefix}{key} is {tuple(weight.shape)}, here {here})'
             )
     if differences:
-        raise RuntimeError(
+        raise UserRuntimeError(
             f'the checkpoint was made by another architecture than this {type(module).__name__}: '
             f'it has {"; ".join(differences)}'
         )
@@ -244,7 +245,7 @@ def fit_pos_embed(
     if 'grid' in local_metadata:
         grid = tuple(local_metadata['grid'])
         if math.prod(grid) != patches.shape[1]:
-            raise ValueError(
+            raise UserValueError(
                 f'pos_embed of the checkpoint is for {patches.shape[1]} patches, and the '
                 f'checkpoint notes a grid of {grid[0]}x{grid[1]}'
             )
@@ -260,7 +261,7 @@ def _guess_grid(num_patches: int, own: tuple[int, int]) -> tuple[int, int]:
         return own
     side = math.isqrt(num_patches)
     if side * side != num_patches or not side:
-        raise ValueError(
+        raise UserValueError(
             f'pos_embed of the checkpoint is for {num_patches} patches: not the {own[0]}x{own[1]} '
             'of this backbone, nor a square, and the checkpoint does not tell its grid'
         )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vim_mm.compat import after_state_dict, before_load_state_dict
+from vim_mm.errors import UserTypeError, UserValueError
 from vim_mm.models.arguments import (
     check_bools,
     check_choice,
@@ -86,14 +87,14 @@ def parse_ssm_cfg(ssm_cfg: dict | None, of_backbone: Iterable[str]) -> dict:
     if ssm_cfg is None:
         return {}
     if not isinstance(ssm_cfg, dict):
-        raise TypeError(f'ssm_cfg must be a dict of arguments of Mamba, got {ssm_cfg!r}')
+        raise UserTypeError(f'ssm_cfg must be a dict of arguments of Mamba, got {ssm_cfg!r}')
     names = {*inspect.signature(Mamba).parameters} - {'d_model'}
     for name in ssm_cfg:
         if name in of_backbone:
-            raise ValueError(f'ssm_cfg must not have {name!r}: give it to the backbone itself')
+            raise UserValueError(f'ssm_cfg must not have {name!r}: give it to the backbone itself')
         if name not in names:
             expected = sorted(names.difference(of_backbone))
-            raise TypeError(f'ssm_cfg has no {name!r}: expected some of {expected}')
+            raise UserTypeError(f'ssm_cfg has no {name!r}: expected some of {expected}')
     return dict(ssm_cfg)
 
 
@@ -222,7 +223,7 @@ class VisionMamba(nn.Module):
         check_choice('out_feature', out_feature, OUT_FEATURES)
         check_choice('cls_token', cls_token, CLS_TOKENS)
         if out_type == 'cls_token' and cls_token == 'none':
-            raise ValueError("out_type 'cls_token' needs a cls_token, got cls_token 'none'")
+            raise UserValueError("out_type 'cls_token' needs a cls_token, got cls_token 'none'")
         stride = patch_size if stride is None else stride
         check_counts(patch_size=patch_size, in_channels=in_channels, rope_grid=rope_grid)
         check_bools(if_abs_pos_embed=if_abs_pos_embed, if_rope=if_rope, with_cp=with_cp)
@@ -230,9 +231,9 @@ class VisionMamba(nn.Module):
         check_rate('drop_path_rate', drop_path_rate)
         self.embed_dims, self.num_layers = parse_arch(arch)
         if if_rope and self.embed_dims % 4:
-            raise ValueError(f'if_rope needs embed_dims divisible by 4, got {self.embed_dims}')
+            raise UserValueError(f'if_rope needs embed_dims divisible by 4, got {self.embed_dims}')
         if if_rope_residual and not if_rope:
-            raise ValueError('if_rope_residual needs if_rope, got if_rope False')
+            raise UserValueError('if_rope_residual needs if_rope, got if_rope False')
         self.out_indices = parse_out_indices(out_indices, self.num_layers)
         check_int('frozen_stages', frozen_stages, -1, self.out_indices[-1] + 1)
         self.out_type = out_type

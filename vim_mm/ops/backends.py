@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from vim_mm.errors import UserRuntimeError, UserTypeError, UserValueError
 from vim_mm.ops import library, triton
 
 # From the best to the slowest. native: the compiled kernels; triton; torch: PyTorch operators,
@@ -64,7 +65,7 @@ def chosen_backend(
     name, obstacle = _choose(backend, use_cuda_kernel, device_type, dtype, is_complex)
     if name == 'error':
         wish = _requested(backend, use_cuda_kernel)
-        raise RuntimeError(f'{wish.source}: {wish.subject} was demanded, but {obstacle}')
+        raise UserRuntimeError(f'{wish.source}: {wish.subject} was demanded, but {obstacle}')
     if obstacle:
         _say_once(f'selective scan on {device_type}: {_WORDS[name]}, because {obstacle}')
     return name
@@ -93,7 +94,7 @@ def _requested(backend: str | None, use_cuda_kernel: bool | None) -> _Wish | Non
         return wish
     variable = os.environ.get('VIM_USE_CUDA_KERNEL', '')
     if variable not in ('', '0', '1'):
-        raise ValueError(f'VIM_USE_CUDA_KERNEL: expected 1, 0 or empty, got {variable!r}')
+        raise UserValueError(f'VIM_USE_CUDA_KERNEL: expected 1, 0 or empty, got {variable!r}')
     flag = None if variable == '' else variable == '1'
     return _agreed(
         _by_name(os.environ.get('VIM_MM_BACKEND') or None, 'VIM_MM_BACKEND'),
@@ -109,13 +110,13 @@ def wish_of_arguments(backend: str | None, use_cuda_kernel: bool | None) -> _Wis
         ValueError: There is no such backend, or the two contradict each other.
     """
     if use_cuda_kernel is not None and not isinstance(use_cuda_kernel, bool):
-        raise TypeError(f'use_cuda_kernel: expected a bool, got {use_cuda_kernel!r}')
+        raise UserTypeError(f'use_cuda_kernel: expected a bool, got {use_cuda_kernel!r}')
     return _agreed(_by_name(backend, 'backend'), _by_flag(use_cuda_kernel, 'use_cuda_kernel'))
 
 
 def _agreed(by_name: _Wish | None, by_flag: _Wish | None) -> _Wish | None:
     if by_name is not None and by_flag is not None and by_name.name != by_flag.name:
-        raise ValueError(f'{by_name.source} and {by_flag.source} contradict each other')
+        raise UserValueError(f'{by_name.source} and {by_flag.source} contradict each other')
     return by_flag or by_name
 
 
@@ -123,7 +124,7 @@ def _by_name(backend: str | None, source: str) -> _Wish | None:
     if backend is None:
         return None
     if backend not in BACKENDS:
-        raise ValueError(f'{source}: expected one of {[*BACKENDS]}, got {backend!r}')
+        raise UserValueError(f'{source}: expected one of {[*BACKENDS]}, got {backend!r}')
     return _Wish(backend, f'{source}={backend}')
 
 

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vim_mm.errors import UserTypeError, UserValueError
 from vim_mm.ops.discretization import check_device, check_tensor
 
 
@@ -35,17 +36,17 @@ def causal_conv1d(
         ValueError: A shape, a device or the activation is not as above.
     """
     if activation not in (None, 'silu'):
-        raise ValueError(f"activation must be None or 'silu', got {activation!r}")
+        raise UserValueError(f"activation must be None or 'silu', got {activation!r}")
     _check_types(x, weight, bias)
     if x.dim() != 3 or x.shape[1] == 0:
-        raise ValueError(f'x must be (B, D, L), D from 1, got shape {tuple(x.shape)}')
+        raise UserValueError(f'x must be (B, D, L), D from 1, got shape {tuple(x.shape)}')
     channels, length = x.shape[1:]
     if weight.dim() != 2 or weight.shape[0] != channels or weight.shape[1] == 0:
-        raise ValueError(
+        raise UserValueError(
             f'weight must be ({channels}, W), W from 1, got shape {tuple(weight.shape)}'
         )
     if bias is not None and bias.shape != (channels,):
-        raise ValueError(f'bias must be ({channels},), got shape {tuple(bias.shape)}')
+        raise UserValueError(f'bias must be ({channels},), got shape {tuple(bias.shape)}')
 
     if length == 0:  # of which conv1d takes none
         x = F.pad(x, (0, 1))
@@ -63,7 +64,7 @@ def _check_types(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     for name, tensor in given.items():
         check_tensor(name, tensor)
         if not tensor.is_floating_point():
-            raise TypeError(f'{name} must be floating point, got {tensor.dtype}')
+            raise UserTypeError(f'{name} must be floating point, got {tensor.dtype}')
         if tensor.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise TypeError(f'{name} must be {x.dtype}, as x is, got {tensor.dtype}')
+            raise UserTypeError(f'{name} must be {x.dtype}, as x is, got {tensor.dtype}')
         check_device(name, tensor, 'x', x)

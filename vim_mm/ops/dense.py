@@ -8,6 +8,7 @@ for training at size.
 import torch
 from torch import Tensor
 
+from vim_mm.errors import UserValueError
 from vim_mm.ops.discretization import check_tensor, method_id
 from vim_mm.ops.reference import (
     ScanInputs,
@@ -59,7 +60,7 @@ def selective_scan_dense_ref(
     """
     check_tensor('A', A)
     if A.dim() != 3 or A.shape[1] != A.shape[2]:
-        raise ValueError(f'A: expected shape (D, N, N), got {(*A.shape,)}')
+        raise UserValueError(f'A: expected shape (D, N, N), got {(*A.shape,)}')
     like_A = A.diagonal(dim1=1, dim2=2)
     inputs = ScanInputs(
         u, delta, like_A, B, C, D, z, delta_bias, delta_softplus, method_id('bilinear'), [reverse]

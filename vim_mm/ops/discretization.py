@@ -34,6 +34,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vim_mm.errors import UserTypeError, UserValueError
+
 # Up to this |z| the series is used. Beyond it, dividing by z in the recursion amplifies no error.
 _SERIES_RADIUS = 2.0
 # 2^30 / 30! is 4e-24 and 2^16 / 16! is 3e-9: below half an ulp of every phi_k^(m) in fp64 and fp32.
@@ -218,7 +220,7 @@ def get_method(name: str, argument: str = 'discretization_method') -> Method:
         return METHODS[name]
     similar = difflib.get_close_matches(name.lower(), METHODS, 1) if isinstance(name, str) else []
     hint = f'; did you mean {similar[0]!r}?' if similar else ''
-    raise ValueError(
+    raise UserValueError(
         f'{argument}: unknown discretization method {name!r}, expected one of {[*METHODS]}{hint}'
     )
 
@@ -240,16 +242,18 @@ def check_tensor(name: str, x: Any) -> None:
         TypeError: The argument is no tensor, or a sparse, nested or packed one.
     """
     if not isinstance(x, Tensor):
-        raise TypeError(f'{name}: expected a tensor, got {type(x).__name__}')
+        raise UserTypeError(f'{name}: expected a tensor, got {type(x).__name__}')
     if x.layout != torch.strided or x.is_nested:
         kind = 'a nested one' if x.is_nested else f'one of layout {x.layout}'
-        raise TypeError(f'{name}: expected a dense tensor, got {kind}')
+        raise UserTypeError(f'{name}: expected a dense tensor, got {kind}')
 
 
 def check_device(name: str, x: Tensor, first: str, other: Tensor) -> None:
     """ValueError if the tensor is not where the argument called ``first`` is."""
     if x.device != other.device:
-        raise ValueError(f'{name}: expected on {other.device}, where {first} is, got {x.device}')
+        raise UserValueError(
+            f'{name}: expected on {other.device}, where {first} is, got {x.device}'
+        )
 
 
 def discretize(delta: Tensor, A: Tensor, method: str) -> tuple[Tensor, Tensor]:
@@ -278,9 +282,9 @@ def discretize(delta: Tensor, A: Tensor, method: str) -> tuple[Tensor, Tensor]:
     check_tensor('A', A)
     check_device('A', A, 'delta', delta)
     if not delta.is_floating_point():
-        raise TypeError(f'delta must be real floating point, got {delta.dtype}')
+        raise UserTypeError(f'delta must be real floating point, got {delta.dtype}')
     if not (A.is_floating_point() or A.is_complex()):
-        raise TypeError(f'A must be floating point or complex, got {A.dtype}')
+        raise UserTypeError(f'A must be floating point or complex, got {A.dtype}')
     dtype = torch.promote_types(delta.dtype, A.dtype)
     dt, a = torch.broadcast_tensors(
         delta.double(), A.to(torch.complex128 if A.is_complex() else torch.float64)

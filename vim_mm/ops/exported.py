@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from vim_mm.errors import UserTypeError
 from vim_mm.ops.discretization import get_method
 
 
@@ -85,7 +86,7 @@ def exported_scan(
         TypeError: A is complex, which ONNX is not.
     """
     if A.is_complex():
-        raise TypeError(f'A: ONNX has no complex numbers, expected a real A, got {A.dtype}')
+        raise UserTypeError(f'A: ONNX has no complex numbers, expected a real A, got {A.dtype}')
     discretization = get_method(method)
     A_bar, beta = discretization.coefficients(*torch.broadcast_tensors(dt[..., None], A))
     series = [A_bar, beta * (B * u[..., None]), _matrices(C, u, A)]

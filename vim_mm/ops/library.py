@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from vim_mm.errors import UserValueError
 from vim_mm.ops.discretization import IS_CAUSAL
 from vim_mm.ops.reference import ScanInputs, state_dtype
 
@@ -59,7 +60,7 @@ def cpu_capability() -> str:
     try:
         return torch.ops.vim_mm.cpu_capability()
     except RuntimeError as error:
-        raise ValueError(str(error)) from None
+        raise UserValueError(str(error)) from None
 
 
 def built_architectures() -> list[str]:

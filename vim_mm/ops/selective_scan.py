@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from vim_mm.errors import UserTypeError, UserValueError
 from vim_mm.ops import triton
 from vim_mm.ops.backends import OPERATORS, chosen_backend
 from vim_mm.ops.chunked import chunked_scan
@@ -160,7 +161,7 @@ def selective_scan_grouped_fn(
     )  # fmt: skip
     groups, channels = check_shapes(inputs, 'K, D')
     if groups < 1:
-        raise ValueError('u: expected at least one group, got none')
+        raise UserValueError('u: expected at least one group, got none')
     batch, length, states = u.shape[0], u.shape[3], A.shape[2]
     for name, M in (('B', B), ('C', C)):
         _check_state_dtype(name, M, u, A)
@@ -169,7 +170,7 @@ def selective_scan_grouped_fn(
         else:
             _check_shape(name, M, (batch, groups, states, length), '(B, K, N, L)')
     if len(reverse) != groups:
-        raise ValueError(f'reverse: expected {groups} flags, one per group, got {len(reverse)}')
+        raise UserValueError(f'reverse: expected {groups} flags, one per group, got {len(reverse)}')
     for flag in reverse:
         check_bool('reverse', flag)
     inputs = ScanInputs(*inputs.tensors(), delta_softplus, inputs.method, [*map(int, reverse)])
@@ -228,17 +229,17 @@ def _check_tensors(inputs: ScanInputs) -> None:
         check_tensor(name, x)
     u = tensors['u']
     if u.dtype not in _ANY_FLOAT:
-        raise TypeError(f'u: expected float32, float16, bfloat16 or float64, got {u.dtype}')
+        raise UserTypeError(f'u: expected float32, float16, bfloat16 or float64, got {u.dtype}')
     for name, x in tensors.items():
         check_device(name, x, 'u', u)
         if name in ('delta', 'z'):
             _check_real_dtype(name, x, u)
         elif name in ('D', 'delta_bias') and x.dtype not in _ANY_FLOAT:
-            raise TypeError(
+            raise UserTypeError(
                 f'{name}: expected a floating point dtype of 16 bits or more, got {x.dtype}'
             )
         elif name == 'A' and x.dtype not in (*_ANY_FLOAT, *_COMPLEX):
-            raise TypeError(
+            raise UserTypeError(
                 f'A: expected a floating point dtype of 16 bits or more, complex64 or complex128, '
                 f'got {x.dtype}'
             )
@@ -246,40 +247,42 @@ def _check_tensors(inputs: ScanInputs) -> None:
 
 def _check_real_dtype(name: str, x: Tensor, u: Tensor) -> None:
     if u.dtype == torch.float64 and x.dtype != torch.float64:
-        raise TypeError(f'{name}: expected float64, as u is, got {x.dtype}')
+        raise UserTypeError(f'{name}: expected float64, as u is, got {x.dtype}')
     if u.dtype != torch.float64 and x.dtype not in _REAL:
-        raise TypeError(f'{name}: expected float32, float16 or bfloat16, got {x.dtype}')
+        raise UserTypeError(f'{name}: expected float32, float16 or bfloat16, got {x.dtype}')
 
 
 def _check_state_dtype(name: str, M: Tensor, u: Tensor, A: Tensor) -> None:
     if not A.is_complex():
         if M.is_complex():
-            raise TypeError(f'{name}: expected a real dtype, as A is real, got {M.dtype}')
+            raise UserTypeError(f'{name}: expected a real dtype, as A is real, got {M.dtype}')
         return _check_real_dtype(name, M, u)
     expected = torch.complex128 if u.dtype == torch.float64 else torch.complex64
     if M.dtype != expected:
-        raise TypeError(f'{name}: expected {expected}, as A is complex, got {M.dtype}')
+        raise UserTypeError(f'{name}: expected {expected}, as A is complex, got {M.dtype}')
 
 
 def _check_rank(name: str, x: Tensor, rank: int, letters: str) -> None:
     if x.dim() != rank:
-        raise ValueError(f'{name}: expected {rank} dimensions {letters}, got shape {(*x.shape,)}')
+        raise UserValueError(
+            f'{name}: expected {rank} dimensions {letters}, got shape {(*x.shape,)}'
+        )
 
 
 def _check_shape(name: str, x: Tensor | None, shape: tuple[int, ...], letters: str) -> None:
     if x is not None and tuple(x.shape) != shape:
-        raise ValueError(f'{name}: expected shape {letters} = {shape}, got {(*x.shape,)}')
+        raise UserValueError(f'{name}: expected shape {letters} = {shape}, got {(*x.shape,)}')
 
 
 def _check_states(A: Tensor) -> None:
     if not 1 <= A.shape[-1] <= MAX_STATES:
-        raise ValueError(f'A: expected 1 to {MAX_STATES} states N, got {A.shape[-1]}')
+        raise UserValueError(f'A: expected 1 to {MAX_STATES} states N, got {A.shape[-1]}')
 
 
 def check_bool(name: str, value: bool) -> None:
     """TypeError if the argument is no bool: a text is true, whatever it says."""
     if not isinstance(value, bool):
-        raise TypeError(f'{name}: expected a bool, got {value!r}')
+        raise UserTypeError(f'{name}: expected a bool, got {value!r}')
 
 
 def _deinterleave(inputs: ScanInputs) -> ScanInputs:
@@ -291,7 +294,7 @@ def _deinterleave(inputs: ScanInputs) -> ScanInputs:
             return M
         _check_real_dtype(name, M, u)
         if M.shape[-1] != 2 * u.shape[-1]:
-            raise ValueError(
+            raise UserValueError(
                 f'{name}: expected 2 L = {2 * u.shape[-1]} interleaved steps with complex A, '
                 f'got shape {(*M.shape,)}'
             )
@@ -318,17 +321,17 @@ def check_state_matrices(inputs: ScanInputs) -> int:
         elif M.dim() == 4:
             _check_shape(name, M, (batch, M.shape[1], states, length), '(B, G, N, L)')
             if M.shape[1] == 0 or channels % M.shape[1]:
-                raise ValueError(
+                raise UserValueError(
                     f'{name}: expected a number of groups G that divides D = {channels}, '
                     f'got {M.shape[1]}'
                 )
             if 1 not in (groups, M.shape[1]) and groups != M.shape[1]:
-                raise ValueError(
+                raise UserValueError(
                     f'C: expected as many groups as B, {groups}, or one, got {M.shape[1]}'
                 )
             groups = max(groups, M.shape[1])
         else:
-            raise ValueError(
+            raise UserValueError(
                 f'{name}: expected shape (D, N), (B, N, L) or (B, G, N, L), got {(*M.shape,)}'
             )
     return groups

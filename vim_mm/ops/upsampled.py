@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vim_mm.errors import UserRuntimeError, UserValueError
 from vim_mm.ops import triton
 from vim_mm.ops.resample import resample_gradient, resize
 
@@ -88,19 +89,19 @@ def upsampled_cross_entropy(
 
 def _check(logits: Tensor, labels: Tensor, class_weight: Tensor | None) -> None:
     if logits.dim() != 4 or not logits.is_floating_point() or logits.shape[1] < 2:
-        raise ValueError(
+        raise UserValueError(
             'logits must be (B, C, h, w) of floating point with at least 2 classes, got '
             f'{logits.dtype} {tuple(logits.shape)}'
         )
     if labels.dim() != 3 or len(labels) != len(logits) or labels.device != logits.device:
-        raise ValueError(
+        raise UserValueError(
             f'labels must be (B, H, W) of the {len(logits)} images on {logits.device}, got '
             f'{tuple(labels.shape)} on {labels.device}'
         )
     if labels.dtype not in (torch.int64, torch.uint8):
-        raise ValueError(f'labels must be int64 or uint8, got {labels.dtype}')
+        raise UserValueError(f'labels must be int64 or uint8, got {labels.dtype}')
     if class_weight is not None and class_weight.shape != logits.shape[1:2]:
-        raise ValueError(
+        raise UserValueError(
             f'class_weight must have one weight for each of the {logits.shape[1]} classes, got '
             f'{tuple(class_weight.shape)}'
         )
@@ -130,7 +131,7 @@ def upsampled_labels(logits: Tensor, size: tuple[int, int], align_corners: bool 
         RuntimeError: These logits have no kernel, see :func:`has_kernel`.
     """
     if not _has_kernel(logits):
-        raise RuntimeError(
+        raise UserRuntimeError(
             f'there is no kernel for the labels of {logits.dtype} {tuple(logits.shape)} on '
             f'{logits.device}'
         )

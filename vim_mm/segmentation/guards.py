@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
+from vim_mm.errors import UserTypeError, UserValueError
 from vim_mm.models.arguments import check_choice, check_int, check_number
 
 
@@ -23,7 +24,7 @@ def check_windows(name: str, test_cfg: Mapping | None) -> None:
         TypeError: A side is no integer, or there is no ``test_cfg``.
     """
     if not isinstance(test_cfg, Mapping):
-        raise TypeError(f'{name} must be a dict, got {test_cfg!r}')
+        raise UserTypeError(f'{name} must be a dict, got {test_cfg!r}')
     mode = test_cfg.get('mode', 'whole')
     check_choice(f'{name}.mode', mode, ('whole', 'slide'))
     if mode == 'whole':
@@ -31,14 +32,14 @@ def check_windows(name: str, test_cfg: Mapping | None) -> None:
     for key in ('crop_size', 'stride'):
         value = test_cfg.get(key)
         if not isinstance(value, list | tuple) or len(value) != 2:
-            raise ValueError(
+            raise UserValueError(
                 f"{name}.{key} must be two integers with {name}.mode='slide', got {value!r}"
             )
         for side in value:
             check_int(f'{name}.{key}', side)
     crop, stride = test_cfg['crop_size'], test_cfg['stride']
     if any(step > side for step, side in zip(stride, crop)):
-        raise ValueError(
+        raise UserValueError(
             f'{name}.stride must be at most {name}.crop_size = {tuple(crop)}, got '
             f'{tuple(stride)}: pixels between the windows would have no class'
         )
@@ -64,7 +65,7 @@ def check_losses(head: nn.Module, name: str | None = None) -> None:
         kind = type(criterion).__name__
         plain = kind == 'CrossEntropyLoss' and not (criterion.use_sigmoid or criterion.use_mask)
         if channels == 1 and (plain or _takes_softmax(criterion)):
-            raise ValueError(
+            raise UserValueError(
                 f'{name} has one output channel (num_classes={head.num_classes}), whose softmax '
                 f'is always 1, so that {kind} is always 0: set num_classes=2 for background and '
                 'object, or num_classes=2, out_channels=1 and loss_decode.use_sigmoid=True'
@@ -74,7 +75,7 @@ def check_losses(head: nn.Module, name: str | None = None) -> None:
         elif isinstance(getattr(criterion, 'class_weight', None), list | tuple):
             count = len(criterion.class_weight)
             if count not in (1, channels, head.num_classes):
-                raise ValueError(_of_another_length(name, count, head.num_classes))
+                raise UserValueError(_of_another_length(name, count, head.num_classes))
 
 
 def _takes_softmax(criterion: nn.Module) -> bool:
@@ -97,11 +98,11 @@ def _check_weights(name: str, weights: Sequence[float] | None, channels: int) ->
     if hasattr(weights, 'tolist'):  # an array or a tensor, as of a file
         weights = weights.tolist()
     if not isinstance(weights, list | tuple):
-        raise TypeError(f'{name} must be a list of numbers, got {weights!r}')
+        raise UserTypeError(f'{name} must be a list of numbers, got {weights!r}')
     for weight in weights:
         check_number(name, weight)
     if len(weights) != channels:
-        raise ValueError(
+        raise UserValueError(
             _of_another_length(name.partition('.loss_decode')[0], len(weights), channels)
         )
 
@@ -114,24 +115,26 @@ def check_logits(logits: Tensor, batch: int, channels: int | None = None) -> Non
         ValueError: It gave another shape; ``channels`` None stands for any.
     """
     if not isinstance(logits, Tensor):
-        raise TypeError(f'decode_head must give a tensor of logits, got {type(logits).__name__}')
+        raise UserTypeError(
+            f'decode_head must give a tensor of logits, got {type(logits).__name__}'
+        )
     shape = tuple(logits.shape)
     if logits.dim() != 4 or shape[0] != batch or channels not in (None, shape[1]):
         asked = 'C' if channels is None else f'out_channels = {channels}'
-        raise ValueError(f'decode_head must give logits ({batch}, {asked}, h, w), got {shape}')
+        raise UserValueError(f'decode_head must give logits ({batch}, {asked}, h, w), got {shape}')
 
 
 def check_samples(samples: Sequence, images: int) -> None:
     """ValueError if there is not a data sample for each image, or one is flipped in another way."""
     if len(samples) != images:
-        raise ValueError(
+        raise UserValueError(
             f'data_samples must be one for each of {images} images, got {len(samples)}'
         )
     for sample in samples:
         meta = sample.metainfo
         direction = meta.get('flip_direction')
         if meta.get('flip') and direction not in ('horizontal', 'vertical'):
-            raise ValueError(
+            raise UserValueError(
                 "data_samples: flip_direction must be 'horizontal' or 'vertical', got "
                 f'{direction!r}'
             )
@@ -164,7 +167,7 @@ def check_batch(
                     'crop them (RandomCrop) or resize them (Resize with keep_ratio=False) in the '
                     f'pipeline; data_preprocessor.size = {tuple(size)} enlarges smaller ones'
                 )
-            raise ValueError(
+            raise UserValueError(
                 'the images of a batch must have one size, got '
                 f'{_by(padded[0])} ({_named(samples, 0)}) and {_by(one)} ({_named(samples, i)}): '
                 f'{remedy}'
@@ -185,7 +188,7 @@ def check_channels_swap(inputs: Sequence[Tensor]) -> None:
     """ValueError if not all images have the three channels that the first one has."""
     for i, image in enumerate(inputs):
         if image.dim() != 3 or image.size(0) != 3:
-            raise ValueError(
+            raise UserValueError(
                 f'the first image of the batch has 3 channels, number {i} has the shape '
                 f'{tuple(image.shape)}'
             )

@@ -19,6 +19,7 @@ from mmseg.models.losses import CrossEntropyLoss
 from mmseg.registry import MODELS
 from torch import Tensor, nn
 
+from vim_mm.errors import UserTypeError
 from vim_mm.ops.resample import matrix_gradients
 from vim_mm.ops.upsampled import CrossEntropy, upsampled_cross_entropy
 
@@ -109,7 +110,7 @@ def fast_head_class(name: str) -> type[FastDecodeHead]:
     """
     head = MODELS.get(name)
     if not (isinstance(head, type) and issubclass(head, BaseDecodeHead)):
-        raise TypeError(f'{name!r} must name a subclass of BaseDecodeHead, got {head}')
+        raise UserTypeError(f'{name!r} must name a subclass of BaseDecodeHead, got {head}')
 
     if 'loss_by_feat' in vars(head) or 'loss' in vars(head):
         _say_once(f'{name} has a loss of its own: fast is what it leaves to BaseDecodeHead')

@@ -11,6 +11,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from vim_mm.errors import UserValueError
 from vim_mm.progress import say
 
 PICTURES = {'.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp'}
@@ -125,7 +126,7 @@ class _Capture(Source):
     def __init__(self, source: str | int):
         self._capture = cv2.VideoCapture(source)
         if not self._capture.isOpened():
-            raise ValueError(f'OpenCV cannot open {self._name(source)}.')
+            raise UserValueError(f'OpenCV cannot open {self._name(source)}.')
         self.rate = self._capture.get(cv2.CAP_PROP_FPS)
         if not 0 < self.rate < 1000:  # NaN too
             self.rate = USUAL_RATE

@@ -7,6 +7,7 @@ from torch import nn
 
 from vim_mm.acceleration import accelerate
 from vim_mm.config import dataset_options, type_name
+from vim_mm.errors import UserValueError
 from vim_mm.stream.predictor import Predictor
 from vim_mm.stream.stages import has_stages
 
@@ -26,7 +27,7 @@ def for_stream(cfg: Config, native: bool = False) -> None:
         ValueError: The config is a classifier's.
     """
     if cfg.default_scope == 'mmpretrain':
-        raise ValueError(
+        raise UserValueError(
             "default_scope must be 'mmseg' or 'mmdet', got 'mmpretrain': segmentors and detectors "
             'are streamed; tools/infer.py draws what a classifier predicts'
         )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vim_mm.compat import without_channel_swap
+from vim_mm.errors import UserError, UserValueError
 
 # OpenCV's weights of a bilinear interpolation are multiples of 1/2048.
 _ONE = 2048
@@ -20,7 +21,7 @@ _READING = {'to_float32': False, 'color_type': 'color', 'imdecode_backend': 'cv2
 _RESIZING = {'interpolation': 'bilinear', 'backend': 'cv2'}
 
 
-class FrameError(ValueError):
+class FrameError(UserError, ValueError):
     """A frame has a size that the pipeline cannot take."""
 
 
@@ -139,7 +140,7 @@ def check_transforms(transforms: Sequence) -> None:
         and {*names[1:-1]} <= {'Resize'}
     )
     if not known:
-        raise ValueError(
+        raise UserValueError(
             'A stream knows test pipelines of LoadImageFromFile, Resize and Pack...Inputs, '
             f'got {", ".join(names)}; tools/infer.py takes any.'
         )
@@ -147,7 +148,7 @@ def check_transforms(transforms: Sequence) -> None:
         name = type(transform).__name__
         for key, value in (_READING if name != 'Resize' else _RESIZING).items():
             if getattr(transform, key, value) != value:
-                raise ValueError(
+                raise UserValueError(
                     f'A stream knows {name} with {key}={value!r} only, because it decodes frames '
                     'of three bands of 8 bits by itself; tools/infer.py takes any.'
                 )

@@ -7,6 +7,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from vim_mm.errors import UserRuntimeError, UserValueError
+
 # By the ending of a file. OpenCV's wheels bring these encoders along.
 CODECS = {'.avi': 'MJPG', '.mkv': 'mp4v', '.mp4': 'mp4v'}
 _LOOKS_EVERY = 64  # frames, at the room on the disk
@@ -31,9 +33,9 @@ def _partial(path: Path) -> Path:
 def check_out(path: Path) -> None:
     """Raise ValueError unless a video can be a file of that name."""
     if path.suffix.lower() not in CODECS:
-        raise ValueError(f'--out must end in one of {", ".join(CODECS)}, got {path}.')
+        raise UserValueError(f'--out must end in one of {", ".join(CODECS)}, got {path}.')
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise ValueError(f'--out must be a file, got {path}, which is a device or a pipe.')
+        raise UserValueError(f'--out must be a file, got {path}, which is a device or a pipe.')
 
 
 class VideoFile:
@@ -165,7 +167,7 @@ class Window:
     def __init__(self):
         lines = cv2.getBuildInformation().splitlines()
         if any(line.split() == ['GUI:', 'NONE'] for line in lines):
-            raise RuntimeError(
+            raise UserRuntimeError(
                 '--show needs windows, which opencv-python-headless lacks: install opencv-python '
                 'in its place, or write a file with --out.'
             )

@@ -7,6 +7,7 @@ import torch
 from timm.layers import resample_patch_embed, trunc_normal_
 from torch import Tensor, nn
 
+from vim_mm.errors import UserValueError
 from vim_mm.models.arguments import check_choice, check_counts, check_int, check_rate, parse_size
 from vim_mm.models.tokens import split_cls
 from vim_mm.models.vision_mamba import PatchEmbed, VisionMamba
@@ -101,7 +102,9 @@ class VisionMambaClassifier(VisionMamba):
         if global_pool is not None:
             check_choice('global_pool', global_pool, POOLS)
             if global_pool == 'token' and not self.cls_names:
-                raise ValueError("global_pool 'token' needs a class_token, got class_token 'none'")
+                raise UserValueError(
+                    "global_pool 'token' needs a class_token, got class_token 'none'"
+                )
             self.global_pool = global_pool
         self.num_classes = num_classes
         self.head: nn.Module = nn.Identity()
@@ -151,7 +154,7 @@ class VisionMambaClassifier(VisionMamba):
     def _resize_patches(self, patch_size: int | tuple[int, int]) -> None:
         height, width = parse_size('patch_size', patch_size)
         if height != width:
-            raise ValueError(f'patch_size must be square, got {patch_size}')
+            raise UserValueError(f'patch_size must be square, got {patch_size}')
         old = self.patch_embed
         if height == old.patch_size:
             return
@@ -252,7 +255,7 @@ class VisionMambaClassifier(VisionMamba):
             given = range(taps) if indices is None else indices
             taken = sorted({i + taps if i < 0 else i for i in given})
         if not taken or taken[0] < 0 or taken[-1] >= taps:
-            raise ValueError(f'indices must name some of {taps} features, got {indices}')
+            raise UserValueError(f'indices must name some of {taps} features, got {indices}')
         return taken
 
     def _num_taps(self) -> int:

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from vim_mm.errors import UserValueError
 from vim_mm.models.arguments import check_choice
 from vim_mm.models.simple_fpn import SimpleFPN
 from vim_mm.timm_models.classifier import VisionMambaClassifier
@@ -39,7 +40,7 @@ class VisionMambaPyramid(VisionMambaClassifier):
     def _note_strides(self) -> None:
         stride = self.patch_embed.strides[0]
         if stride % 4:
-            raise ValueError(f'a pyramid needs a stride divisible by 4, got {stride}')
+            raise UserValueError(f'a pyramid needs a stride divisible by 4, got {stride}')
         for i, level in enumerate(self.feature_info):
             level['reduction'] = stride * 2**i // 4
 

@@ -18,6 +18,7 @@ from timm.models import (
 
 from vim_mm.checkpoints.container import without_wrappers
 from vim_mm.checkpoints.file import read_file
+from vim_mm.errors import UserValueError
 from vim_mm.models.state_dict import describe_differences
 from vim_mm.ops import METHODS
 from vim_mm.timm_models.classifier import VisionMambaClassifier
@@ -67,7 +68,7 @@ def _check_notes(checkpoint: Mapping[str, Any], model: VisionMambaClassifier) ->
     for name in ('', 'backbone'):
         noted = {k: v for k, v in notes.get(name, {}).items() if k not in _OWN}
         if differences := '; '.join(describe_differences(noted, model)):
-            raise ValueError(
+            raise UserValueError(
                 f'the weights were trained with {differences}. Give create_model the same, or '
                 'insist with state_dict=dict(weights), which has no notes.'
             )
@@ -120,7 +121,7 @@ def _create(
     of_pyramid = variant.endswith('_pyramid') and kwargs.get('features_only', False)
     method = of_variant.get('discretization_method')
     if method and kwargs.get('discretization_method', method) != method:
-        raise ValueError(
+        raise UserValueError(
             f'{variant} has discretization_method {method!r}, got '
             f'{kwargs["discretization_method"]!r}'
         )

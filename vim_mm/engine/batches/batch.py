@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader
 
 from vim_mm.engine.batches.randomness import seed_iteration
+from vim_mm.errors import UserValueError
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def check_pooled_norms(model: nn.Module, batch: Batch) -> None:
     for norm in (norm for module in pooled for norm in module.modules()):
         shared = batch.processes if isinstance(norm, nn.SyncBatchNorm) else 1
         if isinstance(norm, _BatchNorm) and batch.size * shared == 1:
-            raise ValueError(
+            raise UserValueError(
                 'batch norm after pooling to one pixel needs 2 images or more at once: '
                 '--batch-per-gpu 2; --amp or --cfg-options model.backbone.with_cp=True saves memory'
             )
@@ -91,14 +92,14 @@ def plan_batch(size: int, processes: int, auto_scale_lr: Mapping | None) -> Batc
         ValueError: ``size`` is not positive, or the processes cannot share the images evenly.
     """
     if size < 1:
-        raise ValueError(f'the batch per GPU must be positive, got {size}')
+        raise UserValueError(f'the batch per GPU must be positive, got {size}')
     options = auto_scale_lr or {}
     recipe = options.get('base_batch_size')
     if recipe is None or options.get('enable', False):
         return Batch(size * processes, processes, size, recipe, scaled=recipe is not None)
     share, rest = divmod(recipe, processes)
     if rest:
-        raise ValueError(
+        raise UserValueError(
             f'{processes} processes cannot share the {recipe} images of a step evenly: take a '
             f'number of processes that divides {recipe}, or give --scale-lr'
         )
@@ -113,7 +114,7 @@ def scale_learning_rate(cfg: Config) -> None:
         ValueError: The config names no batch of the recipe.
     """
     if not cfg.get('auto_scale_lr', {}).get('base_batch_size'):
-        raise ValueError(
+        raise UserValueError(
             '--scale-lr: the config must name the batch of its learning rate, '
             'auto_scale_lr.base_batch_size'
         )

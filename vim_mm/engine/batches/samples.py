@@ -14,12 +14,13 @@ from vim_mm.engine.batches.batch import Steps
 from vim_mm.engine.batches.files import is_cut_off, why_unreadable, wrapped_label
 from vim_mm.engine.batches.loading import fit_workers
 from vim_mm.engine.batches.randomness import NumberedIndex, seed_sample
+from vim_mm.errors import UserError
 
 # What the heads of MMSegmentation ignore unless they are told another.
 IGNORED_LABEL = 255
 
 
-class SampleError(RuntimeError):
+class SampleError(UserError, RuntimeError):
     """A picture or an annotation cannot be used; the message begins with its file."""
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from vim_mm.errors import UserValueError
 from vim_mm.models.arguments import parse_arch, parse_out_indices
 
 
@@ -47,7 +48,7 @@ def _check_head(name: str, head: dict, width: int, maps: int) -> None:
         _same(f'{name}.in_channels', value, width, channels)
     for i in index if isinstance(index, Sequence) else [index]:
         if isinstance(i, int) and not -maps <= i < maps:
-            raise ValueError(
+            raise UserValueError(
                 f'{name}.in_index is {index}, but the backbone returns {maps} maps '
                 '(model.backbone.out_indices)'
             )
@@ -55,7 +56,7 @@ def _check_head(name: str, head: dict, width: int, maps: int) -> None:
 
 def _same(name: str, value: int | None, width: int, shown: object = None) -> None:
     if isinstance(value, int) and value != width:
-        raise ValueError(
+        raise UserValueError(
             f'{name} is {value if shown is None else shown}, but the backbone gives {width} '
             'channels (embed_dims of model.backbone.arch)'
         )
@@ -63,7 +64,7 @@ def _same(name: str, value: int | None, width: int, shown: object = None) -> Non
 
 def _count(name: str, expected: int, maps: int) -> None:
     if maps != expected:
-        raise ValueError(
+        raise UserValueError(
             f'{name}: expected model.backbone.out_indices of {expected} '
             f'layer{"s" if expected > 1 else ""}, got {maps}'
         )

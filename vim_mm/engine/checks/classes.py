@@ -11,6 +11,7 @@ from torch import nn
 
 from vim_mm.checkpoints.provenance import inner_model
 from vim_mm.engine.batches.samples import leaves
+from vim_mm.errors import UserValueError
 
 # The heads of MMSegmentation, MMDetection and MMPretrain whose num_classes are those of the data
 # set; an RPN has one class, and a semantic branch of a detector has classes of its own.
@@ -37,7 +38,7 @@ def check_classes(model: nn.Module, dataset, name: str) -> None:
     rest = ' after reduce_zero_label' if getattr(dataset, 'reduce_zero_label', False) else ''
     for head, num_classes in _heads(model):
         if num_classes != len(classes):
-            raise ValueError(
+            raise UserValueError(
                 f'model.{head}.num_classes is {num_classes}, but {name} has {len(classes)} '
                 f'classes{rest} ({_shown(classes)})'
             )
@@ -90,13 +91,13 @@ def _check_categories(classes: list[str], dataset, name: str) -> None:
     if there is None:
         return
     for missing in [each for each in classes if each not in there]:
-        raise ValueError(
+        raise UserValueError(
             f'{name}: the class {missing!r} is no category of {dataset.ann_file}, which has '
             f'{_shown(there)}; without it the labels of the others would shift'
         )
     found = [category for category in there if category in classes]
     if found != classes:
-        raise ValueError(
+        raise UserValueError(
             f'{name}: the classes are {_shown(classes)}, but {dataset.ann_file} has them in the '
             f'order {_shown(found)}, in which their labels are numbered: name them in this order'
         )
@@ -105,7 +106,7 @@ def _check_categories(classes: list[str], dataset, name: str) -> None:
 def _check_folders(classes: Sequence[str], folders: dict[str, int], name: str) -> None:
     for folder, label in folders.items():
         if folder in classes and label < len(classes) and classes[label] != folder:
-            raise ValueError(
+            raise UserValueError(
                 f'{name}: the folder {folder!r} has the label {label}, which metainfo calls '
                 f'{classes[label]!r}: name the classes in the order of the folders '
                 f'({_shown(sorted(folders, key=folders.get))})'

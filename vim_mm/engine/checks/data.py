@@ -13,6 +13,7 @@ from mmengine.registry import DATASETS
 
 from vim_mm.config import dataset_options, type_name, unused_data_root, uses_data_root
 from vim_mm.engine.checks.suffixes import check_suffixes
+from vim_mm.errors import UserValueError
 from vim_mm.outputs import check_outputs
 
 # Where the layouts are described, by task.
@@ -74,7 +75,7 @@ def check_outputs_of(cfg: Config, outputs: Iterable[str | Path]) -> None:
             continue
         for output in outputs:
             if Path(output).resolve().is_relative_to(inside):
-                raise ValueError(
+                raise UserValueError(
                     f'the output must be outside of {folder}, which is {name}, got {output}'
                 )
 
@@ -101,7 +102,7 @@ def check_data_root(cfg: Config, file: Path) -> None:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
     if {'_base_', 'data_root'} <= own and not uses_data_root(cfg):
-        raise ValueError(f'{file}: {unused_data_root(cfg)}')
+        raise UserValueError(f'{file}: {unused_data_root(cfg)}')
 
 
 def _check_evaluators(cfg: Config, split: str, dataset: BaseDataset) -> None:
@@ -115,7 +116,7 @@ def _check_evaluators(cfg: Config, split: str, dataset: BaseDataset) -> None:
     its_own = os.path.realpath(dataset.ann_file)
     if files and its_own not in map(os.path.realpath, files.values()):
         name, file = next(iter(files.items()))
-        raise ValueError(
+        raise UserValueError(
             f'{name} is {file}, but {split}_dataloader.dataset has the annotations '
             f'{dataset.ann_file}: predictions would be compared with those of other pictures'
         )

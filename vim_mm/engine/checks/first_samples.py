@@ -23,6 +23,7 @@ from vim_mm.engine.batches.files import (
 )
 from vim_mm.engine.batches.samples import SampleError, leaves, loading_transforms
 from vim_mm.engine.checks.suffixes import left_out
+from vim_mm.errors import UserValueError
 
 # Samples of a data set that are loaded, and those whose files' headers are read.
 _LOADED, _HEADERS = 8, 64
@@ -304,7 +305,7 @@ def lost_objects(dataset, name: str) -> Iterator[str]:
             f'{count} with {reason}' for reason, count in reasons.most_common()
         )
         if lost == objects:
-            raise ValueError(f'{line}; none is left to be learnt')
+            raise UserValueError(f'{line}; none is left to be learnt')
         yield f'{line}.'
 
 

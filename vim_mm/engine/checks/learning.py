@@ -16,6 +16,7 @@ from torch import nn
 from vim_mm.checkpoints.provenance import inner_model
 from vim_mm.engine.batches.samples import CheckedDataset, ignored_labels
 from vim_mm.engine.checks.first_samples import look_at_samples, lost_objects, one_class
+from vim_mm.errors import UserValueError
 from vim_mm.segmentation.guards import check_losses
 
 # The samplers of MMEngine and MMDetection that never end.
@@ -54,7 +55,7 @@ def check_heads(model: nn.Module) -> None:
             if isinstance(classes, int) and isinstance(weights, list | tuple):
                 _check_count(f'model.{name}.{key}.class_weight', weights, classes, more)
         if _softmax(getattr(module, 'loss_module', None)) is not None and classes == 1:
-            raise ValueError(
+            raise UserValueError(
                 f'model.{name}.num_classes is 1, whose softmax is always 1 and whose loss is '
                 'always 0: a classifier needs 2 classes or more'
             )
@@ -70,7 +71,7 @@ def _softmax(loss: nn.Module | None) -> nn.Module | None:
 def _check_count(name: str, weights: Sequence, classes: int, more: int) -> None:
     if len(weights) != classes + more:
         nothing = ' and one for no object' if more else ''
-        raise ValueError(
+        raise UserValueError(
             f'{name} must have a weight for each of the num_classes = {classes} classes{nothing}, '
             f'got {len(weights)}'
         )
@@ -100,7 +101,7 @@ def check_ignored(model: nn.Module, evaluator: Evaluator, name: str) -> str | No
         differ = f'{name}.ignore_index is {metric.ignore_index}, but the heads ignore {ignored}'
         for label in ignored:
             if label != metric.ignore_index and 0 <= label < classes:
-                raise ValueError(
+                raise UserValueError(
                     f'{differ} (model.decode_head.ignore_index): the metric would count the class '
                     f'{label}, which is not learnt'
                 )
@@ -126,7 +127,7 @@ def _check_end_of_epochs(runner: Runner) -> None:
     loop = runner.train_loop
     endless = _endless(loop.dataloader)
     if isinstance(loop, EpochBasedTrainLoop) and endless is not None:
-        raise ValueError(
+        raise UserValueError(
             f'train_dataloader.sampler is {endless}, which never ends, and train_cfg.type is '
             f'{type(loop).__name__}: set train_dataloader.sampler.type=DefaultSampler, or '
             'train_cfg.type=IterBasedTrainLoop with max_iters'
@@ -154,7 +155,7 @@ def _schedules(runner: Runner) -> Iterator[str]:
         by_epoch = getattr(scheduler, 'by_epoch', False)
         waits = getattr(scheduler, 'need_val_args', False)  # for validations
         if isinstance(loop, IterBasedTrainLoop) and by_epoch and not waits:
-            raise ValueError(
+            raise UserValueError(
                 f'{name} counts epochs (by_epoch=True), and train_cfg.type is '
                 f'{type(loop).__name__}, which has none: it would never change '
                 f'{scheduler.param_name}; set by_epoch=False and count iterations'
@@ -284,7 +285,7 @@ class LearningHook(Hook):
         lines = [*findings.lines, *lost_objects(dataset, name)]
         doubt = one_class(findings, dataset, name, ignored_labels(inner_model(runner.model)))
         if doubt is not None and findings.complete:
-            raise ValueError(doubt)
+            raise UserValueError(doubt)
         for line in lines if doubt is None else [*lines, f'{doubt}.']:
             runner.logger.warning(line)
         if runner.val_loop is not None:
@@ -298,7 +299,7 @@ class LearningHook(Hook):
         loop = getattr(runner, f'{phase}_loop')
         name = f'{phase}_dataloader.dataset'
         if endless := _endless(loop.dataloader):
-            raise ValueError(
+            raise UserValueError(
                 f'{phase}_dataloader.sampler is {endless}, which never ends: set its type to '
                 'DefaultSampler'
             )

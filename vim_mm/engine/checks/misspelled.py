@@ -29,6 +29,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from vim_mm.config import config_names, config_path, dataset_options, type_name
+from vim_mm.errors import UserTypeError, UserValueError
 from vim_mm.mistakes import did_you_mean
 
 _LEVELS = ('DEBUG', 'INFO', 'WARNING', 'ERROR', 'CRITICAL')
@@ -84,7 +85,7 @@ def check_misspelled(cfg: Config) -> None:
     level = cfg.get('log_level', 'INFO')
     if isinstance(level, str) and level not in (*_LEVELS, 'NOTSET', 'WARN', 'FATAL'):
         hint = did_you_mean(level.upper(), _LEVELS)
-        raise ValueError(f'log_level must be one of {[*_LEVELS]}, got {level!r}{hint}')
+        raise UserValueError(f'log_level must be one of {[*_LEVELS]}, got {level!r}{hint}')
     scope = cfg.get('default_scope')
     for name, options, registry in _parts(cfg):
         kind = _found(name, options, registry, scope)
@@ -99,7 +100,7 @@ def check_misspelled(cfg: Config) -> None:
         given = _part_at(cfg, name)
         for key in given:
             if hint := did_you_mean(key, known) if key not in known else '':
-                raise ValueError(f'{name} has no {key!r}{hint}')
+                raise UserValueError(f'{name} has no {key!r}{hint}')
     _check_paramwise(cfg, scope)
 
 
@@ -196,7 +197,7 @@ def _found(name: str, options: Mapping, registry: Registry, scope: str | None) -
     found, known = _find(kind, registry, scope)
     if found is None and isinstance(kind, str):
         hint = did_you_mean(kind.rpartition('.')[2], known)
-        raise ValueError(f'{name}.type must name a registered class, got {kind!r}{hint}')
+        raise UserValueError(f'{name}.type must name a registered class, got {kind!r}{hint}')
     return found
 
 
@@ -229,7 +230,7 @@ def check_arguments_of(kind, name: str, options: Mapping) -> None:
         hint = did_you_mean(key, known)
         likely = get_close_matches(key, known, n=1, cutoff=_VERY_LIKE)
         if complete or (likely and not _mentions(kind, key)):
-            raise ValueError(f'{name} ({type_name(dict(type=kind))}) has no {key!r}{hint}')
+            raise UserValueError(f'{name} ({type_name(dict(type=kind))}) has no {key!r}{hint}')
 
 
 def _original(kind, options: Mapping, scope: str | None):
@@ -252,7 +253,7 @@ def _check_likely(kind, name: str, options: Mapping, owner) -> None:
             continue
         similar = get_close_matches(key, known, n=1, cutoff=_LIKE if complete else _VERY_LIKE)
         if similar and not any(_mentions(each, key) for each in (kind, owner) if each is not None):
-            raise ValueError(
+            raise UserValueError(
                 f'{name} ({type_name(dict(type=kind))}) has no {key!r}; did you mean '
                 f'{similar[0]!r}?'
             )
@@ -296,7 +297,7 @@ def _check_paramwise(cfg: Config, scope: str | None) -> None:
     if constructor in ('', 'DefaultOptimWrapperConstructor'):
         for key in given:
             if key in _LAYER_DECAY:
-                raise ValueError(
+                raise UserValueError(
                     f'optim_wrapper.paramwise_cfg.{key} needs '
                     "optim_wrapper.constructor='LayerDecayOptimWrapperConstructor'"
                 )
@@ -304,14 +305,14 @@ def _check_paramwise(cfg: Config, scope: str | None) -> None:
         with OPTIM_WRAPPER_CONSTRUCTORS.switch_scope_and_registry(scope) as registry:
             if registry.get(constructor) is None:
                 hint = did_you_mean(constructor, OPTIM_WRAPPER_CONSTRUCTORS.module_dict)
-                raise ValueError(
+                raise UserValueError(
                     f'optim_wrapper.constructor must be registered, got {constructor!r}{hint}'
                 )
         return
     known = _PARAMWISE | (_LAYER_DECAY if constructor.startswith('LayerDecay') else set())
     for key in given:
         if key not in known:
-            raise ValueError(
+            raise UserValueError(
                 f'optim_wrapper.paramwise_cfg has no {key!r}{did_you_mean(key, known)}'
             )
     rate = given.get('layer_decay_rate', 1.0)
@@ -319,7 +320,7 @@ def _check_paramwise(cfg: Config, scope: str | None) -> None:
     if rate != 1 and backbone:
         kind = _found('model.backbone', backbone, MODELS, scope)
         if kind is not None and not hasattr(kind, 'get_layer_depth'):
-            raise TypeError(
+            raise UserTypeError(
                 f'optim_wrapper.paramwise_cfg.layer_decay_rate is {rate}, but the backbone '
                 f'{type_name(backbone)} has no get_layer_depth(), which tells depths'
             )

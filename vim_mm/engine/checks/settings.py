@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from mmengine.config import Config
 from mmengine.registry import OPTIMIZERS
 
+from vim_mm.errors import UserValueError
 from vim_mm.mistakes import did_you_mean
 from vim_mm.models.arguments import check_bools, check_int, check_number
 from vim_mm.segmentation.guards import check_windows
@@ -64,7 +65,7 @@ def _check_optimizer(optimizer: Mapping, scope: str | None) -> None:
     with OPTIMIZERS.switch_scope_and_registry(scope) as registry:
         if registry.get(kind) is None:
             hint = did_you_mean(kind, OPTIMIZERS.module_dict)
-            raise ValueError(
+            raise UserValueError(
                 f'optim_wrapper.optimizer.type must name a registered optimizer, got {kind!r}{hint}'
             )
 
@@ -74,7 +75,7 @@ def _check_length(name: str, value: float) -> None:
     check_number(name, value)
     whole = (value == float('inf') and name.endswith('interval')) or value % 1 == 0
     if not whole or value < 1:
-        raise ValueError(f'{name} must be a whole number from 1, got {value}')
+        raise UserValueError(f'{name} must be a whole number from 1, got {value}')
 
 
 def _check_randomness(randomness: Mapping) -> None:
@@ -82,7 +83,7 @@ def _check_randomness(randomness: Mapping) -> None:
     for name, value in randomness.items():
         if name not in known:
             hint = did_you_mean(name, known)
-            raise ValueError(f'randomness.{name} must be one of {[*known]}{hint}')
+            raise UserValueError(f'randomness.{name} must be one of {[*known]}{hint}')
         if name != 'seed':
             check_bools(**{f'randomness.{name}': value})
         elif value is not None:
@@ -102,7 +103,7 @@ def _check_ignored_label(model: Mapping, preprocessor: Mapping) -> None:
             check_int(name, ignored, -(2**31))
             classes = head.get('num_classes')
             if ignored != padding and not (isinstance(classes, int) and 0 <= padding < classes):
-                raise ValueError(
+                raise UserValueError(
                     f'{name} must be the label of padding, '
                     f'model.data_preprocessor.seg_pad_val = {padding}, got {ignored}'
                 )

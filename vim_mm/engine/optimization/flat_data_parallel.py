@@ -14,6 +14,8 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import MODEL_WRAPPERS
 from torch import Tensor, distributed, nn
 
+from vim_mm.errors import UserRuntimeError
+
 
 def forward_backward(model: BaseModel, batch: Any, wrapper: OptimWrapper) -> dict[str, Tensor]:
     """``BaseModel.train_step`` between the preparation of the batch and the optimizer's step.
@@ -67,7 +69,7 @@ class FlatDataParallel(nn.Module):
         trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         missing = [name for name, param in trained.items() if param.grad is None]
         if missing:
-            raise RuntimeError(
+            raise UserRuntimeError(
                 f'{len(missing)} parameters got no gradient, the first of them {missing[0]}: in '
                 'several processes every parameter must take part in the loss, or be frozen'
             )

@@ -32,6 +32,7 @@ from vim_mm.acceleration import call_aside, record
 from vim_mm.engine.optimization.compiled_parts import CompiledParts
 from vim_mm.engine.optimization.flat_data_parallel import FlatDataParallel, forward_backward
 from vim_mm.engine.optimization.mixed_precision import BFloat16OptimWrapper
+from vim_mm.errors import UserError
 
 # Graphs that a training keeps. They share the memory of activations, not that of gradients.
 MAX_GRAPHS = 4
@@ -40,7 +41,7 @@ _FUSED = ('AdamW', 'Adam', 'SGD')
 _WRAPPERS = (OptimWrapper, AmpOptimWrapper, BFloat16OptimWrapper)
 
 
-class GraphError(ValueError):
+class GraphError(UserError, ValueError):
     """A training cannot be done by CUDA graphs."""
 
 

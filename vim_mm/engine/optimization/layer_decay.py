@@ -7,6 +7,7 @@ from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+from vim_mm.errors import UserTypeError, UserValueError
 from vim_mm.models.weight_decay import undecayed_parameters
 
 
@@ -39,9 +40,9 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         paramwise_cfg.setdefault('flat_decay_mult', 0.0)
         super().__init__(optim_wrapper_cfg, paramwise_cfg)
         if self.base_lr is None:
-            raise ValueError("optim_wrapper_cfg['optimizer'] must have a 'lr'")
+            raise UserValueError("optim_wrapper_cfg['optimizer'] must have a 'lr'")
         if not 0 < self.rate <= 1:
-            raise ValueError(f'layer_decay_rate must lie in (0, 1], got {self.rate}')
+            raise UserValueError(f'layer_decay_rate must lie in (0, 1], got {self.rate}')
 
     def __call__(self, model: nn.Module) -> OptimWrapper:
         """Build the optimizer of ``model``, which may be wrapped for distributed training."""
@@ -58,7 +59,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             return
         backbone = getattr(module, 'backbone', None)
         if self.rate != 1 and not hasattr(backbone, 'get_layer_depth'):
-            raise TypeError(
+            raise UserTypeError(
                 f'{type(module).__name__}.backbone must have get_layer_depth(), '
                 f'got {type(backbone).__name__}'
             )

@@ -8,6 +8,8 @@ from mmengine.optim import _ParamScheduler
 from mmengine.optim.scheduler.lr_scheduler import LRSchedulerMixin
 from mmengine.registry import PARAM_SCHEDULERS
 
+from vim_mm.errors import UserValueError
+
 # What a scheduler's state holds besides its arguments.
 _PROGRESS = {'last_step', '_global_step', '_last_value', 'base_values', 'verbose'}
 
@@ -50,7 +52,7 @@ def fast_forward(
     """
     for scheduler in schedulers:
         if getattr(scheduler, 'need_val_args', False):
-            raise ValueError(
+            raise UserValueError(
                 f'The schedule differs from that of the checkpoint, and {type(scheduler).__name__} '
                 'cannot be resumed under another: it goes by the results of past validations.'
             )
@@ -109,7 +111,7 @@ class DeiTCosineLR(LRSchedulerMixin, _ParamScheduler):
         **kwargs,
     ):
         if by_epoch:
-            raise ValueError('DeiTCosineLR counts iterations: give by_epoch=False')
+            raise UserValueError('DeiTCosineLR counts iterations: give by_epoch=False')
         self.iters_per_epoch, self.epochs, self.warmup_epochs = (
             iters_per_epoch,
             epochs,

@@ -23,9 +23,10 @@ from vim_mm.engine.saving.written import (
     last_checkpoint,
     listed,
 )
+from vim_mm.errors import UserError
 
 
-class FolderInUseError(ValueError):
+class FolderInUseError(UserError, ValueError):
     """A folder holds another run, and nobody said what becomes of it."""
 
 

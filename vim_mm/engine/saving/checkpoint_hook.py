@@ -22,6 +22,7 @@ from vim_mm.engine.saving.written import (
     remove,
     write_pointer,
 )
+from vim_mm.errors import UserValueError
 from vim_mm.mistakes import did_you_mean
 from vim_mm.whole_file import remove_parts
 
@@ -129,7 +130,7 @@ class DurableCheckpointHook(CheckpointHook):
         if not self.save_best:
             return
         if runner.val_loop is None:
-            raise ValueError(
+            raise UserValueError(
                 f'checkpoint.save_best={self.save_best} needs a validation: val_dataloader, '
                 'val_cfg and val_evaluator'
             )
@@ -140,7 +141,7 @@ class DurableCheckpointHook(CheckpointHook):
             return
         for key in self.save_best:
             if not key.startswith(tuple(prefixes)):
-                raise ValueError(
+                raise UserValueError(
                     f'checkpoint.save_best={key!r} is no metric of val_evaluator: names of these '
                     f'begin with {" or ".join(sorted({*prefixes}))}'
                 )
@@ -182,7 +183,7 @@ class DurableCheckpointHook(CheckpointHook):
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
         for key in self.save_best or ():
             if key != 'auto' and key not in metrics:
-                raise ValueError(
+                raise UserValueError(
                     f'checkpoint.save_best={key!r} is no metric of this validation, which has '
                     f'{", ".join(metrics)}{did_you_mean(key, metrics)}'
                 )
@@ -228,7 +229,7 @@ def checkpoint_folder(work_dir: str | Path, out_dir: str | Path | None) -> Path:
     if out_dir is None or str(out_dir) == str(work_dir):
         return work_dir
     if '://' in str(out_dir):
-        raise ValueError(f'checkpoint.out_dir must be a local folder, got {out_dir}')
+        raise UserValueError(f'checkpoint.out_dir must be a local folder, got {out_dir}')
     return _absolute(out_dir) / work_dir.name
 
 

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from mmengine.logging import print_log
 
+from vim_mm.errors import UserError
+
 # What a process gets that trains for the one that holds the lock: its file descriptor, and the word
 # that the file holds. Processes in between, such as torchrun, may have closed the descriptor.
 VARIABLE = 'VIM_MM_FOLDER_LOCK'
@@ -25,7 +27,7 @@ VARIABLE = 'VIM_MM_FOLDER_LOCK'
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 
-class FolderTakenError(RuntimeError):
+class FolderTakenError(UserError, RuntimeError):
     """Another training writes into the folder."""
 
 

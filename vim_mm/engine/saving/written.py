@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from vim_mm.errors import UserError
 from vim_mm.json_lines import read_json
 from vim_mm.whole_file import whole_file
 
@@ -21,7 +22,7 @@ _NUMBERED = re.compile(r'(iter|epoch)_(\d+)\.pth')
 _MOST_NAMES = 5
 
 
-class PointerError(ValueError):
+class PointerError(UserError, ValueError):
     """``last_checkpoint`` names no checkpoint of its run."""
 
 

@@ -20,9 +20,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from vim_mm.engine.batches.batch import MicroBatches, micro_batch_number
 from vim_mm.engine.batches.randomness import seed_iteration
 from vim_mm.engine.watching.late_values import HostCopy, is_looked_at
+from vim_mm.errors import UserError
 
 
-class NonFiniteLossError(RuntimeError):
+class NonFiniteLossError(UserError, RuntimeError):
     """The loss of an iteration is NaN or infinite."""
 
 

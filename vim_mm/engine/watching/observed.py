@@ -22,6 +22,7 @@ from torch.autograd.profiler import profile
 from vim_mm.checkpoints.provenance import code_version
 from vim_mm.engine.optimization.graphed_step import GraphedStepHook
 from vim_mm.engine.watching.nonfinite import NonFiniteLossError
+from vim_mm.errors import UserError
 from vim_mm.json_lines import read_json
 from vim_mm.models.mamba import Mamba
 from vim_mm.processor import processor_name
@@ -36,7 +37,7 @@ _COUNTED = ('compiled_scans', 'operators', 'other_operators', 'kernels', 'date')
 _LIBRARIES = ('torch', 'numpy', 'mmengine', 'mmcv', 'mmseg', 'mmdet', 'mmpretrain', 'timm')
 
 
-class PathChangedError(RuntimeError):
+class PathChangedError(UserError, RuntimeError):
     """A run was trained by one path, and would go on by another."""
 
 

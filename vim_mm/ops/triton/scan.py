@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vim_mm.errors import UserValueError
 from vim_mm.ops.discretization import IS_CAUSAL
 from vim_mm.ops.library import MAX_MIXED_GROUPS
 from vim_mm.ops.reference import TENSORS, ScanInputs
@@ -106,7 +107,7 @@ def _directions(reverse: Sequence[int]) -> tuple[int, int]:
     if all(flags) or not any(flags):
         return int(any(flags)), 0
     if len(flags) > MAX_MIXED_GROUPS:
-        raise ValueError(
+        raise UserValueError(
             f'reverse: the Triton scan takes up to {MAX_MIXED_GROUPS} groups of different '
             f'directions, got {len(flags)}'
         )
