@@ -57,9 +57,10 @@ import torch
 from mmengine.config import Config
 from mmengine.optim import OptimWrapper
 
+from benchmarks.measure.configs import find_config
 from benchmarks.measure.tables import figures, markdown_table, write_text
 from benchmarks.measure.timing import describe, environment, synchronize
-from benchmarks.measure.whole_models import adapt, build, find_config, make_batch
+from benchmarks.measure.whole_models import adapt, build, make_batch
 from vim_mm.engine import BFloat16OptimWrapper, activate
 from vim_mm.engine.cli import import_task_library
 from vim_mm.engine.optimization.compiled_parts import CompiledParts

@@ -309,10 +309,20 @@ def add_bands(parser: ArgumentParser) -> None:
 def parse_first(parse_args: Callable[[], Namespace]) -> Namespace:
     """The arguments of a tool that imports after this what takes seconds.
 
-    ``--help`` and a wrong option have ended it by then. A library that is missing ends it in one
-    sentence, as :func:`end` has it.
+    ``--help``, a wrong option and a wrong file have ended it by then. A library that is missing
+    ends it in one sentence, as :func:`end` has it.
     """
     args = parse_args()
+    end_in_sentences(args)
+    try:
+        _check_files(args)
+    except BaseException as error:
+        _finish(error, args)
+    return args
+
+
+def end_in_sentences(args: Namespace) -> None:
+    """Have errors that nobody catches, such as of imports, end this process as :func:`end` does."""
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
@@ -321,18 +331,12 @@ def parse_first(parse_args: Callable[[], Namespace]) -> Namespace:
             sys.__excepthook__(kind, error, trace)
 
     sys.excepthook = hook
-    return args
 
 
 def end(main: Callable[[Namespace], int | None], args: Namespace) -> None:
-    """Run ``main(args)``, whose result is the exit code; see :func:`vim_mm.mistakes.end`.
-
-    An output that is an input by the arguments is refused before.
-    """
+    """Run ``main(args)``, whose result is the exit code; see :func:`vim_mm.mistakes.end`."""
     try:
-        from vim_mm.outputs import check_arguments
-
-        check_arguments(args)
+        _check_files(args)
         code = main(args)
     except BaseException as error:
         _finish(error, args)
@@ -341,17 +345,26 @@ def end(main: Callable[[Namespace], int | None], args: Namespace) -> None:
             sys.exit(code)
 
 
+def _check_files(args: Namespace) -> None:
+    """Refuse outputs that are inputs and files that are not there; then import the package."""
+    from vim_mm.mistakes import check_checkpoint, check_config
+    from vim_mm.outputs import check_arguments
+
+    check_arguments(args)
+    if {'config', 'cfg_options'} <= {*vars(args)}:  # as of add_arguments
+        check_config(args.config)
+        if 'source' not in args:  # else the output is compared with it before
+            check_checkpoint(getattr(args, 'checkpoint', None))
+    import_module('vim_mm.public')
+
+
 def _finish(error: BaseException, args: Namespace) -> NoReturn:
     try:
-        from vim_mm import mistakes
-    except ImportError as missing:  # then the error says what is missing
-        if isinstance(error, ImportError):
-            remedy = ''
-            if missing.name == 'vim_mm':
-                remedy = (
-                    f' for {sys.executable}; activate the environment where it is installed '
-                    '(. .venv/bin/activate), or set PYTHON for the scripts'
-                )
-            sys.exit(f'{Path(sys.argv[0]).name}: error: {error}{remedy}')
-        raise error from None
-    mistakes.finish(error, getattr(args, 'debug', False))
+        from vim_mm.mistakes import finish
+    except ImportError:
+        sys.exit(
+            f'{Path(sys.argv[0]).name}: error: {error} for {sys.executable}; activate the '
+            'environment where it is installed (. .venv/bin/activate), or set PYTHON for the '
+            'scripts'
+        )
+    finish(error, getattr(args, 'debug', False))

@@ -3,9 +3,9 @@
 import sys
 from argparse import Namespace
 
-from _command_line import parse_first
+from _command_line import end_in_sentences
 
-parse_first(Namespace)  # torchrun reads the arguments; a missing PyTorch is a sentence
+end_in_sentences(Namespace())  # torchrun reads the arguments; a missing PyTorch is a sentence
 
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -73,10 +73,10 @@ def main(args: Namespace) -> None:
     from vim_mm.engine import build_runner
     from vim_mm.engine.batches.batch import plan_batch, scale_learning_rate
     from vim_mm.engine.checks.data import check_data
-    from vim_mm.engine.checks.misspelled import check_checkpoint
     from vim_mm.engine.cli import read_config
     from vim_mm.engine.optimization.graphed_step import train_by_graph
     from vim_mm.engine.saving.beginning import begin, place_of
+    from vim_mm.mistakes import check_checkpoint
 
     cfg = read_config(args)
     if args.amp:

@@ -24,17 +24,19 @@ _OF_MMENGINE = (
 )
 
 
-def _is_for_a_command() -> bool:
-    """Whether Python imports this package in order to find a command, ``python -m vim_mm.doctor``.
-
-    Such a command answers ``--help``, or draws data, before anything needs PyTorch. Python has not
-    replaced '-m' by the path of the command yet; what follows it are the command's arguments.
-    """
-    command = sys.orig_argv[-len(sys.argv)] if sys.argv[:1] == ['-m'] else ''
-    return command.removeprefix('-m').startswith('vim_mm.')
+# What imports a part of this package before it needs PyTorch: Python, to find the command in
+# ``python -m vim_mm.doctor``, and the front door of the tools.
+_FRONT_DOORS = ('runpy', '_command_line')
 
 
-if not _is_for_a_command():
+def _imported_by_a_front_door() -> bool:
+    frame = sys._getframe(2)  # what runs the import of this file
+    while frame is not None and frame.f_code.co_filename.startswith('<frozen importlib'):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get('__name__') in _FRONT_DOORS
+
+
+if not _imported_by_a_front_door():
     from vim_mm import public
     from vim_mm.public import *  # noqa: F403
 
@@ -42,7 +44,7 @@ if not _is_for_a_command():
 
 
 def __getattr__(name: str) -> Any:
-    """A public name that a command had not imported before, or why there is none."""
+    """A public name that a front door had not imported, or why there is none."""
     public = import_module('vim_mm.public')
     if name in public.__dict__:
         return public.__dict__[name]

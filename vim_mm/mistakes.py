@@ -21,6 +21,7 @@ from vim_mm.errors import UserError
 
 # Frames between which a model already runs: what fails there is no wrong argument.
 _RUNNING = (('mmengine/runner/loops.py', 'run'), ('torch/nn/modules/module.py', '_call_impl'))
+_CONFIGS = Path(__file__).parent / '.mim' / 'configs'
 # Where libraries look up what a config or a checkpoint holds.
 _LOOKING_UP = ('mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain')
 _LOADING = ('torch/nn/modules/module.py', 'load_state_dict')
@@ -123,6 +124,48 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the one most like it, empty if none is."""
     similar = difflib.get_close_matches(name, known, n=1)
     return f'; did you mean {similar[0]!r}?' if similar else ''
+
+
+def check_config(config: str | Path) -> None:
+    """Raise SystemExit where there is no such file; its message has the one most like it.
+
+    That lies beside it, or else among those of the package.
+    """
+    path = Path(config)
+    if path.is_file():
+        return
+    beside = [each.name for each in path.parent.glob(f'*{path.suffix}')]
+    hint = did_you_mean(path.name, beside)
+    if hint:
+        hint = f'{hint} (in {path.parent})'
+    else:
+        shipped = {each.name: each for each in sorted(_CONFIGS.glob('[!_]*/*.py'))}
+        similar = difflib.get_close_matches(path.with_suffix('.py').name, shipped, n=1)
+        hint = f'; did you mean {_shown(shipped[similar[0]].resolve())}?' if similar else ''
+    raise SystemExit(f'config: there is no file {config}{hint}.')
+
+
+def _shown(path: Path) -> Path:
+    """A path as one would type it here."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def check_checkpoint(checkpoint: str | Path | None) -> None:
+    """Raise FileNotFoundError for a local file that is not there, with those beside it.
+
+    What has a scheme, such as https://, is left to who reads it.
+    """
+    if checkpoint is None or '://' in str(checkpoint):
+        return
+    path = Path(checkpoint).expanduser()
+    if path.exists():
+        return
+    others = sorted(path.parent.glob(f'*{path.suffix}')) if path.suffix else []
+    names = ', '.join(other.name for other in others[:8]) + ', ...' * (len(others) > 8)
+    there = f'{path.parent} has {names}' if others else f'{path.parent} has no such files'
+    if not path.parent.is_dir():
+        there = f'there is no folder {path.parent} either'
+    raise FileNotFoundError(f'there is no checkpoint {checkpoint}; {there}')
 
 
 def note_for_torchrun(line: str) -> None:

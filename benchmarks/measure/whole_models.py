@@ -8,8 +8,6 @@ backbone and neck compiled or captured, because its heads decide by values on th
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,6 @@ from mmengine.structures import InstanceData, PixelData
 from torch import Tensor
 
 from vim_mm import accelerate
-from vim_mm.config import config_names, config_path
 from vim_mm.engine import BFloat16OptimWrapper
 from vim_mm.engine.optimization.compiled_parts import CompiledParts
 from vim_mm.engine.optimization.graphed_step import GraphedStep
@@ -31,29 +28,6 @@ from vim_mm.engine.optimization.graphed_step import GraphedStep
 OBJECTS = 8  # in a picture, boxes of 1/16 to 1/2 of its sides
 # Detectors of MMDetection pad pictures to multiples of this; ours to what they are trained with.
 _DIVISOR = 32
-
-
-def find_config(name: str) -> Path:
-    """The file of a config: a path, 'mmseg::swin/...' of a library, or one that vim_mm ships.
-
-    Raises:
-        FileNotFoundError: There is none.
-    """
-    if Path(name).is_file():
-        return Path(name)
-    scope, separator, rest = name.partition('::')
-    if separator and scope != 'vim_mm':
-        spec = find_spec(scope)
-        if spec is None or spec.origin is None:
-            raise FileNotFoundError(f'{name}: {scope} is not installed')
-        file = Path(spec.origin).parent / '.mim/configs' / rest
-        if not file.is_file():
-            raise FileNotFoundError(f'{scope} has no config {rest}')
-        return file
-    shipped = name.removeprefix('vim_mm::')
-    if shipped in config_names():
-        return Path(config_path(shipped))
-    raise FileNotFoundError(f'there is no file {name}, and vim_mm ships no such config')
 
 
 def forget_pretrained(value: Any) -> None:

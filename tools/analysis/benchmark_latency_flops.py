@@ -38,6 +38,8 @@ from _command_line import (
     positive,
 )
 
+from benchmarks.measure.configs import find_config, missing_config
+
 FORMS = ('eager', 'graph', 'tools', 'compiled')  # those that take longest come last
 PASSES = ('infer', 'train')
 # A compiled form is not begun with less of the budget left, in seconds.
@@ -100,14 +102,15 @@ def parse_args() -> Namespace:
     parser.add_argument('--out', type=Path, help='write every figure as JSON to this file')
     parser.add_argument('--markdown', type=Path, help='write the tables to this file as well')
     add_debug(parser)
-    return parser.parse_args()
+    args = parser.parse_args()
+    missing = missing_config(args.configs)
+    return args if missing is None else parser.error(missing)
 
 
 def resolve(
     name: str, methods: list[str], each_method: bool
 ) -> list[tuple[str, str, str | None, str | None]]:
     """What a CONFIG stands for: file or folder, its config, checkpoint to load, method to set."""
-    from benchmarks.measure.whole_models import find_config
     from benchmarks.runs.work_dir import find_checkpoint
     from benchmarks.runs.work_dir import find_config as dumped_config
 

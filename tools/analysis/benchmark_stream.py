@@ -40,6 +40,8 @@ from _command_line import (
     positive,
 )
 
+from benchmarks.measure.configs import find_config, missing_config
+
 FORMS = ('eager', 'graph', 'compile')
 
 
@@ -67,7 +69,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--out', type=Path, help='write every figure as JSON to this file')
     parser.add_argument('--markdown', type=Path, help='write the tables to this file as well')
     add_debug(parser)
-    return parser.parse_args()
+    args = parser.parse_args()
+    missing = missing_config(args.configs)
+    return args if missing is None else parser.error(missing)
 
 
 # Above PyTorch, so that --help and a wrong option are answered at once.
@@ -82,7 +86,6 @@ from mmengine.registry import MODELS, init_default_scope
 
 from benchmarks.measure.tables import figures, markdown_table, write_text
 from benchmarks.measure.timing import describe, environment
-from benchmarks.measure.whole_models import find_config
 from vim_mm.engine.cli import read_config
 from vim_mm.engine.reader import class_meta, prediction_pipeline
 from vim_mm.progress import progress

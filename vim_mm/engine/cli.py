@@ -25,12 +25,12 @@ from vim_mm.config import check_names, merge_options
 from vim_mm.engine.activation import activate
 from vim_mm.engine.checks.channels import check_channels
 from vim_mm.engine.checks.data import check_data_root, check_outputs_of
-from vim_mm.engine.checks.misspelled import check_checkpoint, check_misspelled, similar_file
+from vim_mm.engine.checks.misspelled import check_misspelled
 from vim_mm.engine.checks.settings import check_settings
 from vim_mm.engine.reader import follow_test_data
 from vim_mm.engine.screen import catch_prints, open_screen
 from vim_mm.errors import UserError, UserValueError
-from vim_mm.mistakes import sentence
+from vim_mm.mistakes import check_checkpoint, check_config, sentence
 from vim_mm.outputs import written_by
 
 # By task: segmentation, detection, classification.
@@ -58,9 +58,7 @@ def read_config(args: Namespace, import_library: bool = True) -> Config:
             name is misspelled, or an output would replace data.
         TypeError: A setting is of a wrong type.
     """
-    if not Path(args.config).is_file():
-        hint = similar_file(Path(args.config))
-        raise SystemExit(f'config: there is no file {args.config}{hint}.')
+    check_config(args.config)
     # A log file on a full disk loses lines; without this each line would be a traceback.
     logging.raiseExceptions = False
     activate()

@@ -7,8 +7,9 @@ from mmengine.config import Config
 
 from tests.tools.conftest import configs, data_root  # noqa: F401  fixtures
 from vim_mm.config import config_names, config_path
-from vim_mm.engine.checks.misspelled import check_arguments_of, check_checkpoint
+from vim_mm.engine.checks.misspelled import check_arguments_of
 from vim_mm.engine.cli import read_config
+from vim_mm.mistakes import check_checkpoint
 from vim_mm.ops import METHODS
 
 

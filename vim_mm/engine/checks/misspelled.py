@@ -4,7 +4,6 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from pathlib import Path
 
 from mmengine.config import Config
 from mmengine.registry import (
@@ -28,7 +27,7 @@ from mmengine.registry import (
 from torch import nn
 from torch.utils.data import DataLoader
 
-from vim_mm.config import config_names, config_path, dataset_options, type_name
+from vim_mm.config import dataset_options, type_name
 from vim_mm.errors import UserTypeError, UserValueError
 from vim_mm.mistakes import did_you_mean
 
@@ -324,40 +323,3 @@ def _check_paramwise(cfg: Config, scope: str | None) -> None:
                 f'optim_wrapper.paramwise_cfg.layer_decay_rate is {rate}, but the backbone '
                 f'{type_name(backbone)} has no get_layer_depth(), which tells depths'
             )
-
-
-def check_checkpoint(checkpoint: str | Path | None) -> None:
-    """Raise FileNotFoundError for a local file that is not there, with those beside it.
-
-    What has a scheme, such as https://, is left to who reads it.
-    """
-    if checkpoint is None or '://' in str(checkpoint):
-        return
-    path = Path(checkpoint).expanduser()
-    if path.exists():
-        return
-    others = sorted(path.parent.glob(f'*{path.suffix}')) if path.suffix else []
-    names = ', '.join(other.name for other in others[:8]) + ', ...' * (len(others) > 8)
-    there = f'{path.parent} has {names}' if others else f'{path.parent} has no such files'
-    if not path.parent.is_dir():
-        there = f'there is no folder {path.parent} either'
-    raise FileNotFoundError(f'there is no checkpoint {checkpoint}; {there}')
-
-
-def similar_file(path: Path) -> str:
-    """The end of a message on a config that is not there: the one that is most like it.
-
-    It lies beside it, or else among those of the package.
-    """
-    beside = [each.name for each in path.parent.glob(f'*{path.suffix}')]
-    if hint := did_you_mean(path.name, beside):
-        return f'{hint} (in {path.parent})'
-    shipped = {name.rpartition('/')[2]: name for name in config_names()}
-    similar = get_close_matches(path.with_suffix('.py').name, shipped, n=1)
-    return f'; did you mean {_shown(config_path(shipped[similar[0]]))}?' if similar else ''
-
-
-def _shown(file: str) -> Path:
-    """A path as one would type it here."""
-    path = Path(file)
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

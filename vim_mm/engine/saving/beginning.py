@@ -8,7 +8,6 @@ from mmengine.config import Config
 from mmengine.dist import is_main_process
 from mmengine.runner import Runner
 
-from vim_mm.engine.checks.misspelled import check_checkpoint
 from vim_mm.engine.saving import lock
 from vim_mm.engine.saving.checkpoint_hook import (
     DurableCheckpointHook,
@@ -24,6 +23,7 @@ from vim_mm.engine.saving.written import (
     listed,
 )
 from vim_mm.errors import UserError
+from vim_mm.mistakes import check_checkpoint
 
 
 class FolderInUseError(UserError, ValueError):
