@@ -70,7 +70,7 @@ class Run:
 
     def status(self) -> str | None:
         """'finished', 'diverged', 'interrupted' or 'failed'; None for one that is new."""
-        from vim_mm.engine.watching.observed import status_of
+        from vim_mm.engine.watching.run_record import status_of
 
         return status_of(self.read())
 
@@ -244,7 +244,7 @@ def visible_gpus(wanted: str | None, processes: int) -> list[str]:
 
 def start(run: Run, place: str | None, args: Namespace, count: int) -> subprocess.Popen:
     """Begin a run, or go on with it, in a process group of its own."""
-    from vim_mm.engine.watching.observed import update_record
+    from vim_mm.engine.watching.run_record import update_record
 
     environment = dict(os.environ, PYTHON=sys.executable, **run.lock.variables)
     if place is not None:
@@ -278,7 +278,7 @@ def start(run: Run, place: str | None, args: Namespace, count: int) -> subproces
 
 def finish(run: Run, code: int) -> str:
     """Write how a run ended into its record; returns that."""
-    from vim_mm.engine.watching.observed import update_record
+    from vim_mm.engine.watching.run_record import update_record
 
     status = 'finished' if code == 0 else 'diverged' if 'diverged' in run.read() else 'failed'
     update_record(run.record, status=status, exit_code=code)

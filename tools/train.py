@@ -104,7 +104,7 @@ def main(args: Namespace) -> None:
 def record_training(runner, file: Path) -> None:
     """Train, and note in a record what ran, and whether the loss became NaN or infinite."""
     from vim_mm.engine.watching.nonfinite import NonFiniteLossError
-    from vim_mm.engine.watching.observed import RecordHook, note_divergence
+    from vim_mm.engine.watching.run_record import RecordHook, note_divergence
 
     runner.register_hook(RecordHook(file))
     try:

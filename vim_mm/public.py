@@ -24,7 +24,7 @@ except ModuleNotFoundError as _error:
 else:
     from vim_mm import datasets, detection, engine, registered, segmentation
     from vim_mm.config import config_names, config_path
-    from vim_mm.engine.activation import activate
+    from vim_mm.engine.mmengine_patches import activate
 
     __all__ += [
         'activate',

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.comparison.results import TaskResults
 from benchmarks.runs.work_dir import DETECTION_METRICS, Log, read_log
 from vim_mm.engine.saving.written import PointerError, last_checkpoint
-from vim_mm.engine.watching.observed import status_of
+from vim_mm.engine.watching.run_record import status_of
 from vim_mm.json_lines import read_json
 
 # What all runs of a comparison must have in common, and where their records have it.

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.measure.timing import WARM_UP_CALLS
-from vim_mm.engine.watching.observed import observe
+from vim_mm.engine.watching.run_record import observe
 
 TITLES = {
     1: 'same inputs and preprocessing',

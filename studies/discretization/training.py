@@ -21,7 +21,7 @@ from studies.discretization.tasks import (
     test_resolutions,
     test_spacings,
 )
-from vim_mm.engine.watching.observed import card
+from vim_mm.engine.watching.run_record import card
 from vim_mm.models.weight_decay import undecayed_parameters
 
 _TESTS = 5  # points of a learning curve

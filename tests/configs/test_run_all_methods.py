@@ -21,7 +21,7 @@ from tests.configs.data_on_disk import write_ade20k
 from tests.forked import forked_python
 from tests.scripts import load
 from vim_mm.engine.watching.nonfinite import NonFiniteLossError
-from vim_mm.engine.watching.observed import note_divergence
+from vim_mm.engine.watching.run_record import note_divergence
 from vim_mm.ops import METHODS
 from vim_mm.ops.library import has_kernel
 

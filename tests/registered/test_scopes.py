@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 
 from tests.registered.fresh import run_fresh
-from vim_mm.engine.activation import has_transformers_5
+from vim_mm.engine.mmengine_patches import has_transformers_5
 
 PROGRAM = """
 from mmengine.registry import DefaultScope

@@ -19,7 +19,7 @@ from mmengine.runner import set_random_seed
 
 from vim_mm.config import config_path
 from vim_mm.engine import BFloat16OptimWrapper
-from vim_mm.engine.activation import activate
+from vim_mm.engine.mmengine_patches import activate
 
 
 def digest_of_training(

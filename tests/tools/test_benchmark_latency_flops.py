@@ -28,7 +28,7 @@ from benchmarks.measure.latency import (
 from tests.scripts import TOOLS, load
 from tests.tools.conftest import environment
 from vim_mm.config import config_path
-from vim_mm.engine.watching.observed import Observed
+from vim_mm.engine.watching.run_record import Observed
 from vim_mm.ops.library import has_kernel
 
 pytest.importorskip('mmseg')

@@ -186,7 +186,7 @@ def figures_of(case: Case, args: Namespace) -> dict[str, Any]:
 
     from benchmarks.measure.timing import peak_memory
     from benchmarks.measure.whole_models import Passes, build, count_operations, make_batch
-    from vim_mm.engine.watching.observed import PYTORCH, observe
+    from vim_mm.engine.watching.run_record import PYTORCH, observe
     from vim_mm.models import Mamba
 
     cuda = args.device == 'cuda'
@@ -328,7 +328,7 @@ def run(args: Namespace) -> Iterator[dict[str, Any]]:
 def facts(args: Namespace) -> dict[str, Any]:
     """What the figures depend on: machine, commit, versions, clocks."""
     from benchmarks.measure.timing import clock_rates, environment
-    from vim_mm.engine.watching.observed import versions
+    from vim_mm.engine.watching.run_record import versions
 
     return environment(args.device) | {
         'versions': versions(),

@@ -152,7 +152,7 @@ class Subjects:
 
     def expected_path(self) -> str:
         """That of the backend which the environment asks for, or of the best there is."""
-        from vim_mm.engine.watching.observed import PYTORCH
+        from vim_mm.engine.watching.run_record import PYTORCH
         from vim_mm.ops import path_of
 
         kernels = {'native': f'{self.device.upper()} kernel', 'triton': 'Triton kernel'}

@@ -3,8 +3,8 @@
 from vim_mm.checkpoints.file import UnsafeCheckpointError
 from vim_mm.checkpoints.provenance import CheckpointMismatchError
 from vim_mm.engine import flops
-from vim_mm.engine.activation import activate
 from vim_mm.engine.label_file import LabelFile, LabelMaps
+from vim_mm.engine.mmengine_patches import activate
 from vim_mm.engine.optimization.averaging import SideEMAHook
 from vim_mm.engine.optimization.flat_data_parallel import FlatDataParallel
 from vim_mm.engine.optimization.graphed_step import GraphedStepHook

@@ -22,11 +22,11 @@ from vim_mm.checkpoints.provenance import check_switches
 from vim_mm.checkpoints.reading import load_whole_model
 from vim_mm.compat import DISTRIBUTIONS
 from vim_mm.config import check_names, merge_options
-from vim_mm.engine.activation import activate
 from vim_mm.engine.checks.channels import check_channels
 from vim_mm.engine.checks.data import check_data_root, check_outputs_of
 from vim_mm.engine.checks.misspelled import check_misspelled
 from vim_mm.engine.checks.settings import check_settings
+from vim_mm.engine.mmengine_patches import activate
 from vim_mm.engine.reader import follow_test_data
 from vim_mm.engine.screen import catch_prints, open_screen
 from vim_mm.errors import UserError, UserValueError

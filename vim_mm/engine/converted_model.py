@@ -15,8 +15,8 @@ from torch import nn
 from vim_mm.checkpoints import Conversion, ConversionError
 from vim_mm.checkpoints.container import require
 from vim_mm.config import config_path
-from vim_mm.engine.activation import activate
 from vim_mm.engine.cli import import_task_library
+from vim_mm.engine.mmengine_patches import activate
 from vim_mm.models import VisionMamba
 from vim_mm.models.arguments import parse_size
 

@@ -24,13 +24,13 @@ from torch.utils.data import DataLoader
 
 from vim_mm.checkpoints.reading import naming_file
 from vim_mm.checkpoints.state import require_training
-from vim_mm.engine.activation import activate
 from vim_mm.engine.batches.batch import AccumulationHook, Batch, check_pooled_norms, plan_batch
 from vim_mm.engine.batches.randomness import NumberedSampler, SeedIterationHook
 from vim_mm.engine.batches.samples import SampleError, build_dataloader, ignored_labels
 from vim_mm.engine.checks.classes import ClassesHook
 from vim_mm.engine.checks.learning import LearningHook
 from vim_mm.engine.determinism import any_algorithms, sums_in_any_order
+from vim_mm.engine.mmengine_patches import activate
 from vim_mm.engine.optimization.schedule import fast_forward, reset_values, same_schedule
 from vim_mm.engine.processes import (
     choose_allocator,

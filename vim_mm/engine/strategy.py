@@ -14,9 +14,9 @@ from mmengine.registry import FUNCTIONS, RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 from torch import nn
 
-from vim_mm.engine.activation import activate
 from vim_mm.engine.batches.batch import plan_batch
 from vim_mm.engine.batches.samples import build_dataloader
+from vim_mm.engine.mmengine_patches import activate
 from vim_mm.engine.processes import choose_allocator, init_process_group
 from vim_mm.engine.runner import VimRunner
 from vim_mm.engine.saving.checkpoint_hook import durable

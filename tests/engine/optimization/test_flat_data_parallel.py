@@ -18,7 +18,7 @@ from tests.engine.toy import ToyModel
 from tests.graphs import assert_same_bits, emulate_training_graphs
 from vim_mm.engine import FlatDataParallel
 from vim_mm.engine.processes import init_process_group
-from vim_mm.engine.watching.observed import RecordHook
+from vim_mm.engine.watching.run_record import RecordHook
 
 FLAT = dict(type='FlatDataParallel')
 slow = pytest.mark.slow

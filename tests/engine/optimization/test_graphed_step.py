@@ -36,7 +36,7 @@ from vim_mm.engine.optimization.graphed_step import (
     train_by_graph,
 )
 from vim_mm.engine.watching.nonfinite import NonFiniteLossError
-from vim_mm.engine.watching.observed import RecordHook
+from vim_mm.engine.watching.run_record import RecordHook
 from vim_mm.registered import VisionMamba
 
 HAS_GPU = torch.cuda.is_available()

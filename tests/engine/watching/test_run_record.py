@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from vim_mm import processor
-from vim_mm.engine.watching import observed
 from vim_mm.engine.watching.nonfinite import NonFiniteLossError
-from vim_mm.engine.watching.observed import (
+from vim_mm.engine.watching.run_record import (
     Observed,
     PathChangedError,
     RecordHook,

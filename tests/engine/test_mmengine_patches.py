@@ -8,7 +8,6 @@ import pytest
 
 from tests.forked import forked_python
 from tests.registered.fresh import ROOT, run_fresh
-from vim_mm.engine import activation
 
 TRAIN = """
 import sys
