@@ -7,6 +7,7 @@ else in it changes before :func:`activate` is called.
 
 import sys
 from importlib import import_module
+from types import FrameType
 from typing import Any
 
 from vim_mm.version import __version__
@@ -30,7 +31,7 @@ _FRONT_DOORS = ('runpy', '_command_line')
 
 
 def _imported_by_a_front_door() -> bool:
-    frame = sys._getframe(2)  # what runs the import of this file
+    frame: FrameType | None = sys._getframe(2)  # what runs the import of this file
     while frame is not None and frame.f_code.co_filename.startswith('<frozen importlib'):
         frame = frame.f_back
     return frame is not None and frame.f_globals.get('__name__') in _FRONT_DOORS

@@ -8,6 +8,7 @@ import pytest
 
 from tests.forked import forked_python
 from tests.registered.fresh import ROOT, run_fresh
+from vim_mm.engine import mmengine_patches
 
 TRAIN = """
 import sys
@@ -119,6 +120,6 @@ def test_multimodal_models_are_left_out_beside_transformers_5(found, kept, monke
             raise PackageNotFoundError(name)
         return found
 
-    monkeypatch.setattr(activation, 'version', version)
-    activation._leave_out_multimodal_models()
+    monkeypatch.setattr(mmengine_patches, 'version', version)
+    mmengine_patches._leave_out_multimodal_models()
     assert dependency.WITH_MULTIMODAL is kept

@@ -1,7 +1,7 @@
 """What a scan takes, and selective_scan_ref: the sequential loop that every kernel is held to."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,21 +39,22 @@ class ScanInputs(NamedTuple):
     method: int
     reverse: Sequence[int]
 
-    def tensors(self) -> tuple[Tensor | None, ...]:
+    def tensors(self) -> tuple[Any, ...]:
         """Those of ``TENSORS``, in order."""
-        return self[: len(TENSORS)]
+        return tuple(self[: len(TENSORS)])
 
-    def options(self) -> tuple:
+    def options(self) -> tuple[Any, ...]:
         """The others."""
-        return self[len(TENSORS) :]
+        return tuple(self[len(TENSORS) :])
 
     def of_groups(self, first: int, last: int) -> 'ScanInputs':
         """The inputs of some groups, of which those that vary in time have a batch before them."""
-        part = [
+        part: list[Any] = [
             None if x is None else x[:, first:last] if x.dim() == 4 else x[first:last]
             for x in self.tensors()
         ]
-        return ScanInputs(*part, self.delta_softplus, self.method, self.reverse[first:last])
+        options: tuple[Any, ...] = (self.delta_softplus, self.method, self.reverse[first:last])
+        return ScanInputs(*part, *options)
 
 
 TENSORS = ('u', 'delta', 'A', 'B', 'C', 'D', 'z', 'delta_bias')
@@ -185,7 +186,10 @@ def grouped_scan_ref(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     method, results = method_name(inputs.method), []
     for k, flag in enumerate(inputs.reverse):
         one = inputs.of_groups(k, k + 1)
-        tensors = [None if x is None else x.squeeze(int(x.dim() == 4)) for x in one.tensors()]
-        results.append(selective_scan_ref(*tensors, inputs.delta_softplus, True, method, flag))
+        tensors: list[Any] = [
+            None if x is None else x.squeeze(int(x.dim() == 4)) for x in one.tensors()
+        ]
+        options: tuple[Any, ...] = (inputs.delta_softplus, True, method, flag)
+        results.append(selective_scan_ref(*tensors, *options))
     out, last_state = (torch.stack(x, dim=1) for x in zip(*results, strict=True))
     return out, last_state

@@ -1,6 +1,7 @@
 """selective_scan_fn: the public op. Checks its arguments, chooses the backend, calls it."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,7 +98,7 @@ def selective_scan_fn(
 def _grouped(inputs: ScanInputs, groups: int) -> ScanInputs:
     """The inputs of ``selective_scan_fn``, their channels split into groups."""
 
-    def split(x: Tensor | None, dim: int) -> Tensor | None:
+    def split(x: Any, dim: int) -> Any:
         return None if x is None else x.unflatten(dim, (groups, x.shape[dim] // groups))
 
     def split_matrix(M: Tensor) -> Tensor:
@@ -173,7 +174,8 @@ def selective_scan_grouped_fn(
         raise UserValueError(f'reverse: expected {groups} flags, one per group, got {len(reverse)}')
     for flag in reverse:
         check_bool('reverse', flag)
-    inputs = ScanInputs(*inputs.tensors(), delta_softplus, inputs.method, [*map(int, reverse)])
+    options: tuple[Any, ...] = (delta_softplus, inputs.method, [*map(int, reverse)])
+    inputs = ScanInputs(*inputs.tensors(), *options)
     out, last_state = _scan(inputs, return_last_state, use_cuda_kernel, backend)
     return (out, last_state) if return_last_state else out
 
@@ -224,7 +226,9 @@ def check_shapes(inputs: ScanInputs, letters: str) -> tuple[int, ...]:
 def _check_tensors(inputs: ScanInputs) -> None:
     """Types, dtypes and device; the dtypes of B and C depend on more than that."""
     pairs = zip(TENSORS, inputs.tensors())
-    tensors = {name: x for name, x in pairs if x is not None or name not in _OPTIONAL}
+    tensors: dict[str, Any] = {
+        name: x for name, x in pairs if x is not None or name not in _OPTIONAL
+    }
     for name, x in tensors.items():
         check_tensor(name, x)
     u = tensors['u']
@@ -302,7 +306,9 @@ def _deinterleave(inputs: ScanInputs) -> ScanInputs:
         return torch.view_as_complex(pairs.unflatten(-1, (-1, 2)).contiguous())
 
     tensors = zip(TENSORS, inputs.tensors())
-    changed = [complex_matrix(name, x) if name in ('B', 'C') else x for name, x in tensors]
+    changed: list[Any] = [
+        complex_matrix(name, x) if name in ('B', 'C') else x for name, x in tensors
+    ]
     return ScanInputs(*changed, *inputs.options())
 
 

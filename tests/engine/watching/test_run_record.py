@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from vim_mm import processor
+from vim_mm.engine.watching import run_record
 from vim_mm.engine.watching.nonfinite import NonFiniteLossError
 from vim_mm.engine.watching.run_record import (
     Observed,
@@ -58,10 +59,10 @@ def test_processors_have_their_names(model, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     monkeypatch.setattr(processor, '_CPUINFO', tmp_path / 'cpuinfo')
     monkeypatch.setattr(processor.platform, 'processor', lambda: '')
-    assert observed.what_ran(observed.Observed(), 0)['card'] == 'cpu'
+    assert run_record.what_ran(run_record.Observed(), 0)['card'] == 'cpu'
     line = 'model name\t: A Processor @ 2.0 GHz\n'
     (tmp_path / 'cpuinfo').write_text(f'processor\t: 0\n{line}processor\t: 1\n{line}')
-    assert observed.what_ran(observed.Observed(), 0)['card'] == 'A Processor @ 2.0 GHz'
+    assert run_record.what_ran(run_record.Observed(), 0)['card'] == 'A Processor @ 2.0 GHz'
 
 
 def test_only_the_first_iteration_is_observed(model, tmp_path):
