@@ -314,10 +314,7 @@ def parse_first(parse_args: Callable[[], Namespace]) -> Namespace:
     """
     args = parse_args()
     end_in_sentences(args)
-    try:
-        _check_files(args)
-    except BaseException as error:
-        _finish(error, args)
+    _prepare(args)
     return args
 
 
@@ -335,8 +332,8 @@ def end_in_sentences(args: Namespace) -> None:
 
 def end(main: Callable[[Namespace], int | None], args: Namespace) -> None:
     """Run ``main(args)``, whose result is the exit code; see :func:`vim_mm.mistakes.end`."""
+    _prepare(args)
     try:
-        _check_files(args)
         code = main(args)
     except BaseException as error:
         _finish(error, args)
@@ -345,17 +342,23 @@ def end(main: Callable[[Namespace], int | None], args: Namespace) -> None:
             sys.exit(code)
 
 
-def _check_files(args: Namespace) -> None:
+def _prepare(args: Namespace) -> None:
     """Refuse outputs that are inputs and files that are not there; then import the package."""
-    from vim_mm.mistakes import check_checkpoint, check_config
-    from vim_mm.outputs import check_arguments
+    try:
+        from vim_mm.mistakes import check_checkpoint, check_config
+        from vim_mm.outputs import check_arguments
 
-    check_arguments(args)
-    if {'config', 'cfg_options'} <= {*vars(args)}:  # as of add_arguments
-        check_config(args.config)
-        if 'source' not in args:  # else the output is compared with it before
-            check_checkpoint(getattr(args, 'checkpoint', None))
-    import_module('vim_mm.public')
+        check_arguments(args)
+        if {'config', 'cfg_options'} <= {*vars(args)}:  # as of add_arguments
+            check_config(args.config)
+            if 'source' not in args:  # else the output is compared with it before
+                check_checkpoint(getattr(args, 'checkpoint', None))
+    except BaseException as error:
+        _finish(error, args)
+    try:
+        import_module('vim_mm.public')
+    except ImportError as error:
+        _finish(error, Namespace())  # a traceback would say nothing more
 
 
 def _finish(error: BaseException, args: Namespace) -> NoReturn:
