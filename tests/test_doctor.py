@@ -1,6 +1,5 @@
 """The doctor on this machine, and with planted faults: each gives a red line and exit code 1."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.scripts import load
 from vim_mm import doctor, selftest
 from vim_mm.models.fused import LayerPath, summarize_paths
 from vim_mm.ops import METHODS, library, path_of, triton
@@ -226,15 +226,11 @@ def test_a_check_that_fails_itself(monkeypatch):
 
 
 def test_exact_values_are_those_of_mpmath():
-    spec = importlib.util.spec_from_file_location(
-        'make_selftest', ROOT / 'tools' / 'dev' / 'make_selftest.py'
-    )
-    make_selftest = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make_selftest)
+    compute = load('dev/make_selftest.py')['compute']
     shipped = selftest.exact_values()
     assert set(shipped) == set(METHODS)
     for method in METHODS:
-        assert make_selftest.compute(method) == shipped[method]
+        assert compute(method) == shipped[method]
 
 
 ABSENT = """
