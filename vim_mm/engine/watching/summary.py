@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from vim_mm.engine.batches.samples import leaves
+from vim_mm.models.fused import path_of_layers, summarize_paths
 from vim_mm.models.mamba import Mamba
-from vim_mm.models.paths import path_of_layers, summarize_paths
 from vim_mm.ops.backends import path_of
 from vim_mm.processor import processor_name
 
