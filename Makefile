@@ -121,6 +121,7 @@ $(STAMPS)/venv:
 
 $(STAMPS)/runtime: $(addprefix requirements/,build.txt runtime.txt mm.txt mm-no-deps.txt lock.txt) | $(STAMPS)/venv
 	tools/dev/preflight.sh $(BIN)/python compiler $(if $(wildcard $@),,disk)
+	@echo 'Installing PyTorch and the task libraries: about 2 minutes, without a line meanwhile.'
 	$(PIP_INSTALL) -r requirements/build.txt -r requirements/runtime.txt -r requirements/mm.txt
 	$(PIP) install --quiet --no-deps -r requirements/mm-no-deps.txt
 	touch $@
@@ -135,6 +136,7 @@ $(STAMPS)/mmcv-with-ops: requirements/mmcv.txt $(STAMPS)/runtime
 
 $(STAMPS)/extension: $(NATIVE_SOURCES) $(STAMPS)/runtime
 	tools/dev/preflight.sh $(BIN)/python compiler
+	@echo 'Compiling the operators: minutes, without a line meanwhile.'
 	$(PIP) install --quiet --no-build-isolation --no-deps --editable .
 	touch $@
 

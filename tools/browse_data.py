@@ -21,7 +21,13 @@ def parse_args() -> Namespace:
     parser.add_argument('--split', choices=SPLITS, default='train', help='whose loader to read')
     add_bands(parser)
     parser.add_argument('--images', type=positive, default=8, help='number, spread evenly')
-    parser.add_argument('--out', type=Path, default=Path('work_dirs/browse_data'), metavar='DIR')
+    parser.add_argument(
+        '--out',
+        type=Path,
+        default=Path('work_dirs/browse_data'),
+        metavar='DIR',
+        help='for the pictures (default: %(default)s)',
+    )
     return parser.parse_args()
 
 

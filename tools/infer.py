@@ -28,7 +28,11 @@ def parse_args() -> Namespace:
     parser.add_argument('checkpoint', help='path or URL of the weights')
     parser.add_argument('input', type=Path, help='a picture, or a folder of pictures')
     parser.add_argument(
-        '--out', type=Path, default=Path('work_dirs/infer'), metavar='DIR', help='for the overlays'
+        '--out',
+        type=Path,
+        default=Path('work_dirs/infer'),
+        metavar='DIR',
+        help='for the overlays, NAME.png of each picture (default: %(default)s)',
     )
     return parser.parse_args()
 
@@ -139,6 +143,14 @@ def draw_segments(
     return drawn
 
 
+def overlays_of(pictures: list[Path], folder: Path) -> list[Path]:
+    """Files for the overlays: 0.png for 0.jpg, but 0.jpg.png where two pictures are called 0."""
+    names = [picture.stem for picture in pictures]
+    if len({*names}) < len(names):
+        names = [picture.name for picture in pictures]
+    return [folder / f'{name}.png' for name in names]
+
+
 def opens(picture: Path) -> bool:
     """Whether OpenCV reads a picture."""
     import cv2
@@ -186,7 +198,7 @@ def main(args: Namespace) -> None:
 
     cfg = read_config(args)
     pictures = find_pictures(args.input)
-    overlays = [args.out / f'{picture.name}.png' for picture in pictures]
+    overlays = overlays_of(pictures, args.out)
     check_outputs(overlays, [('a picture of the input', picture) for picture in pictures])
     model, checkpoint = load_model(cfg, args.checkpoint)
     accelerate(model, amp=args.amp, graph=args.graph, compile=args.compile)

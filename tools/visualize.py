@@ -28,15 +28,30 @@ def parse_args() -> Namespace:
         help='for methods: weights that were trained with a method, in place of CHECKPOINT',
     )
     parser.add_argument(
-        '--images', type=positive, default=4, help='number, of the test set, spread evenly'
+        '--images',
+        type=positive,
+        default=4,
+        help='number, of the test set, spread evenly (default: %(default)s)',
     )
     parser.add_argument(
-        '--layers', type=positive, default=4, help='number, spread evenly, the last among them'
+        '--layers',
+        type=positive,
+        default=4,
+        help='number, spread evenly, the last among them (default: %(default)s)',
     )
     parser.add_argument(
-        '--score', type=float, default=0.5, help='least score of a detection that is drawn'
+        '--score',
+        type=float,
+        default=0.5,
+        help='least score of a detection that is drawn (default: %(default)s)',
     )
-    parser.add_argument('--out', type=Path, default=Path('work_dirs/visualize'), metavar='DIR')
+    parser.add_argument(
+        '--out',
+        type=Path,
+        default=Path('work_dirs/visualize'),
+        metavar='DIR',
+        help='for the pictures (default: %(default)s)',
+    )
     return parser.parse_args()
 
 

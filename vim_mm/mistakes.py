@@ -8,6 +8,7 @@ import difflib
 import errno
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -113,7 +114,8 @@ def sentence(error: BaseException) -> str:
             '(--work-dir or --out)'
         )
     if 'Original Traceback' in text:  # of a worker of a DataLoader
-        text = text.rstrip().splitlines()[-1]
+        # Without the name of its class, which is the module's and a dot before it.
+        text = re.sub(r'^[\w.]+\.\w+(Error|Exception): ', '', text.rstrip().splitlines()[-1])
     text = ' '.join(text.split())
     if ' ' not in text:  # a bare key, or nothing
         text = f'{type(error).__name__}: {text}' if text else type(error).__name__

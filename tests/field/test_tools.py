@@ -45,7 +45,7 @@ def every_tool(folder, *bands, stream: bool = True) -> dict:
         'infer.py', config, checkpoint, pictures, '--out', folder / 'o', *options, cwd=folder
     )
     for picture in pictures.iterdir():
-        overlay = folder / 'o' / f'{picture.name}.png'
+        overlay = folder / 'o' / f'{picture.stem}.png'
         assert str(overlay) in out and cv2.imread(str(overlay)) is not None
     what = ['predictions', 'features']
     for each in what:

@@ -21,7 +21,7 @@ from vim_mm.engine.checks.channels import check_channels
 from vim_mm.engine.checks.data import check_data
 from vim_mm.engine.checks.settings import check_settings
 from vim_mm.engine.cli import import_task_library, read_config
-from vim_mm.mistakes import explain, is_mistake
+from vim_mm.mistakes import explain, is_mistake, sentence
 from vim_mm.models import Mamba, SimpleFPN
 from vim_mm.stream.models import for_stream
 
@@ -760,6 +760,12 @@ class Unreadable(torch.utils.data.Dataset):
 def test_a_missing_picture_is_named_by_a_worker_as_well(num_workers):
     loader = torch.utils.data.DataLoader(Unreadable(), num_workers=num_workers)
     assert_matches(r'/nothing/picture\.jpg', sentence_of(lambda: next(iter(loader))))
+
+
+def test_an_error_of_a_worker_begins_with_its_file():
+    """Not with the name of its class and module, as PyTorch passes it on."""
+    text = 'Caught SampleError.\nOriginal Traceback:\n  x\nvim_mm.a.SampleError: 7.png: cut off.\n'
+    assert sentence(RuntimeError(text)) == '7.png: cut off.'
 
 
 def test_what_a_strict_loader_says_is_one_line():

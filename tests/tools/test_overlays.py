@@ -2,6 +2,7 @@
 
 import resource
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 import cv2
@@ -68,3 +69,14 @@ def test_a_full_disk_leaves_no_half_overlay(before, draw, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [*tmp_path.iterdir()] == ([] if before is None else [overlay])
     assert before is None or overlay.read_bytes() == before
+
+
+def test_an_overlay_has_the_name_of_its_picture(monkeypatch):
+    monkeypatch.syspath_prepend(str(TOOLS))
+    overlays_of = import_module('infer').overlays_of
+
+    def names(*files):
+        return [str(each) for each in overlays_of([*map(Path, files)], Path('o'))]
+
+    assert names('p/0.jpg', 'p/a.b.png') == ['o/0.png', 'o/a.b.png']
+    assert names('p/0.jpg', 'p/0.png') == ['o/0.jpg.png', 'o/0.png.png']

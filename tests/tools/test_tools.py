@@ -124,10 +124,10 @@ def test_infer_draws_over_every_picture(trained, data_root, tmp_path):
     assert 'pictures/thin.png: an image of 1 x 300 pixels cannot be resized by' in log
     for name, line in zip(failed, log.splitlines()[-1 - len(failed) :], strict=False):
         assert f'pictures/{name}: ' in line
-    drawn = {'wide.jpg.png', 'tall.jpg.png', 'dot.png.png'}
+    drawn = {'wide.png', 'tall.png', 'dot.png'}
     assert {p.name for p in (tmp_path / 'overlays').iterdir()} == drawn
     for name, size in sizes.items():
-        overlay = Image.open(tmp_path / 'overlays' / f'{name}.jpg.png')
+        overlay = Image.open(tmp_path / 'overlays' / f'{name}.png')
         assert overlay.size == size
         # A detector after four iterations finds nothing that is worth drawing.
         if task == 'seg':

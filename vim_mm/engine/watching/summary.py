@@ -131,7 +131,10 @@ def _classes_of(dataset: Dataset | None) -> Iterator[str]:
     names = [*map(str, classes)]
     shown = ', '.join(names[:_CLASSES] + ['...'] * (len(names) > _CLASSES))
     yield f'Classes:    {len(names)} ({shown})'
-    if any(getattr(inner, 'reduce_zero_label', False) for inner, _ in leaves(dataset, '')):
+    reduced = [getattr(inner, 'reduce_zero_label', None) for inner, _ in leaves(dataset, '')]
+    if any(each is False for each in reduced):  # MMSegmentation's alone have it
+        yield f'Labels:     reduce_zero_label=False: 0 in the files is {names[0]}'
+    if any(reduced):
         yield (
             f'Labels:     reduce_zero_label=True: 0 in the files is ignored, 1 is {names[0]}'
             + (f', {len(names)} is {names[-1]}' if len(names) > 1 else '')
