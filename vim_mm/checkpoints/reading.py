@@ -28,7 +28,7 @@ from vim_mm.checkpoints.converted_file import as_checkpoint, describe
 from vim_mm.checkpoints.download import downloaded
 from vim_mm.checkpoints.file import read_file
 from vim_mm.checkpoints.state import prepare
-from vim_mm.errors import UserError, UserValueError
+from vim_mm.errors import UserError, UserRuntimeError, UserValueError
 
 
 class NonFiniteWeightsError(UserError, ValueError):
@@ -182,15 +182,17 @@ def load_whole_model(model: nn.Module, name: str | Path) -> dict:
     return checkpoint
 
 
+# Errors whose message says nothing of a file yet.
+_UNNAMED = (RuntimeError, ValueError, UserRuntimeError, UserValueError, ConversionError)
+
+
 @contextmanager
 def naming_file(filename: str | Path) -> Iterator[None]:
     """Have errors about weights that do not fit a model begin with the name of their file."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        if type(error) not in (RuntimeError, ValueError, ConversionError) or str(filename) in str(
-            error
-        ):
+        if type(error) not in _UNNAMED or str(filename) in str(error):
             raise
         raise type(error)(f'{filename}: {error}') from error
 
