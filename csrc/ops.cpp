@@ -49,8 +49,8 @@ STABLE_TORCH_LIBRARY(vim_mm, m) {
       "Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, "
       "bool delta_softplus, int method, int[] reverse) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  // On CUDA, what forward and backward of such a scan run, a line for each kernel: the row of the table
-  // (cuda/dispatch/configurations.cuh), the blocks, and what was measured for that row.
+  // On CUDA, what forward and backward of such a scan run, a line for each kernel that a row of the table chooses:
+  // the row (cuda/dispatch/configurations.cuh), the blocks, and what was measured for it.
   m.def(
       "selective_scan_kernels(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, "
       "Tensor? z, Tensor? delta_bias, bool delta_softplus, int method, int[] reverse) -> str");

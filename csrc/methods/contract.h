@@ -8,10 +8,11 @@
 //   };
 //
 // With these alone it runs everywhere: on the CPU and on a GPU, forward and backward, for every dtype and
-// layout. V is float, double, Complex of either, or on the CPU a pack of lanes.
+// layout. V is float, double, Complex of either, or on the CPU a vector of lanes.
 //
 //   coefficients   A_bar and beta at z = dt a, for every real dt and every a: nothing is clamped, and neither
-//                  dt nor a is a divisor where it may be 0.
+//                  dt nor a is a divisor where it may be 0. At dt = 0 they are exactly 1 and 0: steps past the end
+//                  of a sequence have that dt.
 //   derivatives    Theirs, given k = coefficients(dt, a). The backward pass of a method is the derivative of its
 //                  own forward pass.
 //
@@ -25,6 +26,7 @@
 //                           recurrence(), recurrence(a)       what follows from a alone
 //                           recurrence.coefficients(dt)       A_bar and beta
 //                           drive(dt, u)                      the part of the input that all states share, static
+//                           recurrence.input(drive, k, b)     A step's input to the state, given its coefficients
 //                           recurrence.move(dt, drive, b)     takes the state before the step to the one after it;
 //                                                             of a method that is not causal a Move<float>
 //   Backward<accuracy, V> On a GPU: a step of one state of the backward scan, with what it adds to the gradients. V

@@ -1,6 +1,6 @@
 // Elementary functions under the methods: host and device, for every number type of the scan.
 //
-// A number type V is float, double, Complex<float>, Complex<double>, or, on the CPU, a pack of
+// A number type V is float, double, Complex<float>, Complex<double>, or, on the CPU, a vector of
 // lanes (cpu/lanes.h). The templates below use only operators and the overloads `fma`, `select`,
 // `magnitude` and `scale_by_power_of_two`, which every real V brings along.
 //

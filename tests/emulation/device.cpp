@@ -60,7 +60,7 @@ struct Fiber {
   jmp_buf state;
   bool began = false;
   unsigned exchanges;
-  std::vector<std::vector<Copy>> groups;  // the last one has not ended
+  std::vector<Copy> copies;  // that have not come yet
 };
 
 std::vector<Fiber> fibers;
@@ -131,7 +131,7 @@ void run_block(int threads) {
   for (int i = 0; i < threads; ++i) {
     Fiber& fiber = fibers[i];
     fiber.exchanges = 0;
-    fiber.groups.assign(1, {});
+    fiber.copies.clear();
     if (!fiber.began) {
       getcontext(&fiber.begin);
       fiber.begin.uc_stack.ss_sp = fiber.stack.get();
@@ -146,8 +146,7 @@ void run_block(int threads) {
     throw std::logic_error("some threads wait for others that never come");
   }
   for (int i = 0; i < threads; ++i)
-    for (const auto& group : fibers[i].groups)
-      if (!group.empty()) throw std::logic_error("nobody waited for a copy");
+    if (!fibers[i].copies.empty()) throw std::logic_error("nobody waited for a copy");
 }
 
 }  // namespace
@@ -190,20 +189,14 @@ void start_copy(void* to, const void* from, int bytes, int inside) {
     if (reinterpret_cast<uintptr_t>(p) % bytes) throw std::logic_error("a copy is not aligned");
   if (inside < 0 || inside > bytes) throw std::logic_error("a copy of more than its bytes");
   memset(to, 0xff, bytes);  // what was there is gone, and what comes is not there yet
-  fibers[thread.x].groups.back().push_back({to, from, bytes, inside});
-}
-void end_group_of_copies() { fibers[thread.x].groups.emplace_back(); }
-void wait_for_copies(size_t pending) {
-  auto& groups = fibers[thread.x].groups;
-  for (; groups.size() > pending + 1; groups.erase(groups.begin()))
-    for (const Copy& copy : groups.front()) {
-      memset(copy.to, 0, copy.bytes);
-      if (copy.inside) memcpy(copy.to, copy.from, copy.inside);
-    }
+  fibers[thread.x].copies.push_back({to, from, bytes, inside});
 }
 void wait_for_all_copies() {
-  end_group_of_copies();
-  wait_for_copies(0);
+  for (const Copy& copy : fibers[thread.x].copies) {
+    memset(copy.to, 0, copy.bytes);
+    if (copy.inside) memcpy(copy.to, copy.from, copy.inside);
+  }
+  fibers[thread.x].copies.clear();
 }
 
 const Words* exchange(const Words& words) {
@@ -258,10 +251,6 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr of, int) {
   // is seen.
   else if (of == cudaDevAttrMaxThreadsPerMultiProcessor) *value = 0;
   else return cudaErrorInvalidValue;
-  return cudaSuccess;
-}
-cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
-  memset(to, value, bytes);
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp*, int) { return cudaErrorNoDevice; }

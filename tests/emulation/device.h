@@ -45,18 +45,11 @@ void wait_for_previous();
 void barrier_begin(uint64_t* barrier, int arrivals);
 void barrier_arrive(uint64_t* barrier);
 void barrier_wait(uint64_t* barrier, int odd);
-// Copies of so many bytes, and zeros behind those that are `inside`, that come when the thread waits for all
-// but its last groups.
+// Copies of so many bytes, and zeros behind those that are `inside`, that come when the thread waits for all.
 void start_copy(void* to, const void* from, int bytes, int inside);
 template <int bytes>
 void start_copy(void* to, const void* from, int inside) {
   start_copy(to, from, bytes, inside);
-}
-void end_group_of_copies();
-void wait_for_copies(size_t pending);
-template <int Pending>
-void wait_for_copies() {
-  wait_for_copies(size_t(Pending));
 }
 void wait_for_all_copies();
 // What all lanes of the warp pass, by lane, until the next exchange.

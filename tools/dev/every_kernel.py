@@ -21,6 +21,7 @@ ROWS = {
     'eight': (2, 64),
     'six_sweep': (10, 60),
     'eight_sweep': (10, 64),
+    'segments': (22, 60),
     'few': (40, 60),
     'most': (72, 60),
     'tails': (128, 64),
@@ -30,14 +31,13 @@ ROWS = {
 }
 # dtype, and the length: rows are aligned as it says.
 ALIGNED = {
-    'bf16_16_bytes': ('bfloat16', 200),
-    'bf16_8_bytes': ('bfloat16', 196),
+    'bf16_aligned': ('bfloat16', 196),
     'bf16_odd': ('bfloat16', 197),
-    'fp16_16_bytes': ('float16', 136),
-    'fp32_16_bytes': ('float32', 200),
+    'fp16_aligned': ('float16', 136),
+    'fp32_aligned': ('float32', 200),
     'fp32_odd': ('float32', 197),
 }
-# For the general kernels, with the fewest rows only.
+# For the general kernels: with the fewest rows, and where blocks share a chunk.
 GENERAL = ('strided', 'complex', 'constant')
 LAYOUTS = (*ALIGNED, *GENERAL)
 STATES = 16
@@ -87,7 +87,7 @@ def main(args: argparse.Namespace) -> None:
     cases = [
         case
         for case in product(args.rows, args.layouts, args.methods)
-        if case[1] in ALIGNED or case[0] == args.rows[0]
+        if case[1] in ALIGNED or case[0] in (args.rows[0], 'shared_by_2')
     ]
     for i, (rows, layout, method) in enumerate(cases):
         inputs = make_inputs(layout, rows)
@@ -107,7 +107,8 @@ def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == '__main__':
-    # Each tensor gets an allocation of its own, whose end a sanitizer knows, of memory that nothing
-    # has been written to. PyTorch looks when it first allocates.
+    # Each tensor and each buffer of an operator gets an allocation of its own, whose end a
+    # sanitizer knows, of memory that nothing has been written to. The first allocation looks.
     os.environ['PYTORCH_NO_CUDA_MEMORY_CACHING'] = '1'
+    os.environ['VIM_MM_SEPARATE_BUFFERS'] = '1'
     end(main, ARGUMENTS)

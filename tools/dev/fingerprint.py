@@ -107,7 +107,8 @@ def of_source(source: Path, args: argparse.Namespace, nvcc: str) -> dict[str, li
     flags = [*FLAGS, f'-arch={args.arch}', *(f'-I{path}' for path in args.include)]
     text = run(nvcc, *flags, '-E', '-Xcompiler', '-P', str(source)).stdout
     version = run(nvcc, '--version').stdout
-    key = hashlib.sha256('\n'.join([version, args.arch, *text.split()]).encode()).hexdigest()[:24]
+    key = '\n'.join([version, *flags, *text.split()])
+    key = hashlib.sha256(key.encode()).hexdigest()[:24]
     cached = args.cache / f'{source.stem}-{key}.json' if args.cache else None
     if cached and cached.exists():
         return json.loads(cached.read_text())
@@ -121,6 +122,12 @@ def of_source(source: Path, args: argparse.Namespace, nvcc: str) -> dict[str, li
         part.write_text(json.dumps(found))
         part.replace(cached)
     return found
+
+
+def name_of(source: Path) -> str:
+    """Its path below the CUDA sources; files of two folders may have one name."""
+    folder, path = ROOT / 'csrc/cuda', source.resolve()
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path.name)
 
 
 def readable(names: list[str]) -> list[str]:
@@ -174,7 +181,7 @@ def main(args: argparse.Namespace) -> int:
     old = json.loads(args.compare.read_text()) if args.compare else None
     with ThreadPoolExecutor(args.jobs) as pool:
         made = pool.map(lambda source: of_source(source, args, nvcc), sources)
-        table = {source.stem: found for source, found in zip(sources, made)}
+        table = {name_of(source): found for source, found in zip(sources, made)}
     if args.out:
         args.out.write_text(json.dumps(table, indent=1, sort_keys=True))
     if old is not None:

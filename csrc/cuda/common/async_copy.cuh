@@ -22,21 +22,11 @@ __device__ __forceinline__ void start_copy(void* to, const void* from, int insid
                  "l"(from), "n"(bytes), "r"(inside)
                  : "memory");
 }
-__device__ __forceinline__ void end_group_of_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-// For all groups but the last `Pending`.
-template <int Pending>
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
-}
-// In groups or not.
 __device__ __forceinline__ void wait_for_all_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 #else  // tests/emulation
-using emulation::end_group_of_copies, emulation::start_copy, emulation::wait_for_all_copies,
-    emulation::wait_for_copies;
+using emulation::start_copy, emulation::wait_for_all_copies;
 #endif
 
 }  // namespace VIM_MM_ISA

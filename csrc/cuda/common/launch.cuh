@@ -21,7 +21,8 @@ inline int64_t device_attribute(cudaDeviceAttr of) {
 }
 
 // Whether what the current device runs of a kernel was compiled for 9.0 or later, and so waits for the launch
-// before: it may come from PTX of lower architectures.
+// before: it may come from PTX of lower architectures. Kernels of one list of arguments share the answer, as all
+// files are compiled for the same architectures.
 template <class... Arguments>
 bool is_for_90(void (*kernel)(Arguments...)) {
   constexpr int devices = 64;

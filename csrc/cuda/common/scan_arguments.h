@@ -61,7 +61,8 @@ struct ChunkShare {
 };
 
 // The blocks that share the channels of a chunk leave their gradients of B and C in memory, where there is room for
-// so many `parts` of each chunk, and the one that comes last adds them up. Every pointer is to contiguous memory of float, or complex of float for A, B, C and states.
+// so many `parts` of each chunk, and the one that comes last adds them up. Every pointer is to contiguous memory of
+// float, or complex of float for A, B, C and states.
 struct BackwardArguments {
   ScanArguments scan;
   View grad_out, grad_last_state;                   // incoming; either may be missing

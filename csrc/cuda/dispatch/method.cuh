@@ -8,7 +8,7 @@
 
 namespace vim_mm {
 
-// A line for each kernel of forward and backward: the row of the table, and what was measured for it.
+// A line for each kernel that a row of the table chooses: the row of the table, and what was measured for it.
 template <class Method>
 std::string ScanOf<Method>::describe(const ScanArguments& scan) {
   std::string text;

@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
       for (int i = 0; i < width; ++i) {
         dt[i] = step_size<Accuracy::full>(dt[i], bias, scan.delta_softplus);
         if (slots.step(k) + i >= left) dt[i] = 0.0f;
-        drive[i] = Recurrence<Method, Accuracy::full, float>::drive(dt[i], drive[i]);
+        drive[i] = Recurrence<Method, Accuracy::full, E>::drive(dt[i], drive[i]);
       }
       put(shared.dt, slots, k, dt);
       put(shared.drive, slots, k, drive);

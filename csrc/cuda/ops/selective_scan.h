@@ -17,7 +17,8 @@ void set_directions(ScanArguments& scan, const std::vector<int64_t>& reverse);
 // Floats of the edges that forward fills for backward.
 int64_t count_edges(const ScanArguments& scan);
 
-// Fills `out`, the edges and the last state, both contiguous floats or complex floats. Takes scratch memory where `like` is.
+// Fills `out`, the edges and the last state, both contiguous floats or complex floats. Takes scratch memory where
+// `like` is.
 void scan_into(ScanArguments scan, const View& out, void* edges, void* last_state,
                const Tensor& like, void* stream);
 
