@@ -3,8 +3,8 @@
     python tools/dev/which_kernels.py --methods zoh --batch 8 --dim 384 --seqlen 1024 --dtype bf16
 
 A line for each kernel that a row of the table chooses: the row, the blocks, and the times behind it
-(csrc/cuda/dispatch/configurations.cuh). Second sweeps and sums have none. Where a scan takes the general path, which is not tuned, the first line
-says why.
+(csrc/cuda/dispatch/configurations.cuh). Second sweeps and sums have none. Where a scan takes the
+general path, which is not tuned, the first line says why.
 """
 
 import argparse
