@@ -216,7 +216,7 @@ def test_images_as_they_are_stored(tmp_path):
     train(tmp_path, rest=ORIENTED + SHORT)
     pictures_of(tmp_path, [tmp_path / 'data/images/validation/000.jpg'])
     assert every_tool(tmp_path, stream=False) == {f'00{i}.png' for i in range(4)}
-    assert cv2.imread(str(tmp_path / 'o/000.jpg.png')).shape == (48, 64, 3)
+    assert cv2.imread(str(tmp_path / 'o/000.png')).shape == (48, 64, 3)
 
 
 def as_classes(value, imports: dict[str, str], scope: str):

@@ -26,6 +26,8 @@ def test_waiting_is_passive_unless_the_user_says_otherwise(command, given, tmp_p
     (tmp_path / 'torch.py').write_text(TELL)
     (tmp_path / 'srun').write_text('#!/bin/bash\necho "waits \'$OMP_WAIT_POLICY\'" >&2; exit 1\n')
     (tmp_path / 'srun').chmod(0o755)
+    for name in ('a.py', 'weights.pth'):
+        (tmp_path / name).write_text('')
     variables = environment(
         PYTHON=sys.executable,
         PYTHONPATH=os.pathsep.join([str(tmp_path), str(TOOLS.parent)]),

@@ -18,6 +18,8 @@ HOLD = f"""
 import runpy, sys, time, types
 from pathlib import Path
 sys.modules['mmengine.logging'] = types.SimpleNamespace(print_log=print)
+sys.modules['vim_mm.errors'] = types.SimpleNamespace(UserError=type('E', (Exception,), {{}}))
+sys.modules['vim_mm'] = types.ModuleType('vim_mm')
 lock = runpy.run_path({lock.__file__!r})['FolderLock'](Path(sys.argv[1]))
 print(lock.variables['VIM_MM_FOLDER_LOCK'], flush=True)
 time.sleep(100)
