@@ -359,7 +359,7 @@ def _prepare(args: Namespace) -> None:
     try:
         import_module('vim_mm.public')
     except ImportError as error:
-        _finish(error, Namespace())  # a traceback would say nothing more
+        _finish(error, args)
 
 
 def _finish(error: BaseException, args: Namespace) -> NoReturn:

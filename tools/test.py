@@ -62,6 +62,7 @@ def saved_predictions(cfg: 'Config', out_dir: Path) -> Iterator[None]:
 def main(args: Namespace) -> None:
     from vim_mm import accelerate
     from vim_mm.checkpoints.provenance import inner_model
+    from vim_mm.config import type_name
     from vim_mm.engine import LabelMaps, VimRunner
     from vim_mm.engine.checks.data import check_data
     from vim_mm.engine.cli import read_config
@@ -78,7 +79,7 @@ def main(args: Namespace) -> None:
         for line in lines:
             runner.logger.info(line)
         model = inner_model(runner.model)
-        if cfg.model.type == 'DetTTAModel':
+        if type_name(cfg.model) == 'DetTTAModel':
             leave_out_masks(model)
         accelerate(model, amp=args.amp, graph=args.graph, compile=args.compile)
         for metric in runner.test_loop.evaluator.metrics:

@@ -87,11 +87,12 @@ def main(args: Namespace) -> None:
         scale_learning_rate(cfg)
     if args.graph:
         train_by_graph(cfg, compile=args.compile)
-    check_checkpoint(cfg.get('load_from'))
     check_data(cfg, 'train', 'val')
     # Wrong arguments are told before the folder is asked about.
     plan_batch(cfg.train_dataloader.batch_size, place_of(cfg.launcher)[1], cfg.get('auto_scale_lr'))
     said = begin(cfg, args.resume, args.overwrite)
+    if not cfg.get('resume'):  # else it is the checkpoint that begin() has found
+        check_checkpoint(cfg.get('load_from'))
     runner = build_runner(cfg)
     for line in said:
         runner.logger.info(line)

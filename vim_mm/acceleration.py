@@ -59,6 +59,7 @@ def accelerate(
     for owner, name, of_pictures in _calls_of(inner):
         call = getattr(owner, name)
         if amp:
+            inner.autocast_dtype = torch.bfloat16  # for accounts of the model
             call = _autocast(call, hand_over=name == 'forward')
         # Of labels the kernel; their logits are compiled below.
         if compile and of_pictures and name != 'input_labels':

@@ -22,7 +22,8 @@ from vim_mm.errors import UserError
 
 # Frames between which a model already runs: what fails there is no wrong argument.
 _RUNNING = (('mmengine/runner/loops.py', 'run'), ('torch/nn/modules/module.py', '_call_impl'))
-_CONFIGS = Path(__file__).parent / '.mim' / 'configs'
+_PACKAGE = Path(__file__).parent
+_CONFIGS = _PACKAGE / '.mim' / 'configs'
 # Where libraries look up what a config or a checkpoint holds.
 _LOOKING_UP = ('mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain')
 _LOADING = ('torch/nn/modules/module.py', 'load_state_dict')
@@ -92,7 +93,10 @@ def is_mistake(error: BaseException) -> bool:
     frames = [*_frames(error.__traceback__)]
     if not isinstance(error, Exception) or any(_runs(frame) for frame in frames):
         return False
-    # A check's, or of a type that a library made for it.
+    # The checks of this package raise UserError: a plain error of its own code is a bug.
+    if type(error) in (ValueError, AssertionError) and frames and _is_own(frames[-1]):
+        return False
+    # A library's check, or of a type that a library made for it.
     if isinstance(error, ValueError | AssertionError) or type(error).__module__ != 'builtins':
         return True
     if isinstance(error, TypeError) and any(words in str(error) for words in _WRONG_CALLS):
@@ -186,6 +190,10 @@ def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 def _file(frame: TracebackType) -> str:
     return frame.tb_frame.f_code.co_filename
+
+
+def _is_own(frame: TracebackType) -> bool:
+    return Path(_file(frame)).is_relative_to(_PACKAGE)
 
 
 def _looks_up(error: Exception, frame: TracebackType) -> bool:

@@ -15,6 +15,7 @@ from mmengine.registry import MODELS
 
 from tests.configs.data_on_disk import write_ade20k, write_coco
 from tests.models.small import small_backbone
+from vim_mm import mistakes
 from vim_mm.checkpoints.reading import load_from_local
 from vim_mm.config import config_path, merge_options
 from vim_mm.engine.checks.channels import check_channels
@@ -736,6 +737,25 @@ def test_a_bug_is_no_mistake(call):
     with pytest.raises((TypeError, IndexError)) as caught:
         call()
     assert not is_mistake(caught.value)
+
+
+@pytest.mark.parametrize(
+    ('code', 'bug'),
+    [
+        ('assert False', True),
+        ('raise ValueError', True),
+        ("int('a')", True),
+        ("b'\\xff'.decode()", False),
+        ("import re; re.compile('(')", False),
+        ("from vim_mm.errors import UserValueError; raise UserValueError('no')", False),
+    ],
+)
+@pytest.mark.parametrize('own', [True, False])
+def test_a_plain_error_of_our_own_code_is_a_bug(code, bug, own):
+    file = Path(mistakes.__file__).parent / 'ops/scan.py' if own else Path('/elsewhere/scan.py')
+    with pytest.raises((ValueError, AssertionError, re.error)) as caught:
+        exec(compile(code, str(file), 'exec'))
+    assert is_mistake(caught.value) == (not bug or not own)
 
 
 def test_an_assertion_while_a_model_runs_is_a_bug():

@@ -113,6 +113,16 @@ def test_it_continues_whatever_the_names(options, train, tmp_path):
     assert 'holds a run' in last_line(train(options=options, fails=True))
 
 
+def test_resuming_needs_no_weights_to_begin_with(train):
+    train()
+    gone = 'load_from=gone.pth'
+    more = 'train_cfg.max_iters=5'
+    assert iterations(train('--resume', options=[gone, more])) == [5]
+    assert 'there is no checkpoint gone.pth' in last_line(
+        train('--overwrite', options=[gone], fails=True)
+    )
+
+
 def test_nothing_to_resume_is_said(train, tmp_path):
     log = train('--resume', options=['train_cfg.max_iters=1'])
     assert iterations(log) == [1]

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from mmengine.hooks import logger_hook
 from mmengine.logging import MMLogger, print_log
 from mmengine.logging import logger as mmengine_logger
+from mmengine.runner.checkpoint import load_state_dict
 
 from tests.configs.data_on_disk import write_ade20k
 from tests.datasets.idx import write_idx_files
 from tests.tools.conftest import SHRUNK, environment, run_tool
 from vim_mm.datasets.fashion import write_classes
+from vim_mm.engine import screen as screen_module
 from vim_mm.engine.screen import FALSE_ALARMS, WIDTH, close_screen, open_screen, opened
 from vim_mm.models import VisionMamba
 
@@ -202,6 +205,70 @@ def test_a_false_alarm_is_shown_where_it_is_none(message, logger, capsys):
         assert (screen.text(record) is not None) == shown
         print_log(message)
         assert (message in capsys.readouterr().out) == shown
+
+
+@pytest.mark.parametrize(
+    ('message', 'cfg', 'shown'),
+    [
+        ('The draw is False, it means that the hook for visualization',
+         dict(default_hooks=dict(visualization=dict(draw=False, show=True))), True),
+        ('The draw is False, it means that the hook for visualization',
+         dict(default_hooks=dict(visualization=dict(draw=False, show=False))), False),
+        ('The prefix is not set in metric class A.',
+         dict(val_evaluator=dict(type='E', metrics=[dict(type='A'), dict(type='B')])), True),
+        ('The prefix is not set in metric class A.',
+         dict(val_evaluator=dict(type='E', metrics=[dict(type='A')])), False),
+    ],
+)  # fmt: skip
+def test_relatives_of_false_alarms(message, cfg, shown, logger):
+    record = logger.makeRecord('', logging.WARNING, LIBRARY, 1, message, (), None)
+    assert (open_screen(cfg).text(record) is not None) == shown
+
+
+@pytest.mark.parametrize('size', [1, 2])
+def test_warnings_that_no_handler_takes_go_to_stderr(size, logger, capsys, monkeypatch):
+    """As with log_level='ERROR', and in processes but the first, which say which they are."""
+    monkeypatch.setattr(screen_module, 'get_world_size', lambda: size)
+    monkeypatch.setattr(screen_module, 'get_rank', lambda: size - 1)
+    open_screen({}).attach(logger)
+    logger.handlers[0].setLevel(logging.ERROR)
+    for text in ('odd', 'Could not import OneDL'):
+        warnings.showwarning(text, UserWarning, '/x/site-packages/mm/a.py', 7)
+    logging.getLogger('vim_mm.ops').warning('native is missing')
+    logging.getLogger('vim_mm.ops').error('broken')
+    out, err = capsys.readouterr()
+    assert out == 'ERROR - broken\n'
+    assert err.splitlines() == [
+        f'{"rank 1: " * (size > 1)}WARNING - {text}'
+        for text in ('UserWarning: odd (mm/a.py, line 7)', 'native is missing')
+    ]
+
+
+@pytest.mark.parametrize('level', ['INFO', 'WARNING', 'ERROR'])
+def test_no_level_hides_what_is_printed(level, logger, capsys):
+    open_screen({}).attach(logger)
+    logger.handlers[0].setLevel(level)
+    load_state_dict(torch.nn.Linear(1, 1), {'weight': torch.zeros(1, 1)}, strict=False)
+    print_log('Loads checkpoint by local backend from path: a.pth')
+    out = capsys.readouterr().out
+    assert out.count('missing keys in source state_dict: bias') == 1 and 'Loads' not in out
+
+
+MATRIX = 'confusion_matrix/result: \ntensor([[3, 1],\n        [0, 4]])\n  data_time: 0.1  time: 0.2'
+
+
+@pytest.mark.parametrize(
+    'message',
+    [
+        '[my run] step 10 of 100 loss 0.5',
+        'Epoch(train) [1][10/20] loss=0.5',
+        f'Epoch(test) [5/5]    {MATRIX}',
+        f'Epoch(test) [5/5]    accuracy/top1: 87.5  {MATRIX}',
+    ],
+)
+def test_other_lines_of_the_logger_hook_are_shown_whole(message, logger):
+    record = logger.makeRecord('', logging.INFO, logger_hook.__file__, 1, message, (), None)
+    assert open_screen({}).text(record) == message
 
 
 def test_python_warnings_and_prints_have_their_level(logger, capsys):

@@ -19,6 +19,8 @@ from contextlib import suppress
 from importlib import import_module
 from typing import NamedTuple
 
+from mmengine.dist import get_rank, get_world_size
+from mmengine.hooks import logger_hook
 from mmengine.logging import MMLogger
 from mmengine.logging.logger import MMFormatter, print_log
 
@@ -86,7 +88,8 @@ def _texts(value: object) -> Iterator[str]:
 def _metrics(cfg: Mapping) -> int:
     """The most metrics that an evaluator has; their names cannot be mixed up with one."""
     given = (cfg.get(f'{split}_evaluator') for split in ('val', 'test'))
-    return max(len(each) if isinstance(each, list | tuple) else 1 for each in given)
+    metrics = (each.get('metrics') if isinstance(each, Mapping) else each for each in given)
+    return max(len(each) if isinstance(each, list | tuple) else 1 for each in metrics)
 
 
 FALSE_ALARMS = (
@@ -117,8 +120,12 @@ FALSE_ALARMS = (
     ),
     FalseAlarm(
         r'The draw is False, it means that the hook for visualization',
-        'the config does not ask the hook to draw',
-        lambda cfg: not _part(cfg, 'default_hooks', 'visualization').get('draw'),
+        'the config asks the hook neither to draw nor to show',
+        lambda cfg: (
+            not any(
+                _part(cfg, 'default_hooks', 'visualization').get(name) for name in ('draw', 'show')
+            )
+        ),
     ),
 )
 
@@ -169,12 +176,20 @@ class Screen(logging.Filter):
         if record.levelno >= logging.WARNING:
             return None if self._is_false_alarm(message) else _with_trace(record, message)
         if getattr(record, 'is_printed', False):
-            hidden = _CHATTER.match(message) or self._is_false_alarm(message)
-            return None if hidden else message
+            return message if self.shows_print(message) else None
         if not _is_of_library(record):
             return message
         head = _HEAD.match(message)
-        return self._of_stage(head, record) if head else _of_library(message)
+        if head:
+            return self._of_stage(head, record)
+        # A user's own LogProcessor writes what it likes.
+        if record.pathname == logger_hook.__file__ and not message.startswith('Exp name: '):
+            return message
+        return _of_library(message)
+
+    def shows_print(self, message: str) -> bool:
+        """Whether what a module of ``_PRINTING`` prints is shown."""
+        return not (_CHATTER.match(message) or self._is_false_alarm(message))
 
     def _is_false_alarm(self, message: str) -> bool:
         return any(
@@ -184,7 +199,11 @@ class Screen(logging.Filter):
 
     def _of_stage(self, head: re.Match, record: logging.LogRecord) -> str | None:
         """The line of an interval, or the metrics at the end of a validation."""
-        stage, pairs = head[1], _pairs(record.getMessage()[head.end() :])
+        message = record.getMessage()
+        stage, values = head[1], message[head.end() :].strip()
+        pairs = _pairs(values)
+        if '\n' in values or not pairs:  # a matrix, or what another LogProcessor writes
+            return message
         clock = time.strftime('%H:%M:%S', time.localtime(record.created))
         begin = f'{clock} {head[0]}'
         if stage == 'train':
@@ -347,24 +366,45 @@ def _log_print(*values: object, sep: str | None = None, **options) -> None:
         builtins.print(*values, sep=sep, **options)
         return
     text = (' ' if sep is None else sep).join(map(str, values))
-    MMLogger.get_current_instance().info(text, stacklevel=2, extra=dict(is_printed=True))
+    logger = MMLogger.get_current_instance()
+    logger.info(text, stacklevel=2, extra=dict(is_printed=True))
+    # What is printed has no level: no log_level leaves it out.
+    consoles = [each for each in logger.handlers if not isinstance(each, logging.FileHandler)]
+    hidden = _opened is not None and not _opened.shows_print(text)
+    if not hidden and all(each.level > logging.INFO for each in consoles):
+        builtins.print(text, **options)
 
 
 def _log_warning(message, category, filename, lineno, file=None, line=None) -> None:
     """Stands in for ``warnings.showwarning``."""
-    if file is not None:
+    if file is not None or _opened is None:
         _show_warning(message, category, filename, lineno, file, line)
         return
     place = filename.rpartition('/site-packages/')[2]
     text = f'{category.__name__}: {" ".join(str(message).split())} ({place}, line {lineno})'
-    MMLogger.get_current_instance().warning(text)
+    logger = MMLogger.get_current_instance()
+    _handle(logger.makeRecord(logger.name, logging.WARNING, filename, lineno, text, (), None))
+
+
+def _handle(record: logging.LogRecord) -> None:
+    """Give a record to the run's logger, or a warning that none of its handlers takes to stderr.
+
+    In processes but the first, MMEngine's logger has a console for errors alone, and no file.
+    """
+    logger = MMLogger.get_current_instance()
+    taken = any(record.levelno >= each.level for each in logger.handlers)
+    if taken or record.levelno < logging.WARNING:
+        logger.handle(record)
+    elif _opened is not None and (text := _opened.text(record)) is not None:
+        rank = f'rank {get_rank()}: ' if get_world_size() > 1 else ''
+        print(f'{rank}{text}', file=sys.stderr, flush=True)
 
 
 class _Forward(logging.Handler):
     """Passes records of Python's loggers on to the run's."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        MMLogger.get_current_instance().handle(record)
+        _handle(record)
 
 
 _FORWARD = _Forward()

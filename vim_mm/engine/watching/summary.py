@@ -5,10 +5,12 @@ import os
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 
 import torch
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
+from mmengine.optim import OptimWrapper
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -93,7 +95,7 @@ def describe(runner, *stages: str) -> Iterator[str]:
     yield f'Data:       {", ".join(sizes)} images{_root_of(first)}'
     yield from _classes_of(first)
     wrapper = runner.optim_wrapper if stages[0] == 'train' else None
-    yield from _scans(model, getattr(wrapper, 'cast_dtype', None))
+    yield from _scans(model, _autocast_dtype(model, wrapper))
     many = f', {runner.world_size} processes' if runner.world_size > 1 else ''
     yield f'Device:     {_device(model)}{many}'
     logs = [
@@ -139,6 +141,17 @@ def _classes_of(dataset: Dataset | None) -> Iterator[str]:
             f'Labels:     reduce_zero_label=True: 0 in the files is ignored, 1 is {names[0]}'
             + (f', {len(names)} is {names[-1]}' if len(names) > 1 else '')
         )
+
+
+def _autocast_dtype(model: nn.Module, wrapper: object) -> torch.dtype | None:
+    """What a model is cast to in a training by this wrapper, or in a test by ``accelerate``."""
+    if wrapper is None:  # a model for test-time augmentation has the accelerated one in itself
+        found = (vars(module).get('autocast_dtype') for module in model.modules())
+        return next((dtype for dtype in found if dtype is not None), None)
+    device = next(model.parameters()).device.type
+    # Of several optimizers each opens its own, in the model's train_step().
+    with wrapper.optim_context(model) if isinstance(wrapper, OptimWrapper) else nullcontext():
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def _scans(model: nn.Module, dtype: torch.dtype | None) -> Iterator[str]:
