@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from mmengine.config import Config
 from mmengine.hooks import logger_hook
 from mmengine.logging import MMLogger, print_log
 from mmengine.logging import logger as mmengine_logger
@@ -200,7 +201,7 @@ CONCERNED = {
 def test_a_false_alarm_is_shown_where_it_is_none(message, logger, capsys):
     assert len(CONCERNED) == len(FALSE_ALARMS)
     for cfg, shown in ((dict(), False), (CONCERNED[message], True)):
-        screen = open_screen(cfg)
+        screen = open_screen(Config(cfg))  # as the tools have it
         record = logger.makeRecord('', logging.WARNING, LIBRARY, 1, message, (), None)
         assert (screen.text(record) is not None) == shown
         print_log(message)
@@ -222,7 +223,7 @@ def test_a_false_alarm_is_shown_where_it_is_none(message, logger, capsys):
 )  # fmt: skip
 def test_relatives_of_false_alarms(message, cfg, shown, logger):
     record = logger.makeRecord('', logging.WARNING, LIBRARY, 1, message, (), None)
-    assert (open_screen(cfg).text(record) is not None) == shown
+    assert (open_screen(Config(cfg)).text(record) is not None) == shown
 
 
 @pytest.mark.parametrize('size', [1, 2])

@@ -19,6 +19,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import NamedTuple
 
+from mmengine.config import Config
 from mmengine.dist import get_rank, get_world_size
 from mmengine.hooks import logger_hook
 from mmengine.logging import MMLogger
@@ -51,6 +52,7 @@ _CHATTER = re.compile(
 _SHOWN = re.compile(r'Evaluating \w+\.\.\.|The best checkpoint with ')
 _HEAD = re.compile(r'(?:Iter|Epoch)\((train|val|test)\)\s*(?:\[[^\]]*\])+')
 _FIRST = ('lr', 'eta', 'time', 'memory', 'loss')  # of an interval's line, before what else fits
+_KEYED = (Mapping, Config)  # MMEngine's config is no Mapping
 _TIMES = {'time', 'data_time', 'memory', 'eta'}
 
 
@@ -74,7 +76,7 @@ def _uses(cfg: Mapping, *names: str) -> bool:
 
 
 def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, Mapping):
+    if isinstance(value, _KEYED):
         for key, each in value.items():
             yield str(key)
             yield from _texts(each)
@@ -132,7 +134,7 @@ FALSE_ALARMS = (
 
 def _part(cfg: Mapping, *names: str) -> Mapping:
     for name in names:
-        cfg = cfg.get(name) if isinstance(cfg, Mapping) else None
+        cfg = cfg.get(name) if isinstance(cfg, _KEYED) else None
     return cfg if isinstance(cfg, Mapping) else {}
 
 
