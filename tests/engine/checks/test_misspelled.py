@@ -4,10 +4,11 @@ from argparse import Namespace
 
 import pytest
 from mmengine.config import Config
+from mmengine.model import BaseModule
 
 from tests.tools.conftest import configs, data_root  # noqa: F401  fixtures
 from vim_mm.config import config_names, config_path
-from vim_mm.engine.checks.misspelled import check_arguments_of
+from vim_mm.engine.checks.misspelled import check_arguments_of, check_misspelled
 from vim_mm.engine.cli import read_config
 from vim_mm.mistakes import check_checkpoint
 from vim_mm.ops import METHODS
@@ -156,6 +157,138 @@ def test_types_given_as_classes(configs):  # noqa: F811
     cfg = Config.fromfile(configs['seg'])
     with pytest.raises(ValueError, match=r"Feature2Pyramid\) has no 'rescale'"):
         check_arguments_of(Feature2Pyramid, 'neck', {**cfg.model.neck, 'rescale': 1})
+
+
+class Swallowing(BaseModule):
+    """Its ``**kwargs`` are for something else than what it inherits from."""
+
+    def __init__(self, name, init_cfg=None, **kwargs):
+        super().__init__(init_cfg)
+        self.options = dict(name=name, **kwargs)
+
+
+class Named(Closed):
+    def __init__(self, size, **kwargs):
+        super(Closed, self).__init__(size, **kwargs)
+
+
+class Passing(BaseModule):
+    def __init__(self, width, **rest):
+        super().__init__(**rest)
+
+
+class Taking(Passing):
+    def __init__(self, width, **kwargs):
+        self.height = kwargs.pop('height', None)
+        super().__init__(width, **kwargs)
+
+
+class Holder(BaseModule):
+    def __init__(self, backbone, dqs_cfg=None, tokenizer=None, init_cfg=None):
+        super().__init__(init_cfg)
+
+
+class Constructor:
+    def __init__(self, optim_wrapper_cfg, paramwise_cfg=None):
+        pass
+
+
+def test_arguments_are_complete_only_where_all_are_passed_on():
+    for kind in (Swallowing, Named, Taking):
+        check_arguments_of(kind, 'x', dict(type=kind, other=4))
+    without_source = {'BaseModule': BaseModule}
+    exec('class A(BaseModule):\n def __init__(self, **kw): super().__init__(**kw)', without_source)
+    check_arguments_of(without_source['A'], 'x', dict(other=4))
+    for kind, key in ((Passing, 'other'), (Passing, 'rest'), (Swallowing, 'init_cgf')):
+        with pytest.raises(ValueError, match=f'has no {key!r}'):
+            check_arguments_of(kind, 'x', {key: 4})
+
+
+def part(**options):
+    return Config(
+        dict(default_scope='mmseg', model=dict(type='EncoderDecoder', backbone=RESNET)) | options
+    )
+
+
+RESNET = dict(type='ResNet', depth=18)
+ADAM = dict(type='OptimWrapper', optimizer=dict(type='AdamW', lr=1e-3))
+
+
+def model(**parts):
+    return part(model=dict(dict(type='EncoderDecoder', backbone=RESNET), **parts))
+
+
+def pipeline(*transforms):
+    loader = dict(dataset=dict(type='ADE20KDataset', pipeline=[*transforms]))
+    return part(train_dataloader=loader)
+
+
+ROTATE = dict(type='Rotate', limit=20, mask_value=255, border_mode=0, p=0.5, probs=1)
+DETECTOR = dict(_scope_='mmdet', type='CocoDataset', filter_cfg={}, pipeline=[dict(type='Resize')])
+
+
+@pytest.mark.parametrize(
+    'config',
+    [
+        part(model=dict(type='EncoderDecoder', backbone=dict(type=Swallowing, name='a', width=3))),
+        part(val_evaluator=dict(type='Evaluator', metrics=[dict(type='IoUMetric')])),
+        part(val_evaluator=dict(metrics=dict(type='IoUMetric'))),
+        part(train_cfg=dict(max_epochs=10)),
+        model(type=Holder, dqs_cfg=dict(type='nms', iou_threshold=0.8)),
+        model(type=Holder, tokenizer=dict(type='AutoTokenizer', name_or_path='bert')),
+        model(init_cfg=dict(type='Normal', layer='Conv2d', override=dict(name='decode_head'))),
+        model(neck=dict(_scope_='mmdet', type='ChannelMapper', in_channels=[8], out_channels=8)),
+        part(train_dataloader=dict(dataset=DETECTOR)),
+        part(train_dataloader=dict(dataset=dict(type='RepeatDataset', times=2, dataset=DETECTOR))),
+        part(optim_wrapper=dict(ADAM, constructor=Constructor, paramwise_cfg=dict(width=1))),
+        part(
+            optim_wrapper=dict(
+                ADAM,
+                constructor='mmdet.LearningRateDecayOptimizerConstructor',
+                paramwise_cfg=dict(decay_rate=0.9),
+            )
+        ),
+        part(optim_wrapper=dict(ADAM, paramwise_cfg=dict(foo=1))),
+        pipeline(dict(type='Albu', transforms=[ROTATE])),
+    ],
+)
+def test_what_is_legal_is_taken(config):
+    pytest.importorskip('mmdet.engine')
+    pytest.importorskip('mmdet.models')
+    pytest.importorskip('mmseg.models')
+    check_misspelled(config)
+
+
+@pytest.mark.parametrize(
+    ('config', 'expected'),
+    [
+        (
+            part(val_evaluator=dict(type='Evaluatr', metrics=[])),
+            r"val_evaluator\.type .*'Evaluator'",
+        ),
+        (
+            part(val_evaluator=dict(metrics=[dict(type='IoUMetric', iou_metric=[])])),
+            r"val_evaluator\.metrics\.0 \(IoUMetric\) .*'iou_metrics'",
+        ),
+        (
+            model(type=Holder, dqs_cfg=dict(type='CrossEntropyLos')),
+            r"model\.dqs_cfg\.type .*'CrossEntropyLoss'",
+        ),
+        (model(decode_head=dict(type='Nothing')), r'decode_head\.type must name'),
+        (model(decode_head=[dict(type='Nothing')]), r'decode_head\.0\.type must name'),
+        (model(neck=dict(_scope_='mmdet', type='ChanelMapper')), "did you mean 'ChannelMapper'"),
+        (
+            part(optim_wrapper=dict(ADAM, constructor='mmdet.LearningRateDecayOptimConstructor')),
+            "did you mean 'LearningRateDecayOptimizerConstructor'",
+        ),
+    ],
+)
+def test_what_is_not_is_told_of_all_the_same(config, expected):
+    pytest.importorskip('mmdet.engine')
+    pytest.importorskip('mmdet.models')
+    pytest.importorskip('mmseg.models')
+    with pytest.raises(ValueError, match=expected):
+        check_misspelled(config)
 
 
 def folder_of(config, method=None, work_dir=None, **options) -> str:

@@ -1,7 +1,9 @@
 """Names in a config that nothing has: types, arguments of what is built, levels, files."""
 
+import ast
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
@@ -9,6 +11,7 @@ from mmengine.config import Config
 from mmengine.registry import (
     DATA_SAMPLERS,
     DATASETS,
+    EVALUATOR,
     HOOKS,
     LOG_PROCESSORS,
     LOOPS,
@@ -65,6 +68,8 @@ _PLAIN = {
     'env_cfg': {'cudnn_benchmark', 'mp_cfg', 'dist_cfg', 'resource_limit'},
     'env_cfg.mp_cfg': {'mp_start_method', 'opencv_num_threads'},
 }
+# Parts of a model that are looked up among models whatever the model is.
+_OF_MODELS = re.compile(r'model\.(backbone|neck|\w*head|data_preprocessor)(\.\d+)?')
 # What MMEngine takes from a config before it builds the rest.
 _TAKEN = {'type', '_scope_', 'priority', 'by_epoch', 'constructor', 'paramwise_cfg', 'of'}
 
@@ -85,22 +90,26 @@ def check_misspelled(cfg: Config) -> None:
     if isinstance(level, str) and level not in (*_LEVELS, 'NOTSET', 'WARN', 'FATAL'):
         hint = did_you_mean(level.upper(), _LEVELS)
         raise UserValueError(f'log_level must be one of {[*_LEVELS]}, got {level!r}{hint}')
-    scope = cfg.get('default_scope')
     for name, options, registry in _parts(cfg):
-        kind = _found(name, options, registry, scope)
+        within = _scope_at(cfg, name)
+        kind = _found(name, options, registry, within)
         if kind is not None:
-            check_arguments_of(_original(kind, options, scope), name, options)
+            owner = cfg.model.get('type') if name.startswith('model.') else None
+            owner = _find(owner, MODELS, _scope_at(cfg, 'model'))[0]
+            check_arguments_of(_original(kind, options, within), name, options, owner)
     for name, options, registry, owner in _nested_parts(cfg):
-        kind = _find(options.get('type'), registry, scope)[0]
+        within = _scope_at(cfg, name)
+        kind = _find(options.get('type'), registry, within)[0]
         if kind is not None:
-            kind = _original(kind, options, scope)
-            _check_likely(kind, name, options, _find(owner, registry, scope)[0])
+            kind = _original(kind, options, within)
+            outer = _scope_at(cfg, name.rpartition('.')[0])
+            _check_likely(kind, name, options, _find(owner, registry, outer)[0])
     for name, known in _PLAIN.items():
         given = _part_at(cfg, name)
         for key in given:
             if hint := did_you_mean(key, known) if key not in known else '':
                 raise UserValueError(f'{name} has no {key!r}{hint}')
-    _check_paramwise(cfg, scope)
+    _check_paramwise(cfg)
 
 
 def _parts(cfg: Config) -> Iterator[tuple[str, Mapping, Registry]]:
@@ -109,15 +118,19 @@ def _parts(cfg: Config) -> Iterator[tuple[str, Mapping, Registry]]:
     if isinstance(model, Mapping):
         yield 'model', model, MODELS
         for key, value in model.items():
+            if key == 'tokenizer':  # of a registry that only some libraries have
+                continue
             many = value if isinstance(value, list | tuple) else [value]
             for i, part in enumerate(many):
                 if isinstance(part, Mapping) and 'type' in part:
                     name = f'model.{key}' + (f'.{i}' if many is value else '')
+                    if key == 'init_cfg':  # whose override is taken before it is built
+                        part = {k: v for k, v in part.items() if k != 'override'}
                     yield name, part, MODELS
     for name, default in _LOOPS.items():
         options = cfg.get(name)
         if isinstance(options, Mapping) and options:
-            if name == 'train_cfg' and options.get('by_epoch'):
+            if name == 'train_cfg' and options.get('by_epoch', 'max_epochs' in options):
                 default = 'EpochBasedTrainLoop'
             yield name, {'type': default, **options}, LOOPS
     optimizer = _part(cfg.get('optim_wrapper'), 'optimizer')
@@ -133,6 +146,9 @@ def _parts(cfg: Config) -> Iterator[tuple[str, Mapping, Registry]]:
         ('test_evaluator', METRICS),
     ):
         given = cfg.get(name) or []
+        if registry is METRICS and isinstance(given, Mapping) and 'metrics' in given:
+            yield name, {'type': 'Evaluator', **given}, EVALUATOR  # as MMEngine tells them apart
+            name, given = f'{name}.metrics', given['metrics'] or []
         many = given if isinstance(given, list | tuple) else [given]
         for i, options in enumerate(many):
             if isinstance(options, Mapping) and 'type' in options:
@@ -168,6 +184,8 @@ def _typed(
         if 'type' in value:
             yield name, value, registry, owner
             owner = value['type']
+        if 'albu' in type_name(value).lower():  # it holds Albumentations' own classes
+            return
         for key, part in value.items():
             # Pipelines, and transforms that hold others.
             of_data = registry in (DATASETS, TRANSFORMS)
@@ -185,17 +203,37 @@ def _part_at(cfg: Config, name: str) -> Mapping:
     return part
 
 
+def _scope_at(cfg: Config, name: str) -> str | None:
+    """The library in which a part's type is looked up: of the innermost ``_scope_`` around it."""
+    scope, part = cfg.get('default_scope'), {**cfg}
+    for key in name.split('.') if name else ():
+        if isinstance(part, list | tuple) and key.isdecimal():
+            part = part[int(key)]
+        else:
+            part = part.get(key) if isinstance(part, Mapping) else None
+        if isinstance(part, Mapping):
+            scope = part.get('_scope_', scope)
+    return scope
+
+
 def _part(options, name: str) -> Mapping:
     part = options.get(name) if isinstance(options, Mapping) else None
     return part if isinstance(part, Mapping) else {}
 
 
 def _found(name: str, options: Mapping, registry: Registry, scope: str | None) -> type | None:
-    """The class or function of a type; None of what is no text or class."""
+    """The class or function of a type; None of what is no text or class.
+
+    And of a part of a model that may be for another registry, unless a known name is very like it.
+    """
     kind = options.get('type')
     found, known = _find(kind, registry, scope)
     if found is None and isinstance(kind, str):
-        hint = did_you_mean(kind.rpartition('.')[2], known)
+        short = kind.rpartition('.')[2]
+        any_registry = name.startswith('model.') and not _OF_MODELS.fullmatch(name)
+        if any_registry and not get_close_matches(short, known, n=1, cutoff=_VERY_LIKE):
+            return None
+        hint = did_you_mean(short, known)
         raise UserValueError(f'{name}.type must name a registered class, got {kind!r}{hint}')
     return found
 
@@ -208,7 +246,10 @@ def _find(kind, registry: Registry, scope: str | None) -> tuple[type | None, set
     known: set[str] = set()
     for each in others:
         with each.switch_scope_and_registry(scope) as found_in:
-            found = found_in.get(kind)
+            try:
+                found = found_in.get(kind)
+            except RuntimeError:  # a module of that name, which MMEngine tried, fails to import
+                found = None
             if found is not None:
                 return found, known
             while found_in is not None:
@@ -217,10 +258,11 @@ def _find(kind, registry: Registry, scope: str | None) -> tuple[type | None, set
     return None, known
 
 
-def check_arguments_of(kind, name: str, options: Mapping) -> None:
+def check_arguments_of(kind, name: str, options: Mapping, owner=None) -> None:
     """Raise ValueError for an argument that a class has not, by its name in the config.
 
-    Says nothing where the class may take it all the same, from arguments of any name.
+    Says nothing where the class may take it all the same, from arguments of any name, or where
+    ``owner``, the class of what the part lies in, may take it before.
     """
     known, complete = _arguments(kind)
     for key in options:
@@ -228,7 +270,8 @@ def check_arguments_of(kind, name: str, options: Mapping) -> None:
             continue
         hint = did_you_mean(key, known)
         likely = get_close_matches(key, known, n=1, cutoff=_VERY_LIKE)
-        if complete or (likely and not _mentions(kind, key)):
+        taken = not likely and owner is not None and _may_take(owner, key)
+        if (complete and not taken) or (likely and not _mentions(kind, key)):
             raise UserValueError(f'{name} ({type_name(dict(type=kind))}) has no {key!r}{hint}')
 
 
@@ -261,6 +304,7 @@ def _check_likely(kind, name: str, options: Mapping, owner) -> None:
 def _arguments(kind) -> tuple[set[str], bool]:
     """Names of the arguments of a class, and whether there are no others."""
     known: set[str] = set()
+    passed_on = True
     for each in inspect.getmro(kind) if isinstance(kind, type) else [kind]:
         if each in (object, nn.Module):
             break
@@ -270,10 +314,34 @@ def _arguments(kind) -> tuple[set[str], bool]:
             parameters = inspect.signature(vars(each).get('__init__', each)).parameters
         except (TypeError, ValueError):  # of a compiled class
             return known, False
-        known |= {*parameters} - {'self', 'args', 'kwargs', 'runner', 'dataloader'}
-        if all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-            return known, True
+        rest = [p.name for p in parameters.values() if p.kind is p.VAR_KEYWORD]
+        known |= {*parameters} - {'self', 'args', 'runner', 'dataloader', *rest}
+        if not rest:
+            return known, passed_on
+        passed_on = passed_on and _passes_on(vars(each).get('__init__'), rest[0])
     return known, False
+
+
+def _passes_on(function, rest: str) -> bool:
+    """Whether a constructor does nothing with its ``**rest`` but give it to ``super()``."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):  # there is no source
+        return False
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == 'super().__init__'
+        and any(k.arg is None and ast.unparse(k.value) == rest for k in node.keywords)
+    ]
+    uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == rest]
+    return len(calls) == len(uses) == 1
+
+
+def _may_take(owner, key: str) -> bool:
+    """Whether a model may change a part's arguments: it names this one, or is open to any."""
+    return not _arguments(owner)[1] or _mentions(owner, key)
 
 
 def _mentions(kind, key: str) -> bool:
@@ -288,11 +356,12 @@ def _mentions(kind, key: str) -> bool:
     return False
 
 
-def _check_paramwise(cfg: Config, scope: str | None) -> None:
+def _check_paramwise(cfg: Config) -> None:
     """The options of parameter groups, which MMEngine's constructor ignores where it has none."""
-    wrapper = cfg.get('optim_wrapper')
+    wrapper = _part_at(cfg, 'optim_wrapper')
     given = _part(wrapper, 'paramwise_cfg')
-    constructor = type_name(dict(type=wrapper.get('constructor'))) if wrapper else ''
+    full_name = wrapper.get('constructor')
+    constructor = type_name(dict(type=full_name)).rpartition('.')[2]
     if constructor in ('', 'DefaultOptimWrapperConstructor'):
         for key in given:
             if key in _LAYER_DECAY:
@@ -301,23 +370,22 @@ def _check_paramwise(cfg: Config, scope: str | None) -> None:
                     "optim_wrapper.constructor='LayerDecayOptimWrapperConstructor'"
                 )
     elif constructor != 'LayerDecayOptimWrapperConstructor':
-        with OPTIM_WRAPPER_CONSTRUCTORS.switch_scope_and_registry(scope) as registry:
-            if registry.get(constructor) is None:
-                hint = did_you_mean(constructor, OPTIM_WRAPPER_CONSTRUCTORS.module_dict)
-                raise UserValueError(
-                    f'optim_wrapper.constructor must be registered, got {constructor!r}{hint}'
-                )
+        registry, scope = OPTIM_WRAPPER_CONSTRUCTORS, _scope_at(cfg, 'optim_wrapper')
+        found, names = _find(full_name, registry, scope)
+        if found is None and isinstance(full_name, str):
+            raise UserValueError(
+                f'optim_wrapper.constructor must be registered, got {full_name!r}'
+                f'{did_you_mean(constructor, names)}'
+            )
         return
     known = _PARAMWISE | (_LAYER_DECAY if constructor.startswith('LayerDecay') else set())
     for key in given:
-        if key not in known:
-            raise UserValueError(
-                f'optim_wrapper.paramwise_cfg has no {key!r}{did_you_mean(key, known)}'
-            )
+        if hint := did_you_mean(key, known) if key not in known else '':
+            raise UserValueError(f'optim_wrapper.paramwise_cfg has no {key!r}{hint}')
     rate = given.get('layer_decay_rate', 1.0)
     backbone = _part(cfg.get('model'), 'backbone')
     if rate != 1 and backbone:
-        kind = _found('model.backbone', backbone, MODELS, scope)
+        kind = _found('model.backbone', backbone, MODELS, _scope_at(cfg, 'model.backbone'))
         if kind is not None and not hasattr(kind, 'get_layer_depth'):
             raise UserTypeError(
                 f'optim_wrapper.paramwise_cfg.layer_decay_rate is {rate}, but the backbone '
