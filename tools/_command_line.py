@@ -350,8 +350,7 @@ def _prepare(args: Namespace) -> None:
 
         check_arguments(args)
         if {'config', 'cfg_options'} <= {*vars(args)}:  # as of add_arguments
-            if args.config is not None:  # conversion chooses one by the file
-                check_config(args.config)
+            check_config(args.config)
             if 'source' not in args:  # else the output is compared with it before
                 check_checkpoint(getattr(args, 'checkpoint', None))
     except BaseException as error:

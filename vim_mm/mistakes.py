@@ -132,11 +132,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f'; did you mean {similar[0]!r}?' if similar else ''
 
 
-def check_config(config: str | Path) -> None:
+def check_config(config: str | Path | None) -> None:
     """Raise SystemExit where there is no such file; its message has the one most like it.
 
     That lies beside it, or else among those of the package.
     """
+    if config is None:
+        return
     path = Path(config)
     if path.is_file():
         return

@@ -5,6 +5,7 @@ see docs/timm.md. All are ``zoh``, run on every device and in float64 too, and a
 shapes, dtypes and devices as :func:`vim_mm.ops.selective_scan_fn` does.
 """
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -215,11 +216,19 @@ def _forward(
     return out, torch.stack([decay.to(state.dtype), state], dim=-1).flatten(2).unsqueeze(2)
 
 
-def _gradients(arguments: list[Any], delta_softplus: bool, grad: Tensor) -> list[Tensor | None]:
-    """Of u, delta, A, B, C, D, z and delta_bias; the forward pass is run again."""
+def _gradients(
+    arguments: list[Any], delta_softplus: bool, grad: Tensor, shares: bool = False
+) -> list[Tensor | None]:
+    """Of u, delta, A, B, C, D, z and delta_bias; the forward pass is run again.
+
+    ``shares`` says whether neighbouring channels may share delta.
+    """
     inputs = [x if x is None else x.detach().requires_grad_() for x in arguments]
     with torch.enable_grad():
-        out = selective_scan_fn(*inputs, delta_softplus)
+        u, delta, *matrices_and_gate, delta_bias = inputs
+        if shares:
+            delta, delta_bias = _for_each_channel(u, delta, delta_bias)
+        out = selective_scan_fn(u, delta, *matrices_and_gate, delta_bias, delta_softplus)
     given = [x for x in inputs if x is not None]
     found = iter(torch.autograd.grad(out, given, grad.to(out.dtype)))
     return [x if x is None else next(found) for x in inputs]
@@ -282,27 +291,13 @@ def _for_each_channel(
     return delta.repeat_interleave(sharing, dim=1), delta_bias
 
 
-def _core_bwd(u, delta, A, B, C, D, delta_bias, dout, x, delta_softplus, nrows):
+def _core_bwd(u, delta, A, B, C, D, delta_bias, dout, x, delta_softplus, nrows, *, shares=False):
     """VMamba's: gradients of u, delta, A, B, C, D and delta_bias."""
     wide = u.to(torch.promote_types(u.dtype, dout.dtype))
-    found = _gradients([wide, delta, A, B, C, D, None, delta_bias], delta_softplus, dout)
+    found = _gradients([wide, delta, A, B, C, D, None, delta_bias], delta_softplus, dout, shares)
     return [found[0].to(u.dtype), *found[1:6], found[7]]
-
-
-def _oflex_bwd(u, delta, A, B, C, D, delta_bias, dout, x, delta_softplus, nrows):
-    """VMamba's: as core, where neighbouring channels may share delta."""
-    shared = [x for x in (delta, delta_bias) if x is not None]
-    leaves = [x.detach().requires_grad_() for x in shared]
-    with torch.enable_grad():
-        each = _for_each_channel(u, leaves[0], leaves[1] if leaves[1:] else None)
-    found = _core_bwd(u, each[0], A, B, C, D, each[1], dout, x, delta_softplus, nrows)
-    if each[0] is leaves[0]:
-        return found
-    outputs = [x for x in each if x is not None]
-    grads = torch.autograd.grad(outputs, leaves, [found[1], found[6]][: len(outputs)])
-    return [found[0], grads[0], *found[2:6], grads[1] if grads[1:] else None]
 
 
 selective_scan_cuda = SimpleNamespace(fwd=_fwd, bwd=_bwd)
 selective_scan_cuda_core = SimpleNamespace(fwd=_core_fwd, bwd=_core_bwd)
-selective_scan_cuda_oflex = SimpleNamespace(fwd=_oflex_fwd, bwd=_oflex_bwd)
+selective_scan_cuda_oflex = SimpleNamespace(fwd=_oflex_fwd, bwd=partial(_core_bwd, shares=True))

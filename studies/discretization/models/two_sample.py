@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vim_mm.ops import selective_scan_grouped_fn
 from vim_mm.ops.discretization import psi
-from vim_mm.ops.reference import real_dtype, state_dtype, step_sizes
+from vim_mm.ops.reference import real_dtype, skip_and_gate, state_dtype, step_sizes
 
 RULES = ('exp_trapezoidal', 'foh_two_sample')
 _LEAST = 1e-30  # of |dt|, by which the input is divided
@@ -106,7 +106,7 @@ def two_sample_scan(
             **options,
         )
         y = y + twice.unflatten(1, (2, -1)).sum(1)
-    return _finish(y, signal, D, z).to(u.dtype)
+    return skip_and_gate(y, signal, D, z).to(u.dtype)
 
 
 def two_sample_ref(
@@ -152,7 +152,7 @@ def two_sample_ref(
             y[t] = (readout[at] * x).sum(-1)
         outputs.append(torch.stack([y[t] for t in sorted(y)], dim=-1))
     y = torch.stack(outputs, dim=1)
-    return _finish(2 * y.real if y.is_complex() else y, signal, D, z).to(u.dtype)
+    return skip_and_gate(y, signal, D, z).to(u.dtype)
 
 
 def _from_next(x: Tensor, reverse: Sequence[bool]) -> Tensor:
@@ -179,10 +179,3 @@ def _for_channels(M: Tensor) -> Tensor:
 def _each_state(M: Tensor, dtype: torch.dtype) -> Tensor:
     """The same as (B or 1, K, D or 1, L or 1, N)."""
     return _for_channels(M).transpose(3, 4).to(dtype)
-
-
-def _finish(y: Tensor, signal: Tensor, D: Tensor | None, z: Tensor | None) -> Tensor:
-    """(y + D u) silu(z)."""
-    if D is not None:
-        y = y + D.to(signal.dtype)[..., None] * signal
-    return y if z is None else y * F.silu(z.to(signal.dtype))
