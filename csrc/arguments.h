@@ -67,7 +67,7 @@ inline void expect_countable(std::initializer_list<int64_t> sizes) {
 
 struct Inputs {
   const Tensor &u, &delta, &A, &B, &C;
-  const std::optional<Tensor>&D, &z, &delta_bias;
+  const std::optional<Tensor>&D, &z, &delta_bias, &initial_state, &reset;
   bool delta_softplus;
   int64_t method;
   const std::vector<int64_t>& reverse;
@@ -107,9 +107,14 @@ struct Sizes {
     if (in.D) expect(*in.D, "D", gh);
     if (in.z) expect(*in.z, "z", bghl);
     if (in.delta_bias) expect(*in.delta_bias, "delta_bias", gh);
+    if (in.initial_state)
+      expect(*in.initial_state, "initial_state", {batch, groups, channels, states});
+    if (in.reset) expect(*in.reset, "reset", {batch, steps});
     STD_TORCH_CHECK(int64_t(in.reverse.size()) == groups,
                     "vim_mm: expected one reverse flag per group");
     expect_method(in.method);
+    STD_TORCH_CHECK(!in.initial_state || is_causal(in.method),
+                    "vim_mm: a method that is not causal takes no initial_state");
   }
 
   int64_t rows() const { return batch * groups * channels; }
@@ -135,6 +140,8 @@ struct Sizes {
       else expect_signal(*t, name);
     }
     expect_real(in.D, "D"), expect_real(in.delta_bias, "delta_bias");
+    if (in.initial_state) expect_type(*in.initial_state, "initial_state", {state_type(in)});
+    if (in.reset) expect_type(*in.reset, "reset", {ScalarType::Bool});
   }
 };
 
@@ -168,6 +175,8 @@ inline void expect_discretizable(const Tensor& delta, const Tensor& A, int64_t m
   expect_method(method);
 }
 
-using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+// Of all inputs that are differentiable, in their order.
+using Gradients =
+    std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 }  // namespace vim_mm

@@ -9,6 +9,9 @@
 //   A                 [G, H, N]      real or complex
 //   B, C              [B, G, N, L], or constant in time and batch [G, H, N]; complex with A
 //   D, delta_bias     [G, H]
+//   initial_state     [B, G, H, N]   as last_state: the state before the first step in scan order, else 0; of causal
+//                                    methods alone
+//   reset             [B, L]         bool: where true no state passes between steps t - 1 and t, in either direction
 //   reverse           [G]            not 0: that group is scanned from the last step to the first
 //   out               [B, G, H, L]   dtype of u
 //   last_state        [B, G, H, N]   float32 or float64, or the complex type of that precision
@@ -41,19 +44,20 @@ std::string build_info() { return BUILD_INFO; }
 STABLE_TORCH_LIBRARY(vim_mm, m) {
   m.def(
       "selective_scan_fwd(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, "
-      "Tensor? z, Tensor? delta_bias, bool delta_softplus, int method, int[] reverse) "
-      "-> (Tensor out, Tensor last_state, Tensor edges)");
-  // Gradients of all tensors above, in their order; an empty tensor where there is no input.
+      "Tensor? z, Tensor? delta_bias, Tensor? initial_state, Tensor? reset, bool delta_softplus, "
+      "int method, int[] reverse) -> (Tensor out, Tensor last_state, Tensor edges)");
+  // Gradients of all tensors above but reset, in their order; an empty tensor where there is no input.
   m.def(
       "selective_scan_bwd(Tensor? grad_out, Tensor? grad_last_state, Tensor edges, Tensor u, "
       "Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, "
-      "bool delta_softplus, int method, int[] reverse) "
-      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "Tensor? initial_state, Tensor? reset, bool delta_softplus, int method, int[] reverse) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // On CUDA, what forward and backward of such a scan run, a line for each kernel that a row of the table chooses:
   // the row (cuda/dispatch/configurations.cuh), the blocks, and what was measured for it.
   m.def(
       "selective_scan_kernels(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, "
-      "Tensor? z, Tensor? delta_bias, bool delta_softplus, int method, int[] reverse) -> str");
+      "Tensor? z, Tensor? delta_bias, Tensor? initial_state, Tensor? reset, bool delta_softplus, "
+      "int method, int[] reverse) -> str");
   // Elementwise on tensors of one shape: a_bar, beta, d a_bar/d dt, d a_bar/d a, d beta/d dt,
   // d beta/d a, stacked in front.
   m.def("discretize(Tensor delta, Tensor A, int method) -> Tensor");

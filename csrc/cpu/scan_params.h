@@ -22,15 +22,16 @@ struct ScanRow {
   const E* B;    // [L, N], or [N] with step_B = 0
   const E* C;    // likewise
   int64_t step_B, step_C;
+  const E* initial_state;  // [N], before the first step in scan order, or null for 0
 };
 
 template <class S, class E>
 struct ScanRowOutput {
   S* y;           // [L]
-  E* last_state;  // [N]
+  E* last_state;  // [N], or null
 };
 
-// Gradients are added to what is there, but for last_state's, which is an input.
+// Gradients are added to what is there, but for last_state's, which is an input, and initial_state's.
 template <class S, class E>
 struct ScanRowGradient {
   const S* y;           // [L], incoming
@@ -41,6 +42,7 @@ struct ScanRowGradient {
   E* a;                 // [N]
   E* B;                 // [L, N], or [N] where step_B = 0
   E* C;
+  E* initial_state;  // [N], or null
 };
 
 // The kernels of one instruction set for one element type.

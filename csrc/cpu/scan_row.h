@@ -43,10 +43,10 @@ class RowScan {
     dispatch_method(row.method, [&](auto method) {
       using Method = decltype(method);
       RowScan scan(row, row.reverse, Method::causal ? S(1) : S(0.5), scratch);
-      scan.template run_forward<Method>(out.y, out.last_state);
+      scan.template run_forward<Method>(row.initial_state, out.y, out.last_state);
       if (!Method::causal) {
         RowScan other(row, !row.reverse, S(0.5), scratch);
-        other.template run_forward<Method>(out.y, nullptr);
+        other.template run_forward<Method>(nullptr, out.y, nullptr);
       }
     });
   }
@@ -57,10 +57,11 @@ class RowScan {
     dispatch_method(row.method, [&](auto method) {
       using Method = decltype(method);
       RowScan scan(row, row.reverse, Method::causal ? S(1) : S(0.5), scratch);
-      scan.template run_backward<Method>(grad, grad.last_state);
+      scan.template run_backward<Method>(grad, row.initial_state, grad.last_state);
+      if (grad.initial_state) scan.copy(scan.grad_state_, grad.initial_state);
       if (!Method::causal) {
         RowScan other(row, !row.reverse, S(0.5), scratch);
-        other.template run_backward<Method>(grad, nullptr);
+        other.template run_backward<Method>(grad, nullptr, nullptr);
       }
     });
   }
@@ -110,27 +111,26 @@ class RowScan {
   }
 
   template <class Method>
-  void run_forward(S* y, E* last_state) {
-    clear(state_);
+  void run_forward(const E* initial_state, S* y, E* last_state) {
+    copy_or_clear(initial_state, state_);
     for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
       compute_coefficients<Method>(chunk);
       sweep_forward<false>(chunk, y);
     }
-    if (last_state)
-      for (int64_t n = 0; n < row_.states; ++n) last_state[n] = state_[n];
+    if (last_state) copy(state_, last_state);
   }
 
   template <class Method>
-  void run_backward(const ScanRowGradient<S, E>& grad, const E* grad_last_state) {
-    clear(state_);
+  void run_backward(const ScanRowGradient<S, E>& grad, const E* initial_state,
+                    const E* grad_last_state) {
+    copy_or_clear(initial_state, state_);
     for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
       copy(state_, starts_ + chunk * row_.states);
       if (chunk + 1 == chunks_) break;  // recomputed below in any case
       compute_coefficients<Method>(chunk);
       sweep_forward<false>(chunk, nullptr);
     }
-    if (grad_last_state) copy(grad_last_state, grad_state_);
-    else clear(grad_state_);
+    copy_or_clear(grad_last_state, grad_state_);
     for (int64_t chunk = chunks_ - 1; chunk >= 0; --chunk) {
       copy(starts_ + chunk * row_.states, state_);
       compute_coefficients<Method>(chunk);
@@ -237,11 +237,12 @@ class RowScan {
     f(n, [&](R x) { return select(given, x, R(S(0))); });
   }
   static VIM_MM_INLINE void add(E* p, V x) { store<V>(p, load<V>(p) + x); }
-  void clear(E* p) const {
-    for (int64_t n = 0; n < row_.states; ++n) p[n] = E(S(0));
-  }
   void copy(const E* from, E* to) const {
     for (int64_t n = 0; n < row_.states; ++n) to[n] = from[n];
+  }
+  void copy_or_clear(const E* from, E* to) const {
+    if (from) return copy(from, to);
+    for (int64_t n = 0; n < row_.states; ++n) to[n] = E(S(0));
   }
 
   const ScanRow<S, E>& row_;

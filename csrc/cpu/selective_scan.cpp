@@ -143,6 +143,33 @@ Buffer<E> read_A(const Tensor& t, int64_t padded) {
   return data;
 }
 
+// Where the sequences of each batch entry begin, and the end of the last: without `reset` there is one.
+class Sequences {
+ public:
+  Sequences(const std::optional<Tensor>& reset, const Sizes& sizes)
+      : drops_first_(sizes.batch, false), edges_(sizes.batch) {
+    const char* const flags = reset ? static_cast<const char*>(reset->const_data_ptr()) : nullptr;
+    for (int64_t b = 0; b < sizes.batch; ++b) {
+      const auto is_reset = [&](int64_t t) {
+        return flags && flags[b * reset->stride(0) + t * reset->stride(1)] != 0;
+      };
+      edges_[b].push_back(0);
+      for (int64_t t = 1; flags && t < sizes.steps; ++t)
+        if (is_reset(t)) edges_[b].push_back(t);
+      edges_[b].push_back(sizes.steps);
+      drops_first_[b] = sizes.steps > 0 && is_reset(0);
+    }
+  }
+
+  const std::vector<int64_t>& edges(int64_t b) const { return edges_[b]; }
+  // Whether the first step begins a sequence itself: what a scan from left to right brings is dropped.
+  bool drops_first(int64_t b) const { return drops_first_[b]; }
+
+ private:
+  std::vector<bool> drops_first_;
+  std::vector<std::vector<int64_t>> edges_;
+};
+
 // The operands of all rows, converted; a thread's RowWork points into them.
 template <class S, class E>
 struct Problem {
@@ -158,6 +185,8 @@ struct Problem {
   const Buffer<S> D = read_channels(in.D);
   const Buffer<S> delta_bias = read_channels(in.delta_bias);
   const RowView u{in.u}, delta{in.delta}, z{in.z ? *in.z : in.u};
+  const Buffer<E> initial_state = read_initial_state();
+  const Sequences sequences{in.reset, sizes};
 
   Problem(const Inputs& inputs) : in(inputs), sizes(inputs) {}
 
@@ -170,6 +199,17 @@ struct Problem {
       for (int64_t g = 0; g < view.rows(); ++g) view.read(g, values.data() + g * view.length());
     }
     return values;
+  }
+
+  // [rows, padded N], of none nothing.
+  Buffer<E> read_initial_state() const {
+    Buffer<E> states(in.initial_state ? sizes.rows() * padded : 0);
+    states.zero();
+    if (in.initial_state) {
+      const RowView view(*in.initial_state);
+      for (int64_t row = 0; row < sizes.rows(); ++row) view.read(row, states.data() + row * padded);
+    }
+    return states;
   }
 };
 
@@ -215,13 +255,35 @@ class RowWork {
             p_.B.at(bg, gh),
             p_.C.at(bg, gh),
             p_.B.step(),
-            p_.C.step()};
+            p_.C.step(),
+            p_.in.initial_state ? p_.initial_state.data() + row * p_.padded : nullptr};
+  }
+
+  // A row of several sequences is so many scans: calls f(scan, first, is_last) for each of them, which begins at
+  // step `first`. The states before and after the row belong to the first and the last in scan order.
+  template <class F>
+  void for_each_sequence(const ScanRow<S, E>& row, int64_t b, const F& f) const {
+    const std::vector<int64_t>& edges = p_.sequences.edges(b);
+    const size_t count = edges.size() - 1;
+    for (size_t i = 0; i < count; ++i) {
+      const bool leftmost = i == 0, rightmost = i + 1 == count;
+      ScanRow<S, E> scan = row;
+      scan.steps = edges[i + 1] - edges[i];
+      scan.dt += edges[i], scan.u += edges[i];
+      scan.B += edges[i] * row.step_B, scan.C += edges[i] * row.step_C;
+      if (row.reverse ? !rightmost : !leftmost || p_.sequences.drops_first(b))
+        scan.initial_state = nullptr;
+      f(scan, edges[i], row.reverse ? leftmost : rightmost);
+    }
   }
 
   void forward(int64_t row, const RowView& out, const RowView& last_state) {
     const ScanRow<S, E> scan = load(row);
     Buffer<E> last(p_.padded);
-    p_.kernels.forward(scan, {y, last.data()}, scratch_.data());
+    for_each_sequence(
+        scan, batch_of(row), [&](const ScanRow<S, E>& part, int64_t first, bool is_last) {
+          p_.kernels.forward(part, {y + first, is_last ? last.data() : nullptr}, scratch_.data());
+        });
     add_skipped(y, u);
     if (p_.in.z)
       for (int64_t t = 0; t < p_.sizes.steps; ++t) y[t] *= z[t] * gate_sigmoid[t];
@@ -231,7 +293,7 @@ class RowWork {
 
   struct Outputs {
     const RowView *u, *delta, *z;
-    E *A, *B, *C, *last_state;
+    E *A, *B, *C, *last_state, *initial_state;
     S *D, *delta_bias;
   };
 
@@ -246,9 +308,15 @@ class RowWork {
     std::fill(grad_u, grad_u + steps, S(0));
     std::fill(grad_dt, grad_dt + steps, S(0));
 
-    p_.kernels.backward(
-        scan, {grad_y, out.last_state, gated ? y : nullptr, grad_dt, grad_u, out.A, out.B, out.C},
-        scratch_.data());
+    for_each_sequence(
+        scan, batch_of(row), [&](const ScanRow<S, E>& part, int64_t first, bool is_last) {
+          p_.kernels.backward(
+              part,
+              {grad_y + first, is_last ? out.last_state : nullptr, gated ? y + first : nullptr,
+               grad_dt + first, grad_u + first, out.A, out.B + first * part.step_B,
+               out.C + first * part.step_C, part.initial_state ? out.initial_state : nullptr},
+              scratch_.data());
+        });
 
     S grad_D = 0, grad_bias = 0;
     for (int64_t t = 0; t < steps; ++t) grad_D += grad_y[t] * u[t];
@@ -273,6 +341,8 @@ class RowWork {
   }
 
  private:
+  int64_t batch_of(int64_t row) const { return row / (p_.sizes.groups * p_.sizes.channels); }
+
   // Adds D x where there is a D: 0 times what is infinite would be NaN.
   void add_skipped(S* to, const S* x) const {
     if (!p_.in.D) return;
@@ -328,9 +398,11 @@ Gradients backward_rows(const std::optional<Tensor>& grad_out,
       grad_out ? std::optional<RowView>(*grad_out) : std::nullopt;
   StateMatrixGradient<E> grad_B(in.B, sizes, padded, slabs), grad_C(in.C, sizes, padded, slabs);
   Buffer<E> grad_A(sizes.rows() * padded), last(sizes.rows() * padded);
+  Buffer<E> first(in.initial_state ? sizes.rows() * padded : 0);
   Buffer<S> grad_D(sizes.rows()), grad_bias(sizes.rows());
   grad_A.zero();
   last.zero();
+  first.zero();  // where a reset drops the initial state, it has no gradient
   if (grad_last_state) {
     const RowView view(*grad_last_state);
     for (int64_t row = 0; row < sizes.rows(); ++row) view.read(row, last.data() + row * padded);
@@ -347,11 +419,17 @@ Gradients backward_rows(const std::optional<Tensor>& grad_out,
             row, out_view ? &*out_view : nullptr,
             {&u_view, &delta_view, &z_view, grad_A.data() + row * padded, grad_B.at(bg, slab, row),
              grad_C.at(bg, slab, row), grad_last_state ? last.data() + row * padded : nullptr,
-             grad_D.data() + row, grad_bias.data() + row});
+             in.initial_state ? first.data() + row * padded : nullptr, grad_D.data() + row,
+             grad_bias.data() + row});
       }
     }
   });
 
+  const Tensor grad_initial = in.initial_state ? empty_like(*in.initial_state) : none;
+  if (in.initial_state) {
+    const RowView view(grad_initial);
+    for (int64_t row = 0; row < sizes.rows(); ++row) view.write(row, first.data() + row * padded);
+  }
   // D and delta_bias are [G, H] in one row each: their last dimension is H.
   const auto reduce_channels = [&](const std::optional<Tensor>& like, const Buffer<S>& values) {
     return like ? reduce_parameter(*like, values, sizes.batch, sizes.channels) : none;
@@ -363,7 +441,8 @@ Gradients backward_rows(const std::optional<Tensor>& grad_out,
           grad_C.reduce(),
           reduce_channels(in.D, grad_D),
           grad_z,
-          reduce_channels(in.delta_bias, grad_bias)};
+          reduce_channels(in.delta_bias, grad_bias),
+          grad_initial};
 }
 
 // Calls f with (real scalar, state element) for the precision of u and the kind of A.
@@ -377,9 +456,11 @@ auto dispatch_compute_type(const Tensor& u, const Tensor& A, const F& f) {
 std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cpu(
     const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
     const std::optional<Tensor>& D, const std::optional<Tensor>& z,
-    const std::optional<Tensor>& delta_bias, bool delta_softplus, int64_t method,
+    const std::optional<Tensor>& delta_bias, const std::optional<Tensor>& initial_state,
+    const std::optional<Tensor>& reset, bool delta_softplus, int64_t method,
     const std::vector<int64_t>& reverse) {
-  const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
+  const Inputs in{u,     delta,          A,      B,      C, D, z, delta_bias, initial_state,
+                  reset, delta_softplus, method, reverse};
   const auto [out, last_state] = dispatch_compute_type(
       u, A, [&](auto s, auto e) { return forward_rows<decltype(s), decltype(e)>(in); });
   return {out, last_state, new_empty(last_state, {0})};  // backward keeps its own states
@@ -390,9 +471,12 @@ Gradients selective_scan_bwd_cpu(const std::optional<Tensor>& grad_out,
                                  const Tensor& /*edges*/, const Tensor& u, const Tensor& delta,
                                  const Tensor& A, const Tensor& B, const Tensor& C,
                                  const std::optional<Tensor>& D, const std::optional<Tensor>& z,
-                                 const std::optional<Tensor>& delta_bias, bool delta_softplus,
+                                 const std::optional<Tensor>& delta_bias,
+                                 const std::optional<Tensor>& initial_state,
+                                 const std::optional<Tensor>& reset, bool delta_softplus,
                                  int64_t method, const std::vector<int64_t>& reverse) {
-  const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
+  const Inputs in{u,     delta,          A,      B,      C, D, z, delta_bias, initial_state,
+                  reset, delta_softplus, method, reverse};
   return dispatch_compute_type(u, A, [&](auto s, auto e) {
     return backward_rows<decltype(s), decltype(e)>(grad_out, grad_last_state, in);
   });

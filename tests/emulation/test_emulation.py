@@ -169,9 +169,7 @@ def test_the_emulated_kernels_run():
     """The edges of chunks are CUDA's alone."""
     tensors = [torch.rand(1, 1, 3, 65), torch.rand(1, 1, 3, 65), -torch.rand(1, 3, 2)]
     matrices = [torch.rand(1, 1, 2, 65), torch.rand(1, 1, 2, 65)]
-    edges = torch.ops.vim_mm.selective_scan_fwd(
-        *tensors, *matrices, None, None, None, True, 0, [0]
-    )[2]
+    edges = torch.ops.vim_mm.selective_scan_fwd(*tensors, *matrices, *(None,) * 5, True, 0, [0])[2]
     assert edges.shape == (1, 1, 1, 3, 2, 2)
 
 

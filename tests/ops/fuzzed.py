@@ -15,13 +15,12 @@ from collections.abc import Sequence
 
 import torch
 
-from vim_mm.ops.discretization import METHODS, discretize
-from vim_mm.ops.reference import ScanInputs, grouped_scan_ref
+from vim_mm.ops.discretization import IS_CAUSAL, METHODS, discretize
+from vim_mm.ops.reference import DIFFERENTIABLE, TENSORS, ScanInputs, grouped_scan_ref
 
 NARROW = (torch.float32, torch.float16, torch.bfloat16)
 REAL = (*NARROW, torch.float64)
 OTHERS = (torch.int32, torch.int64, torch.bool, torch.uint8, torch.complex32, torch.float8_e5m2)
-TENSORS = ('u', 'delta', 'A', 'B', 'C', 'D', 'z', 'delta_bias')
 HUGE = 2**40  # no memory has so many rows, or steps
 
 
@@ -45,6 +44,10 @@ def decaying(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A."""
     real = -torch.rand(tuple(shape), dtype=torch.float64)
     return (torch.complex(real, torch.randn_like(real)) if dtype.is_complex else real).to(dtype)
+
+
+def flags(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.rand(tuple(shape)) < 0.3
 
 
 def values(rng: random.Random, shape: tuple, dtype: torch.dtype, of=normal) -> torch.Tensor:
@@ -95,7 +98,11 @@ def make_call(rng: random.Random) -> dict:
         method=rng.choice([method.id for method in METHODS.values()]),
         reverse=[rng.randrange(2) for _ in range(groups)],
     )  # fmt: skip
-    for name in ('D', 'z', 'delta_bias'):
+    call['initial_state'] = values(rng, (*bghl[:3], states), state)
+    call['reset'] = values(rng, (batch, steps), torch.bool, flags)
+    if not IS_CAUSAL[call['method']]:
+        call['initial_state'] = None
+    for name in ('D', 'z', 'delta_bias', 'initial_state', 'reset'):
         if rng.random() < 0.3:
             call[name] = None
     call['grad_out'] = values(rng, bghl, call['u'].dtype) if rng.random() < 0.8 else None
@@ -127,7 +134,7 @@ def changed(rng: random.Random, call: dict) -> dict:
     if what == 'huge':
         return call | enlarged(rng, {name: call[name] for name in names})
     sizes[place] = 0 if what == 'empty' else sizes[place] + rng.choice([-1, 1, 7])
-    of = {'A': decaying, 'delta': small, 'delta_bias': small}.get(name, normal)
+    of = {'A': decaying, 'delta': small, 'delta_bias': small, 'reset': flags}.get(name, normal)
     return call | {name: of([max(n, 0) for n in sizes], x.dtype)}
 
 
@@ -139,7 +146,8 @@ def enlarged(rng: random.Random, tensors: dict) -> dict:
         name: letters.get(x.dim(), 'bgnl' if name in 'BC' else 'bghl')
         for name, x in tensors.items()
     }
-    axes |= {name: 'bghn' for name in axes if name == 'grad_last_state'}
+    axes |= {name: 'bghn' for name in axes if name in ('grad_last_state', 'initial_state')}
+    axes |= {name: 'bl' for name in axes if name == 'reset'}
     sizes = {a: max(n, 1) for name, x in tensors.items() for a, n in zip(axes[name], x.shape)}
     sizes[letter] = 2**61 // math.prod(n for a, n in sizes.items() if a != letter)
     return {
@@ -170,17 +178,19 @@ def is_legal(call: dict, with_gradients: bool) -> bool:
         u=[bghl], delta=[bghl], z=[bghl], grad_out=[bghl], A=[ghn], D=[gh], delta_bias=[gh],
         B=[ghn, (batch, groups, states, steps)], grad_last_state=[(*bghl[:3], states)],
     )  # fmt: skip
-    shapes['C'] = shapes['B']
+    shapes |= dict(C=shapes['B'], initial_state=shapes['grad_last_state'], reset=[(batch, steps)])
     signal = (torch.float64,) if u.dtype == torch.float64 else NARROW
     dtypes = dict.fromkeys(('u', 'delta', 'z'), signal) | dict.fromkeys(('D', 'delta_bias'), REAL)
     dtypes['A'] = (*REAL, torch.complex64, torch.complex128)
     dtypes['B'] = dtypes['C'] = (state_dtype(call),) if A.is_complex() else signal
-    dtypes['grad_out'], dtypes['grad_last_state'] = (u.dtype,), (state_dtype(call),)
+    dtypes['grad_out'], dtypes['reset'] = (u.dtype,), (torch.bool,)
+    dtypes['grad_last_state'] = dtypes['initial_state'] = (state_dtype(call),)
     return (
         all(tuple(x.shape) in shapes[name] for name, x in tensors.items())
         and all(x.dtype in dtypes[name] for name, x in tensors.items())
         and len(call['reverse']) == groups
-        and call['method'] in {method.id for method in METHODS.values()}
+        and call['method'] in IS_CAUSAL
+        and (call['initial_state'] is None or IS_CAUSAL[call['method']])
     )
 
 
@@ -199,9 +209,9 @@ def expected(call: dict, backward: bool) -> list[torch.Tensor]:
     def wide(x: torch.Tensor) -> torch.Tensor:
         return x.to(torch.complex128 if x.is_complex() else torch.float64)
 
-    tensors = [None if call[n] is None else wide(call[n]).requires_grad_() for n in TENSORS]
-    flags = [flag != 0 for flag in call['reverse']]
-    results = grouped_scan_ref(ScanInputs(*tensors, call['delta_softplus'], call['method'], flags))
+    tensors = [None if call[n] is None else wide(call[n]).requires_grad_() for n in DIFFERENTIABLE]
+    options = (call['delta_softplus'], call['method'], [flag != 0 for flag in call['reverse']])
+    results = grouped_scan_ref(ScanInputs(*tensors, call['reset'], *options))
     if not backward:
         return [x.detach() for x in results]
     given = (call['grad_out'], call['grad_last_state'])

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from vim_mm.ops.reference import TENSORS
+
 f16, f32, f64, c64, c128 = (
     torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128
 )  # fmt: skip
@@ -16,17 +18,19 @@ ROWS = ('u', 'delta', 'z', 'grad_out')
 
 def legal_call() -> dict:
     call = {name: torch.rand(shape) for name, shape in SHAPES.items()}
+    call |= dict(initial_state=None, reset=None)
     return call | dict(delta_softplus=True, method=0, reverse=[0, 1])
 
 
 def scan(call: dict, ops=torch.ops.vim_mm, backward: bool = False) -> tuple[torch.Tensor, ...]:
     """What the operator gives; the backward one after the forward one of a legal call."""
-    *given, grad_out, grad_last_state = (call[name] for name in SHAPES)
+    given = [call[name] for name in TENSORS]
     options = [call[name] for name in ('delta_softplus', 'method', 'reverse')]
     if not backward:
         return ops.selective_scan_fwd(*given, *options)
     edges = call['edges'] if 'edges' in call else scan(legal_call(), ops)[2]
-    return ops.selective_scan_bwd(grad_out, grad_last_state, edges, *given, *options)
+    gradients = call['grad_out'], call['grad_last_state']
+    return ops.selective_scan_bwd(*gradients, edges, *given, *options)
 
 
 def _grown(name: str, axis: int, by: int) -> tuple[str, object, str]:
@@ -53,6 +57,14 @@ WRONG = [
     ('A', torch.rand(SHAPES['A'], dtype=c128), 'wrong dtype of B$'),
     ('A', torch.rand(G, H, 0), 'expected A with 1 to 256 states, got 0'),
     ('A', torch.rand(G, H, 257), 'expected A with 1 to 256 states, got 257'),
+    *(('initial_state', torch.rand(shape), 'wrong shape of initial_state$')
+      for shape in ((B, G, H, N + 1), (B, G, H + 1, N), (B, G * H, N), (G, H, N))),
+    *(('initial_state', torch.rand(SHAPES['grad_last_state']).to(dtype),
+       'wrong dtype of initial_state$') for dtype in (f16, f64, c64, torch.bool)),
+    *(('reset', torch.zeros(shape).bool(), 'wrong shape of reset$')
+      for shape in ((B, L + 1), (B + 1, L), (L,), (B, G, L))),
+    *(('reset', torch.zeros(B, L).to(dtype), 'wrong dtype of reset$')
+      for dtype in (torch.uint8, torch.int64, f32)),
     ('method', 7, 'unknown discretization number 7'),
     ('method', -1, 'unknown discretization number -1'),
     ('reverse', [0], 'one reverse flag per group'),

@@ -170,7 +170,7 @@ def test_operators_of_triton_are_counted():
     A = torch.empty(3, 8, 4, device='meta')
     with FlopCounterMode(display=False) as counter:
         out, *_ = torch.ops.vim_mm.triton_scan_fwd(
-            u, u, A, M, M, None, None, None, True, METHODS['foh'].id, [0, 0, 1]
+            u, u, A, M, M, *(None,) * 5, True, METHODS['foh'].id, [0, 0, 1]
         )
         forward = counter.get_total_flops()
         out.sum().backward()

@@ -340,4 +340,4 @@ def test_what_an_operator_throws_comes_whole():
     x, A, B = zeros(1, 1, D, L), zeros(1, D, N), zeros(1, 1, N, L)
     scan = torch.ops.vim_mm.selective_scan_fwd
     with pytest.raises(RuntimeError, match=r'arguments\.h:\d+, vim_mm: wrong shape of delta$'):
-        scan(x, x[..., 1:], A, B, B, None, None, None, True, 0, [0])
+        scan(x, x[..., 1:], A, B, B, *(None,) * 5, True, 0, [0])

@@ -637,6 +637,7 @@ class TestUnderTorch:
             name: x if x.dim() == 4 else x.unflatten(1 if x.dim() == 3 else 0, (2, -1))
             for name, x in inputs.items()
         }
-        arguments = (*(x.detach().requires_grad_() for x in split.values()), True)
+        tensors = (x.detach().requires_grad_() for x in split.values())
+        arguments = (*tensors, None, None, True)
         op = torch.ops.vim_mm.selective_scan_fwd.default
         torch.library.opcheck(op, (*arguments, method_id(method), [0, 1]))

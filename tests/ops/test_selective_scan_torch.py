@@ -23,8 +23,11 @@ one_causal_one_not = pytest.mark.parametrize(
 pytestmark = pytest.mark.usefixtures('nondeterministic')
 
 
-def native_arguments(method, requires_grad=True, **sizes):
-    """Positional arguments of the native forward op: two groups, one per direction."""
+def native_arguments(method, requires_grad=True, states=False, **sizes):
+    """Positional arguments of the native forward op: two groups, one per direction.
+
+    ``states``: with resets and, of a causal method, a state to begin with.
+    """
     x = {name: t.detach() for name, t in make_inputs(form='grouped', **sizes).items()}
     split = {
         name: t.unflatten(1, (2, -1)) if name in ('u', 'delta', 'z') else t.unflatten(0, (2, -1))
@@ -33,13 +36,24 @@ def native_arguments(method, requires_grad=True, **sizes):
     }
     x |= split
     tensors = [x[name].requires_grad_(requires_grad) for name in make_inputs()]
-    return (*tensors, True, method_id(method), [0, 1])
+    initial_state = reset = None
+    if states:
+        batch, groups, channels, length = x['u'].shape
+        reset = torch.rand(batch, length) < 0.4
+        if METHODS[method].causal:
+            initial_state = torch.randn(batch, groups, channels, x['A'].shape[-1]).to(x['B'])
+            initial_state.requires_grad_(requires_grad)
+    return (*tensors, initial_state, reset, True, method_id(method), [0, 1])
+
+
+without_and_with_states = pytest.mark.parametrize('states', [False, True], ids=['', 'states'])
 
 
 @one_causal_one_not
+@without_and_with_states
 @pytest.mark.parametrize('is_complex', [False, True], ids=['real', 'complex'])
-def test_opcheck_forward(method, is_complex):
-    arguments = native_arguments(method, is_complex=is_complex)
+def test_opcheck_forward(method, is_complex, states):
+    arguments = native_arguments(method, is_complex=is_complex, states=states)
     torch.library.opcheck(torch.ops.vim_mm.selective_scan_fwd.default, arguments)
 
 
@@ -50,8 +64,9 @@ def test_opcheck_forward_without_optional_inputs():
 
 
 @one_causal_one_not
-def test_opcheck_backward(method):
-    arguments = native_arguments(method, requires_grad=False)
+@without_and_with_states
+def test_opcheck_backward(method, states):
+    arguments = native_arguments(method, requires_grad=False, states=states)
     *results, edges = torch.ops.vim_mm.selective_scan_fwd(*arguments)
     grads = [torch.randn_like(x) for x in results]
     op = torch.ops.vim_mm.selective_scan_bwd.default

@@ -58,7 +58,8 @@ def make_call(args: argparse.Namespace, method: str, device: str = 'cuda') -> tu
     A = new(groups, channels, args.dstate, dtype=states)
     D, bias = (new(groups, channels, dtype=torch.float32) for _ in range(2))
     u, delta, z = rows
-    return u, delta, A, B, C, D, z, bias, True, method_id(method), [0] * groups
+    options = (True, method_id(method), [0] * groups)
+    return u, delta, A, B, C, D, z, bias, None, None, *options
 
 
 def main(args: argparse.Namespace) -> None:

@@ -10,11 +10,13 @@ from mmengine.analysis import complexity_analysis, jit_analysis
 from vim_mm.ops.counted import counting_trace
 from vim_mm.ops.discretization import method_name
 from vim_mm.ops.flops import SCANS_OF_PYTHON, scan_multiply_adds
+from vim_mm.ops.reference import ScanInputs
 
 
 def scan_handle(inputs: list, outputs: list) -> int:
     """Multiply-adds of a traced scan, of whatever backend: MMEngine counts one."""
-    u, A, method = inputs[0].type(), inputs[2].type(), inputs[9].toIValue()
+    given = ScanInputs(*inputs)
+    u, A, method = given.u.type(), given.A.type(), given.method.toIValue()
     complex_A = A.dtype() in (torch.complex64, torch.complex128)
     return scan_multiply_adds(u.sizes(), A.sizes()[-1], method_name(method), complex_A)
 

@@ -20,7 +20,7 @@ class Options(NamedTuple):
     reverse: tuple[bool, ...]  # of each group
 
 
-# u, delta, A, B, C, D, z, delta_bias as csrc/ops.cpp has them; of the last three None if missing.
+# Those of vim_mm.ops.reference.TENSORS as csrc/ops.cpp has them; from D on None if missing.
 Operands = tuple[Array | None, ...]
 
 
@@ -49,8 +49,11 @@ def _scan_backward(
     # JAX's cotangent of a complex number is the conjugate of PyTorch's gradient.
     grad_out, grad_last_state = cotangents
     given = (grad_out, jnp.conj(grad_last_state), *operands)
-    results = _call('backward', [_like(_missing_as_empty(x)) for x in operands], options, given)
-    return (tuple(None if x is None else jnp.conj(g) for x, g in zip(operands, results)),)
+    *differentiable, _ = operands
+    like = [_like(_missing_as_empty(x)) for x in differentiable]
+    results = _call('backward', like, options, given)
+    pairs = zip(differentiable, results, strict=True)
+    return ((*(None if x is None else jnp.conj(g) for x, g in pairs), None),)
 
 
 scan.defvjp(_scan_forward, _scan_backward)

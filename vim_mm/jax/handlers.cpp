@@ -31,8 +31,9 @@ using torch::stable::Tensor;
 using torch::stable::detail::from;
 using torch::stable::detail::to;
 
-constexpr size_t kTensors = 8;  // u, delta, A, B, C, D, z, delta_bias
-using Gradients = std::array<Tensor, kTensors>;
+constexpr size_t kGradients =
+    9;  // of u, delta, A, B, C, D, z, delta_bias, initial_state; behind them is reset
+using Gradients = std::array<Tensor, kGradients>;
 using Sizes = std::vector<int64_t>;
 
 struct Options {
@@ -53,7 +54,8 @@ ScalarType type_of(ffi::DataType type) {
     case ffi::DataType::F64: return ScalarType::Double;
     case ffi::DataType::C64: return ScalarType::ComplexFloat;
     case ffi::DataType::C128: return ScalarType::ComplexDouble;
-    default: throw std::runtime_error("vim_mm: expected floating point or complex arrays");
+    case ffi::DataType::PRED: return ScalarType::Bool;
+    default: throw std::runtime_error("vim_mm: expected floating point, complex or bool arrays");
   }
 }
 
@@ -102,7 +104,7 @@ class Tensors {
 // Calls an operator of vim_mm by torch's dispatcher; the first `results` of what it returns.
 template <size_t results, class... Arguments>
 std::array<Tensor, results> call(const char* name, Arguments... arguments) {
-  std::array<StableIValue, std::max(sizeof...(Arguments), kTensors)> stack{from(arguments)...};
+  std::array<StableIValue, std::max(sizeof...(Arguments), results)> stack{from(arguments)...};
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
   std::array<Tensor, results> tensors;
   for (size_t i = 0; i < results; ++i) tensors[i] = to<Tensor>(stack[i]);
@@ -112,7 +114,7 @@ std::array<Tensor, results> call(const char* name, Arguments... arguments) {
 // All that one index of the leading dimensions has.
 struct Operands {
   Tensor u, delta, A, B, C;
-  std::optional<Tensor> D, z, delta_bias;
+  std::optional<Tensor> D, z, delta_bias, initial_state, reset;
   bool delta_softplus;
   int64_t method;
   Sizes reverse;
@@ -120,13 +122,14 @@ struct Operands {
   Operands(const Tensors* of, int64_t i, const Sizes& all, const Options& options)
       : u(of[0].at(i, all)), delta(of[1].at(i, all)), A(of[2].at(i, all)), B(of[3].at(i, all)),
         C(of[4].at(i, all)), D(of[5].if_given_at(i, all)), z(of[6].if_given_at(i, all)),
-        delta_bias(of[7].if_given_at(i, all)), delta_softplus(options.delta_softplus),
+        delta_bias(of[7].if_given_at(i, all)), initial_state(of[8].if_given_at(i, all)),
+        reset(of[9].if_given_at(i, all)), delta_softplus(options.delta_softplus),
         method(options.method), reverse(options.reverse.begin(), options.reverse.end()) {}
 
   // out, last_state and what backward takes of the states.
   std::array<Tensor, 3> forward() const {
-    return call<3>("vim_mm::selective_scan_fwd", u, delta, A, B, C, D, z, delta_bias,
-                   delta_softplus, method, reverse);
+    return call<3>("vim_mm::selective_scan_fwd", u, delta, A, B, C, D, z, delta_bias, initial_state,
+                   reset, delta_softplus, method, reverse);
   }
 
   Gradients backward(const Tensor& grad_out, const Tensor& grad_last_state) const {
@@ -134,14 +137,14 @@ struct Operands {
     // the edges of chunks: XLA does not keep them, a forward pass computes them anew.
     const Tensor edges =
         u.device().type() == DeviceType::CPU ? torch::stable::new_empty(u, {0}) : forward()[2];
-    return call<kTensors>("vim_mm::selective_scan_bwd", std::optional(grad_out),
-                          std::optional(grad_last_state), edges, u, delta, A, B, C, D, z,
-                          delta_bias, delta_softplus, method, reverse);
+    return call<kGradients>("vim_mm::selective_scan_bwd", std::optional(grad_out),
+                            std::optional(grad_last_state), edges, u, delta, A, B, C, D, z,
+                            delta_bias, initial_state, reset, delta_softplus, method, reverse);
   }
 };
 
-// Forward: the eight tensors -> out, last_state. Backward: the gradients of these two and the eight tensors
-// -> gradients of the eight, empty where there is none.
+// Forward: the ten tensors -> out, last_state. Backward: the gradients of these two and the ten tensors
+// -> gradients of all but reset, empty where there is none.
 void compute(bool backward, Device device, ffi::RemainingArgs args, ffi::RemainingRets rets,
              const Options& options) {
   // Without the keys of autograd, whose kernels are Python's: XLA calls from threads of its own.

@@ -29,6 +29,8 @@ def selective_scan_fn(
     discretization_method: str = 'zoh',
     *,
     reverse: bool = False,
+    initial_state: Array | None = None,
+    reset: Array | None = None,
 ) -> Array | tuple[Array, Array]:
     """Selective scan: x_t = A_bar_t x_{t-1} + beta_t B_t u_t, out_t = (C_t x_t + D u_t) silu(z_t).
 
@@ -50,6 +52,10 @@ def selective_scan_fn(
         return_last_state: Also return the state after the last step in scan order.
         discretization_method: A name in ``vim_mm.ops.METHODS``.
         reverse: Scan from the last step to the first.
+        initial_state: (B, D, N), the state before the first step in scan order, as the state that
+            is returned; not with 'poly'.
+        reset: (B, L), bool, no gradient. True where a sequence begins: no state passes between
+            steps t - 1 and t, in either direction.
 
     Options are Python values: under ``jax.jit`` they are constants, not traced arrays.
 
@@ -62,7 +68,10 @@ def selective_scan_fn(
         ValueError: An argument has a wrong shape or value, or the method is unknown.
         RuntimeError: The compiled scan is missing, or its handlers cannot be built.
     """
-    named = dict(u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias)
+    named = dict(
+        u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias,
+        initial_state=initial_state, reset=reset,
+    )  # fmt: skip
     arrays = {name: None if x is None else _as_array(name, x) for name, x in named.items()}
     method = method_id(discretization_method)
     groups = _check(arrays, delta_softplus, method, [reverse])
@@ -109,7 +118,9 @@ def _split(arrays: dict[str, Array | None], groups: int) -> tuple[Array | None, 
         if name in 'BC' and x.ndim > 2:
             x = x if x.ndim == 4 else x[:, None]
             return jnp.broadcast_to(x, (x.shape[0], groups, *x.shape[2:]))
-        axis = 1 if name in ('u', 'delta', 'z') else 0
+        if name == 'reset':
+            return x
+        axis = 1 if name in ('u', 'delta', 'z', 'initial_state') else 0
         sizes = (groups, x.shape[axis] // groups)
         return x.reshape(*x.shape[:axis], *sizes, *x.shape[axis + 1 :])
 

@@ -74,13 +74,14 @@ def _define(backend: str, scan: Callable[..., tuple[Tensor, Tensor]]) -> None:
         if all(grad is None for grad in grads):
             return (*(None for _ in tensors), *rest)
         getattr(torch.ops.vim_mm, backward_name)(*grads, edges, *tensors, *ctx.options)
-        leaves = [None if x is None else x.detach().requires_grad_() for x in tensors]
+        *given, reset = tensors
+        leaves = [None if x is None else x.detach().requires_grad_() for x in given]
         with torch.enable_grad():
-            results = scan(ScanInputs(*leaves, *ctx.options))
+            results = scan(ScanInputs(*leaves, reset, *ctx.options))
         outputs, given = zip(*((x, grad) for x, grad in zip(results, grads) if grad is not None))
         present = [x for x in leaves if x is not None]
         found = iter(torch.autograd.grad(outputs, present, given, materialize_grads=True))
-        return (*(None if x is None else next(found) for x in leaves), *rest)
+        return (*(None if x is None else next(found) for x in leaves), None, *rest)
 
     _library.define(f'{forward_name}({SCHEMA}) -> (Tensor, Tensor, Tensor)')
     _library.define(

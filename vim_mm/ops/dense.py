@@ -15,6 +15,7 @@ from vim_mm.ops.reference import (
     per_channel,
     real_dtype,
     skip_and_gate,
+    starts_by_step,
     state_dtype,
     step_sizes,
 )
@@ -33,6 +34,9 @@ def selective_scan_dense_ref(
     delta_softplus: bool = False,
     return_last_state: bool = False,
     reverse: bool = False,
+    *,
+    initial_state: Tensor | None = None,
+    reset: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Selective scan by the trapezoidal rule (``bilinear``) where A is a matrix per channel.
 
@@ -45,8 +49,8 @@ def selective_scan_dense_ref(
     ``selective_scan_fn(..., discretization_method='bilinear')`` on the diagonals.
 
     Args:
-        u, delta, z, B, C, D, delta_bias, delta_softplus, return_last_state, reverse: As in
-            ``selective_scan_fn``, B and C not interleaved.
+        u, delta, z, B, C, D, delta_bias, delta_softplus, return_last_state, reverse, initial_state,
+            reset: As in ``selective_scan_fn``, B and C not interleaved.
         A: (D, N, N), real or complex. I - dt A / 2 must be regular, as it is for every dt > 0 where
             all eigenvalues have a real part of at most 0.
 
@@ -63,8 +67,9 @@ def selective_scan_dense_ref(
         raise UserValueError(f'A: expected shape (D, N, N), got {(*A.shape,)}')
     like_A = A.diagonal(dim1=1, dim2=2)
     inputs = ScanInputs(
-        u, delta, like_A, B, C, D, z, delta_bias, delta_softplus, method_id('bilinear'), [reverse]
-    )
+        u, delta, like_A, B, C, D, z, delta_bias, initial_state, reset, delta_softplus,
+        method_id('bilinear'), [reverse],
+    )  # fmt: skip
     check_shapes(inputs, 'D')
     check_state_matrices(inputs)
     check_bool('delta_softplus', delta_softplus)
@@ -80,17 +85,34 @@ def selective_scan_dense_ref(
     right = torch.cat([identity + half, drive[..., None]], dim=-1)
     solved = torch.linalg.solve(identity - half, right)
 
-    y, last_state = _scan(solved[..., :-1], solved[..., -1], per_channel(C, signal, state), reverse)
+    y, last_state = _scan(
+        solved[..., :-1],
+        solved[..., -1],
+        per_channel(C, signal, state),
+        initial_state,
+        reset,
+        reverse,
+    )
     out = skip_and_gate(y, signal, D, z).to(u.dtype)
     return (out, last_state) if return_last_state else out
 
 
-def _scan(A_bar: Tensor, drive: Tensor, C: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
+def _scan(
+    A_bar: Tensor,
+    drive: Tensor,
+    C: Tensor,
+    initial_state: Tensor | None,
+    reset: Tensor | None,
+    reverse: bool,
+) -> tuple[Tensor, Tensor]:
     """A_bar (B, D, L, N, N), drive and C (B, D, L, N) -> y (B, D, L) and the last state."""
-    x = drive[:, :, :0].sum(2)
+    nothing = drive[:, :, :0].sum(2)
+    x = nothing if initial_state is None else nothing + initial_state
     states = []
-    steps = [*zip(A_bar.unbind(2), drive.unbind(2))]
-    for A_bar_t, drive_t in reversed(steps) if reverse else steps:
+    steps = [*zip(A_bar.unbind(2), drive.unbind(2), starts_by_step(reset, drive, reverse))]
+    for A_bar_t, drive_t, begins_t in reversed(steps) if reverse else steps:
+        if begins_t is not None:
+            x = x.masked_fill(begins_t, 0)
         x = (A_bar_t @ x[..., None])[..., 0] + drive_t
         states.append(x)
     all_states = torch.stack(states[::-1] if reverse else states, dim=2) if states else drive

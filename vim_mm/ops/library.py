@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from vim_mm.errors import UserValueError
 from vim_mm.ops.discretization import IS_CAUSAL
-from vim_mm.ops.reference import ScanInputs, state_dtype
+from vim_mm.ops.reference import DIFFERENTIABLE, ScanInputs, state_dtype
 
 CHUNK = 64  # kChunk of csrc/cuda/common/scan_arguments.h
 
@@ -166,9 +166,8 @@ def edges_shape(shape: Sequence[int], states: int, method: int) -> tuple[int, ..
 
 def _backward_fake(grad_out, grad_last_state, edges, *arguments) -> tuple[Tensor, ...]:
     inputs = ScanInputs(*arguments)
-    return tuple(
-        inputs.u.new_empty(0) if x is None else torch.empty_like(x) for x in inputs.tensors()
-    )
+    given = inputs.tensors()[: len(DIFFERENTIABLE)]
+    return tuple(inputs.u.new_empty(0) if x is None else torch.empty_like(x) for x in given)
 
 
 def refuse_forward_mode(*tensors: Tensor | None) -> None:
@@ -206,11 +205,12 @@ def register_scan_autograd(forward: str, backward: str, no_second_derivative: st
         ctx: Any, grad_out: Tensor | None, grad_last_state: Tensor | None, _: Tensor | None
     ) -> tuple:
         edges, *tensors = ctx.saved_tensors
-        rest = (None,) * len(ctx.options)
+        given = tensors[: len(DIFFERENTIABLE)]
+        rest = (None,) * (len(tensors) - len(given) + len(ctx.options))
         if grad_out is None and grad_last_state is None:
-            return (*(None for _ in tensors), *rest)
+            return (*(None for _ in given), *rest)
         grads = call(operator, grad_out, grad_last_state, edges, *tensors, *ctx.options)
-        return (*(None if x is None else g for x, g in zip(tensors, grads, strict=True)), *rest)
+        return (*(None if x is None else g for x, g in zip(given, grads, strict=True)), *rest)
 
     def refuse(ctx: Any, *grads: Tensor | None) -> tuple:
         raise RuntimeError(no_second_derivative)

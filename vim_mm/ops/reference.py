@@ -22,6 +22,8 @@ class ScanInputs(NamedTuple):
         A: (G, H, N), real or complex.
         B, C: (B, G, N, L) or (G, H, N).
         D, delta_bias: (G, H).
+        initial_state: (B, G, H, N), the state before the first step in scan order; None is 0.
+        reset: (B, L), bool: no state passes between steps t - 1 and t, in either direction.
         delta_softplus: Whether softplus is applied to ``delta + delta_bias``.
         method: The number of the discretization.
         reverse: A flag per group.
@@ -35,6 +37,8 @@ class ScanInputs(NamedTuple):
     D: Tensor | None
     z: Tensor | None
     delta_bias: Tensor | None
+    initial_state: Tensor | None
+    reset: Tensor | None
     delta_softplus: bool
     method: int
     reverse: Sequence[int]
@@ -51,17 +55,20 @@ class ScanInputs(NamedTuple):
         """The inputs of some groups, of which those that vary in time have a batch before them."""
         part: list[Any] = [
             None if x is None else x[:, first:last] if x.dim() == 4 else x[first:last]
-            for x in self.tensors()
+            for x in self._replace(reset=None).tensors()
         ]
+        part[TENSORS.index('reset')] = self.reset  # which all groups share
         options: tuple[Any, ...] = (self.delta_softplus, self.method, self.reverse[first:last])
         return ScanInputs(*part, *options)
 
 
-TENSORS = ('u', 'delta', 'A', 'B', 'C', 'D', 'z', 'delta_bias')
+TENSORS = ('u', 'delta', 'A', 'B', 'C', 'D', 'z', 'delta_bias', 'initial_state', 'reset')
+DIFFERENTIABLE = TENSORS[:-1]  # of which an operator for the backward pass returns the gradients
 # What the operators of a scan take, in the schemas of those that csrc/ops.cpp does not define.
 SCHEMA = (
     'Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, '
-    'Tensor? delta_bias, bool delta_softplus, int method, int[] reverse'
+    'Tensor? delta_bias, Tensor? initial_state, Tensor? reset, bool delta_softplus, int method, '
+    'int[] reverse'
 )
 
 
@@ -111,14 +118,41 @@ def per_channel(M: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
     return repeat(M, 'b g n l -> b (g d) l n', d=channels // M.shape[1])
 
 
-def _scan(A_bar: Tensor, drive: Tensor, C: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
+def starts(reset: Tensor, reverse: bool) -> Tensor:
+    """The steps (B, L) before which the state of a scan in that direction is 0, given ``reset``.
+
+    A sequence that begins at step t ends at t - 1, where a scan in reverse enters it.
+    """
+    return F.pad(reset, (0, 1))[:, 1:] if reverse else reset
+
+
+def starts_by_step(
+    reset: Tensor | None, like: Tensor, reverse: bool
+) -> Sequence[Tensor] | Sequence[None]:
+    """For each step of ``like`` (B, D, L, N) a mask of its state, of :func:`starts`."""
+    if reset is None:
+        return (None,) * like.shape[2]
+    return starts(reset, reverse)[:, None, :, None].unbind(2)
+
+
+def _scan(
+    A_bar: Tensor,
+    drive: Tensor,
+    C: Tensor,
+    initial_state: Tensor | None,
+    reset: Tensor | None,
+    reverse: bool,
+) -> tuple[Tensor, Tensor]:
     """x_t = A_bar_t x_{t-1} + drive_t, y_t = C_t . x_t: three (B, D, L, N) -> y (B, D, L), x."""
     # Sums of nothing: zeros of the right shape and dtype, differentiable even when L = 0.
     nothing = A_bar[:, :, :0] * drive[:, :, :0] * C[:, :, :0]
-    x = nothing.sum(2)
+    x = nothing.sum(2) if initial_state is None else nothing.sum(2) + initial_state
     y = []
-    steps = [*zip(A_bar.unbind(2), drive.unbind(2), C.unbind(2))]
-    for A_bar_t, drive_t, C_t in reversed(steps) if reverse else steps:
+    series = [A_bar.unbind(2), drive.unbind(2), C.unbind(2)]
+    steps = [*zip(*series, starts_by_step(reset, drive, reverse), strict=True)]
+    for A_bar_t, drive_t, C_t, begins_t in reversed(steps) if reverse else steps:
+        if begins_t is not None:
+            x = x.masked_fill(begins_t, 0)  # whatever it was: 0 times what is infinite is NaN
         x = A_bar_t * x + drive_t
         y.append((C_t * x).sum(-1))
     if not y:
@@ -139,12 +173,15 @@ def selective_scan_ref(
     return_last_state: bool = False,
     discretization_method: str = 'zoh',
     reverse: bool = False,
+    *,
+    initial_state: Tensor | None = None,
+    reset: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Selective scan, step by step; differentiable any number of times.
 
     With (A_bar, beta) from :func:`~vim_mm.ops.discretization.discretize` and t in scan order:
 
-        x_t = A_bar_t x_{t-1} + beta_t B_t u_t        x before the first step is 0
+        x_t = A_bar_t x_{t-1} + beta_t B_t u_t        x before the first step is 0, or given
         y_t = sum over n of C_t x_t                   complex A: twice the real part
         out_t = (y_t + D u_t) * silu(z_t)
 
@@ -162,6 +199,9 @@ def selective_scan_ref(
         discretization_method: A name in ``METHODS``. A non-causal method averages y over the scans
             in both directions; its last state is that of the direction asked for.
         reverse: Run t from L - 1 down to 0.
+        initial_state: (B, D, N) in the dtype of the state: that before the first step in scan
+            order, of a causal method. None is 0.
+        reset: (B, L), bool. Where true a sequence begins: no state passes between t - 1 and t.
 
     Returns:
         out (B, D, L) in u's dtype, or (out, last_state) with last_state (B, D, N), complex where A
@@ -174,9 +214,9 @@ def selective_scan_ref(
     drive = beta * per_channel(B, signal, state) * signal[..., None]
     C = per_channel(C, signal, state)
 
-    y, last_state = _scan(A_bar, drive, C, reverse)
+    y, last_state = _scan(A_bar, drive, C, initial_state, reset, reverse)
     if not get_method(discretization_method).causal:
-        y = (y + _scan(A_bar, drive, C, not reverse)[0]) / 2
+        y = (y + _scan(A_bar, drive, C, None, reset, not reverse)[0]) / 2
     out = skip_and_gate(y, signal, D, z).to(u.dtype)
     return (out, last_state) if return_last_state else out
 
@@ -187,9 +227,12 @@ def grouped_scan_ref(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     for k, flag in enumerate(inputs.reverse):
         one = inputs.of_groups(k, k + 1)
         tensors: list[Any] = [
-            None if x is None else x.squeeze(int(x.dim() == 4)) for x in one.tensors()
+            None if x is None else x.squeeze(int(x.dim() == 4))
+            for x in one._replace(reset=None).tensors()
         ]
+        *tensors, initial_state, _ = tensors
         options: tuple[Any, ...] = (inputs.delta_softplus, True, method, flag)
-        results.append(selective_scan_ref(*tensors, *options))
+        states = dict(initial_state=initial_state, reset=inputs.reset)
+        results.append(selective_scan_ref(*tensors, *options, **states))
     out, last_state = (torch.stack(x, dim=1) for x in zip(*results, strict=True))
     return out, last_state

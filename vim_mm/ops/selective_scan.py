@@ -11,16 +11,28 @@ from vim_mm.ops import triton
 from vim_mm.ops.backends import OPERATORS, chosen_backend
 from vim_mm.ops.chunked import chunked_scan
 from vim_mm.ops.counted import counted_scan, counting
-from vim_mm.ops.discretization import check_device, check_tensor, method_id
+from vim_mm.ops.discretization import (
+    IS_CAUSAL,
+    check_device,
+    check_tensor,
+    method_id,
+    method_name,
+)
 from vim_mm.ops.exported import exported_scan, exporting_to_onnx
 from vim_mm.ops.library import call, refuse_forward_mode
-from vim_mm.ops.reference import TENSORS, ScanInputs, grouped_scan_ref, real_dtype
+from vim_mm.ops.reference import (
+    TENSORS,
+    ScanInputs,
+    grouped_scan_ref,
+    real_dtype,
+    state_dtype,
+)
 
 MAX_STATES = 256
 _REAL = (torch.float32, torch.float16, torch.bfloat16)
 _ANY_FLOAT = (*_REAL, torch.float64)
 _COMPLEX = (torch.complex64, torch.complex128)
-_OPTIONAL = ('D', 'z', 'delta_bias')
+_OPTIONAL = ('D', 'z', 'delta_bias', 'initial_state', 'reset')
 
 
 def selective_scan_fn(
@@ -39,6 +51,8 @@ def selective_scan_fn(
     reverse: bool = False,
     *,
     backend: str | None = None,
+    initial_state: Tensor | None = None,
+    reset: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Selective scan: x_t = A_bar_t x_{t-1} + beta_t B_t u_t, out_t = (C_t x_t + D u_t) silu(z_t).
 
@@ -69,6 +83,12 @@ def selective_scan_fn(
             VIM_USE_CUDA_KERNEL (1 or 0) decide, and where those are empty the first of these
             names that can be had. Variables are read at each eager call and frozen into a compiled
             graph.
+        initial_state: (B, D, N), the state before the first step in scan order, in the dtype of
+            the state that is returned; None is 0. What ``return_last_state`` gave for one piece of
+            a sequence continues it in the next. Not with 'poly', which scans from both ends.
+        reset: (B, L), bool. True where a sequence begins: no state passes between steps t - 1 and
+            t, in either direction, so that several sequences in one row are scanned as if each
+            were alone, 'poly' and ``reverse`` included. It has no gradient.
 
     Returns:
         out (B, D, L) in u's dtype; with ``return_last_state`` also the state (B, D, N), float32
@@ -84,8 +104,8 @@ def selective_scan_fn(
     """
     check_bool('reverse', reverse)
     inputs = ScanInputs(
-        u, delta, A, B, C, D, z, delta_bias, delta_softplus, method_id(discretization_method),
-        [int(reverse)],
+        u, delta, A, B, C, D, z, delta_bias, initial_state, reset, delta_softplus,
+        method_id(discretization_method), [int(reverse)],
     )  # fmt: skip
     check_shapes(inputs, 'D')
     inputs = _deinterleave(inputs)
@@ -115,6 +135,8 @@ def _grouped(inputs: ScanInputs, groups: int) -> ScanInputs:
         D=split(inputs.D, 0),
         z=split(inputs.z, 1),
         delta_bias=split(inputs.delta_bias, 0),
+        initial_state=split(inputs.initial_state, 1),
+        reset=inputs.reset,
         delta_softplus=inputs.delta_softplus,
         method=inputs.method,
         reverse=[*inputs.reverse] * groups,
@@ -137,6 +159,8 @@ def selective_scan_grouped_fn(
     reverse: Sequence[bool] = (False, True),
     *,
     backend: str | None = None,
+    initial_state: Tensor | None = None,
+    reset: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Selective scans of K groups, each in its own direction, in one call of the native op.
 
@@ -150,6 +174,8 @@ def selective_scan_grouped_fn(
         B, C: (B, K, N, L) or (K, D, N); complex if A is.
         D, delta_bias: (K, D).
         reverse: K bools, True for a group that is scanned from the last step to the first.
+        initial_state: (B, K, D, N).
+        reset: (B, L), one for all groups.
         delta_softplus, return_last_state, discretization_method, use_cuda_kernel, backend: As in
             :func:`selective_scan_fn`, and so are the dtypes and the errors.
 
@@ -157,8 +183,8 @@ def selective_scan_grouped_fn(
         out (B, K, D, L); with ``return_last_state`` also the state (B, K, D, N).
     """
     inputs = ScanInputs(
-        u, delta, A, B, C, D, z, delta_bias, delta_softplus, method_id(discretization_method),
-        reverse,
+        u, delta, A, B, C, D, z, delta_bias, initial_state, reset, delta_softplus,
+        method_id(discretization_method), reverse,
     )  # fmt: skip
     groups, channels = check_shapes(inputs, 'K, D')
     if groups < 1:
@@ -190,6 +216,9 @@ def _scan(
     check_bool('delta_softplus', inputs.delta_softplus)
     check_bool('return_last_state', return_last_state)
     if exporting_to_onnx():  # what the graph may hold is no choice of backend
+        for name in ('initial_state', 'reset'):
+            if getattr(inputs, name) is not None:
+                raise UserValueError(f'{name}: a scan that is exported to ONNX takes none')
         return chunked_scan(inputs, exported_scan)
     u, A = inputs.u, inputs.A
     name = chosen_backend(backend, use_cuda_kernel, u.device.type, u.dtype, A.is_complex())
@@ -219,7 +248,17 @@ def check_shapes(inputs: ScanInputs, letters: str) -> tuple[int, ...]:
     _check_shape('z', inputs.z, tuple(u.shape), sequence)
     _check_shape('D', inputs.D, channels, per_channel)
     _check_shape('delta_bias', inputs.delta_bias, channels, per_channel)
+    batch, length, states = u.shape[0], u.shape[-1], A.shape[-1]
+    _check_shape(
+        'initial_state', inputs.initial_state, (batch, *channels, states), f'(B, {letters}, N)'
+    )
+    _check_shape('reset', inputs.reset, (batch, length), '(B, L)')
     _check_states(A)
+    if inputs.initial_state is not None and not IS_CAUSAL[inputs.method]:
+        raise UserValueError(
+            f'initial_state: {method_name(inputs.method)!r} scans from both ends, whose states '
+            'cannot both be given, and takes none'
+        )
     return channels
 
 
@@ -247,6 +286,13 @@ def _check_tensors(inputs: ScanInputs) -> None:
                 f'A: expected a floating point dtype of 16 bits or more, complex64 or complex128, '
                 f'got {x.dtype}'
             )
+        elif name == 'initial_state' and x.dtype != state_dtype(u, tensors['A']):
+            raise UserTypeError(
+                f'initial_state: expected {state_dtype(u, tensors["A"])}, the dtype of the state, '
+                f'got {x.dtype}'
+            )
+        elif name == 'reset' and x.dtype != torch.bool:
+            raise UserTypeError(f'reset: expected torch.bool, got {x.dtype}')
 
 
 def _check_real_dtype(name: str, x: Tensor, u: Tensor) -> None:

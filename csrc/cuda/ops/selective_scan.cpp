@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "../../arguments.h"
@@ -59,6 +60,9 @@ bool are_aligned(const ScanArguments& scan, std::initializer_list<View> others) 
 }
 
 ScanArguments scan_arguments(const Inputs& in, const Sizes& sizes) {
+  for (const auto& [name, t] :
+       {std::pair("initial_state", &in.initial_state), std::pair("reset", &in.reset)})
+    STD_TORCH_CHECK(!*t, "vim_mm: the CUDA scan takes no ", name);
   ScanArguments scan{};
   scan.is_complex = is_complex(in.A);
   scan.u = narrow_view(in.u, 0);
@@ -130,9 +134,11 @@ namespace {
 std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cuda(
     const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
     const std::optional<Tensor>& D, const std::optional<Tensor>& z,
-    const std::optional<Tensor>& delta_bias, bool delta_softplus, int64_t method,
+    const std::optional<Tensor>& delta_bias, const std::optional<Tensor>& initial_state,
+    const std::optional<Tensor>& reset, bool delta_softplus, int64_t method,
     const std::vector<int64_t>& reverse) {
-  const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
+  const Inputs in{u,     delta,          A,      B,      C, D, z, delta_bias, initial_state,
+                  reset, delta_softplus, method, reverse};
   const Sizes sizes(in);
   const DeviceGuard guard(u.get_device_index());
   const ScanArguments scan = scan_arguments(in, sizes);
@@ -216,9 +222,12 @@ Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
                                   const Tensor& u, const Tensor& delta, const Tensor& A,
                                   const Tensor& B, const Tensor& C, const std::optional<Tensor>& D,
                                   const std::optional<Tensor>& z,
-                                  const std::optional<Tensor>& delta_bias, bool delta_softplus,
+                                  const std::optional<Tensor>& delta_bias,
+                                  const std::optional<Tensor>& initial_state,
+                                  const std::optional<Tensor>& reset, bool delta_softplus,
                                   int64_t method, const std::vector<int64_t>& reverse) {
-  const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
+  const Inputs in{u,     delta,          A,      B,      C, D, z, delta_bias, initial_state,
+                  reset, delta_softplus, method, reverse};
   const Sizes sizes(in);
   const DeviceGuard guard(u.get_device_index());
   const ScanArguments scan = scan_arguments(in, sizes);
@@ -230,9 +239,11 @@ Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
                   "vim_mm: expected the edges that forward gave");
   const Tensor none = new_tensor(u, {0}, u.scalar_type());
   const auto like = [&](const std::optional<Tensor>& t) { return t ? empty_like(*t) : none; };
-  const Gradients grads{empty_like(u), empty_like(delta), empty_like(A), empty_like(B),
-                        empty_like(C), like(D),           like(z),       like(delta_bias)};
-  const auto& [grad_u, grad_delta, grad_A, grad_B, grad_C, grad_D, grad_z, grad_bias] = grads;
+  const Gradients grads{empty_like(u), empty_like(delta), empty_like(A),
+                        empty_like(B), empty_like(C),     like(D),
+                        like(z),       like(delta_bias),  like(initial_state)};
+  const auto& [grad_u, grad_delta, grad_A, grad_B, grad_C, grad_D, grad_z, grad_bias,
+               grad_initial] = grads;
 
   // The gradient comes in whatever layout the next layer left; where u is contiguous in time and it
   // is not, one copy is far cheaper than kernels for any stride.
@@ -262,9 +273,11 @@ std::string selective_scan_kernels_cuda(const Tensor& u, const Tensor& delta, co
                                         const std::optional<Tensor>& D,
                                         const std::optional<Tensor>& z,
                                         const std::optional<Tensor>& delta_bias,
-                                        bool delta_softplus, int64_t method,
-                                        const std::vector<int64_t>& reverse) {
-  const Inputs in{u, delta, A, B, C, D, z, delta_bias, delta_softplus, method, reverse};
+                                        const std::optional<Tensor>& initial_state,
+                                        const std::optional<Tensor>& reset, bool delta_softplus,
+                                        int64_t method, const std::vector<int64_t>& reverse) {
+  const Inputs in{u,     delta,          A,      B,      C, D, z, delta_bias, initial_state,
+                  reset, delta_softplus, method, reverse};
   const Sizes sizes(in);
   const DeviceGuard guard(u.get_device_index());
   ScanArguments scan = scan_arguments(in, sizes);

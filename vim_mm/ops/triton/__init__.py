@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vim_mm.ops.library import MAX_MIXED_GROUPS, register_scan_autograd
-from vim_mm.ops.reference import SCHEMA, ScanInputs
+from vim_mm.ops.reference import DIFFERENTIABLE, SCHEMA, ScanInputs
 
 OLDEST = (3, 3)  # the first with tl.gather and tuples of tensors
 
@@ -73,7 +73,7 @@ def triton_scan_fwd(*arguments) -> tuple[Tensor, Tensor, Tensor]:
     'vim_mm::triton_scan_bwd',
     mutates_args=(),
     schema=f'(Tensor? grad_out, Tensor? grad_last_state, Tensor edges, {SCHEMA}) '
-    '-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)',
+    '-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)',
 )
 def triton_scan_bwd(grad_out, grad_last_state, edges, *arguments) -> tuple[Tensor, ...]:
     """Gradients of the tensors; :func:`vim_mm.ops.triton.scan.scan_backward`."""
@@ -115,7 +115,7 @@ def _(grad_out, grad_last_state, edges, *arguments):
             return like_rows(u, x.dtype)
         return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
-    return tuple(map(empty, inputs.tensors()))
+    return tuple(map(empty, inputs.tensors()[: len(DIFFERENTIABLE)]))
 
 
 register_scan_autograd(

@@ -186,7 +186,7 @@ def _scan_inputs(
     shared = (s.K, s.H)
     return ScanInputs(
         _groups(s, u.view(s.P, s.H, -1)), _groups(s, delta), A, _groups(s, B), _groups(s, C),
-        D.expand(shared), None, dt_bias.expand(shared), True, method, reverse,
+        D.expand(shared), None, dt_bias.expand(shared), None, None, True, method, reverse,
     )  # fmt: skip
 
 

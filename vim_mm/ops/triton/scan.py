@@ -10,7 +10,7 @@ from torch import Tensor
 from vim_mm.errors import UserValueError
 from vim_mm.ops.discretization import IS_CAUSAL
 from vim_mm.ops.library import MAX_MIXED_GROUPS
-from vim_mm.ops.reference import TENSORS, ScanInputs
+from vim_mm.ops.reference import DIFFERENTIABLE, ScanInputs
 from vim_mm.ops.triton.launch import launch
 from vim_mm.ops.triton.scan_backward_kernels import scan_backward_kernel
 from vim_mm.ops.triton.scan_kernels import scan_forward_kernel
@@ -144,7 +144,7 @@ class _Launches(NamedTuple):
 
 def _launches(tile: Tile, outputs: dict, inputs: ScanInputs) -> _Launches:
     """``outputs``: like u in shape, by the prefix of their strides; all of ``out``'s are alike."""
-    u, delta, A, B, C, D, z, delta_bias = inputs.tensors()
+    u, delta, A, B, C, D, z, delta_bias, _, _ = inputs.tensors()
     batch, groups, channels, length = u.shape
     u, delta, z = (None if x is None else _rows(x) for x in (u, delta, z))
     B, C = (_rows(M) if M.dim() == 4 else M for M in (B, C))
@@ -180,6 +180,9 @@ def scan_forward(inputs: ScanInputs) -> tuple[Tensor, Tensor, Tensor]:
 
     A is real; what varies in time is float32, float16 or bfloat16.
     """
+    for name in ('initial_state', 'reset'):
+        if getattr(inputs, name) is not None:
+            raise UserValueError(f'{name}: the Triton scan takes none')
     u, method, reverse = inputs.u, inputs.method, inputs.reverse
     batch, groups, channels, length = u.shape
     out = like_rows(u)
@@ -217,13 +220,13 @@ def scan_backward(
 
     Sums over channels, steps and the batch are made in float32 and in a fixed order.
     """
-    u, given = inputs.u, inputs.tensors()
+    u, given = inputs.u, inputs.tensors()[: len(DIFFERENTIABLE)]
     if u.numel() == 0:
         return tuple(u.new_empty(0) if x is None else torch.zeros_like(x) for x in given)
     found = scan_gradients(grad_out, grad_last_state, edges, inputs)
     return tuple(
         u.new_empty(0) if x is None else found[name] if name in _TIMED else _own(found[name], x)
-        for name, x in zip(TENSORS, given, strict=True)
+        for name, x in zip(DIFFERENTIABLE, given, strict=True)
     )
 
 
@@ -234,7 +237,7 @@ def scan_gradients(
 
     ``matrices`` has the rows of B and then those of C, where they vary in time.
     """
-    u, delta, A, B, C, _, z, _ = inputs.tensors()
+    u, delta, A, B, C, _, z, *_ = inputs.tensors()
     method, reverse, like = inputs.method, inputs.reverse, like_rows(u)
     (batch, groups, channels, length), states = u.shape, A.shape[-1]
     grad_out = None if grad_out is None else _rows(grad_out)
