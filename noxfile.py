@@ -11,7 +11,7 @@ The original OpenMMLab libraries with three releases of torch:
 
 In each set some tests run on the installed package. Then the trainings of `make demo`,
 `make demo-det` and `make demo-real` run for some iterations, are resumed, and tested at the end.
-docs/compatibility.md describes the sets.
+docs/backends.md describes the sets.
 """
 
 import os

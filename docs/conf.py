@@ -1,7 +1,8 @@
 """Settings of the documentation site, which `make docs` builds from the whole repository.
 
-The source directory is the root of the repository, so that README.md and the pages of docs/ link to
-each other on the site as they do in a checkout. A new file docs/*.md appears without an entry here.
+The source directory is the root of the repository, so that its pages link to each other on the site as
+they do in a checkout. A new page needs an entry in docs/index.md, which is the front page in place of
+README.md.
 """
 
 from docutils import nodes
@@ -23,6 +24,7 @@ include_patterns = [
     'requirements/*.md',
 ]
 exclude_patterns = [
+    'README.md',
     'docs/site',
     'docs/snippets',
     'docs/_static',

@@ -428,9 +428,9 @@ def test_methods_and_other_arguments_reach_the_backbone():
 
 @pytest.mark.parametrize('class_token', ['middle', 'head', 'tail', 'double'])
 def test_the_recipe_for_grad_cam_puts_a_patch_in_its_place(class_token):
-    """Of docs/timm.md: what a layer gives changes most where the image does."""
+    """Of docs/other_libraries.md: what a layer gives changes most where the image does."""
     model = create(img_size=40, class_token=class_token)
-    page = (Path(__file__).parents[1] / 'docs/timm.md').read_text()
+    page = (Path(__file__).parents[1] / 'docs/other_libraries.md').read_text()
     recipe = (
         page.partition('## Grad-CAM')[2].partition('```python')[2].partition('from pytorch_')[0]
     )

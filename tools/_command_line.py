@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import NoReturn
 
 # Before PyTorch: threads that wait for work leave their core to others, which on a busy machine is
-# several times as fast; see docs/runs.md.
+# several times as fast; see docs/training.md.
 os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
 
 # The rooms of the clone that a script lies in, found from wherever it is called. Their folder is on

@@ -1,6 +1,6 @@
 """Pictures of what the methods are: regions, errors, responses and differences.
 
-``tools/analysis/verify_discretization.py --pictures`` draws them for docs/methods_explained.md.
+``tools/analysis/verify_discretization.py --pictures`` draws them for docs/methods.md.
 Each method has one colour, one kind of line and one marker in all of them. The exact solution is a
 broad grey line. Mamba-3's trapezoidal rule, which the package does not offer, is there for
 comparison.

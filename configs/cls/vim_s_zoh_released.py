@@ -1,5 +1,5 @@
 # Vim-S on ImageNet as hustvl/Vim released it (80.5 top-1, vim/scripts/pt-vim-s.sh); see
-# docs/classification_recipes.md. Its script has half of Vim-Ti's batch at the same learning rate,
+# docs/classification.md. Its script has half of Vim-Ti's batch at the same learning rate,
 # so twice the iterations.
 _base_ = [
     '../_base_/models/vim_s.py',

@@ -1,5 +1,5 @@
 # Vim-Ti on ImageNet as hustvl/Vim released it (76.1 top-1, vim/scripts/pt-vim-t.sh); see
-# docs/classification_recipes.md.
+# docs/classification.md.
 _base_ = [
     '../_base_/models/vim_t.py',
     '../_base_/datasets/imagenet_224.py',

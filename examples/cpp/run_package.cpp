@@ -1,4 +1,4 @@
-// Runs a package of tools/export_aoti.py without Python: docs/without_python.md says how.
+// Runs a package of tools/export_aoti.py without Python: docs/deploy.md says how.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ops/constant_pad_nd.h>

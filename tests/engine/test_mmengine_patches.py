@@ -62,7 +62,7 @@ def test_bases_resolve_in_the_script_of_somebody_else(script, prefix, tmp_path):
 
 @pytest.mark.slow
 def test_without_it_mmengine_resolves_no_bases_of_ours(tmp_path):
-    """What docs/activation.md quotes; if this fails, MMEngine has learned something."""
+    """What docs/install.md quotes; if this fails, MMEngine has learned something."""
     done = run_script(tmp_path, TRAIN)
     assert 'AssertionError: mmengine does not support to load vim_mm config.' in done.stderr
 

@@ -10,7 +10,7 @@ from vim_mm.models.fused import fused_arguments
 from vim_mm.ops import METHODS, flops, library, selective_scan_fn
 from vim_mm.ops.block import fused_mixer
 
-# By hand, for one state and step: docs/flops.md writes them out.
+# By hand, for one state and step: docs/measuring.md writes them out.
 PER_STATE = dict(zoh=5, foh=11, bilinear=9, poly=14, highorder=15, rk4=10, zoh_exact=9)
 each_method = pytest.mark.parametrize('method', METHODS)
 BATCH, CHANNELS, LENGTH, STATES = 2, 6, 5, 3
@@ -145,7 +145,7 @@ def test_mmengine_counts_the_mixer(backend, method, monkeypatch):
 
 @pytest.mark.parametrize('backend', ['torch', 'reference'])
 def test_mmengine_counts_no_scan_of_pytorch_before_activation(backend, tmp_path):
-    """As docs/flops.md says: an import changes nothing of MMEngine's trace."""
+    """As docs/measuring.md says: an import changes nothing of MMEngine's trace."""
     pytest.importorskip('mmengine')
     program = f"""
 import os, torch

@@ -27,15 +27,21 @@ each_document = pytest.mark.parametrize(
 )
 
 
-def test_plain_pytorch_in_readme_runs():
-    (code,) = re.findall(
-        r'```python\n(import torch\n.*?)```', (ROOT / 'README.md').read_text(), re.S
-    )
+@pytest.mark.parametrize('page', ['README.md', 'docs/index.md'])
+def test_plain_pytorch_runs(page):
+    (code,) = re.findall(r'```python\n(import torch\n.*?)```', (ROOT / page).read_text(), re.S)
     names = {}
     exec(code, names)
     assert [tuple(m.shape) for m in names['maps']] == [(2, 192, 14, 20)] * 4
-    assert tuple(names['features'].shape) == (2, 384)
+    sum(m.square().mean() for m in names['maps']).backward()
     assert not any(p.grad is None for p in names['model'].parameters())
+
+
+def test_readme_is_short():
+    """A stranger reads it to its end."""
+    text = (ROOT / 'README.md').read_text()
+    lines = text.splitlines()
+    assert len(lines) <= 130 and len(text) <= 9000 and max(map(len, lines)) <= 120
 
 
 def test_the_page_of_the_methods_has_their_names_and_numbers():

@@ -15,7 +15,7 @@ Paths: the Python reference, the CPU kernel, and the CUDA kernel where there is 
    them is not what it is called.
 
 ``--pictures`` also draws what the methods are: the stability regions, errors, responses and
-differences of docs/methods_explained.md.
+differences of docs/methods.md.
 
 Errors of 2 and 3 are relative to the largest entry of what is expected. Exits with 1 if any line
 fails. mpmath, which computes the exact values, comes with PyTorch.
@@ -235,7 +235,7 @@ def verify_pairs(report: Report, paths: list[Path], methods: list[str]) -> None:
 
 
 def draw(folder: pathlib.Path) -> None:
-    """The pictures of docs/methods_explained.md, of all methods."""
+    """The pictures of docs/methods.md, of all methods."""
     folder.mkdir(parents=True, exist_ok=True)
     names, relative = [*METHODS], {}
     for dt, bias in (('0.02', -4.0), ('0.7', 0.0)):

@@ -1,4 +1,4 @@
-"""The compiled selective scan as a function of JAX: ``pip install '.[jax]'``; docs/jax.md."""
+"""The compiled selective scan as a function of JAX: ``pip install '.[jax]'``; docs/other_libraries.md."""
 
 try:
     import jax as _  # noqa: F401

@@ -3,7 +3,7 @@
 Everything here counts multiply-adds. ``torch.utils.flop_counter`` counts two operations for each,
 MMEngine's ``FlopAnalyzer`` one. In a scan each of these is one: a multiply-add, a multiplication or
 addition by itself, a division, an exponential. As in both counters, activations (softplus, silu,
-the gate), norms, biases and casts are not counted. docs/flops.md derives the table.
+the gate), norms, biases and casts are not counted. docs/measuring.md derives the table.
 """
 
 from collections.abc import Sequence

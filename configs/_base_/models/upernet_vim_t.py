@@ -1,7 +1,7 @@
 # UPerNet on Vim-Ti (arXiv 2401.09417, table 2): four taps of one resolution, which
 # Feature2Pyramid rescales to strides 4, 8, 16 and 32. The widths of the heads follow the
 # backbone's, as in Vim's released segmentation. The Fast types give MMSegmentation's results in
-# less time and memory, see docs/training_step.md.
+# less time and memory, see docs/faster_training.md.
 model = dict(
     type='FastEncoderDecoder',
     data_preprocessor=dict(

@@ -128,7 +128,7 @@ __device__ __forceinline__ void load_segment(const E* p, E (&segment)[Steps]) {
 }
 // The same from shared memory, in the order of volatile instructions, as waits for a barrier and the tensor
 // core's are; so what others wrote before that barrier is seen. ptxas makes one load of two all the same: what
-// this changes is where loads stand (docs/kernels_log.md).
+// this changes is where loads stand (docs/kernels.md).
 template <int Steps>
 __device__ __forceinline__ void load_by_two(const float* p, float (&segment)[Steps]) {
 #pragma unroll
