@@ -1,7 +1,7 @@
 """Settings of the documentation site, which `make docs` builds from the whole repository.
 
-The source directory is the root of the repository, so that its pages link to each other on the site as
-they do in a checkout. A new page needs an entry in docs/index.md, which is the front page in place of
+The source directory is the root of the repository, so that its pages link to each other on the site
+as they do in a checkout. A new page needs an entry in docs/index.md, the front page in place of
 README.md.
 """
 

@@ -3,8 +3,8 @@
     python tools/analysis/compare_methods.py work_dirs --page comparison.md --latex tables.tex
 
 Prints means over seeds and differences from the control, paired by seed, with their interval, exact
-p with Holm's correction, P(A > B), and whether a difference was found. docs/comparing_methods.md says how to
-read them.
+p with Holm's correction, P(A > B), and whether a difference was found. docs/comparing_methods.md
+says how to read them.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """The functions that Mamba-1's users call, by the signatures of mamba_ssm, Vim and VMamba.
 
 Nothing is registered under another package's name; a line of yours puts a function in its place,
-see docs/other_libraries.md. All are ``zoh``, run on every device and in float64 too, and answer wrong
-shapes, dtypes and devices as :func:`vim_mm.ops.selective_scan_fn` does.
+see docs/other_libraries.md. All are ``zoh``, run on every device and in float64 too, and answer
+wrong shapes, dtypes and devices as :func:`vim_mm.ops.selective_scan_fn` does.
 """
 
 from functools import partial

@@ -1,4 +1,7 @@
-"""The compiled selective scan as a function of JAX: ``pip install '.[jax]'``; docs/other_libraries.md."""
+"""The compiled selective scan as a function of JAX: ``pip install '.[jax]'``.
+
+docs/other_libraries.md describes it.
+"""
 
 try:
     import jax as _  # noqa: F401
