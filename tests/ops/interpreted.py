@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import triton.runtime.interpreter as interpreter
 
 from tests.models.small import scramble
+from tests.ops import test_states
 from tests.ops.inputs import grouped_inputs, make_inputs, results_and_gradients, worst_error
 from vim_mm.models import Mamba
 from vim_mm.models.fused import fused_arguments
@@ -84,6 +85,30 @@ def test_two_chunks():
     """The fast one: a psi method, whose backward pass has everything."""
     inputs = make_inputs(batch=1, channels=3, length=19, states=2, dtype=torch.float32)
     compare(inputs, delta_softplus=True, discretization_method='foh')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('method', 'reverse'), [('zoh', True), ('foh', False), ('poly', False)])
+def test_states_at_both_ends(method, reverse):
+    inputs = make_inputs(batch=2, channels=3, length=21, states=2, dtype=torch.float32)
+    if METHODS[method].causal:
+        inputs['initial_state'] = torch.randn(2, 3, 2, requires_grad=True)
+    reset = torch.rand(2, 21) < 0.2
+    both = (
+        functools.partial(selective_scan_fn, backend=backend, reset=reset)
+        for backend in ('triton', 'reference')
+    )
+    compare(inputs, *both, delta_softplus=True, discretization_method=method, reverse=reverse)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'name', ['test_no_steps_hand_the_state_through', 'test_what_overflows_stays_in_its_sequence']
+)
+@pytest.mark.parametrize('reverse', [False, True])
+def test_as_on_a_gpu(name, reverse):
+    rest = ('zoh',) if 'overflows' in name else ()
+    getattr(test_states, name)('triton', 'cpu', *rest, reverse)
 
 
 @pytest.mark.slow

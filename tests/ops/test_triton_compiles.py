@@ -33,6 +33,8 @@ def compile_kernel(kernel, target, dtype, num_warps, **constants):
             signature[name] = 'constexpr'
         elif name in scan_kernels.NUMBERS:
             signature[name] = 'i32'
+        elif name == 'starts':
+            signature[name] = '*u8'
         else:
             signature[name] = f'*{dtype if name in TIMED else "fp32"}'
             attributes[(i,)] = [['tt.divisibility', 16]]
@@ -41,13 +43,15 @@ def compile_kernel(kernel, target, dtype, num_warps, **constants):
 
 
 def compile_both(
-    target, method, dtype='bf16', aligned=True, varies=True, directions=2, part=None, gate=True
-):
+    target, method, dtype='bf16', aligned=True, varies=True, directions=2, part=None, gate=True,
+    states=False,
+):  # fmt: skip
     if part is None:
         part = 0 if METHODS[method].causal else 2
     shared = dict(
         N=16, METHOD=METHODS[method].id, SOFTPLUS=True, HAS_D=True, HAS_Z=gate, HAS_BIAS=True,
-        B_VARIES=varies, C_VARIES=varies, PART=part, DIRECTIONS=directions,
+        HAS_INITIAL=states, HAS_RESET=states, B_VARIES=varies, C_VARIES=varies, PART=part,
+        DIRECTIONS=directions,
     )  # fmt: skip
     kernels = []
     for kernel, tile, rest in (
@@ -109,8 +113,9 @@ def test_every_method_and_dtype_compiles(target, method, dtype):
     [
         *(dict(method='poly', aligned=False, part=part) for part in (1, 2)),
         dict(method='foh', varies=False),
+        dict(method='zoh', states=True),
     ],
-    ids=['first scan of poly', 'second scan of poly', 'constant B and C'],
+    ids=['first scan of poly', 'second scan of poly', 'constant B and C', 'states'],
 )
 def test_other_forms_compile(target, form):
     compile_both(target, **form)

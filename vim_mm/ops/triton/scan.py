@@ -10,7 +10,7 @@ from torch import Tensor
 from vim_mm.errors import UserValueError
 from vim_mm.ops.discretization import IS_CAUSAL
 from vim_mm.ops.library import MAX_MIXED_GROUPS
-from vim_mm.ops.reference import DIFFERENTIABLE, ScanInputs
+from vim_mm.ops.reference import DIFFERENTIABLE, ScanInputs, starts
 from vim_mm.ops.triton.launch import launch
 from vim_mm.ops.triton.scan_backward_kernels import scan_backward_kernel
 from vim_mm.ops.triton.scan_kernels import scan_forward_kernel
@@ -144,7 +144,7 @@ class _Launches(NamedTuple):
 
 def _launches(tile: Tile, outputs: dict, inputs: ScanInputs) -> _Launches:
     """``outputs``: like u in shape, by the prefix of their strides; all of ``out``'s are alike."""
-    u, delta, A, B, C, D, z, delta_bias, _, _ = inputs.tensors()
+    u, delta, A, B, C, D, z, delta_bias, initial_state, reset = inputs.tensors()
     batch, groups, channels, length = u.shape
     u, delta, z = (None if x is None else _rows(x) for x in (u, delta, z))
     B, C = (_rows(M) if M.dim() == 4 else M for M in (B, C))
@@ -163,16 +163,24 @@ def _launches(tile: Tile, outputs: dict, inputs: ScanInputs) -> _Launches:
     tensors = dict(
         u=u, delta=delta, A=A, B=B, C=C, D=A if D is None else D, z=u if z is None else z,
         delta_bias=A if delta_bias is None else delta_bias,
+        initial_state=A if initial_state is None else initial_state.mT.contiguous(),
+        starts=A if reset is None else _both_starts(reset),
     )  # fmt: skip
     items = batch * groups
     sizes = dict(H=channels, L=length, G=groups, items=items, chunks=_chunks(tile, length))
     constants = dict(
         N=A.shape[-1], METHOD=inputs.method, SOFTPLUS=inputs.delta_softplus,
         HAS_D=D is not None, HAS_Z=z is not None, HAS_BIAS=delta_bias is not None,
+        HAS_INITIAL=initial_state is not None, HAS_RESET=reset is not None,
         B_VARIES=B.dim() == 4, C_VARIES=C.dim() == 4,
         VECTOR=vector, CHANNELS=tile.channels, ROWS=tile.rows, LANES=tile.lanes, STEPS=tile.steps,
     )  # fmt: skip
     return _Launches(tensors, sizes, strides, constants, tile)
+
+
+def _both_starts(reset: Tensor) -> Tensor:
+    """Where sequences begin, for a scan from either end: (2, B, L), bytes."""
+    return torch.stack([starts(reset, reverse) for reverse in (False, True)]).view(torch.uint8)
 
 
 def scan_forward(inputs: ScanInputs) -> tuple[Tensor, Tensor, Tensor]:
@@ -180,9 +188,6 @@ def scan_forward(inputs: ScanInputs) -> tuple[Tensor, Tensor, Tensor]:
 
     A is real; what varies in time is float32, float16 or bfloat16.
     """
-    for name in ('initial_state', 'reset'):
-        if getattr(inputs, name) is not None:
-            raise UserValueError(f'{name}: the Triton scan takes none')
     u, method, reverse = inputs.u, inputs.method, inputs.reverse
     batch, groups, channels, length = u.shape
     out = like_rows(u)
@@ -190,7 +195,9 @@ def scan_forward(inputs: ScanInputs) -> tuple[Tensor, Tensor, Tensor]:
     last_state = u.new_empty((batch, groups, states, channels), dtype=torch.float32)
     edges = u.new_empty(edges_shape(u.shape, states, method), dtype=torch.float32)
     if out.numel() == 0:
-        return out, last_state.zero_().mT, edges
+        given = inputs.initial_state
+        last_state = last_state.zero_() if given is None else last_state.copy_(given.mT)
+        return out, last_state.mT, edges
     launches = _launches(forward_tile(length), {'out': out}, inputs)
     given = dict(
         out=out, last_state=last_state, slots=edges.shape[1], EDGE=backward_tile(length).chunk
@@ -216,13 +223,16 @@ def _both_ways(reverse: Sequence[int]) -> tuple[list[int], list[int]]:
 def scan_backward(
     grad_out: Tensor | None, grad_last_state: Tensor | None, edges: Tensor, inputs: ScanInputs
 ) -> tuple[Tensor, ...]:
-    """Gradients of the tensors from u to delta_bias, each in its dtype; empty where there is none.
+    """Gradients of all tensors but ``reset``, each in its dtype; empty where there is none.
 
     Sums over channels, steps and the batch are made in float32 and in a fixed order.
     """
     u, given = inputs.u, inputs.tensors()[: len(DIFFERENTIABLE)]
     if u.numel() == 0:
-        return tuple(u.new_empty(0) if x is None else torch.zeros_like(x) for x in given)
+        *zeros, of_state = (u.new_empty(0) if x is None else torch.zeros_like(x) for x in given)
+        if inputs.initial_state is not None and grad_last_state is not None:
+            of_state.copy_(grad_last_state)
+        return *zeros, of_state
     found = scan_gradients(grad_out, grad_last_state, edges, inputs)
     return tuple(
         u.new_empty(0) if x is None else found[name] if name in _TIMED else _own(found[name], x)
@@ -286,6 +296,7 @@ def scan_gradients(
         'A': totals[:, :states].mT,
         'D': totals[:, states],
         'delta_bias': totals[:, states + 1],
+        'initial_state': adjoints.mT,
     }
     found['matrices'] = matrices.sum((0, 3))
     rest, rows = totals[:, states + 2 :], found['matrices']

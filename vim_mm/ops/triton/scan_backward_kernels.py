@@ -16,19 +16,23 @@ from vim_mm.ops.triton.scan_kernels import (
     NUMBERS,
     _column,
     _compose,
+    _compose_sequences,
     _constant,
     _join,
     _load,
     _load_inputs,
     _load_row,
+    _load_starts,
     _row,
     _scan_lanes,
     _segments,
     _split,
+    _state_before,
     _step,
     _store,
     _store_at,
     _varying,
+    _within,
 )
 
 
@@ -93,28 +97,33 @@ def _load_grad_out(
 
 
 @triton.jit
-def _scan_lanes_back(a, h, after, at_end, lane_turned, lane_next):
+def _scan_lanes_back(a, h, after, at_end, lane_turned, lane_next, HAS_RESET: tl.constexpr):
     """What enters each segment from the right. ``after`` enters the last, whose h comes from it."""
     a, h = tl.gather(a, lane_turned, 1), tl.gather(h, lane_turned, 1)
-    _, h = tl.associative_scan((a, h), 1, _compose)
+    if HAS_RESET:
+        _, h = tl.associative_scan((a, h), 1, _compose_sequences)
+    else:
+        _, h = tl.associative_scan((a, h), 1, _compose)
     return tl.where(at_end, after, tl.gather(h, lane_next, 1))
 
 
 @triton.jit
 def _backward_rows(
-    grad_out, grad_last, edges, u, delta, A, B, C, D, z, delta_bias,
+    grad_out, grad_last, edges, u, delta, A, B, C, D, z, delta_bias, initial_state, starts,
     grad_u, grad_delta, grad_z, matrices, channels, adjoints,
     other_u, other_delta, other_z, b, g, block, blocks, H, L, G, items, chunks,
     grad_out_b, grad_out_g, grad_out_h, u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h,
     B_b, B_g, B_n, C_b, C_g, C_n, out_b, out_g, out_h,
     N: tl.constexpr, METHOD: tl.constexpr, SOFTPLUS: tl.constexpr,
-    HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OUT: tl.constexpr,
+    HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_INITIAL: tl.constexpr, HAS_RESET: tl.constexpr, HAS_OUT: tl.constexpr,
     HAS_LAST: tl.constexpr, B_VARIES: tl.constexpr, C_VARIES: tl.constexpr, PART: tl.constexpr,
     REVERSE: tl.constexpr, VECTOR: tl.constexpr,
     CHANNELS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     item = b * G + g
     slot = tl.cast(items, tl.int64) * N * H
+    initial_state += item * N * H
     grad_last += item * N * H
     edges += item * N * H
     adjoints += item * N * H
@@ -165,6 +174,9 @@ def _backward_rows(
                     x *= gate[s] * sigmoid(gate[s])
                 grad_y = grad_y + (x,)
 
+        begins = _load_starts(
+            starts, b, first_h < H, chunk, L, G, items, HAS_RESET, REVERSE, LANES, STEPS, VECTOR
+        )
         zero = tl.zeros((ROWS, LANES), tl.float32)
         y = (zero,) * (CHANNELS * STEPS)
         sum_u = (zero,) * (CHANNELS * STEPS)
@@ -188,9 +200,10 @@ def _backward_rows(
                     c_n = _constant(C, g, h, n, C_b, C_g, C_n, mask_h, STEPS)
                 a = _column(A + (g * H + h) * N + n, mask_h, True)
                 # State before the chunk, and what the chunk after it hands back.
-                before = tl.load(
-                    edges + (i - 1) * slot + (n * H + h), mask=mask_h & (i > 0), other=0.0
-                )
+                before = _state_before(
+                    i, edges + (i - 1) * slot + (n * H + h), initial_state + (n * H + h),
+                    mask_h, HAS_INITIAL,
+                )  # fmt: skip
                 after = tl.load(adjoints + (n * H + h), mask=mask_h & (back > 0), other=0.0)
                 if HAS_LAST:
                     after += tl.load(grad_last + (n * H + h), mask=mask_h & (back == 0), other=0.0)
@@ -201,21 +214,24 @@ def _backward_rows(
                     step = differentiate(dt[k * STEPS + s], a, METHOD)
                     steps = steps + (step,)
                     drive = step[1] * signal[k * STEPS + s] * b_n[s]
-                    x = step[0] * x + drive
+                    x = step[0] * _within(x, begins[s], HAS_RESET) + drive
                     if s == 0:
                         total = step[0]
                     else:
                         total = total * step[0]
+                    total = _within(total, begins[s], HAS_RESET)
                 for s in tl.static_range(STEPS - 1, -1, -1):
                     entry = c_n[s] * (grad_y[k * STEPS + s] * HALF)
-                    adjoint = steps[s][0] * (adjoint + entry)
-                x = _scan_lanes(total, x, before, at_start, lane_before)
-                adjoint = _scan_lanes_back(total, adjoint, after, at_end, lane_turned, lane_next)
+                    adjoint = _within(steps[s][0] * (adjoint + entry), begins[s], HAS_RESET)
+                x = _scan_lanes(total, x, before, at_start, lane_before, HAS_RESET)
+                adjoint = _scan_lanes_back(
+                    total, adjoint, after, at_end, lane_turned, lane_next, HAS_RESET
+                )
                 # Walk 2: the states.
                 states = (x,)
                 for s in tl.static_range(STEPS):
                     drive = steps[s][1] * signal[k * STEPS + s] * b_n[s]
-                    x = steps[s][0] * x + drive
+                    x = steps[s][0] * _within(x, begins[s], HAS_RESET) + drive
                     states = states + (x,)
                 # Walk 3: the adjoints, and all gradients.
                 of_y, of_u, of_dt, of_B, of_C = (), (), (), (), ()
@@ -224,10 +240,10 @@ def _backward_rows(
                     a_bar, beta, slope, beta_dt, beta_a = steps[s]
                     share = grad_y[k * STEPS + s] * HALF
                     grad_x = c_n[s] * share + adjoint
-                    adjoint = a_bar * grad_x
+                    adjoint = _within(a_bar * grad_x, begins[s], HAS_RESET)
                     by_b = grad_x * b_n[s]
                     by_beta = by_b * signal[k * STEPS + s]
-                    by_z = grad_x * slope * states[s]
+                    by_z = grad_x * slope * _within(states[s], begins[s], HAS_RESET)
                     of_y = (y[k * STEPS + s] + c_n[s] * states[s + 1],) + of_y
                     of_u = (sum_u[k * STEPS + s] + by_b * beta,) + of_u
                     of_dt = (sum_dt[k * STEPS + s] + (by_z * a + by_beta * beta_dt),) + of_dt
@@ -327,13 +343,14 @@ def _backward_rows(
 
 @triton.jit(do_not_specialize=NUMBERS)
 def scan_backward_kernel(
-    grad_out, grad_last, edges, u, delta, A, B, C, D, z, delta_bias,
+    grad_out, grad_last, edges, u, delta, A, B, C, D, z, delta_bias, initial_state, starts,
     grad_u, grad_delta, grad_z, matrices, channels, adjoints,
     other_u, other_delta, other_z, H, L, G, items, chunks, reverse_bits,
     grad_out_b, grad_out_g, grad_out_h, u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h,
     B_b, B_g, B_n, C_b, C_g, C_n, out_b, out_g, out_h,
     N: tl.constexpr, METHOD: tl.constexpr, SOFTPLUS: tl.constexpr,
-    HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OUT: tl.constexpr,
+    HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_INITIAL: tl.constexpr, HAS_RESET: tl.constexpr, HAS_OUT: tl.constexpr,
     HAS_LAST: tl.constexpr, B_VARIES: tl.constexpr, C_VARIES: tl.constexpr, PART: tl.constexpr,
     DIRECTIONS: tl.constexpr, VECTOR: tl.constexpr,
     CHANNELS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr,
@@ -343,7 +360,7 @@ def scan_backward_kernel(
     PART and DIRECTIONS as in forward; 1 keeps its gradients of u, delta and z in float32, and 2
     finds them in ``other_*`` and adds its own. Sums over the channels of a program are written to
     ``matrices`` [B, G, blocks, N or 2 N, L], those over the steps of a chunk to ``channels``
-    [B, G, chunks, kinds, H].
+    [B, G, chunks, kinds, H]. ``adjoints`` ends as the gradient of the initial state.
     """
     blocks = tl.cdiv(H, ROWS * CHANNELS)
     pid = tl.program_id(0)
@@ -354,23 +371,23 @@ def scan_backward_kernel(
     reverse = (reverse_bits >> g) & 1
     if DIRECTIONS == 0 or (DIRECTIONS == 2 and reverse == 0):
         _backward_rows(
-            grad_out, grad_last, edges, u, delta, A, B, C, D, z, delta_bias,
-            grad_u, grad_delta, grad_z, matrices, channels, adjoints,
+            grad_out, grad_last, edges, u, delta, A, B, C, D, z, delta_bias, initial_state,
+            starts, grad_u, grad_delta, grad_z, matrices, channels, adjoints,
             other_u, other_delta, other_z, b, g, block, blocks, H, L, G, items, chunks,
             grad_out_b, grad_out_g, grad_out_h,
             u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n,
             out_b, out_g, out_h,
-            N, METHOD, SOFTPLUS, HAS_D, HAS_Z, HAS_BIAS, HAS_OUT, HAS_LAST, B_VARIES, C_VARIES,
-            PART, False, VECTOR, CHANNELS, ROWS, LANES, STEPS,
+            N, METHOD, SOFTPLUS, HAS_D, HAS_Z, HAS_BIAS, HAS_INITIAL, HAS_RESET, HAS_OUT, HAS_LAST,
+            B_VARIES, C_VARIES, PART, False, VECTOR, CHANNELS, ROWS, LANES, STEPS,
         )  # fmt: skip
     else:
         _backward_rows(
-            grad_out, grad_last, edges, u, delta, A, B, C, D, z, delta_bias,
-            grad_u, grad_delta, grad_z, matrices, channels, adjoints,
+            grad_out, grad_last, edges, u, delta, A, B, C, D, z, delta_bias, initial_state,
+            starts, grad_u, grad_delta, grad_z, matrices, channels, adjoints,
             other_u, other_delta, other_z, b, g, block, blocks, H, L, G, items, chunks,
             grad_out_b, grad_out_g, grad_out_h,
             u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n,
             out_b, out_g, out_h,
-            N, METHOD, SOFTPLUS, HAS_D, HAS_Z, HAS_BIAS, HAS_OUT, HAS_LAST, B_VARIES, C_VARIES,
-            PART, True, VECTOR, CHANNELS, ROWS, LANES, STEPS,
+            N, METHOD, SOFTPLUS, HAS_D, HAS_Z, HAS_BIAS, HAS_INITIAL, HAS_RESET, HAS_OUT, HAS_LAST,
+            B_VARIES, C_VARIES, PART, True, VECTOR, CHANNELS, ROWS, LANES, STEPS,
         )  # fmt: skip

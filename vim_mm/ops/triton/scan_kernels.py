@@ -39,6 +39,13 @@ def _compose(a_1, x_1, a_2, x_2):
 
 
 @triton.jit
+def _compose_sequences(a_1, x_1, a_2, x_2):
+    """Likewise, where a_2 = 0 begins a sequence, whatever was before: 0 times inf would be NaN."""
+    begins = a_2 == 0.0
+    return tl.where(begins, 0.0, a_1 * a_2), tl.where(begins, x_2, a_2 * x_1 + x_2)
+
+
+@triton.jit
 def _flip(values, REVERSE: tl.constexpr, STEPS: tl.constexpr):
     """From the order of memory to that of the scan, or back."""
     if REVERSE:
@@ -219,6 +226,43 @@ def _constant(M, g, h, n, M_b, M_g, M_n, mask_h, STEPS: tl.constexpr):
 
 
 @triton.jit
+def _load_starts(
+    starts, b, mask_h, chunk, L, G, items, HAS_RESET: tl.constexpr,
+    REVERSE: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """Where sequences begin in a chunk, for all channels: a tuple of tiles of 0 and 1.
+
+    ``starts`` is [2, B, L], for scans from either end.
+    """
+    if HAS_RESET:
+        place = b
+        if REVERSE:
+            place += items // G
+        row = starts + place * (L // VECTOR) * VECTOR
+        return _load(row, chunk, mask_h, L, REVERSE, LANES, STEPS, VECTOR)
+    else:
+        return (tl.zeros((mask_h.shape[0], LANES), tl.float32),) * STEPS
+
+
+@triton.jit
+def _within(x, start, HAS_RESET: tl.constexpr):
+    """What a step takes from the other side of its beginning: 0 where a sequence begins there."""
+    if HAS_RESET:
+        return tl.where(start > 0.0, 0.0, x)
+    else:
+        return x
+
+
+@triton.jit
+def _state_before(i, edge, initial_state, mask_h, HAS_INITIAL: tl.constexpr):
+    """That before the i-th chunk: what is at ``edge``, and before the first the initial one."""
+    if HAS_INITIAL:
+        return tl.load(tl.where(i > 0, edge, initial_state), mask=mask_h, other=0.0)
+    else:
+        return tl.load(edge, mask=mask_h & (i > 0), other=0.0)
+
+
+@triton.jit
 def _store_at(pointer, x, mask_h, lane, own):
     """What thread ``own`` of a row has. Pointers of the others go on from its: with neighbours in
     time side by side, as everywhere, nothing has to be moved."""
@@ -226,27 +270,32 @@ def _store_at(pointer, x, mask_h, lane, own):
 
 
 @triton.jit
-def _scan_lanes(a, x, before, at_start, lane_before):
+def _scan_lanes(a, x, before, at_start, lane_before, HAS_RESET: tl.constexpr):
     """The state before each segment. ``before`` is that before the first, whose x comes from it:
     a product of a, which can be infinite where the state is 0, does not multiply it here."""
-    _, after = tl.associative_scan((a, x), 1, _compose)
+    if HAS_RESET:
+        _, after = tl.associative_scan((a, x), 1, _compose_sequences)
+    else:
+        _, after = tl.associative_scan((a, x), 1, _compose)
     return tl.where(at_start, before, tl.gather(after, lane_before, 1))
 
 
 @triton.jit
 def _forward_rows(
-    u, delta, A, B, C, D, z, delta_bias, out, last_state, edges, partial,
+    u, delta, A, B, C, D, z, delta_bias, initial_state, starts, out, last_state, edges, partial,
     b, g, block, H, L, G, items, chunks, slots,
     u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n,
     out_b, out_g, out_h,
     N: tl.constexpr, METHOD: tl.constexpr, SOFTPLUS: tl.constexpr,
     HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_INITIAL: tl.constexpr, HAS_RESET: tl.constexpr,
     B_VARIES: tl.constexpr, C_VARIES: tl.constexpr, PART: tl.constexpr, REVERSE: tl.constexpr,
     EDGE: tl.constexpr, VECTOR: tl.constexpr,
     CHANNELS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     item = b * G + g
     slot = tl.cast(items, tl.int64) * N * H
+    initial_state += item * N * H
     last_state += item * N * H
     edges += item * N * H
     lane = tl.arange(0, LANES)[None, :] + tl.zeros((ROWS, 1), tl.int32)
@@ -267,6 +316,9 @@ def _forward_rows(
             )  # fmt: skip
             dt, signal = dt + of_dt, signal + of_u
         y = (tl.zeros((ROWS, LANES), tl.float32),) * (CHANNELS * STEPS)
+        begins = _load_starts(
+            starts, b, first_h < H, chunk, L, G, items, HAS_RESET, REVERSE, LANES, STEPS, VECTOR
+        )
 
         for n in range(0, N):
             if B_VARIES:
@@ -286,24 +338,25 @@ def _forward_rows(
                 if not C_VARIES:
                     c_n = _constant(C, g, h, n, C_b, C_g, C_n, mask_h, STEPS)
                 a = _column(A + (g * H + h) * N + n, mask_h, True)
-                before = tl.load(
-                    edges + (i * (LANES * STEPS // EDGE) - 1) * slot + n * H + h,
-                    mask=mask_h & (i > 0), other=0.0,
+                before = _state_before(
+                    i, edges + (i * (LANES * STEPS // EDGE) - 1) * slot + n * H + h,
+                    initial_state + (n * H + h), mask_h, HAS_INITIAL,
                 )  # fmt: skip
                 x = tl.where(at_start, before, 0.0)
                 a_bars, drives = (), ()
                 for s in tl.static_range(STEPS):
                     a_bar, beta = discretize(dt[k * STEPS + s], a, METHOD)
                     drive = beta * signal[k * STEPS + s] * b_n[s]
-                    x = a_bar * x + drive
+                    x = a_bar * _within(x, begins[s], HAS_RESET) + drive
                     if s == 0:
                         total = a_bar
                     else:
                         total = total * a_bar
+                    total = _within(total, begins[s], HAS_RESET)
                     a_bars, drives = a_bars + (a_bar,), drives + (drive,)
-                x = _scan_lanes(total, x, before, at_start, lane_before)
+                x = _scan_lanes(total, x, before, at_start, lane_before, HAS_RESET)
                 for s in tl.static_range(STEPS):
-                    x = a_bars[s] * x + drives[s]
+                    x = a_bars[s] * _within(x, begins[s], HAS_RESET) + drives[s]
                     sums = sums + (y[k * STEPS + s] + c_n[s] * x,)
                 ends = ends + (x,)
             y = sums
@@ -349,12 +402,13 @@ def _forward_rows(
 
 @triton.jit(do_not_specialize=NUMBERS)
 def scan_forward_kernel(
-    u, delta, A, B, C, D, z, delta_bias, out, last_state, edges, partial,
+    u, delta, A, B, C, D, z, delta_bias, initial_state, starts, out, last_state, edges, partial,
     H, L, G, items, chunks, slots, reverse_bits,
     u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n,
     out_b, out_g, out_h,
     N: tl.constexpr, METHOD: tl.constexpr, SOFTPLUS: tl.constexpr,
     HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_INITIAL: tl.constexpr, HAS_RESET: tl.constexpr,
     B_VARIES: tl.constexpr, C_VARIES: tl.constexpr, PART: tl.constexpr, DIRECTIONS: tl.constexpr,
     EDGE: tl.constexpr, VECTOR: tl.constexpr,
     CHANNELS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr,
@@ -364,7 +418,8 @@ def scan_forward_kernel(
     PART is 0 for a causal scan. One that averages both directions is two launches: 1, in the
     direction asked for, keeps y in ``partial``; 2, the other way round, adds its own. DIRECTIONS
     is 0 or 1 if no group or every group is scanned from the end, else 2, and each has its bit.
-    States are kept every EDGE steps, ``slots`` times.
+    States are kept every EDGE steps, ``slots`` times. ``initial_state`` [B, G, N, H] and ``starts``
+    are there if HAS_INITIAL and HAS_RESET.
     """
     blocks = tl.cdiv(H, ROWS * CHANNELS)
     pid = tl.program_id(0)
@@ -375,19 +430,19 @@ def scan_forward_kernel(
     reverse = (reverse_bits >> g) & 1
     if DIRECTIONS == 0 or (DIRECTIONS == 2 and reverse == 0):
         _forward_rows(
-            u, delta, A, B, C, D, z, delta_bias, out, last_state, edges, partial,
-            b, g, block, H, L, G, items, chunks, slots,
+            u, delta, A, B, C, D, z, delta_bias, initial_state, starts,
+            out, last_state, edges, partial, b, g, block, H, L, G, items, chunks, slots,
             u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n,
             out_b, out_g, out_h,
-            N, METHOD, SOFTPLUS, HAS_D, HAS_Z, HAS_BIAS, B_VARIES, C_VARIES,
-            PART, False, EDGE, VECTOR, CHANNELS, ROWS, LANES, STEPS,
+            N, METHOD, SOFTPLUS, HAS_D, HAS_Z, HAS_BIAS, HAS_INITIAL, HAS_RESET,
+            B_VARIES, C_VARIES, PART, False, EDGE, VECTOR, CHANNELS, ROWS, LANES, STEPS,
         )  # fmt: skip
     else:
         _forward_rows(
-            u, delta, A, B, C, D, z, delta_bias, out, last_state, edges, partial,
-            b, g, block, H, L, G, items, chunks, slots,
+            u, delta, A, B, C, D, z, delta_bias, initial_state, starts,
+            out, last_state, edges, partial, b, g, block, H, L, G, items, chunks, slots,
             u_b, u_g, u_h, delta_b, delta_g, delta_h, z_b, z_g, z_h, B_b, B_g, B_n, C_b, C_g, C_n,
             out_b, out_g, out_h,
-            N, METHOD, SOFTPLUS, HAS_D, HAS_Z, HAS_BIAS, B_VARIES, C_VARIES,
-            PART, True, EDGE, VECTOR, CHANNELS, ROWS, LANES, STEPS,
+            N, METHOD, SOFTPLUS, HAS_D, HAS_Z, HAS_BIAS, HAS_INITIAL, HAS_RESET,
+            B_VARIES, C_VARIES, PART, True, EDGE, VECTOR, CHANNELS, ROWS, LANES, STEPS,
         )  # fmt: skip

@@ -1,0 +1,352 @@
+"""States at both ends of a scan: a sequence in pieces, and several sequences in one row.
+
+Each backend is held to itself without these arguments, which other tests hold to the reference.
+"""
+
+import functools
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from tests.ops.inputs import grouped_inputs, make_inputs, results_and_gradients, worst_error
+from vim_mm.ops import selective_scan_dense_ref, selective_scan_fn, selective_scan_grouped_fn
+from vim_mm.ops.discretization import METHODS
+
+on_gpu = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device'),
+]
+BACKENDS = [
+    *(pytest.param(backend, 'cpu', id=f'{backend}-cpu') for backend in ('native', 'torch')),
+    pytest.param('reference', 'cpu', id='reference-cpu', marks=pytest.mark.slow),
+    *(pytest.param(backend, 'cuda', id=f'{backend}-cuda', marks=on_gpu)
+      for backend in ('native', 'triton', 'torch')),
+]  # fmt: skip
+each_backend = pytest.mark.parametrize(('backend', 'device'), BACKENDS)
+each_method = pytest.mark.parametrize('method', METHODS)
+CAUSAL = [name for name, method in METHODS.items() if method.causal]
+each_causal_method = pytest.mark.parametrize('method', CAUSAL)
+both_directions = pytest.mark.parametrize('reverse', [False, True], ids=['forwards', 'reverse'])
+DTYPES = {
+    'fp32': torch.float32, 'fp64': torch.float64, 'complex64': torch.complex64,
+    'complex128': torch.complex128,
+}  # fmt: skip
+# In a hurry one of each kind.
+each_dtype = pytest.mark.parametrize(
+    'dtype',
+    [
+        pytest.param(x, id=name, marks=() if name in ('fp32', 'complex128') else pytest.mark.slow)
+        for name, x in DTYPES.items()
+    ],
+)
+# Relative to the largest entry. Gradients of parameters are sums over all steps, in two orders.
+BOUNDS = {torch.float64: 1e-13, torch.float32: 1e-6}
+SUMS = {torch.float64: 1e-12, torch.float32: 1e-5}
+
+
+def skip_what_it_does_not_take(backend, device, dtype):
+    wide = dtype in (torch.float64, torch.complex128)
+    if device == 'cuda' and backend in ('native', 'triton') and wide:
+        pytest.skip('the scan has no float64')
+    if backend == 'triton' and dtype.is_complex:
+        pytest.skip('the scan takes no complex A')
+
+
+def inputs_of(dtype, device='cpu', **sizes):
+    inputs = make_inputs(dtype=dtype.to_real(), is_complex=dtype.is_complex, **sizes)
+    return {name: x.detach().to(device).requires_grad_() for name, x in inputs.items()}
+
+
+def new_state(inputs):
+    """A state for those inputs, (B, D, N) or (B, K, D, N)."""
+    u, A = inputs['u'], inputs['A']
+    return torch.randn(*u.shape[:-1], A.shape[-1], dtype=A.dtype, device=u.device).requires_grad_()
+
+
+def part_of(inputs, rows, steps):
+    """Some rows of the batch and some steps of inputs."""
+    rank = inputs['u'].dim()
+    timed = {
+        n for n, x in inputs.items() if n in ('u', 'delta', 'z') or (n in 'BC' and x.dim() >= rank)
+    }
+    return {
+        name: x[rows, ..., steps] if name in timed else x[rows] if name == 'initial_state' else x
+        for name, x in inputs.items()
+    }
+
+
+def in_pieces(scan, edges, reverse):
+    """``scan`` of a sequence that is cut at the edges; a piece has the state of the one before."""
+
+    def run(initial_state=None, return_last_state=True, **inputs):
+        pieces = [slice(*ends) for ends in pairwise(edges)]
+        state, outs = initial_state, []
+        for piece in reversed(pieces) if reverse else pieces:
+            given = part_of(inputs, slice(None), piece)
+            out, state = scan(**given, initial_state=state, return_last_state=True)
+            outs.append(out)
+        return torch.cat(outs[::-1] if reverse else outs, -1), state
+
+    return run
+
+
+def alone(scan, reset, reverse):
+    """Each sequence of a packed row by ``scan``, which knows of no resets."""
+
+    def run(return_last_state=True, **inputs):
+        rows = []
+        for b, flags in enumerate(reset.tolist()):
+            edges = [0, *(t for t, flag in enumerate(flags) if flag and t > 0), len(flags)]
+            pieces = [slice(*ends) for ends in pairwise(edges)]
+            outs, states = [], []
+            for piece in pieces:
+                given = part_of(inputs, slice(b, b + 1), piece)
+                # The state that is given stands before the first step in scan order.
+                first = piece.stop == len(flags) if reverse else piece.start == 0 and not flags[0]
+                if not first:
+                    given.pop('initial_state', None)
+                out, state = scan(**given, return_last_state=True)
+                outs.append(out)
+                states.append(state)
+            rows.append((torch.cat(outs, -1), states[0 if reverse else -1]))
+        out, last_state = (torch.cat(x) for x in zip(*rows, strict=True))
+        unused = [x.sum() * 0 for x in inputs.values()]  # each input has a gradient
+        return out + sum(torch.real(x) for x in unused).to(out.dtype), last_state
+
+    return run
+
+
+def compare(packed, whole, inputs, rounded=None):
+    """Two functions of the same inputs: outputs and every gradient."""
+    found = results_and_gradients(packed, inputs)
+    expected = results_and_gradients(whole, inputs)
+    for name, value in found.items():
+        assert value.isfinite().all(), name
+        bounds = SUMS if name.startswith('grad') else BOUNDS
+        bounds = bounds if rounded is None else rounded
+        bound = bounds[value.dtype.to_real() if value.is_complex() else value.dtype]
+        error = worst_error(value, expected[name])
+        assert error <= bound, f'{name} is off by {error:.1e}'
+
+
+# Across the chunks of every backend: 64 steps and less, and of the CPU's kernel 1024 in fp32.
+SIZES = [
+    pytest.param(dict(batch=2, channels=9, length=150, states=16), id='L150'),
+    pytest.param(
+        dict(batch=1, channels=3, length=1100, states=16), id='L1100', marks=pytest.mark.slow
+    ),
+]
+each_size = pytest.mark.parametrize('sizes', SIZES)
+
+
+@each_backend
+@each_causal_method
+@each_dtype
+@both_directions
+def test_pieces_equal_the_whole(backend, device, method, dtype, reverse):
+    skip_what_it_does_not_take(backend, device, dtype)
+    scan = functools.partial(
+        selective_scan_fn, backend=backend, discretization_method=method, reverse=reverse,
+        delta_softplus=True,
+    )  # fmt: skip
+    inputs = inputs_of(dtype, device, batch=2, channels=4, length=150, states=5)
+    compare(in_pieces(scan, (0, 1, 64, 64, 67, 140, 150), reverse), scan, inputs)
+
+
+@each_backend
+@each_method
+@each_dtype
+@both_directions
+@each_size
+def test_packed_equals_alone(backend, device, method, dtype, reverse, sizes):
+    """With a state to begin with, where there is one, in one of two rows before a reset."""
+    skip_what_it_does_not_take(backend, device, dtype)
+    scan = functools.partial(
+        selective_scan_fn, backend=backend, discretization_method=method, reverse=reverse,
+        delta_softplus=True,
+    )  # fmt: skip
+    inputs = inputs_of(dtype, device, **sizes)
+    if METHODS[method].causal:
+        inputs['initial_state'] = new_state(inputs)
+    reset = random_reset(sizes['batch'], sizes['length'])
+    reset[0, 0] = True
+    packed = functools.partial(scan, reset=reset.to(device))
+    compare(packed, alone(scan, reset, reverse), inputs)
+
+
+def random_reset(batch, length):
+    """Short sequences and long ones, of which one has a single step."""
+    reset = torch.rand(batch, length) < torch.linspace(0, 0.3, length)
+    reset[:, 1 : 3 * (length > 3)] = True
+    return reset
+
+
+@each_backend
+@pytest.mark.parametrize('form', ['constant', 'grouped', 'constant_B_grouped_C'])
+@pytest.mark.parametrize('method', ['foh', 'poly'])
+def test_forms_of_B_and_C(backend, device, form, method):
+    scan = functools.partial(
+        selective_scan_fn, backend=backend, discretization_method=method, delta_softplus=True
+    )
+    inputs = inputs_of(torch.float32, device, channels=6, length=70, form=form)
+    if method != 'poly':
+        inputs['initial_state'] = new_state(inputs)
+    reset = random_reset(2, 70)
+    compare(functools.partial(scan, reset=reset.to(device)), alone(scan, reset, False), inputs)
+
+
+@each_backend
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16], ids=['fp16', 'bf16'])
+@each_method
+@both_directions
+def test_half_precision(backend, device, dtype, method, reverse):
+    """Half precision has kernels of its own on a GPU. Results are rounded, so that they may differ
+    by one unit of the dtype, and sums by their order."""
+    scan = functools.partial(
+        selective_scan_fn, backend=backend, discretization_method=method, reverse=reverse,
+        delta_softplus=True,
+    )  # fmt: skip
+    inputs = inputs_of(torch.float32, device, channels=16, length=200, states=16)
+    for name in ('u', 'delta', 'z', 'B', 'C'):
+        inputs[name] = inputs[name].detach().to(dtype).requires_grad_()
+    if METHODS[method].causal:
+        inputs['initial_state'] = new_state(inputs)
+    reset = random_reset(2, 200)
+    bounds = {
+        torch.float32: 2e-5 if device == 'cpu' else 1e-3,
+        torch.float16: 2e-3,
+        torch.bfloat16: 1.6e-2,
+    }
+    compare(
+        functools.partial(scan, reset=reset.to(device)),
+        alone(scan, reset, reverse), inputs, bounds,
+    )  # fmt: skip
+
+
+@each_backend
+@each_method
+def test_groups(backend, device, method):
+    """Each in its direction, all with one mask."""
+    flags = (False, True, True)
+    inputs = grouped_inputs(
+        3, shared=('z',), batch=2, channels=4, length=70, states=3, dtype=torch.float32
+    )
+    inputs = {name: x.detach().to(device).requires_grad_() for name, x in inputs.items()}
+    if METHODS[method].causal:
+        inputs['initial_state'] = new_state(inputs)
+    reset = random_reset(2, 70)
+    options = dict(backend=backend, discretization_method=method, delta_softplus=True)
+
+    def one_by_one(return_last_state=True, **given):
+        results = []
+        for k, reverse in enumerate(flags):
+            of_group = {
+                name: x[k] if name in ('A', 'D', 'delta_bias') else x[:, k]
+                for name, x in given.items()
+            }
+            scan = functools.partial(selective_scan_fn, **options, reverse=reverse)
+            results.append(alone(scan, reset, reverse)(**of_group))
+        return tuple(torch.stack(x, 1) for x in zip(*results, strict=True))
+
+    packed = functools.partial(
+        selective_scan_grouped_fn, **options, reverse=flags, reset=reset.to(device)
+    )
+    compare(packed, one_by_one, inputs)
+
+
+@each_backend
+@both_directions
+def test_no_steps_hand_the_state_through(backend, device, reverse):
+    options = dict(backend=backend, reverse=reverse, return_last_state=True)
+    inputs = inputs_of(torch.float32, device, length=0)
+    state = new_state(inputs)
+    reset = torch.zeros(2, 0, dtype=torch.bool, device=device)
+    out, last_state = selective_scan_fn(**inputs, initial_state=state, reset=reset, **options)
+    assert out.shape == inputs['u'].shape
+    assert torch.equal(last_state, state)
+    weight = torch.randn_like(state)
+    leaves = [state, *inputs.values()]
+    grads = torch.autograd.grad((last_state * weight).sum(), leaves, materialize_grads=True)
+    assert torch.equal(grads[0], weight)
+    assert not any(grad.any() for grad in grads[1:])
+
+
+@each_backend
+@both_directions
+def test_a_state_alone_is_used(backend, device, reverse):
+    """Of out alone and of the last state; a reset at the first step drops what came before."""
+    scan = functools.partial(
+        selective_scan_fn, backend=backend, reverse=reverse, return_last_state=True
+    )
+    inputs = {name: x.detach() for name, x in inputs_of(torch.float32, device).items()}
+    state = new_state(inputs)
+    reset = torch.zeros(2, 6, dtype=torch.bool, device=device)
+    reset[0, 0] = True
+    for result in scan(**inputs, initial_state=state, reset=reset):
+        (grad,) = torch.autograd.grad(result.sum(), state, retain_graph=True)
+        assert grad[1].all()
+        assert grad[0].all() if reverse else not grad[0].any()
+
+
+@each_backend
+@each_method
+@both_directions
+def test_what_overflows_stays_in_its_sequence(backend, device, method, reverse):
+    """inf times 0 is NaN: neither values nor gradients of the sequences beside it may have that."""
+    scan = functools.partial(
+        selective_scan_fn, backend=backend, discretization_method=method, reverse=reverse
+    )
+    inputs = inputs_of(torch.float32, device, batch=1, channels=2, length=90, states=4)
+    del inputs['z'], inputs['delta_bias']
+    with torch.no_grad():
+        inputs['A'].fill_(16.0)
+        inputs['delta'].fill_(0.001)
+        inputs['delta'][..., 30:60] = 1.0  # e^16 a step: no float32 after six of them
+        if method == 'bilinear':
+            inputs['delta'][..., 30:60] = 0.12
+            inputs['A'].fill_(16.6)
+    reset = torch.zeros(1, 90, dtype=torch.bool)
+    reset[0, [30, 60]] = True
+    out = scan(**inputs, reset=reset.to(device))
+    assert not out[..., 30:60].isfinite().all()
+    keep = [*range(30), *range(60, 90)]
+    outer = out[..., keep]
+    (grad,) = torch.autograd.grad(outer.sum(), inputs['u'])
+    expected = alone(scan, reset, reverse)(**inputs)[0]
+    (wanted,) = torch.autograd.grad(expected[..., keep].sum(), inputs['u'])
+    assert worst_error(outer, expected[..., keep]) <= 1e-6
+    assert worst_error(grad[..., keep], wanted[..., keep]) <= 1e-6
+
+
+@each_causal_method
+@pytest.mark.parametrize('is_complex', [False, True], ids=['real', 'complex'])
+@pytest.mark.parametrize('backend', ['native', 'torch', 'reference'])
+def test_derivatives(method, is_complex, backend):
+    inputs = make_inputs(batch=1, channels=2, length=3, states=1, is_complex=is_complex)
+    inputs['initial_state'] = new_state(inputs)
+    reset = torch.tensor([[False, False, True]])
+
+    def scan(*tensors):
+        return selective_scan_fn(
+            **dict(zip(inputs, tensors, strict=True)), reset=reset, delta_softplus=True,
+            return_last_state=True, discretization_method=method, backend=backend,
+        )  # fmt: skip
+
+    assert gradcheck(scan, tuple(inputs.values()))
+    if backend == 'reference' and method in ('zoh', 'foh'):
+        assert gradgradcheck(scan, tuple(inputs.values()))
+
+
+@both_directions
+@pytest.mark.parametrize('is_complex', [False, True], ids=['real', 'complex'])
+def test_dense(is_complex, reverse):
+    """Diagonal matrices are `bilinear`."""
+    inputs = make_inputs(length=9, is_complex=is_complex)
+    inputs['initial_state'] = new_state(inputs)
+    options = dict(reset=random_reset(2, 9), reverse=reverse, return_last_state=True)
+    matrices = inputs | {'A': torch.diag_embed(inputs['A'])}
+    diagonal = selective_scan_fn(**inputs, discretization_method='bilinear', **options)
+    for value, truth in zip(selective_scan_dense_ref(**matrices, **options), diagonal, strict=True):
+        torch.testing.assert_close(value, truth, rtol=1e-12, atol=1e-12)
