@@ -54,8 +54,8 @@ PAPER = {
 def recipes(task: str) -> list[Path]:
     """The configs of a task that train on its data set, relative to the root of the repository."""
     paths = sorted((ROOT / 'configs' / task).glob('*.py'))
-    # Drawn shapes and scenes of garments are for demos, tests and studies.
-    own = ('_shapes', '_fashion')
+    # Drawn shapes, scenes of garments and the Earth are for demos, tests and studies.
+    own = ('_shapes', '_fashion', '_earth')
     return [path.relative_to(ROOT) for path in paths if not any(o in path.stem for o in own)]
 
 
