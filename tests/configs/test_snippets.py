@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import (
     DATASETS,
@@ -110,7 +111,7 @@ def test_a_page_shows_its_snippet(page, snippet):
 
 
 OWN_DATA = (ROOT / 'docs/own_data.md').read_text()
-SEG, DET, CLS, CASCADE_HEADS, WINDOWS, _, INIT, _ = re.findall(
+SEG, DET, CLS, CASCADE_HEADS, SMALL, WINDOWS, _, INIT, _ = re.findall(
     r'```python\n(.*?)```', OWN_DATA, re.S
 )
 MASK_RCNN_HEADS = re.search(r'^model = .*$', DET, re.M)[0]
@@ -203,6 +204,40 @@ def test_large_images_keep_their_pixels(tmp_path):
     for i in range(len(SIZES)):
         sample = dataset[i]['data_samples']
         assert sample.img_shape == sample.ori_shape == sample.gt_sem_seg.shape
+
+
+def test_small_images_train_and_keep_their_size(tmp_path):
+    pytest.importorskip('mmseg')
+    write_ade20k(tmp_path / 'data')
+    (tmp_path / 'own_seg.py').write_text(SEG)
+    cfg = own_config(SMALL, tmp_path)
+    assert cfg.train_dataloader.batch_size == cfg.auto_scale_lr.base_batch_size == 16
+    # As the page has it but for the width and depth.
+    cfg.merge_from_dict(
+        dict(
+            model=dict(
+                backbone=dict(arch=dict(_delete_=True, embed_dims=8, num_layers=4)),
+                neck=dict(embed_dim=8),
+                decode_head=dict(in_channels=[8] * 4, channels=8),
+                auxiliary_head=dict(in_channels=8, channels=8),
+            )
+        )
+    )
+    cfg.model.backbone.out_indices = (0, 1, 2, 3)
+    model = MODELS.build(cfg.model)
+    dataset = DATASETS.build(cfg.train_dataloader.dataset)
+    batch = pseudo_collate([dataset[i] for i in range(4)])
+    data = model.data_preprocessor(batch, training=True)
+    assert data['inputs'].shape == (4, 3, 128, 128)
+    sum(v.sum() for k, v in model(**data, mode='loss').items() if 'loss' in k).backward()
+    model.eval()
+    strides = [128 / m.shape[-1] for m in model.extract_feat(data['inputs'])]
+    assert strides == [4, 8, 16, 32]
+    dataset = DATASETS.build(cfg.test_dataloader.dataset)
+    for i in range(len(SIZES)):
+        with torch.no_grad():
+            (sample,) = model.test_step(pseudo_collate([dataset[i]]))
+        assert sample.pred_sem_seg.data.shape[1:] == sample.ori_shape
 
 
 def leaves(value, name: str = ''):

@@ -1,7 +1,9 @@
 """What the documents show works as it stands there, and what they claim about the code holds."""
 
 import re
+import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,29 @@ def test_configs_and_tools_that_are_named_exist(document):
     rooms = 'configs|tools|benchmarks|studies'
     for name in re.findall(rf'(?<![\w/])(?:{rooms})/[\w/]+\.(?:py|sh)', document.read_text()):
         assert (ROOT / name).exists() or (document.parent / name).exists(), name
+
+
+def options_shown() -> dict[str, set[str]]:
+    """By script, the options that commands of the documents give it."""
+    shown = defaultdict(set)
+    for document in DOCUMENTS:
+        if document.name == 'CHANGELOG.md':
+            continue
+        for block in re.findall(r'```bash\n(.*?)```', document.read_text(), re.S):
+            for line in block.replace('\\\n', ' ').splitlines():
+                command = re.split(r' #| && | \| ', line)[0]
+                command = re.sub('tools/(dist|slurm)_train.sh', 'tools/train.py', command)
+                found = re.search(r'(?:^|[ /])((?:tools|benchmarks)/[\w/]+\.py) (.*)', command)
+                if found:
+                    shown[found[1]] |= set(re.findall(r'(?<!\S)--[a-z][\w-]*', found[2]))
+    return {script: options for script, options in shown.items() if options}
+
+
+@pytest.mark.parametrize('script', sorted(options_shown()))
+def test_options_that_are_shown_exist(script):
+    command = [sys.executable, ROOT / script, '--help']
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert options_shown()[script] <= set(re.findall(r'--[a-z][\w-]*', text))
 
 
 # What a distribution lets a module import, where that is not its name alone.

@@ -49,8 +49,9 @@ def selective_scan_dense_ref(
     ``selective_scan_fn(..., discretization_method='bilinear')`` on the diagonals.
 
     Args:
-        u, delta, z, B, C, D, delta_bias, delta_softplus, return_last_state, reverse, initial_state,
-            reset: As in ``selective_scan_fn``, B and C not interleaved.
+        u, delta, z, B, C, D, delta_bias, delta_softplus, return_last_state, reverse: As in
+            ``selective_scan_fn``, B and C not interleaved.
+        initial_state, reset: As in ``selective_scan_fn``.
         A: (D, N, N), real or complex. I - dt A / 2 must be regular, as it is for every dt > 0 where
             all eigenvalues have a real part of at most 0.
 
