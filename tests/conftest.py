@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.forked import leave_configs_as_they_are
+from tests.forked import spare_the_processor
 
 # Files that take half a minute of processor time and more, the longest first. A worker of `make
 # test` that began one of them at the end would leave the others without work.
@@ -42,16 +42,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker('slow')
 
 
-leave_configs_as_they_are()
+spare_the_processor()
 
 
 @pytest.fixture(scope='module', autouse=True)
 def nothing_old_is_garbage():
-    """What is there before a file's tests stays, and no collection of garbage looks through it.
-
-    MMEngine's data sets ask for one whenever they are built, and among all that a suite has
-    imported it would take a second.
-    """
+    """What is there before a file's tests stays, and no collection of garbage looks through it."""
     gc.collect()
     gc.freeze()
 

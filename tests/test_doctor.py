@@ -225,6 +225,7 @@ def test_a_check_that_fails_itself(monkeypatch):
     assert fails()['host']['finding'] == 'OSError: no such thing'
 
 
+@pytest.mark.slow
 def test_exact_values_are_those_of_mpmath():
     compute = load('dev/make_selftest.py')['compute']
     shipped = selftest.exact_values()

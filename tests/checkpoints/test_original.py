@@ -15,8 +15,10 @@ OUT = (5, 11, 17, 23)
 BOUNDS = {torch.float32: 2e-6, torch.float64: 1e-12}
 each_dtype = pytest.mark.parametrize(
     ('dtype', 'training'),
-    [(torch.float32, False), (torch.float64, True)],
-    ids=['fp32', 'fp64-training'],
+    [
+        pytest.param(torch.float32, False, id='fp32', marks=pytest.mark.slow),
+        pytest.param(torch.float64, True, id='fp64-training'),
+    ],
 )
 
 

@@ -111,8 +111,21 @@ def trained(model, wrapper: str, make_batch, graph: bool) -> dict:
     return found | model.state_dict()
 
 
-@pytest.mark.parametrize('wrapper', WRAPPERS)
-@pytest.mark.parametrize('make', [segmentor, recomputing_segmentor, classifier, detector])
+# In a hurry a segmentor in bfloat16 and a classifier speak for all.
+EACH = [
+    pytest.param(
+        make,
+        wrapper,
+        marks=()
+        if (make, wrapper) in ((segmentor, 'bfloat16'), (classifier, 'float32'))
+        else pytest.mark.slow,
+    )
+    for make in (segmentor, recomputing_segmentor, classifier, detector)
+    for wrapper in WRAPPERS
+]
+
+
+@pytest.mark.parametrize(('make', 'wrapper'), EACH)
 def test_a_training_of_a_shipped_model(make, wrapper, graph_device):
     pytest.importorskip({classifier: 'mmpretrain', detector: 'mmcv.ops'}.get(make, 'mmseg'))
     if wrapper == 'float16' and graph_device == 'cpu':

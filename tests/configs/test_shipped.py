@@ -144,12 +144,8 @@ ONE_METHOD = dict(zip(PER_METHOD, itertools.cycle(NOT_CONTROL)))
 BUILT = {f'{stem}_{method}.py' for stem, method in ONE_METHOD.items()}
 BUILT.add('seg/upernet_vim_t_zoh_exact.py')
 OF_ANOTHER_METHOD = {f'{stem}_{method}.py' for stem in ONE_METHOD for method in METHODS} - BUILT
-# In a hurry one of each task speaks for all.
-IN_A_HURRY = (
-    'cls/vim_fashion_zoh.py',
-    f'seg/upernet_vim_t_{ONE_METHOD["seg/upernet_vim_t"]}.py',
-    f'det/mask_rcnn_vim_t_{ONE_METHOD["det/mask_rcnn_vim_t"]}.py',
-)
+# In a hurry a classifier and a segmentor speak for all.
+IN_A_HURRY = ('cls/vim_fashion_zoh.py', f'seg/upernet_vim_t_{ONE_METHOD["seg/upernet_vim_t"]}.py')
 EACH_CONFIG = [
     pytest.param(name, marks=() if name in IN_A_HURRY else pytest.mark.slow)
     for name in (*config_names(), *STUDY_CONFIGS)

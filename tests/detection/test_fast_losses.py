@@ -105,7 +105,11 @@ OF_ONE_HEAD = {
 @pytest.mark.parametrize(
     ('kind', 'setting'),
     [('standard', setting) for setting in OTHERS]
-    + [('cascade', setting) for setting in OTHERS if setting not in OF_ONE_HEAD],
+    + [
+        pytest.param('cascade', setting, marks=pytest.mark.slow)
+        for setting in OTHERS
+        if setting not in OF_ONE_HEAD
+    ],
 )
 def test_settings(kind, setting, gpu_shapes):
     check(dict(kind=kind, **OTHERS[setting]), dict(objects=(5, 2)))

@@ -47,6 +47,7 @@ class Embedding(nn.Module):
         return x.flatten(2).mT + position
 
 
+@pytest.mark.slow
 def test_the_embedding_takes_any_size():
     """That of the position embedding, of the example, and one that patches do not divide."""
     module = Embedding().eval()

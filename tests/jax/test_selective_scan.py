@@ -71,6 +71,7 @@ def test_same_bits_as_the_operator_of_torch(method):
             assert torch.equal(value, expected[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('is_complex', [False, True], ids=['real', 'complex'])
 def test_gradients_are_differences(is_complex):
     """JAX's own check, and so its own convention of complex gradients."""
@@ -81,7 +82,11 @@ def test_gradients_are_differences(is_complex):
 
 @pytest.mark.parametrize(
     'mapped',
-    [('u', 'delta', 'B', 'C', 'z'), ('u', 'A'), ('C', 'delta_bias')],
+    [
+        pytest.param(('u', 'delta', 'B', 'C', 'z'), marks=pytest.mark.slow),
+        pytest.param(('u', 'A'), marks=pytest.mark.slow),
+        ('C', 'delta_bias'),
+    ],
     ids='-'.join,
 )
 def test_vmap_is_a_loop(mapped):
@@ -104,6 +109,7 @@ def test_vmap_is_a_loop(mapped):
     assert_same_tree(shared, expected)
 
 
+@pytest.mark.slow
 def test_vmap_in_vmap():
     """Two dimensions in front, one of them of A alone."""
     arrays = arrays_of(channels=3, length=5)
@@ -117,6 +123,7 @@ def test_vmap_in_vmap():
     assert_same_tree(nested, jnp.stack([jnp.stack([scan(v, a) for a in A]) for v in u]))
 
 
+@pytest.mark.slow
 def test_rematerialized_and_without_optional_results():
     arrays = arrays_of()
 
@@ -126,6 +133,7 @@ def test_rematerialized_and_without_optional_results():
     assert_same_tree(jax.grad(jax.checkpoint(loss))(arrays), jax.grad(loss)(arrays))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sizes', [dict(batch=0), dict(length=0)], ids=str)
 def test_empty(sizes):
     arrays = arrays_of(**sizes)
@@ -158,6 +166,7 @@ def test_mistakes_are_named(error, message, change):
         selective_scan_fn(**arrays | change(arrays))
 
 
+@pytest.mark.slow
 def test_what_has_no_derivative_says_so():
     arrays = arrays_of(batch=1, channels=1)
     with pytest.raises(TypeError, match='custom_vjp'):

@@ -153,7 +153,13 @@ class TestOnCpu:
     @pytest.mark.parametrize(
         'bimamba_type', [*(pytest.param(t, marks=pytest.mark.slow) for t in ('none', 'v1')), 'v2']
     )
-    @pytest.mark.parametrize('with_cp', [False, True], ids=['kept', 'recomputed'])
+    @pytest.mark.parametrize(
+        'with_cp',
+        [
+            pytest.param(False, id='kept'),
+            pytest.param(True, id='recomputed', marks=pytest.mark.slow),
+        ],
+    )
     def test_compile_in_one_graph(self, bimamba_type, with_cp):
         model = small_backbone(bimamba_type=bimamba_type, with_cp=with_cp, if_rope=True)
         assert_compiled(model, [images(40, 24)], dynamic=False)
@@ -220,6 +226,7 @@ class TestOnCpu:
         take_plain()
         assert_exact(given, results(module, x, grad))
 
+    @pytest.mark.slow
     def test_the_last_norm_is_plain_in_compiled_code(self):
         """Inductor prints the operands of an operator that is new to it, which doubles by layer."""
         codes = []

@@ -270,6 +270,7 @@ def test_adapters_of_peft_train(device):
         assert not torch.allclose(adapted(x)[0], given[0], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_one_adapted_layer_is_compiled_in_one_graph(operators):
     torch.compiler.reset()
     model, x = small_backbone(), images(16, 24)

@@ -93,7 +93,10 @@ def infinite_inputs(name, value, states, is_complex, **given):
 
 
 @pytest.mark.parametrize('backend', ['native', 'torch'])
-@pytest.mark.parametrize('is_complex', [False, True], ids=['real', 'complex'])
+@pytest.mark.parametrize(
+    'is_complex',
+    [pytest.param(False, id='real'), pytest.param(True, id='complex', marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize('method', METHODS)
 def test_what_is_infinite(method, is_complex, backend):
     """As in the reference: nothing that only fills lanes, nor an absent D, makes NaN of it.

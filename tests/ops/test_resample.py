@@ -96,6 +96,7 @@ def test_the_first_matrices_are_kept_up_to_the_limit(monkeypatch):
     assert all(map(torch.equal, first, again)) and len(resample._matrices) == 4
 
 
+@pytest.mark.slow
 def test_one_graph_under_compile():
     x = torch.randn(2, 3, 6, 5, requires_grad=True)
 

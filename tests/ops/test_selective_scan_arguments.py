@@ -190,6 +190,7 @@ def test_unknown_value_of_the_variable(backends, monkeypatch):
     assert backends == []
 
 
+@pytest.mark.slow
 def test_the_variable_is_frozen_into_a_compiled_graph(monkeypatch):
     graphs = []
 

@@ -16,7 +16,7 @@ from vim_mm.ops.discretization import METHODS, method_id
 # To PyTorch a method is a number among an operator's arguments. In a hurry two speak for all.
 one_causal_one_not = pytest.mark.parametrize(
     'method',
-    [pytest.param(m, marks=() if m in ('zoh', 'poly') else pytest.mark.slow) for m in METHODS],
+    [pytest.param(m, marks=() if m == 'zoh' else pytest.mark.slow) for m in METHODS],
 )
 # What deterministic mode (tests/ops/conftest.py) makes of empty tensors is not the same eagerly
 # and compiled.
@@ -74,9 +74,8 @@ def test_opcheck_backward(method, states):
     torch.library.opcheck(op, (None, grads[1], edges, *arguments))
 
 
-@pytest.mark.parametrize(
-    'method', [pytest.param(m, marks=() if m == 'zoh' else pytest.mark.slow) for m in METHODS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('method', METHODS)
 def test_compile_in_one_graph(method):
     """Static lengths, and one graph for every length when they are dynamic."""
     torch.compiler.reset()

@@ -26,6 +26,7 @@ def metafiles() -> list[str]:
     return read('model-index.yml')['Import']
 
 
+@pytest.mark.slow
 def test_files_are_what_the_tool_writes(tool):
     vim_mm.activate()
     for name, content in tool['files']().items():

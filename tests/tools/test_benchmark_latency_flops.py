@@ -98,6 +98,7 @@ def test_both_paths_train_the_same(run, configs, tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_does_not_run_has_no_figures(run, configs, tmp_path, monkeypatch):
     monkeypatch.setenv('VIM_USE_CUDA_KERNEL', '0')
     found = both_paths(run, configs['seg'], tmp_path / 'seg.json', '--passes', 'infer')
@@ -518,6 +519,7 @@ def test_any_head_of_a_segmentor_has_its_fast_form(monkeypatch):
     assert head == dict(type='UPerHead')
 
 
+@pytest.mark.slow
 def test_heads_of_both_kinds_are_built_and_compute_the_same(run, configs, tmp_path):
     run(
         'benchmark_latency_flops.py', configs['seg'], *SIZES, '--heads', 'mmseg', 'fast',

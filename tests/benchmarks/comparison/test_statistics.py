@@ -99,6 +99,7 @@ def test_the_interval_of_many_pairs_is_estimated():
     assert sign_flip_p(values - sign_flip_interval(values)[0]) == pytest.approx(0.05, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_intervals_cover():
     """95 % of samples, and of six comparisons with one control all together in 95 %."""
     rng = np.random.default_rng(0)

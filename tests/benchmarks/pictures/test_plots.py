@@ -84,7 +84,7 @@ def test_logarithmic_figures_are_plain_numbers(low, high, expected, tmp_path, mo
     assert len(saved) == 2
 
 
-@pytest.mark.parametrize('count', [1, 2, 3])
+@pytest.mark.parametrize('count', [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
 def test_predictions_stand_beside_truth(tmp_path, count):
     shapes = [(40, 64), (64, 40), (64, 64)][:count]
     path = tmp_path / 'predictions.png'

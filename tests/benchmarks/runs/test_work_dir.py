@@ -105,6 +105,7 @@ def data_root(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'config',
     [pytest.param(t, marks=pytest.mark.slow if t.startswith('det') else ()) for t in TASKS],

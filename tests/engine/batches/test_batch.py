@@ -177,7 +177,7 @@ def same_pictures(steps_a: list, steps_b: list) -> bool:
     return [sorted(step) for step in steps_a] == [sorted(step) for step in steps_b]
 
 
-@pytest.mark.parametrize('epochs', [None, 2])
+@pytest.mark.parametrize('epochs', [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_accumulation_is_the_whole_batch(epochs, tmp_path, monkeypatch):
     """The same pictures and rates in each step, and the same weights but for rounding."""
     monkeypatch.setattr(torch.backends.cudnn, 'allow_tf32', False)  # a thousand times coarser

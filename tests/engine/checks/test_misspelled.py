@@ -100,6 +100,7 @@ def test_layer_decay_of_another_backbone(configs):  # noqa: F811
     read(configs['seg'], **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('task', ['seg', 'det', 'cls'])
 def test_shipped_configs_have_no_such_name(task):
     """Neither at the top, nor as an argument. Those of other methods differ by the method alone."""

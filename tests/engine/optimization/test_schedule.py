@@ -82,13 +82,18 @@ def test_shipped_schedules_follow_a_longer_training(name, tmp_path):
     'schedulers',
     [
         [epochs(type='LinearLR', end=2), epochs(type='CosineAnnealingLR', T_max=6, begin=2)],
-        [epochs(type='PolyLR', power=0.9)],
-        [epochs(type='PolyLR', power=0.9, convert_to_iter_based=True)],
+        pytest.param([epochs(type='PolyLR', power=0.9)], marks=pytest.mark.slow),
+        pytest.param(
+            [epochs(type='PolyLR', power=0.9, convert_to_iter_based=True)], marks=pytest.mark.slow
+        ),
         [
             dict(type='LinearLR', by_epoch=False, end=3, start_factor=0.1),
             epochs(type='MultiStepLR', milestones=[2, 4]),
         ],
-        [epochs(type='StepLR', step_size=2), epochs(type='ExponentialLR', gamma=0.9, end=5)],
+        pytest.param(
+            [epochs(type='StepLR', step_size=2), epochs(type='ExponentialLR', gamma=0.9, end=5)],
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=['cosine', 'poly', 'converted', 'mixed', 'step'],
 )

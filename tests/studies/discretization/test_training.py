@@ -35,6 +35,7 @@ from tests.tools.conftest import run_tool
 from vim_mm.ops import METHODS
 
 
+@pytest.mark.slow
 def test_same_seed_same_result(make_data):
     data = make_data('fashion')
     first, again = (train('zoh_exact', 1, data, Settings(), 10) for _ in range(2))
@@ -48,6 +49,7 @@ def test_scenes_are_tested_at_other_sizes(make_data):
     json.dumps(result, allow_nan=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('arm', SPACED)
 def test_spacings_are_tested_and_stiffness_is_noted(arm, make_data):
     """Of each arm of the second round, with both ranges of dt."""
@@ -134,6 +136,7 @@ def test_the_second_plan_is_the_protocols(monkeypatch, tmp_path, capsys):
     assert 'spacing  dt1      zoh                   15 runs' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('peer', PEERS)
 def test_a_peer_follows_from_the_seed(make_data, peer):
     data = make_data('fashion')
