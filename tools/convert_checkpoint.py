@@ -63,10 +63,13 @@ def main(args: Namespace) -> None:
     from vim_mm.checkpoints.reading import read_as_data
     from vim_mm.engine.cli import read_config
     from vim_mm.engine.converted_model import build_model, build_target
+    from vim_mm.progress import working
 
-    checkpoint = read_as_data(args.input, 'cpu')
+    with working(f'reading {args.input}'):
+        checkpoint = read_as_data(args.input, 'cpu')
     try:
-        conversion = convert_checkpoint(checkpoint, args.backbone)
+        with working('converting weights'):
+            conversion = convert_checkpoint(checkpoint, args.backbone)
     except ValueError as error:
         raise ConversionError(f'{args.input} cannot be converted: {error}') from error
     print(f'{args.input}: a {conversion.kind} in {conversion.origin}')
@@ -88,7 +91,8 @@ def main(args: Namespace) -> None:
         )
     if part:
         keep_backbone(conversion)
-    write(as_checkpoint(conversion, str(args.input)), args.output)
+    with working(f'writing {args.output}'):
+        write(as_checkpoint(conversion, str(args.input)), args.output)
     print(f'{args.output} is written.')
 
 

@@ -38,6 +38,7 @@ def main(args: Namespace) -> int:
     import torch
 
     from vim_mm.export import differences, export_graph, load_package, write_package
+    from vim_mm.progress import working
 
     source = load_source(args, args.device)
     module, embed = source.module, source.model.backbone.patch_embed
@@ -55,7 +56,8 @@ def main(args: Namespace) -> int:
         sizes.append((2, height + 2 * multiple, width + 3 * multiple))
     images = [torch.randn(b, embed.in_channels, h, w, device=args.device) for b, h, w in sizes]
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    write_package(export_graph(module, images[-1], multiple), args.out, multiple)
+    with working(f'exporting {args.out}'):
+        write_package(export_graph(module, images[-1], multiple), args.out, multiple)
     worst = differences(module, load_package(args.out), images)
     report_differences(args.out, sizes, worst)
     if args.repeats:

@@ -132,6 +132,7 @@ def main(args: Namespace) -> int:
     import torch
 
     from vim_mm.export import OnnxModule, differences, export_onnx, quantize
+    from vim_mm.progress import working
 
     source = load_source(args)
     module, embed = source.module, source.model.backbone.patch_embed
@@ -144,13 +145,15 @@ def main(args: Namespace) -> int:
         sizes += [example, (3, height + embed.stride // 2, 2 * width)]
     images = [torch.randn(b, embed.in_channels, h, w) for b, h, w in sizes]
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    export_onnx(module, images[sizes.index(example)], args.out, args.dynamic)
+    with working(f'exporting {args.out}'):
+        export_onnx(module, images[sizes.index(example)], args.out, args.dynamic)
     files = [args.out]
     if args.int8:
         files.append(args.out.with_suffix(f'.int8{args.out.suffix}'))
         fixed = None if args.dynamic else (height, width)
         batches = calibration_batches(source.cfg, source.model, args.calibration_images, fixed)
-        quantize(*files, batches, args.int8_keep)
+        with working(f'quantizing {files[-1]}'):
+            quantize(*files, batches, args.int8_keep)
     errors = {file: differences(module, OnnxModule(file), images) for file in files}
     for file, worst in errors.items():
         report_differences(file, sizes, worst)

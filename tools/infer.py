@@ -12,12 +12,13 @@ from _command_line import add_arguments, add_bands, add_speed_arguments, end
 if TYPE_CHECKING:  # --help takes no PyTorch
     import numpy as np
     from mmengine.config import Config
-    from mmengine.structures import BaseDataElement
+    from mmengine.structures import BaseDataElement, InstanceData
     from mmengine.visualization import Visualizer
 
-LEAST_SIDE = 224  # pixels of an overlay that names a class
+LEAST_SIDE = 512  # pixels of the longer side of an overlay; smaller images are enlarged
 MOST_NAMED = 5  # pictures that failed, in the last line
-LEAST_NAMED = 16  # pixels of the shorter side of an image in which names of segments are drawn
+LETTERS = 13  # pixels
+DRAWN_SCORE = 0.3  # above which MMDetection's visualizer draws an instance
 
 
 def parse_args() -> Namespace:
@@ -97,50 +98,69 @@ class Reader:
 def draw(
     visualizer: 'Visualizer', image: 'np.ndarray', prediction: 'BaseDataElement', overlay: Path
 ) -> None:
-    """Write an image (H, W, 3), uint8, RGB, with the prediction over it."""
-    import cv2
+    """Write an image (H, W, 3), uint8, RGB, with the prediction over it and a legend below.
 
+    An image whose longer side is less than ``LEAST_SIDE`` is enlarged by a whole number.
+    """
+    import cv2
+    import numpy as np
+
+    from vim_mm.stream.lettering import draw_legend
     from vim_mm.whole_file import whole_file
 
-    drawn = []
-    visualizer.add_image = lambda name, image, step=0: drawn.append(image)
-    if 'pred_label' in prediction:
-        size = max(LEAST_SIDE, *image.shape[:2])
-        visualizer.visualize_cls(image, prediction, draw_gt=False, resize=size)
-    elif 'pred_sem_seg' in prediction:
-        drawn.append(draw_segments(visualizer, image, prediction))
+    factor = -(-LEAST_SIDE // max(image.shape[:2]))
+    large = cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_LINEAR)
+    if 'pred_sem_seg' in prediction:
+        labels = prediction.pred_sem_seg.data[0].cpu().numpy()
+        drawn = draw_segments(visualizer, large, labels.repeat(factor, 0).repeat(factor, 1))
+        found = np.unique(labels)
     else:
-        visualizer.add_datasample(overlay.stem, image, prediction, draw_gt=False)
-    ok, content = cv2.imencode('.png', drawn[-1][..., ::-1])
+        pictures: list[np.ndarray] = []
+        visualizer.add_image = lambda name, image, step=0: pictures.append(image)
+        found = np.zeros(0, int)  # of a classifier the names stand in the picture
+        if 'pred_label' in prediction:
+            visualizer.visualize_cls(large, prediction, draw_gt=False)
+        else:
+            if 'pred_instances' in prediction:
+                found = enlarge(prediction.pred_instances, factor)
+            visualizer.add_datasample(overlay.stem, large, prediction, draw_gt=False)
+        drawn = pictures[-1]
+    classes, palette = (visualizer.dataset_meta.get(key) or () for key in ('classes', 'palette'))
+    named = {classes[i]: palette[i] for i in found if i < min(len(classes), len(palette))}
+    drawn = np.concatenate([drawn, draw_legend(named, drawn.shape[1], LETTERS)])
+    ok, content = cv2.imencode('.png', drawn[..., ::-1])
     if not ok:
-        raise ValueError(f'OpenCV makes no PNG of {drawn[-1].shape} pixels')
+        raise ValueError(f'OpenCV makes no PNG of {drawn.shape} pixels')
     overlay.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(overlay) as part:
         part.write_bytes(content.tobytes())
 
 
 def draw_segments(
-    visualizer: 'Visualizer', image: 'np.ndarray', prediction: 'BaseDataElement'
+    visualizer: 'Visualizer', image: 'np.ndarray', labels: 'np.ndarray'
 ) -> 'np.ndarray':
-    """As MMSegmentation's visualizer, also over a single pixel and with names in any script."""
+    """As MMSegmentation's visualizer, also over a single pixel; the names are in the legend."""
     import numpy as np
 
-    from vim_mm.stream.lettering import put_name
-
-    classes, palette = (visualizer.dataset_meta[key] for key in ('classes', 'palette'))
-    labels = prediction.pred_sem_seg.data[0].cpu().numpy()
+    palette = visualizer.dataset_meta['palette']
     colours = np.zeros((max(int(labels.max()) + 1, len(palette)), 3))
     colours[: len(palette)] = palette
     alpha = getattr(visualizer, 'alpha', 0.8)
-    drawn = (image * (1 - alpha) + colours[labels] * alpha).astype(np.uint8)
-    side = min(image.shape[:2])
-    for label in np.unique(labels) if side >= LEAST_NAMED else ():
-        if label < len(classes):
-            rows, columns = np.nonzero(labels == label)
-            middle = len(rows) // 2  # a pixel of the segment
-            place = int(columns[middle]), int(rows[middle])
-            put_name(drawn, classes[label], place, max(9, side // 40), palette[label])
-    return drawn
+    return (image * (1 - alpha) + colours[labels] * alpha).astype(np.uint8)
+
+
+def enlarge(found: 'InstanceData', factor: int) -> 'np.ndarray':
+    """Scale boxes and masks of detections, in place, to an image that was enlarged.
+
+    Returns:
+        np.ndarray: The labels of those that MMDetection's visualizer draws, each once.
+    """
+    import numpy as np
+
+    found.bboxes = found.bboxes * factor
+    if 'masks' in found:
+        found.masks = found.masks.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
+    return np.unique(found.labels[found.scores > DRAWN_SCORE].cpu().numpy())
 
 
 def overlays_of(pictures: list[Path], folder: Path) -> list[Path]:
@@ -193,7 +213,7 @@ def main(args: Namespace) -> None:
     from vim_mm.engine.cli import load_model, read_config
     from vim_mm.engine.reader import class_meta
     from vim_mm.outputs import check_outputs
-    from vim_mm.progress import progress, say
+    from vim_mm.progress import progress, say, slow_at_first
     from vim_mm.stream.frames import find_pictures
 
     cfg = read_config(args)
@@ -202,6 +222,8 @@ def main(args: Namespace) -> None:
     check_outputs(overlays, [('a picture of the input', picture) for picture in pictures])
     model, checkpoint = load_model(cfg, args.checkpoint)
     accelerate(model, amp=args.amp, graph=args.graph, compile=args.compile)
+    if args.compile:
+        model.test_step = slow_at_first(model.test_step, 'compiling the model')
     reader, visualizer = Reader(cfg, args.bands), build_visualizer(cfg, class_meta(cfg, checkpoint))
     failed: list[str] = []
     for picture, overlay in progress([*zip(pictures, overlays, strict=True)], 'pictures'):

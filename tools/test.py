@@ -67,6 +67,7 @@ def main(args: Namespace) -> None:
     from vim_mm.engine.checks.data import check_data
     from vim_mm.engine.cli import read_config
     from vim_mm.engine.tta import augment_test, leave_out_masks
+    from vim_mm.progress import slow_at_first
 
     cfg = read_config(args)
     check_data(cfg, 'test')
@@ -82,6 +83,8 @@ def main(args: Namespace) -> None:
         if type_name(cfg.model) == 'DetTTAModel':
             leave_out_masks(model)
         accelerate(model, amp=args.amp, graph=args.graph, compile=args.compile)
+        if args.compile:
+            model.test_step = slow_at_first(model.test_step, 'compiling the model')
         for metric in runner.test_loop.evaluator.metrics:
             if isinstance(metric, LabelMaps):
                 metric.name(runner.test_loop.dataloader.dataset)

@@ -98,10 +98,16 @@ def load_inputs(cfg: Config, args: Namespace) -> tuple[nn.Module, Tensor, list]:
 
 
 def without_padding(maps: Tensor, inputs: Tensor, pictures: list) -> list[Tensor]:
-    """Maps (B, .., h, w) of padded inputs, cut to where their pictures are."""
-    ratios = [*zip(maps.shape[-2:], inputs.shape[-2:])]
-    sizes = [[-(-n * ours // whole) for n, (ours, whole) in zip(p.shape, ratios)] for p in pictures]
-    return [m[..., :rows, :columns] for m, (rows, columns) in zip(maps, sizes)]
+    """Maps (B, .., h, w) of padded inputs, cut to the places that lie in their pictures as a whole.
+
+    A picture that is smaller than a place keeps one.
+    """
+    ratios = [*zip(maps.shape[-2:], inputs.shape[-2:], strict=True)]
+    sizes = [
+        [max(n * ours // whole, 1) for n, (ours, whole) in zip(p.shape[:2], ratios, strict=True)]
+        for p in pictures
+    ]
+    return [m[..., :rows, :columns] for m, (rows, columns) in zip(maps, sizes, strict=True)]
 
 
 def choose_layers(backbone: nn.Module, count: int) -> list[int]:
@@ -133,7 +139,7 @@ def draw_methods(cfg: Config, args: Namespace, path: Path) -> None:
             f'Every method runs with the weights of {args.checkpoint}, whichever trained them; '
             '--checkpoints METHOD=FILE gives it its own.'
         )
-    columns, images = {}, []
+    columns, images, ignored = {}, [], []
     # Every method with its own weights; without any, all of them with those of one run.
     for method in progress([*own] or [*METHODS], 'methods'):
         cfg.model.backbone.discretization_method = method
@@ -142,9 +148,10 @@ def draw_methods(cfg: Config, args: Namespace, path: Path) -> None:
             cfg, checkpoint, args.images, args.score, method not in own, args.bands
         )
         images = [sample.image for sample in samples]
+        ignored = [sample.ignored for sample in samples]
         columns.setdefault('ground truth', [sample.truth for sample in samples])
         columns[method] = [sample.prediction for sample in samples]
-    panels.plot_methods(images, columns, classes, palette, path)
+    panels.plot_methods(images, columns, classes, palette, path, ignored)
 
 
 def draw_features(cfg: Config, args: Namespace, path: Path) -> None:

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.comparison.results import TaskResults, family, is_testable
+from benchmarks.pictures.palette import styles_of
 
 
 def plot_task(task: TaskResults, path: Path) -> None:
@@ -27,9 +28,9 @@ def draw_task(task: TaskResults) -> Figure:
     panels += [_draw_differences] if family(task) else []
     panels += [_draw_times] if task.costs.keys() & {*task.arms} else []
     figure = Figure(figsize=(5 * len(panels), 4.2), dpi=120, layout='constrained')
-    colours = {arm: f'C{i}' for i, arm in enumerate(task.arms)}
+    styles = styles_of(task.arms)
     for axes, draw in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
-        draw(axes, task, colours)
+        draw(axes, task, styles)
         axes.grid(alpha=0.3)
         axes.spines[['top', 'right']].set_visible(False)
     text = f'{task.name}, {len(task.seeds)} seeds'
@@ -37,13 +38,15 @@ def draw_task(task: TaskResults) -> Figure:
     return figure
 
 
-def _draw_curves(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
+def _draw_curves(axes: Axes, task: TaskResults, styles: dict[str, dict]) -> None:
     for arm in task.arms:
         curve = np.array([[p[:2] for p in task.runs[arm][s]['curve']] for s in task.seeds])
         steps, values = curve[0, :, 0], curve[..., 1]
         mean, spread = values.mean(axis=0), _deviation(values)
-        axes.plot(steps, mean, color=colours[arm], label=task.title(arm), linewidth=1.2)
-        axes.fill_between(steps, mean - spread, mean + spread, color=colours[arm], alpha=0.12)
+        axes.plot(steps, mean, label=task.title(arm), **styles[arm])
+        axes.fill_between(
+            steps, mean - spread, mean + spread, color=styles[arm]['color'], alpha=0.12
+        )
     heading = 'Test images while training'
     if len(task.seeds) > 1:
         heading = 'While training: mean and standard deviation'
@@ -56,15 +59,17 @@ def _deviation(values: Sequence) -> np.ndarray:
     return np.std(values, axis=0, ddof=min(1, len(values) - 1))
 
 
-def _draw_differences(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
+def _draw_differences(axes: Axes, task: TaskResults, styles: dict[str, dict]) -> None:
     found = family(task)
     spread = is_testable(len(task.seeds))
     for row, (arm, (comparison, _)) in enumerate(found.items()):
         points = comparison.differences
-        axes.plot(points, np.full(len(points), row), '.', color=colours[arm], alpha=0.4)
+        axes.plot(points, np.full(len(points), row), '.', color=styles[arm]['color'], alpha=0.4)
         error = [[comparison.mean - comparison.low], [comparison.high - comparison.mean]]
         error = error if spread else None
-        axes.errorbar(comparison.mean, row, xerr=error, fmt='o', color=colours[arm], capsize=3)
+        axes.errorbar(
+            comparison.mean, row, xerr=error, fmt='o', color=styles[arm]['color'], capsize=3
+        )
     axes.axvline(0, color='black', linewidth=0.8)
     axes.set_yticks(range(len(found)), [task.title(arm) for arm in found])
     axes.invert_yaxis()
@@ -74,7 +79,7 @@ def _draw_differences(axes: Axes, task: TaskResults, colours: dict[str, str]) ->
     )
 
 
-def _draw_times(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
+def _draw_times(axes: Axes, task: TaskResults, styles: dict[str, dict]) -> None:
     seconds = {
         arm: task.costs[arm]['milliseconds'] * task.runs[arm][task.seeds[0]]['settings']['steps']
         / 1000
@@ -85,7 +90,7 @@ def _draw_times(axes: Axes, task: TaskResults, colours: dict[str, str]) -> None:
     for arm, x in seconds.items():
         values = task.metrics(arm)
         mean, deviation = np.mean(values), _deviation(values)
-        axes.errorbar(x, mean, yerr=deviation, fmt='o', color=colours[arm], capsize=3)
+        axes.errorbar(x, mean, yerr=deviation, fmt='o', color=styles[arm]['color'], capsize=3)
         # On the left of its point where another point is near on the right.
         left = any(0 < other - x < near for other in seconds.values())
         axes.annotate(

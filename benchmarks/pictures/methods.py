@@ -1,9 +1,8 @@
 """Pictures of what the methods are: regions, errors, responses and differences.
 
 ``tools/analysis/verify_discretization.py --pictures`` draws them for docs/methods.md.
-Each method has one colour, one kind of line and one marker in all of them. The exact solution is a
-broad grey line. Mamba-3's trapezoidal rule, which the package does not offer, is there for
-comparison.
+The styles of the methods are in palette.py. The exact solution is a broad grey line. Mamba-3's
+trapezoidal rule, which the package does not offer, is there for comparison.
 """
 
 from pathlib import Path
@@ -13,25 +12,10 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.pictures.palette import MARKERS, METHOD_NAMES, STYLES
 from vim_mm.ops import METHODS, discretize
 
 _DPI = 110
-# Colours of Okabe and Ito, which people with colour blindness tell apart.
-_LINES = {
-    'zoh': ('#D55E00', '-', 1.6, 's'),
-    'foh': ('#0072B2', '-.', 1.6, 'v'),
-    'bilinear': ('#009E73', (0, (6, 2)), 1.6, 'x'),
-    'poly': ('#CC79A7', (0, (4, 1, 1, 1, 1, 1)), 1.8, 'd'),
-    'highorder': ('#E69F00', (0, (1, 1)), 2.2, '^'),
-    'rk4': ('#56B4E9', (0, (3, 2)), 1.8, '+'),
-    'zoh_exact': ('black', (0, (2, 3)), 1.6, 'o'),
-    'mamba3': ('#8C564B', (0, (8, 2, 2, 2)), 1.4, '1'),
-}
-STYLES = {
-    name: dict(color=colour, linestyle=line, linewidth=width)
-    for name, (colour, line, width, _) in _LINES.items()
-}
-METHOD_NAMES = [name for name in STYLES if name != 'mamba3']
 EXACT = dict(color='0.78', linestyle='-', linewidth=6)
 _LABELS = {'mamba3': 'Mamba-3 (not offered)'}
 
@@ -148,7 +132,7 @@ def plot_errors(path: Path) -> None:
     steps = 2.0 ** -np.arange(1, 10)
     for method, style in STYLES.items():
         error = np.array([_error_of_states(method, dt) for dt in steps])
-        drawn = style | dict(marker=_LINES[method][3], markersize=4, fillstyle='none')
+        drawn = style | dict(marker=MARKERS[method], markersize=4, fillstyle='none')
         errors.loglog(steps, error, label=_LABELS.get(method, method), **drawn)
         if method not in ('foh', 'poly'):  # whose states do not tend to the solution
             scaled.semilogx(steps, error / steps, **drawn)
@@ -185,7 +169,7 @@ def plot_responses(path: Path) -> None:
         times = dt * np.arange(1, round(end / dt) + 1)
         for method, style in STYLES.items():
             x = simulate(method, dt, -1.0, np.ones_like(times))
-            marker = dict(marker=_LINES[method][3], markersize=6, fillstyle='none')
+            marker = dict(marker=MARKERS[method], markersize=6, fillstyle='none')
             axes.plot(times, x, label=_LABELS.get(method, method), **marker, **style)
         axes.set(xlabel='t', ylabel='x')
         axes.set_title(f"unit step, x' = -x + u, dt = {dt:g} (z = {-dt:g})")

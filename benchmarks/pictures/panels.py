@@ -7,9 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from benchmarks.pictures.plots import Region, draw_regions
+from benchmarks.pictures.plots import Region, draw_legend, draw_regions
 
 _INCHES = 1.5
 _DPI = 150
@@ -39,6 +38,7 @@ def plot_methods(
     classes: Sequence[str],
     palette: Sequence[Sequence[int]],
     path: str | Path,
+    ignored: Sequence[np.ndarray | None] = (),
 ) -> None:
     """Draw images, and regions of each image in columns such as ground truth and methods.
 
@@ -47,6 +47,7 @@ def plot_methods(
         columns: By title, the regions of each image.
         classes, palette: Names and RGB of the classes; the legend has those that occur.
         path: Picture to write.
+        ignored: (H, W) bool of each image, the pixels without a label, hatched in 'ground truth'.
     """
     figure, panels = _grid(len(images), 1 + len(columns), extra=0.35)
     panels[0, 0].set_title('image', fontsize=_FONT)
@@ -54,17 +55,15 @@ def plot_methods(
         _show(row[0], image)
     for k, (title, found) in enumerate(columns.items(), 1):
         panels[0, k].set_title(title, fontsize=_FONT)
-        for row, image, regions in zip(panels, images, found, strict=True):
-            draw_regions(row[k], image, regions, palette)
+        hatched = [*ignored] if title == 'ground truth' and ignored else [None] * len(images)
+        for row, image, regions, mask in zip(panels, images, found, hatched, strict=True):
+            draw_regions(row[k], image, regions, palette, mask)
             row[k].set_aspect('equal', adjustable='datalim')
     labels = {r.label for found in columns.values() for regions in found for r in regions}
-    handles = [
-        Patch(color=np.divide(palette[label], 255), label=classes[label])
-        for label in sorted(labels)
-    ]
-    figure.legend(
-        handles=handles, loc='outside lower center', ncols=8, frameon=False, fontsize=_FONT
-    )
+    draw_legend(
+        figure, labels, classes, palette,
+        ignored=any(mask is not None and mask.any() for mask in ignored), fontsize=_FONT,
+    )  # fmt: skip
     figure.savefig(path)
 
 

@@ -1,6 +1,6 @@
 """Pictures for ``tools/``: training curves, predictions beside the ground truth, and benchmarks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+from benchmarks.pictures.palette import LOSS, METRICS, styles_of
 
 _PANEL_INCHES = 1.9
 _DPI = 120
@@ -38,11 +40,16 @@ class Region:
 
 @dataclass
 class Sample:
-    """An image, (H, W, 3) uint8 RGB, with what is on it and what the model finds on it."""
+    """An image, (H, W, 3) uint8 RGB, with what is on it and what the model finds on it.
+
+    Attributes:
+        ignored (np.ndarray, optional): (H, W) bool, the pixels that have no label.
+    """
 
     image: np.ndarray
     truth: list[Region]
     prediction: list[Region]
+    ignored: np.ndarray | None = None
 
 
 @dataclass
@@ -55,7 +62,7 @@ class Line:
 
 
 def plot_lines(panels: dict[str, Sequence[Line]], xlabel: str, path: str | Path) -> None:
-    """Draw panels side by side, both axes logarithmic, each name in one colour throughout.
+    """Draw panels side by side, both axes logarithmic, each name in one style throughout.
 
     Args:
         panels (dict): By title, lines of positive values.
@@ -63,8 +70,8 @@ def plot_lines(panels: dict[str, Sequence[Line]], xlabel: str, path: str | Path)
         path (str | Path): Picture to write.
     """
 
-    def draw(axes: Axes, line: Line, colour: str) -> Line2D:
-        (handle,) = axes.plot(line.x, line.y, color=colour, marker='o', markersize=3.5)
+    def draw(axes: Axes, line: Line, style: dict[str, Any]) -> Line2D:
+        (handle,) = axes.plot(line.x, line.y, marker='o', markersize=3.5, **style)
         return handle
 
     named = {title: {line.name: line for line in lines} for title, lines in panels.items()}
@@ -86,8 +93,8 @@ def plot_losses(runs: dict[str, dict[str, Sequence[tuple[int, float]]]], path: s
         path (str | Path): Picture to write.
     """
 
-    def draw(axes: Axes, points: Sequence[tuple[int, float]], colour: str) -> Line2D:
-        (handle,) = axes.plot(*_columns(points), color=colour, linewidth=1)
+    def draw(axes: Axes, points: Sequence[tuple[int, float]], style: dict[str, Any]) -> Line2D:
+        (handle,) = axes.plot(*_columns(points), **style)
         return handle
 
     figure, grid = _draw_panels(runs, draw, 3.6)
@@ -109,25 +116,27 @@ def _log_values(axes: Axes) -> None:
 
 
 def _draw_panels(
-    panels: dict[str, dict[str, Any]], draw: Callable[[Axes, Any, str], Line2D], height: float
+    panels: dict[str, dict[str, Any]],
+    draw: Callable[[Axes, Any, dict[str, Any]], Line2D],
+    height: float,
 ) -> tuple[Figure, list[Axes]]:
-    """A panel for each title, side by side; what has one name has one colour in all of them.
+    """A panel for each title, side by side; what has one name has one style in all of them.
 
-    ``draw`` puts one thing into a panel in a colour; ``height`` is in inches.
+    ``draw`` puts one thing into a panel in a style; ``height`` is in inches.
     """
     figure = Figure(figsize=(4.2 * len(panels), height), dpi=_DPI, layout='constrained')
     names = [*dict.fromkeys(name for group in panels.values() for name in group)]
     grid = [*figure.subplots(1, len(panels), squeeze=False)[0]]
-    handles = {}
+    handles, styles = {}, styles_of(names)
     for axes, (title, group) in zip(grid, panels.items(), strict=True):
         for name, thing in group.items():
-            handles[name] = draw(axes, thing, f'C{names.index(name)}')
+            handles[name] = draw(axes, thing, styles[name])
         axes.set_title(title, fontsize=9)
         axes.grid(alpha=0.3, which='both')
         axes.spines[['top', 'right']].set_visible(False)
     figure.legend(
         [handles[name] for name in names], names, loc='outside lower center',
-        ncols=len(names), frameon=False,
+        ncols=len(names), frameon=False, handlelength=4,
     )  # fmt: skip
     return figure, grid
 
@@ -146,14 +155,19 @@ def plot_curves(
     """
     figure = Figure(figsize=(9, 3.4), dpi=_DPI, layout='constrained')
     left, right = figure.subplots(1, 2)
-    left.plot(*_columns(losses), color='tab:blue', linewidth=1.2)
-    left.set(title='Training', ylabel='loss')
-    for name, points in metrics.items():
+    left.plot(*_columns(losses), color=LOSS, linewidth=1.2)
+    left.set(title='Training', ylabel='training loss')
+    for i, (name, points) in enumerate(metrics.items()):
         steps, values = _columns(points)
         right.plot(
-            steps, values, marker='o', markersize=3.5, label=f'{name}, last {values[-1]:.1f}'
+            steps,
+            values,
+            marker='o',
+            markersize=3.5,
+            color=METRICS[i % len(METRICS)],
+            label=f'{name}, last {values[-1]:.1f}',
         )
-    right.set(title='Held-out images', ylabel='percent', ylim=(0, 100))
+    right.set(title='Held-out images', ylabel=f'{", ".join(metrics) or "metric"}, %', ylim=(0, 100))
     if metrics:
         right.legend(loc='lower right')
     last = max(step for points in (losses, *metrics.values()) for step, _ in points)
@@ -190,22 +204,41 @@ def plot_predictions(
     for axes in grid.flat:
         axes.set_axis_off()
         axes.set_box_aspect(1)
-    for column in range(columns):
-        grid[0, column].set_title(('image', 'ground truth', 'prediction')[column % 3], fontsize=10)
     for panels, sample in zip(grid.reshape(-1, 3), samples, strict=False):
         panels[0].imshow(_enlarge(sample.image, cv2.INTER_LINEAR))
-        draw_regions(panels[1], sample.image, sample.truth, palette)
+        draw_regions(panels[1], sample.image, sample.truth, palette, sample.ignored)
         draw_regions(panels[2], sample.image, sample.prediction, palette)
-        for axes in panels:
+        for axes, title in zip(panels, ('image', 'ground truth', 'prediction'), strict=True):
+            axes.set_title(title, fontsize=10)
             # Panels stay square and in line, whatever the shape of the image.
             axes.set_aspect('equal', adjustable='datalim')
-    labels = {region.label for sample in samples for region in (*sample.truth, *sample.prediction)}
+    draw_legend(
+        figure,
+        {region.label for sample in samples for region in (*sample.truth, *sample.prediction)},
+        classes,
+        palette,
+        ignored=any(s.ignored is not None and s.ignored.any() for s in samples),
+    )
+    figure.savefig(path)
+
+
+def draw_legend(
+    figure: Figure,
+    labels: Iterable[int],
+    classes: Sequence[str],
+    palette: Sequence[Sequence[int]],
+    ignored: bool = False,
+    **options: Any,
+) -> None:
+    """Put the classes of these labels below a figure, and what hatched pixels are."""
     handles = [
         Patch(color=np.divide(palette[label], 255), label=classes[label])
         for label in sorted(labels)
     ]
-    figure.legend(handles=handles, loc='outside lower center', ncols=10, frameon=False)
-    figure.savefig(path)
+    if ignored:
+        handles.append(Patch(facecolor='white', edgecolor='0.4', hatch='////', label='ignored'))
+    options = dict(ncols=10, **options)
+    figure.legend(handles=handles, loc='outside lower center', frameon=False, **options)
 
 
 def _columns(points):
@@ -217,8 +250,11 @@ def _enlarge(image, interpolation):
     return cv2.resize(image, None, fx=factor, fy=factor, interpolation=interpolation)
 
 
-def draw_regions(axes, image, regions, palette):
-    """Show tinted, outlined regions on the grey image; detections also get box and score."""
+def draw_regions(axes, image, regions, palette, ignored=None):
+    """Show tinted, outlined regions on the grey image; detections also get box and score.
+
+    Pixels of ``ignored``, (H, W) bool, are hatched.
+    """
     # Grey, so that every colour in the panel is that of a class.
     grey = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
     canvas = _enlarge(grey, cv2.INTER_LINEAR)
@@ -229,6 +265,11 @@ def draw_regions(axes, image, regions, palette):
         canvas[inside] = ((1 - _OPACITY) * canvas[inside] + _OPACITY * colour).astype(np.uint8)
         contours, _ = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
         cv2.drawContours(canvas, contours, -1, colour.tolist(), 2)
+    if ignored is not None:
+        rows, columns = np.indices(canvas.shape[:2])
+        hatched = _enlarge(ignored.astype(np.uint8), cv2.INTER_NEAREST).astype(bool)
+        canvas[hatched] = 255
+        canvas[hatched & ((rows + columns) % 12 < 3)] = 100
     axes.imshow(canvas)
     scale = canvas.shape[0] / image.shape[0]
     for region in regions:

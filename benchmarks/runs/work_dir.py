@@ -151,16 +151,17 @@ def predict_samples(
     for index in progress(spread_evenly(len(dataset), count), 'pictures'):
         with torch.no_grad():
             result = model.test_step(pseudo_collate([dataset[index]]))[0]
-        image = loaded.displayed(bands)
+        image, ignored = loaded.displayed(bands), None
         if 'pred_sem_seg' in result:
             truth = _segments(result.gt_sem_seg.data[0])
+            ignored = (result.gt_sem_seg.data[0] == 255).cpu().numpy()
             prediction = _segments(result.pred_sem_seg.data[0])
         else:
             found = result.pred_instances.cpu()
             size = image.shape[:2]
             truth = _instances(result.gt_instances, size)
             prediction = _instances(found[found.scores >= score_threshold], size)
-        samples.append(Sample(image, truth, prediction))
+        samples.append(Sample(image, truth, prediction, ignored))
     return samples, drawable_names(meta['classes']), meta['palette']
 
 

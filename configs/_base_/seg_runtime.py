@@ -4,5 +4,8 @@ default_scope = 'mmseg'
 default_hooks = dict(visualization=dict(type='SegVisualizationHook'))
 env_cfg = dict(cudnn_benchmark=True)
 visualizer = dict(
-    type='SegLocalVisualizer', name='visualizer', vis_backends=[dict(type='LocalVisBackend')]
+    type='SegLocalVisualizer',
+    name='visualizer',
+    alpha=0.5,
+    vis_backends=[dict(type='LocalVisBackend')],
 )

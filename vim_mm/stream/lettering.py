@@ -1,6 +1,6 @@
 """Names of classes in any script, drawn over images with a font that has their characters."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 
 import cv2
@@ -52,6 +52,35 @@ def put_name(
     left = max(0, min(place[0], image.shape[1] - width))
     top = max(0, min(place[1], image.shape[0] - height))
     image[top : top + height, left : left + width] = label[:height, :width]
+
+
+def draw_legend(colours: Mapping[str, Sequence[int]], width: int, size: int) -> np.ndarray:
+    """What to put below an image: a swatch for each class and its name, in as many rows as needed.
+
+    Args:
+        colours (Mapping): By name, as :func:`drawable_names` gives it, three numbers in 0 to 255.
+        width (int): Pixels; a name that does not fit is cut off.
+        size (int): Height of the letters in pixels.
+
+    Returns:
+        ndarray: (H, width, 3), uint8, white; H is 0 without a class.
+    """
+    height, gap = 2 * size, size // 2
+    rows: list[np.ndarray] = []
+    left = width
+    for name, colour in colours.items():
+        label = _label(name, size, (255,) * 3)
+        if left + size + 2 * gap + label.shape[1] > width:
+            rows.append(np.full((height, width, 3), 255, np.uint8))
+            left = gap
+        row = rows[-1]
+        row[gap : gap + size, left : left + size] = colour
+        left += size + gap
+        top = max(0, (height - label.shape[0]) // 2)
+        part = row[top : top + label.shape[0], left : left + label.shape[1]]
+        part[...] = label[: part.shape[0], : part.shape[1]]
+        left += label.shape[1] + 2 * gap
+    return np.concatenate(rows) if rows else np.zeros((0, width, 3), np.uint8)
 
 
 @lru_cache(4096)

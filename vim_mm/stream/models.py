@@ -8,6 +8,7 @@ from torch import nn
 from vim_mm.acceleration import accelerate
 from vim_mm.config import dataset_options, type_name
 from vim_mm.errors import UserValueError
+from vim_mm.progress import slow_at_first
 from vim_mm.stream.predictor import Predictor
 from vim_mm.stream.stages import has_stages
 
@@ -66,4 +67,6 @@ def make_predictor(
     """
     if not has_stages(model):
         accelerate(model, amp=amp, graph=graph, compile=compile)
+        if compile:
+            model.predict = slow_at_first(model.predict, 'compiling the model')
     return Predictor(model, transforms, amp=amp, graph=graph, compile=compile, **options)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vim_mm.acceleration import record
+from vim_mm.progress import slow_at_first
 from vim_mm.stream.pixels import Preprocessing
 
 STAGES = ('preprocess', 'backbone', 'head', 'postprocess')
@@ -74,7 +75,10 @@ class SegmentorStages:
             backbone, head = (torch.autocast(device, torch.bfloat16)(f) for f in (backbone, head))
         if compile:
             model.to(memory_format=torch.channels_last)
-            backbone, head, self.labels = map(torch.compile, (backbone, head, model.labels))
+            backbone, head, self.labels = (
+                slow_at_first(torch.compile(part), f'compiling {name}')
+                for name, part in dict(backbone=backbone, head=head, labels=model.labels).items()
+            )
         self.functions: list[tuple[str, Callable[[Any], Any]]] = [
             ('preprocess', preprocess),
             ('backbone', self._windowed(backbone)),

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.comparison.results import CONTROL, Rows, TaskResults, family_rows
 from benchmarks.measure.tables import figures, without_empty_columns
-from benchmarks.pictures.methods import STYLES
+from benchmarks.pictures.palette import STYLES
 from studies.discretization.known_answer.convergence import EXACT, STEPS, order
 from studies.discretization.known_answer.recovery import ARMS, RANGES, RATES
 from studies.discretization.known_answer.signals import INPUTS

@@ -42,22 +42,22 @@ def test_curves_hold_every_series(tmp_path):
     one = _read(path)
     plot_curves(losses, {'mIoU': [(20, 30.0), (40, 60.0)], 'other': [(20, 80.0), (40, 90.0)]}, path)
     two = _read(path)
-    first, second = (31, 119, 180), (255, 127, 14)  # matplotlib's tab:blue and tab:orange
+    first, second = (0, 158, 115), (0, 114, 178)  # of the second metric, and of the loss
     assert one.shape == two.shape
-    assert _pixels_of(one, first) > 100 and _pixels_of(one, second) == 0
-    assert _pixels_of(two, second) > 50
+    assert _pixels_of(one, second) > 100 and _pixels_of(one, first) == 0
+    assert _pixels_of(two, first) > 50
     plot_curves(losses, {}, path)
-    assert _pixels_of(_read(path), first) < _pixels_of(one, first)
+    assert _pixels_of(_read(path), (213, 94, 0)) == 0 < _pixels_of(one, (213, 94, 0))
 
 
 def test_one_point_is_drawn(tmp_path):
     plot_curves([(20, 1.0)], {'mIoU': [(20, 30.0)]}, tmp_path / 'curves.png')
-    assert _pixels_of(_read(tmp_path / 'curves.png'), (31, 119, 180)) > 20
+    assert _pixels_of(_read(tmp_path / 'curves.png'), (213, 94, 0)) > 20
 
 
 def test_metrics_are_drawn_without_a_loss(tmp_path):
     plot_curves([], {'mIoU': [(2, 30.0), (4, 60.0)]}, tmp_path / 'curves.png')
-    assert _pixels_of(_read(tmp_path / 'curves.png'), (31, 119, 180)) > 20
+    assert _pixels_of(_read(tmp_path / 'curves.png'), (213, 94, 0)) > 20
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,21 @@ def test_predictions_stand_beside_truth(tmp_path, count):
     ]
     # Half of each of the two coloured panels is red, less what the legend has.
     assert reddish[0] == pytest.approx(2 * reddish[1], rel=0.1)
+
+
+def test_pixels_without_a_label_are_hatched_in_the_truth(tmp_path):
+    sample = _sample(64, 64, predicted=True)
+    pictures = []
+    for ignored in (None, np.zeros((64, 64), bool), np.tri(64, dtype=bool)):
+        sample.ignored = ignored
+        plot_predictions([sample], CLASSES, PALETTE, tmp_path / 'predictions.png')
+        pictures.append(_read(tmp_path / 'predictions.png'))
+    plain, without, hatched = pictures
+    assert np.array_equal(plain, without)
+    third = hatched.shape[1] // 3
+    changed = (hatched != plain).any(axis=2)[: hatched.shape[0] // 2]
+    assert changed[:, third : 2 * third].mean() > 0.2 and not changed[:, 2 * third :].any()
+    assert _pixels_of(hatched, (100, 100, 100)) > 200
 
 
 def test_detections_get_box_score_and_legend(tmp_path):
