@@ -172,7 +172,7 @@ def draw_receptive_field(cfg: Config, args: Namespace, path: Path) -> None:
     layers = choose_layers(backbone, args.layers)
     fields = inspect.receptive_fields(backbone, inputs, layers)
     named = {f'layer {i + 1}': f.cpu().numpy() for i, f in zip(layers, fields, strict=True)}
-    panels.plot_receptive_fields(named, path)
+    panels.plot_receptive_fields(named, backbone.patch_embed.strides, path)
 
 
 def draw_directions(cfg: Config, args: Namespace, path: Path) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import cv2
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
@@ -15,9 +16,11 @@ _DPI = 150
 _FONT = 8
 
 
-def _grid(rows: int, columns: int, extra: float = 0.0) -> tuple[Figure, np.ndarray]:
+def _grid(
+    rows: int, columns: int, extra: float = 0.0, inches: float = _INCHES
+) -> tuple[Figure, np.ndarray]:
     """Square panels without axes, and inches below them for a legend or a colour bar."""
-    size = (_INCHES * columns, (_INCHES + 0.05) * rows + 0.25 + extra)
+    size = (inches * columns, (inches + 0.05) * rows + 0.25 + extra)
     figure = Figure(figsize=size, dpi=_DPI, layout='constrained')
     panels = figure.subplots(rows, columns, squeeze=False)
     for axes in panels.flat:
@@ -82,15 +85,39 @@ def plot_features(
     figure.savefig(path)
 
 
-def plot_receptive_fields(fields: dict[str, np.ndarray], path: str | Path) -> None:
-    """Draw fields (H, W) whose largest value is 1 side by side, by a logarithmic scale."""
-    figure, panels = _grid(1, len(fields), extra=0.5)
-    scale = LogNorm(1e-4, 1, clip=True)
-    for axes, (title, field) in zip(panels[0], fields.items(), strict=True):
+def plot_receptive_fields(
+    fields: dict[str, np.ndarray], patch: tuple[int, int], path: str | Path
+) -> None:
+    """Draw fields (H, W) side by side, as the mean of each patch by that of the strongest.
+
+    The scale is logarithmic. It ends below where a tenth of the patches are weaker, or at 1e-4.
+
+    Args:
+        fields: By title, at least 0.
+        patch: Height and width of a patch in pixels; a part of one at the edge is left out.
+        path: Picture to write.
+    """
+    means = {}
+    for title, field in fields.items():
+        rows, columns = (max(n // side, 1) for n, side in zip(field.shape, patch, strict=True))
+        whole = field[: rows * patch[0], : columns * patch[1]]
+        mean = cv2.resize(whole, (columns, rows), interpolation=cv2.INTER_AREA)
+        means[title] = mean / max(mean.max(), np.finfo(mean.dtype).tiny)
+    least = np.quantile(np.concatenate([mean.ravel() for mean in means.values()]), 0.1)
+    scale = LogNorm(min(max(least, 1e-4), 0.5), 1, clip=True)
+    figure, panels = _grid(1, len(means), extra=0.75, inches=2.1)
+    for axes, (title, mean) in zip(panels[0], means.items(), strict=True):
         axes.set_title(title, fontsize=_FONT)
-        handle = _show(axes, np.maximum(field, 1e-4), cmap='magma', norm=scale)
+        axes.set_axis_on()
+        extent = (0, mean.shape[1] * patch[1], mean.shape[0] * patch[0], 0)
+        shown = np.maximum(mean, scale.vmin)
+        handle = axes.imshow(shown, cmap='viridis', norm=scale, extent=extent)
+        axes.set_aspect('equal', adjustable='datalim')
+        axes.set_xlabel('x, pixels', fontsize=_FONT)
+        axes.tick_params(labelsize=_FONT - 1)
+    panels[0, 0].set_ylabel('y, pixels', fontsize=_FONT)
     bar = figure.colorbar(handle, ax=panels, location='bottom', shrink=0.6, aspect=40, pad=0.02)
-    bar.set_label('gradient by the image, of the largest', fontsize=_FONT)
+    bar.set_label('mean |gradient| of a patch by the largest', fontsize=_FONT)
     bar.ax.tick_params(labelsize=_FONT)
     figure.savefig(path)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from mmengine.config import Config
 
+from tests.scripts import ROOT
 from vim_mm.config import config_path
 from vim_mm.datasets import earth
 from vim_mm.datasets.earth import CLASSES, load_earth, main, tiles, write_dataset
@@ -87,13 +88,17 @@ def test_files_are_those_that_the_config_reads(source, tmp_path, capsys):
     cfg = Config.fromfile(config_path('seg/upernet_vim_earth.py'))
     assert cfg.metainfo.classes == CLASSES
     assert cfg.model.decode_head.num_classes == len(CLASSES)
-    for loader, split in ((cfg.train_dataloader, 'training'), (cfg.test_dataloader, 'validation')):
-        prefix = loader.dataset.data_prefix
-        images = sorted((out / prefix.img_path).iterdir())
-        maps = sorted((out / prefix.seg_map_path).iterdir())
-        assert prefix.img_path.endswith(split) and images
-        assert [p.stem for p in images] == [p.stem for p in maps]
+    shipped = cfg.test_dataloader.dataset
+    for root, prefix, count in (
+        (out, cfg.train_dataloader.dataset.data_prefix, None),
+        (ROOT / shipped.data_root, shipped.data_prefix, 15),
+    ):
+        images = sorted((root / prefix.img_path).iterdir())
+        maps = sorted((root / prefix.seg_map_path).iterdir())
+        assert [p.stem for p in images] == [p.stem for p in maps] != []
         assert cv2.imread(str(maps[0]), cv2.IMREAD_UNCHANGED).max() < len(CLASSES)
+        assert count in (None, len(images))
+    assert not {p.stem for p in images} & {p.stem for p in (out / 'images/training').iterdir()}
 
 
 def test_wheels_are_read_without_being_installed(source, tmp_path):

@@ -37,11 +37,13 @@ test_pipeline = [
     dict(type='LoadAnnotations'),
     dict(type='PackSegInputs'),
 ]
+# The held-out tiles ship with the model.
 val_dataloader = dict(
     num_workers=1,
     dataset=dict(
         type='BaseSegDataset',
-        data_root=data_root,
+        data_root='demo/earth',
+        data_prefix=dict(img_path='images', seg_map_path='annotations'),
         metainfo=metainfo,
         pipeline=test_pipeline,
     ),

@@ -65,7 +65,7 @@ def test_pictures(tmp_path):
     maps = {'layer 1': rng.random((1, 4, 3, 3))}
     panels.plot_methods([image], columns, ['a', 'b'], [[0, 0, 0], [0, 255, 0]], tmp_path / '1.png')
     panels.plot_features([image], maps, tmp_path / '2.png')
-    panels.plot_receptive_fields({'layer 1': rng.random((32, 24))}, tmp_path / '3.png')
+    panels.plot_receptive_fields({'layer 1': rng.random((34, 24))}, (4, 8), tmp_path / '3.png')
     panels.plot_directions([image], {'layer 1': rng.random((1, 4, 3))}, tmp_path / '4.png')
     for k in range(1, 5):
         assert cv2.imread(str(tmp_path / f'{k}.png')).std() > 1
