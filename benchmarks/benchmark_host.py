@@ -23,8 +23,9 @@ def parse_args() -> Namespace:
 # Above PyTorch, so that --help and a wrong option are answered at once.
 ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
+from vim_mm.models import Mamba
+from vim_mm.models.block import Block
 from vim_mm.models.fused import fused_arguments, read, why_call, why_call_all, why_call_norm
-from vim_mm.models.vision_mamba import Block, Mamba
 
 
 def microseconds(function, calls: int = 5000) -> float:

@@ -23,7 +23,7 @@ from vim_mm.engine.saving.checkpoint_hook import durable
 from vim_mm.engine.screen import opened
 from vim_mm.engine.watching.summary import SummaryHook
 from vim_mm.errors import UserValueError
-from vim_mm.models.vision_mamba import Block
+from vim_mm.models.block import Block
 
 
 @FUNCTIONS.register_module()

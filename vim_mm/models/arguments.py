@@ -152,6 +152,43 @@ def check_tokens(x: Tensor, d_model: int) -> None:
         )
 
 
+def check_reset(reset: Tensor, x: Tensor) -> None:
+    """TypeError or ValueError if ``reset`` is no bool for each token of x (B, L, C)."""
+    check_tensor('reset', reset)
+    check_device('reset', reset, 'hidden_states', x)
+    if reset.dtype != torch.bool:
+        raise UserTypeError(f'reset: expected torch.bool, got {reset.dtype}')
+    if reset.shape != x.shape[:2]:
+        raise UserValueError(
+            f'reset: expected shape (B, L) = {tuple(x.shape[:2])}, got {tuple(reset.shape)}'
+        )
+
+
+def check_image_list(images: Any, in_channels: int) -> None:
+    """TypeError or ValueError if ``images`` are no images (in_channels, H, W) of any sizes.
+
+    They have one dtype and one device.
+    """
+    if not isinstance(images, list | tuple):
+        raise UserTypeError(f'images: expected a list of tensors, got {type(images).__name__}')
+    if not images:
+        raise UserValueError('images: expected at least one image, got none')
+    for i, image in enumerate(images):
+        name = f'images[{i}]'
+        check_tensor(name, image)
+        check_device(name, image, 'images[0]', images[0])
+        if not image.is_floating_point() or image.dtype != images[0].dtype:
+            raise UserTypeError(
+                f'{name}: expected floating-point numbers of one dtype, got {image.dtype} beside '
+                f'{images[0].dtype}'
+            )
+        if image.dim() != 3 or image.shape[0] != in_channels or 0 in image.shape:
+            raise UserValueError(
+                f'{name}: expected shape (in_channels = {in_channels}, H, W), at least one pixel, '
+                f'got {tuple(image.shape)}'
+            )
+
+
 def check_like(x: Tensor, weight: Tensor) -> None:
     """Whether tokens are where the weights are that multiply them, and of their dtype.
 

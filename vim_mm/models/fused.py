@@ -178,7 +178,11 @@ class BlockPath(NamedTuple):
 
 
 def path_of_block(
-    norm: nn.Module, mixer: nn.Module, kind: type[nn.Module], residual: Tensor
+    norm: nn.Module,
+    mixer: nn.Module,
+    kind: type[nn.Module],
+    residual: Tensor,
+    with_states: bool = False,
 ) -> BlockPath:
     """The path of a layer that normalizes the stream ``residual`` and mixes it.
 
@@ -187,11 +191,14 @@ def path_of_block(
         mixer (nn.Module): In the place of a ``kind``.
         kind (type[nn.Module]): :class:`~vim_mm.models.Mamba`, whose forward takes a path.
         residual (Tensor): (B, L, C).
+        with_states (bool): As of :func:`path_of_mixer`.
     """
     if why_call_all() is not None:
         return BlockPath(None, None)
     fused = fused_path(mixer, residual)
-    path = _path_of_mixer(mixer, fused) if why_call(mixer, kind) is None else None
+    path = None
+    if why_call(mixer, kind) is None:
+        path = _path_of_mixer(mixer, None if with_states else fused)
     if fused is None or why_call_norm(norm) is not None:
         return BlockPath(None, path)
     # Compiled code has a plain norm before a plain mixer, see path_of_norm.
@@ -214,11 +221,15 @@ def path_of_norm(
     return fused
 
 
-def path_of_mixer(mixer: nn.Module, hidden_states: Tensor) -> MixerPath:
-    """The path of a mixer by itself, for (B, L, C)."""
+def path_of_mixer(mixer: nn.Module, hidden_states: Tensor, with_states: bool = False) -> MixerPath:
+    """The path of a mixer by itself, for (B, L, C).
+
+    ``with_states`` says whether it is called with resets or states, which the fused operator does
+    not take.
+    """
     if why_call_all() is not None:
         return MixerPath(None, None, (*READS,))
-    return _path_of_mixer(mixer, fused_path(mixer, hidden_states))
+    return _path_of_mixer(mixer, None if with_states else fused_path(mixer, hidden_states))
 
 
 def _path_of_mixer(mixer: nn.Module, fused: tuple[torch.dtype, str] | None) -> MixerPath:

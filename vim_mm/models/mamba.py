@@ -1,7 +1,7 @@
 """Mamba, the mixer: projections, short convolutions and the selective scan of one block."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,16 +17,30 @@ from vim_mm.models.arguments import (
     check_like,
     check_number,
     check_positive,
+    check_reset,
     check_tokens,
 )
 from vim_mm.models.fused import READS, MixerPath, path_of_mixer, why_plain_mixer
 from vim_mm.ops import causal_conv1d, selective_scan_grouped_fn
 from vim_mm.ops.backends import BACKENDS, wish_of_arguments
 from vim_mm.ops.block import fused_mixer
-from vim_mm.ops.discretization import get_method
+from vim_mm.ops.causal_conv1d import extend, last_state_of, taps_within
+from vim_mm.ops.discretization import check_tensor, get_method
 from vim_mm.ops.selective_scan import MAX_STATES
 
 _OUTER, _EACH = ('in_proj', 'out_proj'), ('conv1d', 'x_proj', 'dt_proj', 'D')
+
+
+class MambaState(NamedTuple):
+    """What a mixer of one direction hands from one piece of a sequence to the next.
+
+    Attributes:
+        conv (Tensor): (B, d_inner, d_conv - 1), the last inputs of the convolution.
+        scan (Tensor): (B, d_inner, d_state), the state of the scan, float32 (or float64).
+    """
+
+    conv: Tensor
+    scan: Tensor
 
 
 class Mamba(nn.Module):
@@ -225,49 +239,149 @@ class Mamba(nn.Module):
         # Quantized layers have a method of that name.
         return weight.dtype if isinstance(weight, Tensor) else self.A_log.dtype
 
-    def forward(self, hidden_states: Tensor, path: MixerPath | None = None) -> Tensor:
+    def forward(
+        self,
+        hidden_states: Tensor,
+        path: MixerPath | None = None,
+        *,
+        return_last_state: bool = False,
+        initial_state: MambaState | None = None,
+        reset: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, MambaState]:
         """Mix along the sequence: (B, L, d_model), L from 1, to the same shape.
+
+        With one of the last three arguments the mixer takes its plain path, see docs/block.md.
 
         Args:
             hidden_states (Tensor): Floating point.
             path (MixerPath, optional): What :mod:`vim_mm.models.fused` has decided for this call;
                 None asks it.
+            return_last_state (bool): Also return the state after the last token, with which the
+                next piece of the sequence continues.
+            initial_state (MambaState, optional): The state before the first token; None is 0.
+            reset (Tensor, optional): (B, L), bool. True at the first token of each of several
+                sequences that stand in one row: nothing passes between it and the token before it,
+                in either direction.
+
+        Returns:
+            The output, in the dtype of the parameters or autocast's; with ``return_last_state``
+            also the state.
 
         Raises:
-            TypeError: No dense tensor, or not floating point.
-            ValueError: Another number of dimensions or channels.
+            TypeError: No dense tensor, or of another dtype.
+            ValueError: Another shape, or a state of a mixer that also scans from the end.
         """
         check_tokens(hidden_states, self.d_model)
+        states = {}
+        if return_last_state or initial_state is not None or reset is not None:
+            states = self._check_states(hidden_states, return_last_state, initial_state, reset)
         if path is None:
-            path = path_of_mixer(self, hidden_states)
-        if path.fused is None:
-            return self.forward_plain(hidden_states, path)
+            path = path_of_mixer(self, hidden_states, bool(states))
+        if path.fused is None or states:
+            return self.forward_plain(hidden_states, path, **states)
         return fused_mixer(hidden_states.to(path.dtype), path.fused)
+
+    def _check_states(
+        self,
+        hidden_states: Tensor,
+        return_last_state: bool,
+        initial_state: MambaState | None,
+        reset: Tensor | None,
+    ) -> dict[str, Any]:
+        """Those of the arguments that are given."""
+        check_bools(return_last_state=return_last_state)
+        causal = len(self.reverse) == 1 and get_method(self.discretization_method).causal
+        if not causal and (return_last_state or initial_state is not None):
+            raise UserValueError(
+                f"initial_state and return_last_state need bimamba_type 'none' and a causal "
+                f'method, got {self.bimamba_type!r} and {self.discretization_method!r}: what also '
+                f'scans from the end can be reset and not continued'
+            )
+        given: dict[str, Any] = {'return_last_state': True} if return_last_state else {}
+        if initial_state is not None:
+            given['initial_state'] = self._check_state(initial_state, hidden_states.shape[0])
+        if reset is not None:
+            check_reset(reset, hidden_states)
+            given['reset'] = reset
+        return given
+
+    def _check_state(self, state: MambaState, batch: int) -> MambaState:
+        if not isinstance(state, tuple | list) or len(state) != 2:
+            raise UserTypeError(
+                f'initial_state: expected a MambaState (conv, scan), got {type(state).__name__}'
+            )
+        sizes = {'conv': self.d_conv - 1, 'scan': self.d_state}
+        for (name, size), tensor in zip(sizes.items(), state, strict=True):
+            check_tensor(f'initial_state.{name}', tensor)
+            shape = (batch, self.d_inner, size)
+            if tuple(tensor.shape) != shape:
+                raise UserValueError(
+                    f'initial_state.{name}: expected shape {shape}, got {tuple(tensor.shape)}'
+                )
+        return MambaState(*state)
 
     def plain_reasons(self, device_type: str, dtype: torch.dtype | None) -> dict[str, str | None]:
         """By part, see :func:`vim_mm.models.fused.path_of_layers`."""
         return {'': why_plain_mixer(self, device_type, dtype)}
 
-    def forward_plain(self, hidden_states: Tensor, path: MixerPath | None = None) -> Tensor:
+    def forward_plain(
+        self, hidden_states: Tensor, path: MixerPath | None = None, **states: Any
+    ) -> Tensor | tuple[Tensor, MambaState]:
         """:meth:`forward`, on any device: the truth that the fast block is held to.
 
         Modules that are what they were made as are read, so that nothing is transposed; others
-        (hooks, adapters, replacements) are called, with (B, L, channels) or (B, channels, L).
+        (hooks, adapters, replacements) are called, with (B, L, channels) or (B, channels, L). With
+        ``reset`` a convolution is called with the taps of each token, (B L, channels, d_conv).
         """
-        y = self.scan_directions(hidden_states, path)
+        y, last_state = self.scan_directions(hidden_states, path, **states), None
+        if states.get('return_last_state'):
+            y, last_state = y
         y = y.mean(1) if self.average else y.sum(1)
-        return self.out_proj(rearrange(y, 'b d l -> b l d'))
+        out = self.out_proj(rearrange(y, 'b d l -> b l d'))
+        return out if last_state is None else (out, last_state)
 
-    def scan_directions(self, hidden_states: Tensor, path: MixerPath | None = None) -> Tensor:
-        """The gated scan of each direction, (B, K, d_inner, L), before they are summed."""
-        arguments = self.scan_arguments(hidden_states, path)
-        return selective_scan_grouped_fn(**arguments, reverse=self.reverse)
+    def scan_directions(
+        self,
+        hidden_states: Tensor,
+        path: MixerPath | None = None,
+        *,
+        return_last_state: bool = False,
+        initial_state: MambaState | None = None,
+        reset: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, MambaState]:
+        """The gated scan of each direction, (B, K, d_inner, L), before they are summed.
+
+        With ``return_last_state`` also the state after the last token, of one direction.
+        """
+        arguments, x = self._scan_arguments(hidden_states, path, initial_state, reset)
+        if not return_last_state:
+            return selective_scan_grouped_fn(**arguments, reverse=self.reverse)
+        y, scan = selective_scan_grouped_fn(
+            **arguments, reverse=self.reverse, return_last_state=True
+        )
+        before = None if initial_state is None else initial_state.conv
+        conv = last_state_of(x, self.d_conv, False, before, reset)
+        return y, MambaState(conv, scan.squeeze(1))
 
     def scan_arguments(
-        self, hidden_states: Tensor, path: MixerPath | None = None
+        self,
+        hidden_states: Tensor,
+        path: MixerPath | None = None,
+        initial_state: MambaState | None = None,
+        reset: Tensor | None = None,
     ) -> dict[str, Any]:
         """What :func:`selective_scan_grouped_fn` takes for (B, L, d_model), but ``reverse``."""
-        called = (path or path_of_mixer(self, hidden_states)).called
+        return self._scan_arguments(hidden_states, path, initial_state, reset)[0]
+
+    def _scan_arguments(
+        self,
+        hidden_states: Tensor,
+        path: MixerPath | None,
+        initial_state: MambaState | None,
+        reset: Tensor | None,
+    ) -> tuple[dict[str, Any], Tensor]:
+        """:meth:`scan_arguments`, and the input of the convolutions, (B, d_inner, L)."""
+        called = (path or path_of_mixer(self, hidden_states, with_states=True)).called
         batch, length, _ = hidden_states.shape
         directions = len(self.reverse)
 
@@ -277,7 +391,8 @@ class Mamba(nn.Module):
             return t.expand(-1, directions, -1, -1)
 
         x, z = self._project_in(hidden_states, 'in_proj' in called)  # (B, D, L)
-        convolved = self._convolve(x, 'conv1d' in called)
+        before = None if initial_state is None else initial_state.conv
+        convolved = self._convolve(x, 'conv1d' in called, before, reset)
         # Stacked of views: rearranged after it, u would be copied twice.
         u = torch.stack([rearrange(c, 'b d l -> d b l') for c in convolved]).flatten(2)
         dt_B_C = self._project('x_proj', u, length, 'x_proj' in called)  # u is (1 or K, D, B L)
@@ -286,7 +401,7 @@ class Mamba(nn.Module):
         delta_bias = None
         if 'dt_proj' not in called:
             delta_bias = torch.stack(self._each('dt_proj', 'bias')).expand(directions, -1)
-        return dict(
+        arguments = dict(
             u=per_direction(u),
             delta=per_direction(delta),
             A=-torch.exp(torch.stack(self._all_A_log())),
@@ -300,6 +415,11 @@ class Mamba(nn.Module):
             use_cuda_kernel=self.use_cuda_kernel,
             backend=self.backend,
         )
+        if initial_state is not None:
+            arguments['initial_state'] = initial_state.scan.unsqueeze(1)
+        if reset is not None:
+            arguments['reset'] = reset
+        return arguments, x
 
     def _project_in(self, hidden_states: Tensor, call: bool) -> tuple[Tensor, Tensor]:
         """x and the gate z, (B, D, L) each."""
@@ -317,23 +437,42 @@ class Mamba(nn.Module):
         xz = rearrange(xz, '(two d) (b l) -> two b d l', two=2, b=batch, l=length)
         return xz.unbind(0)
 
-    def _convolve(self, x: Tensor, call: bool) -> list[Tensor]:
+    def _convolve(
+        self, x: Tensor, call: bool, initial_state: Tensor | None, reset: Tensor | None
+    ) -> list[Tensor]:
         """silu(conv1d(x)), (B, D, L), of each set of parameters."""
-        convolved = []
-        for conv, reverse in zip(self._each('conv1d'), self.reverse):
-            if not call:
-                weight = conv.weight.squeeze(1)
-                convolved.append(causal_conv1d(x, weight, conv.bias, reverse, activation='silu'))
-                continue
-            past = F.pad(x.flip(2) if reverse else x, (self.d_conv - 1, 0))
-            out = conv(past)
-            if out.shape != x.shape:
-                raise UserValueError(
-                    f'conv1d must turn (B, D, L + d_conv - 1) = {tuple(past.shape)} into '
-                    f'(B, D, L) = {tuple(x.shape)}, got {tuple(out.shape)}'
-                )
-            convolved.append(F.silu(out.flip(2) if reverse else out))
-        return convolved
+        states: dict[str, Any] = dict(initial_state=initial_state, reset=reset)
+        return [
+            F.silu(self._call_conv1d(conv, x, reverse, **states))
+            if call
+            else causal_conv1d(x, conv.weight.squeeze(1), conv.bias, reverse, 'silu', **states)
+            for conv, reverse in zip(self._each('conv1d'), self.reverse)
+        ]
+
+    def _call_conv1d(
+        self,
+        conv: nn.Module,
+        x: Tensor,
+        reverse: bool,
+        initial_state: Tensor | None,
+        reset: Tensor | None,
+    ) -> Tensor:
+        if reset is None:
+            past = extend(x, self.d_conv, reverse, initial_state)
+        else:  # each token as a row of its own
+            past = taps_within(x, self.d_conv, reverse, initial_state, reset)
+            past = rearrange(past, 'b d l w -> (b l) d w')
+        past = past.flip(2) if reverse else past
+        out = conv(past)
+        expected = (*past.shape[:2], past.shape[2] - self.d_conv + 1)
+        if out.shape != expected:
+            raise UserValueError(
+                f'conv1d must turn (B, D, L + d_conv - 1) = {tuple(past.shape)} into '
+                f'(B, D, L) = {expected}, got {tuple(out.shape)}'
+            )
+        if reset is not None:
+            return rearrange(out, '(b l) d 1 -> b d l', l=x.shape[2])
+        return out.flip(2) if reverse else out
 
     def _project(self, part: str, u: Tensor, length: int, call: bool) -> Tensor:
         """Apply the linear layers of that name to (1 or K, channels, B L): (1 or K, rows, B L).

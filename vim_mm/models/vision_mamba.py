@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from einops import rearrange
-from timm.layers import DropPath, lecun_normal_, trunc_normal_
+from timm.layers import lecun_normal_, trunc_normal_
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -18,6 +18,7 @@ from vim_mm.models.arguments import (
     check_bools,
     check_choice,
     check_counts,
+    check_image_list,
     check_images,
     check_int,
     check_rate,
@@ -25,18 +26,10 @@ from vim_mm.models.arguments import (
     parse_out_indices,
     parse_size,
 )
-from vim_mm.models.fused import (
-    LayerPath,
-    path_of_block,
-    path_of_layers,
-    path_of_norm,
-    read,
-    reads_all,
-    why_call,
-    why_call_norm,
-    why_plain_norm,
-)
+from vim_mm.models.block import Block, add_norm
+from vim_mm.models.fused import LayerPath, path_of_layers, path_of_norm, why_plain_norm
 from vim_mm.models.mamba import Mamba
+from vim_mm.models.packing import Packing
 from vim_mm.models.patch_embed import PatchEmbed
 from vim_mm.models.state_dict import adapt_checkpoint, note_layout
 from vim_mm.models.tokens import (
@@ -48,33 +41,9 @@ from vim_mm.models.tokens import (
     split_cls,
 )
 from vim_mm.models.weight_decay import undecayed_parameters
-from vim_mm.ops.block import add_rms_norm, fused_block
 
 OUT_TYPES = ('featmap', 'cls_token', 'avg_featmap', 'raw')
 OUT_FEATURES = ('mixer', 'residual', 'norm')
-
-
-def add_norm(
-    norm: nn.RMSNorm, residual: Tensor, update: Tensor | None, path: tuple[torch.dtype, str] | None
-) -> tuple[Tensor, Tensor]:
-    """The norm of residual + update, and that sum in the dtype of residual.
-
-    In one launch of the ``path``'s dtype and backend, see :func:`path_of_norm`; None where the norm
-    is called.
-    """
-    if path is None:
-        stream = residual if update is None else residual + update
-        # What stands in the place of a norm need not have a weight.
-        weight = getattr(norm, 'weight', None)
-        return norm(stream if weight is None else stream.to(weight.dtype)), stream
-    dtype, backend = path
-    stream, weight = _stream(residual, dtype), read(norm, 'weight')
-    return add_rms_norm(stream, update, weight, norm.eps, dtype, backend=backend)
-
-
-def _stream(residual: Tensor, dtype: torch.dtype) -> Tensor:
-    """The residual stream as the fast block takes it: in no less than the dtype of activations."""
-    return residual.to(torch.promote_types(residual.dtype, dtype))
 
 
 def parse_ssm_cfg(ssm_cfg: dict | None, of_backbone: Iterable[str]) -> dict:
@@ -96,52 +65,6 @@ def parse_ssm_cfg(ssm_cfg: dict | None, of_backbone: Iterable[str]) -> dict:
             expected = sorted(names.difference(of_backbone))
             raise UserTypeError(f'ssm_cfg has no {name!r}: expected some of {expected}')
     return dict(ssm_cfg)
-
-
-class Block(nn.Module):
-    """One layer: mixer(norm(stream)), where the stream is ``residual + update``.
-
-    The update is ``drop_path`` of the previous layer's output. The caller takes that drop, so that
-    it can have the output itself; the sum is made here, so that it is made along with the norm.
-    """
-
-    def __init__(self, embed_dims: int, drop_path: float, mixer_cfg: dict):
-        super().__init__()
-        self.norm = nn.RMSNorm(embed_dims, eps=1e-5)
-        self.mixer = Mamba(embed_dims, **mixer_cfg)
-        self.drop_path = DropPath(drop_path)
-
-    def forward(self, residual: Tensor, update: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The mixer's output (B, L, C), and the stream in the dtype of residual."""
-        norm, mixer = self.norm, self.mixer
-        path = path_of_block(norm, mixer, Mamba, residual)
-        if path.norm is None or path.mixer is None or path.mixer.fused is None:
-            normed, stream = add_norm(norm, residual, update, path.norm)
-            mixed = mixer(normed) if path.mixer is None else mixer(normed, path.mixer)
-            return mixed, stream
-        dtype = path.mixer.dtype
-        stream, weight = _stream(residual, dtype), read(norm, 'weight')
-        return fused_block(stream, update, weight, norm.eps, dtype, path.mixer.fused)
-
-    def calls_modules(self) -> bool:
-        """Whether code that is not this package's runs, which may draw random numbers.
-
-        That is hooks, modules in the place of others, and parametrizations, whose parameters are
-        computed as they are read.
-        """
-        mixer, norm = self.mixer, self.norm
-        return (
-            why_call(self, Block) is not None
-            or why_call(mixer, Mamba) is not None
-            # Before the others, which read parameters: that alone would draw.
-            or any('parametrizations' in m._modules for m in (norm, mixer, *mixer.children()))
-            or why_call_norm(norm) is not None
-            or not reads_all(mixer)
-        )
-
-    def plain_reasons(self, device_type: str, dtype: torch.dtype | None) -> dict[str, str | None]:
-        """By part, see :func:`vim_mm.models.fused.path_of_layers`."""
-        return {'norm': why_plain_norm(self.norm, self.mixer, device_type, dtype)}
 
 
 class VisionMamba(nn.Module):
@@ -366,6 +289,30 @@ class VisionMamba(nn.Module):
         tokens, grid = self._tap(x, self.out_indices, self._feature)
         return tuple(self._format(t, grid) for t in tokens)
 
+    def forward_packed(self, images: Sequence[Tensor], rows: int = 1) -> list[tuple[Tensor, ...]]:
+        """Images of different sizes, packed without padding: each to what it gives alone.
+
+        All tokens of all images stand in ``rows`` rows, where every recurrence is reset between two
+        images, see docs/block.md. Position embedding, class tokens, rotation and stochastic depth
+        are those of each image.
+
+        Args:
+            images (Sequence[Tensor]): (in_channels, H, W) each, of one dtype and device.
+            rows (int): Among how many rows of about one length the images are shared.
+
+        Returns:
+            list[tuple[Tensor, ...]]: For each image what ``forward(image[None])`` returns.
+
+        Raises:
+            TypeError: ``images`` is no list of floating-point tensors of one dtype.
+            ValueError: No image, or one of another shape or device.
+        """
+        tokens, grids = self._tap_packed(images, rows, self.out_indices, self._feature)
+        return [
+            tuple(self._format(t, grid) for t in of_image)
+            for of_image, grid in zip(tokens, grids, strict=True)
+        ]
+
     def _tap(
         self, x: Tensor, indices: Collection[int], feature: Callable[..., Any]
     ) -> tuple[list, tuple[int, int]]:
@@ -374,17 +321,63 @@ class VisionMamba(nn.Module):
         Layers after the last of them do not run.
         """
         check_images(x, self.patch_embed.in_channels)
-        x = self.patch_embed(x)
+        x, grid = self._make_tokens(x)
+        table = self._rotary_table(grid, x.device) if self.if_rope else None
+        return self._run_layers(x, table, indices, feature), grid
+
+    def _tap_packed(
+        self,
+        images: Sequence[Tensor],
+        rows: int,
+        indices: Collection[int],
+        feature: Callable[..., Any],
+    ) -> tuple[list[list[Tensor]], list[tuple[int, int]]]:
+        """For each image :meth:`_tap` of a feature that is a tensor, (1, L, C), and the grid."""
+        check_image_list(images, self.patch_embed.in_channels)
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for i, image in enumerate(images):
+            alike.setdefault(tuple(image.shape), []).append(i)
+        sequences, grids = [images[0]] * len(images), [(0, 0)] * len(images)
+        for members in alike.values():
+            tokens, grid = self._make_tokens(torch.stack([images[i] for i in members]))
+            for i, of_image in zip(members, tokens.unbind(0), strict=True):
+                sequences[i], grids[i] = of_image, grid
+
+        packing = Packing([len(tokens) for tokens in sequences], rows)
+        x, table = packing.pack(sequences), None
+        if self.if_rope:
+            tables = [self._rotary_table(grid, x.device) for grid in grids]
+            cos, sin = (packing.pack([t.squeeze(0) for t in part]) for part in zip(*tables))
+            table = cos, sin
+        outputs = self._run_layers(x, table, indices, feature, packing)
+        return [*map(list, zip(*map(packing.unpack, outputs), strict=True))], grids
+
+    def _make_tokens(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """The residual stream in front of the first layer, (B, L, C), and the grid."""
+        x = self.patch_embed(images)
         grid = tuple(x.shape[-2:])
         x = self._embed(rearrange(x, 'b c h w -> b (h w) c'), grid)
         if self.residual_in_fp32:
             x = x.to(torch.promote_types(x.dtype, torch.float32))
+        return x, grid
+
+    def _rotary_table(self, grid: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
+        return rotary_table(grid, self.embed_dims, self.rope_grid, self.placement, device)
+
+    def _run_layers(
+        self,
+        x: Tensor,
+        table: tuple[Tensor, Tensor] | None,
+        indices: Collection[int],
+        feature: Callable[..., Any],
+        packing: Packing | None = None,
+    ) -> list:
+        """``feature`` of the layers in ``indices``, given tokens and what turns them."""
         turn = None
-        if self.if_rope:
-            table = rotary_table(grid, self.embed_dims, self.rope_grid, self.placement, x.device)
+        if table is not None:
             turn = partial(rotate, table=table)
             x = turn(x)
-
+        packed = () if packing is None else (packing.reset(x.device),)
         outputs = []
         update = None
         for i, layer in enumerate(self.layers):
@@ -392,18 +385,19 @@ class VisionMamba(nn.Module):
                 # To keep the state of random numbers takes longer than to run a layer.
                 draws = layer.calls_modules()
                 mixed, x = checkpoint(
-                    layer, x, update, use_reentrant=False, preserve_rng_state=draws
+                    layer, x, update, *packed, use_reentrant=False, preserve_rng_state=draws
                 )
             else:
-                mixed, x = layer(x, update)
-            update = layer.drop_path(mixed)
+                mixed, x = layer(x, update, *packed)
+            drop = layer.drop_path
+            update = drop(mixed) if packing is None else packing.drop(drop, mixed)
             if i in indices:
                 outputs.append(feature(i, mixed, x, update, turn))
             if i == max(indices):
                 break
             if turn is not None:
                 x, update = self._turn(x, update, turn)
-        return outputs, grid
+        return outputs
 
     def _embed(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
         """Add class tokens and position embedding to patch tokens (B, M, C): (B, L, C)."""

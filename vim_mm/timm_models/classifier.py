@@ -283,12 +283,19 @@ class VisionMambaClassifier(VisionMamba):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images (B, in_chans, H, W) to normalized tokens (B, n + L, C), class tokens first."""
-
-        def feature(*of_layer: Any) -> Tensor:
-            return self._normalize(self.norm_f, *of_layer[:-1])  # the last layer's does not turn
-
-        (tokens,), _ = self._tap(x, [len(self.layers) - 1], feature)
+        (tokens,), _ = self._tap(x, [len(self.layers) - 1], self._final)
         return self._prefix_first(tokens)
+
+    def _final(self, *of_layer: Any) -> Tensor:
+        """The feature of the last layer, after which nothing turns."""
+        return self._normalize(self.norm_f, *of_layer[:-1])
+
+    def forward_packed(  # type: ignore[override]
+        self, images: Sequence[Tensor], rows: int = 1
+    ) -> list[Tensor]:
+        """As in VisionMamba: for each image (in_chans, H, W) its logits (1, num_classes)."""
+        tokens, _ = self._tap_packed(images, rows, [len(self.layers) - 1], self._final)
+        return [self.forward_head(self._prefix_first(last)) for (last,) in tokens]
 
     def _prefix_first(self, tokens: Tensor) -> Tensor:
         if not self.cls_names:
