@@ -272,12 +272,13 @@ class Mamba(nn.Module):
             ValueError: Another shape, or a state of a mixer that also scans from the end.
         """
         check_tokens(hidden_states, self.d_model)
-        states = {}
-        if return_last_state or initial_state is not None or reset is not None:
+        states: dict[str, Any] = {}
+        with_states = bool(return_last_state) or initial_state is not None or reset is not None
+        if with_states:
             states = self._check_states(hidden_states, return_last_state, initial_state, reset)
         if path is None:
-            path = path_of_mixer(self, hidden_states, bool(states))
-        if path.fused is None or states:
+            path = path_of_mixer(self, hidden_states, with_states)
+        if path.fused is None or with_states:
             return self.forward_plain(hidden_states, path, **states)
         return fused_mixer(hidden_states.to(path.dtype), path.fused)
 
