@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
     [
         ('torchvision_mask_rcnn', ['--size', '128', '--method', 'foh'], ' objects'),
         ('timm_vit_with_a_vim_block', ['--method', 'foh'], 'loss '),
+        ('packed_images', ['--images', '3', '--rows', '2', '--depth', '1'], 'step 2: loss '),
     ],
 )
 def test_an_example_runs(name, arguments, expected, monkeypatch, capsys):
@@ -27,4 +28,4 @@ def test_an_example_runs(name, arguments, expected, monkeypatch, capsys):
 
 def test_every_example_is_run():
     scripts = {path.stem for path in (ROOT / 'examples').glob('*.py')}
-    assert scripts == {'torchvision_mask_rcnn', 'timm_vit_with_a_vim_block'}
+    assert scripts == {'torchvision_mask_rcnn', 'timm_vit_with_a_vim_block', 'packed_images'}

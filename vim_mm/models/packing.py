@@ -64,12 +64,11 @@ class Packing:
 
     def reset(self, device: torch.device | str = 'cpu') -> Tensor:
         """(R, L), bool: where a sequence begins, and behind the last of a row."""
-        reset = torch.zeros(len(self.rows), max(self.filled), dtype=torch.bool)
-        for row, start in self.places:
-            reset[row, start] = True
-        for row, end in enumerate(self.filled):
-            reset[row, end : end + 1] = True
-        return reset.to(device)
+        # On the device from the first, because a CUDA graph takes no copy from the CPU.
+        reset = torch.zeros(len(self.rows), max(self.filled), dtype=torch.bool, device=device)
+        for row, start in [*self.places, *enumerate(self.filled)]:
+            reset[row, start : start + 1].fill_(True)
+        return reset
 
     def drop(self, drop_path: nn.Module, packed: Tensor) -> Tensor:
         """Stochastic depth of each sequence by itself, where the module would drop rows."""
