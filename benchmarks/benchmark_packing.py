@@ -3,7 +3,7 @@
     python benchmarks/benchmark_packing.py --device cuda --markdown packing.md
     python benchmarks/benchmark_packing.py --images 4 --sides 32 64 --modes infer --n_trials 3
 
-Heights and widths are drawn log-uniformly from ``--sides``, the same in every run. ``padded`` is one
+Heights and widths are drawn log-uniformly from ``--sides``, always the same. ``padded`` is one
 batch of the largest height and width, which gives other features than the images alone; ``alone``
 is a call for each image; ``packed R`` is ``forward_packed`` in R rows, which gives the features of
 ``alone``. The output is the class token of the last layer. A time is the median of what a caller

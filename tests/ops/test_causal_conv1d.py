@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -113,7 +115,7 @@ def alone(x, reset, convolve):
     rows = []
     for b, starts in enumerate(reset):
         edges = [0, *(t for t in starts.nonzero().flatten().tolist() if t > 0), x.shape[2]]
-        pieces = [convolve(x[b : b + 1, :, s:e]) for s, e in zip(edges, edges[1:])]
+        pieces = [convolve(x[b : b + 1, :, s:e]) for s, e in pairwise(edges)]
         rows.append(torch.cat(pieces, dim=2))
     return torch.cat(rows)
 
@@ -165,7 +167,7 @@ def test_pieces_equal_the_whole(starts, reverse, cuts, width):
         x, weight, bias, reverse, 'silu', return_last_state=True, initial_state=before, reset=reset
     )
     edges = [0, *cuts, 9]
-    spans = [*zip(edges, edges[1:])]
+    spans = [*pairwise(edges)]
     state, pieces = before, []
     for s, e in reversed(spans) if reverse else spans:
         piece, state = causal_conv1d(
