@@ -15,19 +15,16 @@ from vim_mm.ops import triton
 pytestmark = pytest.mark.skipif(triton.MISSING is not None, reason=str(triton.MISSING))
 
 
-def interpret(*arguments):
-    """Runs the tests of that file."""
-    run_pytest(*arguments, 'tests/ops/interpreted.py', TRITON_INTERPRET='1')
-
-
-def test_a_scan():
-    interpret('-m', 'not slow')
+def test_a_scan_and_upsampled_labels():
+    """In one process: to start one takes as long as to interpret a method."""
+    files = ('tests/ops/interpreted.py', 'tests/ops/upsampled_kernels.py')
+    fast = 'test_two_chunks or test_labels_of_equal'
+    run_pytest('-k', fast, *files, TRITON_INTERPRET='1', CUDA_VISIBLE_DEVICES='')
 
 
 @pytest.mark.slow
 def test_every_method_and_the_block():
-    """In one process: to start one takes as long as to interpret a method."""
-    interpret('-m', 'slow')
+    run_pytest('-m', 'slow', 'tests/ops/interpreted.py', TRITON_INTERPRET='1')
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,6 @@ def test_kernels_by_the_interpreter():
     run_pytest(KERNELS, TRITON_INTERPRET='1')
 
 
-@pytest.mark.skipif(triton.MISSING is not None, reason=str(triton.MISSING))
-@pytest.mark.skipif(torch.cuda.is_available(), reason='the kernels themselves are tested')
-def test_some_kernels_by_the_interpreter():
-    run_pytest('-k', 'factor or labels_of_equal', KERNELS, TRITON_INTERPRET='1')
-
-
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
 def test_kernels():
