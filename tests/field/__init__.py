@@ -1,1 +1,0 @@
-"""What the people who do this job met, tried from the command line."""
