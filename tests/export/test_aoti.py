@@ -16,7 +16,7 @@ from vim_mm.export import export_graph, load_package, part_of, write_package
 from vim_mm.models import SimpleFPN, VisionMamba
 from vim_mm.models.patch_embed import PatchEmbed
 from vim_mm.models.tokens import resize_pos_embed
-from vim_mm.ops import library
+from vim_mm.ops import library, selective_scan_fn
 
 EXAMPLES = Path(__file__).parents[2] / 'examples/cpp'
 compiled = pytest.mark.skipif(library.MISSING is not None, reason=str(library.MISSING))
@@ -99,6 +99,24 @@ def test_a_graph_holds_the_neck():
     module = nn.Sequential(backbone(), SimpleFPN(16, 8)).eval()
     graph = export_graph(module, torch.randn(2, 3, 192, 224), multiple=32)
     compare(module, graph, (1, 224, 256), (1, 256, 192))
+
+
+class Packed(nn.Module):
+    """A scan that takes a state and resets, of which all are made of the images."""
+
+    def forward(self, images):
+        u = images.flatten(2)  # (B, 3, L)
+        A = -torch.tensor([[1.0, 2.0], [0.5, 3.0], [1.5, 0.2]])
+        states = dict(initial_state=u[..., :2], reset=u[:, 0] > 0.5)
+        options = dict(delta_softplus=True, discretization_method='foh')
+        return selective_scan_fn(u, u, A, u[:, :2], u[:, 1:], **states, **options)
+
+
+@compiled
+def test_a_graph_holds_states_and_resets():
+    module = Packed()
+    graph = export_graph(module, torch.randn(2, 3, 32, 48), multiple=16)
+    compare(module, graph, (1, 32, 64), (3, 48, 32))
 
 
 @pytest.fixture(scope='module')

@@ -107,6 +107,25 @@ class EveryMethod(nn.Module):
         )
 
 
+class Continued(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def forward(self, u):
+        A = -torch.ones(3, 2)
+        return selective_scan_fn(u, u, A, u[:, :2], u[:, 1:], **self.options)
+
+
+@pytest.mark.parametrize(
+    ('name', 'value'),
+    [('initial_state', torch.zeros(2, 3, 2)), ('reset', torch.zeros(2, 5, dtype=torch.bool))],
+)
+def test_states_at_the_ends_are_refused(name, value, tmp_path):
+    with pytest.raises(Exception, match=f'{name}: a scan that is exported to ONNX takes none'):
+        export_onnx(Continued(**{name: value}), torch.randn(2, 3, 5), tmp_path / 'm.onnx')
+
+
 @pytest.mark.slow
 def test_every_method_at_any_length(tmp_path):
     path = tmp_path / 'scans.onnx'

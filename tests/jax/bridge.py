@@ -32,7 +32,9 @@ class _Bridge(torch.autograd.Function):
     def backward(ctx, *grads):
         # PyTorch's gradient of a complex number is the conjugate of JAX's cotangent.
         cotangents = ctx.pull_back(tuple(to_jax(g).conj() for g in grads))
-        return None, *(to_torch(x.conj()) for x in cotangents)
+        # What is no number has none: of a mask.
+        has_none = jax.dtypes.float0
+        return None, *(None if x.dtype == has_none else to_torch(x.conj()) for x in cotangents)
 
 
 def scan(return_last_state=True, **arguments):

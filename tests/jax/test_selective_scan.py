@@ -71,6 +71,27 @@ def test_same_bits_as_the_operator_of_torch(method):
             assert torch.equal(value, expected[name]), name
 
 
+@each_method
+def test_states_at_both_ends(method):
+    inputs, options = make_inputs(), dict(discretization_method=method, delta_softplus=True)
+    if METHODS[method].causal:
+        inputs['initial_state'] = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
+    options['reset'] = torch.rand(2, 6) < 0.4
+    results = results_and_gradients(bridge.scan, inputs, **options)
+    for name, expected in results_and_gradients(of_torch, inputs, **options).items():
+        assert torch.equal(results[name], expected), name
+
+
+@pytest.mark.slow
+def test_vmap_over_resets():
+    arrays = arrays_of(batch=1)
+    resets = jnp.asarray(np.random.default_rng(0).random((3, 1, 6)) < 0.4)
+    one = jax.value_and_grad(partial(loss_of, discretization_method='poly'))
+    values = jax.vmap(lambda reset: one(arrays, reset=reset))(resets)
+    loop = [one(arrays, reset=reset) for reset in resets]
+    assert_same_tree(values, jax.tree.map(lambda *x: jnp.stack(x), *loop))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('is_complex', [False, True], ids=['real', 'complex'])
 def test_gradients_are_differences(is_complex):
@@ -158,6 +179,12 @@ def test_empty(sizes):
             lambda a: {'discretization_method': 'euler'},
         ),
         (TypeError, r'reverse: expected a bool, got 1', lambda a: {'reverse': 1}),
+        (TypeError, r'reset: expected torch.bool', lambda a: {'reset': jnp.zeros((2, 6))}),
+        (
+            ValueError,
+            r'initial_state: expected shape \(B, D, N\) = \(2, 4, 3\)',
+            lambda a: {'initial_state': a['u']},
+        ),
     ],
 )
 def test_mistakes_are_named(error, message, change):

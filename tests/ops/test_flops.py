@@ -58,7 +58,8 @@ def test_torch_counts_the_scans_of_pytorch(backend, method, monkeypatch):
 @pytest.mark.parametrize('backend', ['torch', 'reference'])
 @pytest.mark.parametrize('dtype', [torch.float32, torch.complex64])
 @pytest.mark.parametrize('constant', [False, True])
-def test_a_scan_that_is_counted_is_the_same(backend, dtype, constant):
+@pytest.mark.parametrize('method', ['foh', 'poly'])
+def test_a_scan_that_is_counted_is_the_same(backend, dtype, constant, method):
     torch.manual_seed(0)
     shape = (CHANNELS, STATES) if constant else (BATCH, STATES, LENGTH)
     tensors = [
@@ -69,13 +70,17 @@ def test_a_scan_that_is_counted_is_the_same(backend, dtype, constant):
         torch.rand(CHANNELS),
         None,
         torch.rand(CHANNELS),
+        torch.rand(BATCH, CHANNELS, STATES, dtype=dtype) if method == 'foh' else None,
     ]
+    reset = torch.rand(BATCH, LENGTH) < 0.4
 
     def results():
         leaves = [None if x is None else x.clone().requires_grad_() for x in tensors]
+        *given, initial_state = leaves
         out, last_state = selective_scan_fn(
-            *leaves, True, True, 'poly', reverse=True, backend=backend
-        )
+            *given, True, True, method, reverse=True, backend=backend,
+            initial_state=initial_state, reset=reset,
+        )  # fmt: skip
         (out.sin().sum() + last_state.abs().sum()).backward()
         return [out, last_state, *(x.grad for x in leaves if x is not None)]
 

@@ -79,6 +79,20 @@ BAD_INPUTS = [
      'C: .* got torch.quint8'),
     ('discretization_method', 0, ValueError, 'unknown discretization method 0'),
     ('discretization_method', ['zoh'], ValueError, r"unknown discretization method \['zoh'\]"),
+    ('initial_state', 0.0, TypeError, 'initial_state: expected a tensor, got float'),
+    ('initial_state', zeros(B, D, N, dtype=f64), TypeError,
+     'initial_state: expected torch.float32, the dtype of the state, got torch.float64'),
+    ('initial_state', zeros(B, D, N, dtype=torch.bfloat16), TypeError, 'initial_state: .*bfloat16'),
+    ('initial_state', zeros(B, D, N, dtype=c64), TypeError, 'initial_state: .* got .*complex64'),
+    ('initial_state', zeros(D, N), ValueError,
+     r'initial_state: .*\(B, D, N\) = \(2, 4, 3\), got \(4, 3\)'),
+    ('initial_state', zeros(B, N, D), ValueError, r'initial_state: .*got \(2, 3, 4\)'),
+    ('initial_state', zeros(B, D, N, device='meta'), ValueError, 'initial_state: expected on cpu'),
+    ('reset', [0], TypeError, 'reset: expected a tensor, got list'),
+    ('reset', zeros(B, L), TypeError, 'reset: expected torch.bool, got torch.float32'),
+    ('reset', zeros(B, L, dtype=torch.uint8), TypeError, 'reset: expected torch.bool, got .*uint8'),
+    ('reset', zeros(L, dtype=torch.bool), ValueError, r'reset: .*\(B, L\) = \(2, 6\), got \(6,\)'),
+    ('reset', zeros(B, D, L, dtype=torch.bool), ValueError, r'reset: .*got \(2, 4, 6\)'),
 ]  # fmt: skip
 
 
@@ -91,6 +105,14 @@ def test_bad_input(name, value, error, message, use_cuda_kernel):
     arguments = {'use_cuda_kernel': use_cuda_kernel, **make_inputs(dtype=f32), name: value}
     with pytest.raises(error, match=message):
         selective_scan_fn(**arguments)
+
+
+@pytest.mark.parametrize('use_cuda_kernel', [None, False], ids=['kernel', 'reference'])
+def test_a_method_with_two_first_steps_takes_no_state(use_cuda_kernel):
+    message = "initial_state: 'poly' scans from both ends, whose states cannot both be given"
+    options = dict(discretization_method='poly', use_cuda_kernel=use_cuda_kernel)
+    with pytest.raises(ValueError, match=message):
+        selective_scan_fn(**make_inputs(dtype=f32), initial_state=zeros(B, D, N), **options)
 
 
 def test_groups_of_B_and_C_must_agree():
@@ -119,6 +141,13 @@ BAD_GROUPED_INPUTS = [
     ('reverse', (True,), ValueError, 'reverse: expected 2 flags, one per group, got 1'),
     ('reverse', (0, 1), TypeError, 'reverse: expected a bool, got 0'),
     ('discretization_method', 'ZOH', ValueError, "unknown discretization method 'ZOH'"),
+    (
+        'initial_state',
+        zeros(B, D, N),
+        ValueError,
+        r'initial_state: .*\(B, K, D, N\) = \(2, 2, 4, 3\)',
+    ),
+    ('reset', zeros(B, 2, L, dtype=torch.bool), ValueError, r'reset: .*\(B, L\) = \(2, 6\)'),
 ]
 
 

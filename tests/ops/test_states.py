@@ -339,6 +339,24 @@ def test_derivatives(method, is_complex, backend):
         assert gradgradcheck(scan, tuple(inputs.values()))
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures('nondeterministic')
+@each_backend
+def test_compile_in_one_graph(backend, device):
+    torch.compiler.reset()
+    if backend == 'reference':
+        pytest.skip('its loop is compiled nowhere else either')
+    scan = functools.partial(selective_scan_fn, backend=backend, return_last_state=True)
+    compiled = torch.compile(scan, fullgraph=True, backend='aot_eager')
+    for length in (9, 17):
+        inputs = inputs_of(torch.float32, device, length=length)
+        inputs['initial_state'] = new_state(inputs)
+        reset = random_reset(2, length).to(device)
+        expected = results_and_gradients(scan, inputs, reset=reset)
+        for name, value in results_and_gradients(compiled, inputs, reset=reset).items():
+            torch.testing.assert_close(value, expected[name])
+
+
 @both_directions
 @pytest.mark.parametrize('is_complex', [False, True], ids=['real', 'complex'])
 def test_dense(is_complex, reverse):

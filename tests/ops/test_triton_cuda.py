@@ -38,15 +38,14 @@ def compare(inputs, scan=triton_scan, reference=selective_scan_ref, **options):
     return results
 
 
-@each_method
-@pytest.mark.parametrize('situation', [s for s in golden.SITUATIONS if s != 'complex'])
-def test_golden_vectors(method, situation):
+@pytest.mark.parametrize('case', [case for case in golden.CASES if 'complex' not in case])
+def test_golden_vectors(case):
     def scan(**arguments):
         moved = {k: x.cuda() if torch.is_tensor(x) else x for k, x in arguments.items()}
         out, last_state = triton_scan(**moved)
         return out.cpu(), last_state.cpu()
 
-    golden.assert_reproduced(scan, f'{method}_{situation}', torch.float32, 1e-5)
+    golden.assert_reproduced(scan, case, torch.float32, 1e-5)
 
 
 @each_method

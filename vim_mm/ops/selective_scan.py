@@ -248,17 +248,17 @@ def check_shapes(inputs: ScanInputs, letters: str) -> tuple[int, ...]:
     _check_shape('z', inputs.z, tuple(u.shape), sequence)
     _check_shape('D', inputs.D, channels, per_channel)
     _check_shape('delta_bias', inputs.delta_bias, channels, per_channel)
-    batch, length, states = u.shape[0], u.shape[-1], A.shape[-1]
-    _check_shape(
-        'initial_state', inputs.initial_state, (batch, *channels, states), f'(B, {letters}, N)'
-    )
-    _check_shape('reset', inputs.reset, (batch, length), '(B, L)')
     _check_states(A)
-    if inputs.initial_state is not None and not IS_CAUSAL[inputs.method]:
-        raise UserValueError(
-            f'initial_state: {method_name(inputs.method)!r} scans from both ends, whose states '
-            'cannot both be given, and takes none'
-        )
+    if inputs.reset is not None:
+        _check_shape('reset', inputs.reset, (u.shape[0], u.shape[-1]), '(B, L)')
+    if inputs.initial_state is not None:
+        shape = (u.shape[0], *channels, A.shape[-1])
+        _check_shape('initial_state', inputs.initial_state, shape, f'(B, {letters}, N)')
+        if not IS_CAUSAL[inputs.method]:
+            raise UserValueError(
+                f'initial_state: {method_name(inputs.method)!r} scans from both ends, whose states '
+                'cannot both be given, and takes none'
+            )
     return channels
 
 
