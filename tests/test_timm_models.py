@@ -60,9 +60,14 @@ def test_models_are_listed_and_published_names_lead_to_them():
     [
         ('vim_tiny_patch16_224', 192, 16, 7_148_008),
         ('vim_tiny_patch16_stride8_224', 192, 8, 7_148_008 + (27 * 27 - 14 * 14) * 192),
-        ('vim_small_patch16_224', 384, 16, 25_796_584),
-        ('vim_small_patch16_stride8_224', 384, 8, 25_796_584 + (27 * 27 - 14 * 14) * 384),
-        ('vim_base_patch16_224', 768, 16, 97_598_440),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ('vim_small_patch16_224', 384, 16, 25_796_584),
+                ('vim_small_patch16_stride8_224', 384, 8, 25_796_584 + (27 * 27 - 14 * 14) * 384),
+                ('vim_base_patch16_224', 768, 16, 97_598_440),
+            )
+        ),
     ],
 )
 def test_default_configs(name, width, stride, parameters):

@@ -56,6 +56,7 @@ def test_tables_hold_what_the_file_holds(tool, tmp_path, monkeypatch, capsys):
     assert cv2.imread(str(tmp_path / 'sweep.png')).shape[1] > 500
 
 
+@pytest.mark.slow
 def test_recomputed_layers_take_less_memory():
     peaks = {}
     for mode, with_cp in (('train', False), ('train_cp', True)):

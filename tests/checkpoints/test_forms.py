@@ -275,6 +275,7 @@ ODD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('whole', 'changes'),
     [

@@ -40,7 +40,16 @@ class OwnMaskRCNN(MaskRCNN):
         return super().loss(batch_inputs, batch_data_samples)
 
 
-@pytest.mark.parametrize('kind', small.CONFIGS)
+each_kind = pytest.mark.parametrize(
+    'kind',
+    [
+        pytest.param(kind, marks=() if kind == 'standard' else pytest.mark.slow)
+        for kind in small.CONFIGS
+    ],
+)
+
+
+@each_kind
 def test_predictions_are_the_original_bit_for_bit(kind):
     fast, slow = (model.eval() for model in small.detectors(small.config(kind)))
     data = slow.data_preprocessor(small.batch(3, 3), False)
@@ -202,7 +211,7 @@ class _NoWaits(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize('kind', small.CONFIGS)
+@each_kind
 def test_losses_wait_for_nothing(kind, monkeypatch):
     """On tensors of a GPU without values: to ask for one, or for a count, is an error."""
     fast, slow = small.detectors(small.config(kind))

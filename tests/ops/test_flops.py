@@ -126,7 +126,10 @@ def test_torch_counts_the_mixer(method, bimamba_type):
 
 
 @each_method
-@pytest.mark.parametrize('backend', ['native', 'torch', 'reference'])
+@pytest.mark.parametrize(
+    'backend',
+    ['native', *(pytest.param(b, marks=pytest.mark.slow) for b in ('torch', 'reference'))],
+)
 def test_mmengine_counts_the_mixer(backend, method, monkeypatch):
     if backend == 'native' and library.MISSING is not None:
         pytest.skip(library.MISSING)

@@ -51,6 +51,7 @@ def test_sign_flip_of_known_answers():
         sign_flip_p([])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mean', [0.0, 0.4])
 def test_sign_flip_of_many_pairs_is_estimated(mean):
     """29 pairs, which the protocol names: close to the t test, whose data are normal here."""
@@ -181,6 +182,7 @@ def test_detectable_effect_has_its_power():
     assert detectable_effect(1, 0.05) == float('inf')
 
 
+@pytest.mark.slow
 def test_false_positives_under_no_difference():
     """A family of six against one control, no difference: at most 5 % of studies find one."""
     rng = np.random.default_rng(0)

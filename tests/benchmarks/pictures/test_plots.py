@@ -35,6 +35,7 @@ def _sample(height, width, predicted):
     return Sample(image, truth, truth if predicted else [Region(left | ~left, 0)])
 
 
+@pytest.mark.slow
 def test_curves_hold_every_series(tmp_path):
     losses = [(step, 10 / step) for step in range(1, 50)]
     path = tmp_path / 'curves.png'

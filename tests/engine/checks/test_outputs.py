@@ -14,16 +14,17 @@ def read(config, data, out, written='out', **options):
     return read_config(Namespace(config=str(config), cfg_options=given, **{written: Path(out)}))
 
 
-@pytest.mark.parametrize('written', ['out', 'output', 'record'])
 @pytest.mark.parametrize(
-    'out',
+    ('out', 'written'),
     [
-        'annotations/validation',
-        'annotations/training',
-        'annotations/../annotations/validation',
-        'annotations/validation/000001.png',
-        'annotations/validation/new/folder',
-        'images/training',
+        ('annotations/validation', 'out'),
+        ('annotations/validation', 'output'),
+        ('annotations/validation', 'record'),
+        ('annotations/training', 'out'),
+        ('annotations/../annotations/validation', 'out'),
+        ('annotations/validation/000001.png', 'out'),
+        ('annotations/validation/new/folder', 'out'),
+        ('images/training', 'out'),
     ],
 )
 def test_labels_and_images_are_not_written_over(out, written, configs, data_root):  # noqa: F811
