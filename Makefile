@@ -39,24 +39,29 @@ install: $(STAMPS)/extension $(STAMPS)/mmcv ## Make .venv with everything that s
 
 install-det: $(STAMPS)/extension $(STAMPS)/mmcv-with-ops ## The same, and the operators of mmcv that detection needs
 
-demo: install ## Train a small segmentor on drawn shapes; pictures in work_dirs/upernet_vim_shapes
-	$(call run_demo,configs/seg/upernet_vim_shapes.py)
+demo: install ## Show what the model that ships finds, then train a segmentor on drawn shapes; about 6 minutes
+	$(call run_demo,configs/seg/upernet_vim_shapes.py,4 minutes)
 
-demo-det: install-det ## The same with a detector, in mask_rcnn_vim_shapes
-	$(call run_demo,configs/det/mask_rcnn_vim_shapes.py)
+demo-det: install-det ## The same with a detector; about 10 minutes
+	$(call run_demo,configs/det/mask_rcnn_vim_shapes.py,8 minutes)
 
 demo-real: install ## Train a small classifier on photographs of garments; its mistakes in vim_fashion_zoh
-	$(IN_VENV) python -m vim_mm.datasets.fashion --out data/fashion --only classes
+	@$(IN_VENV) python -m vim_mm.datasets.fashion --out data/fashion --only classes
 	$(call train_and_report,configs/cls/vim_fashion_zoh.py)
 
+# Arguments: the config, and how long it trains on two cores.
 define run_demo
-$(IN_VENV) python -m vim_mm.datasets.shapes --out data/shapes
+@echo 'Step 1 of 3, half a minute: the model that ships looks at satellite images (demo/README.md).'
+@$(IN_VENV) python tools/infer.py configs/seg/upernet_vim_earth.py demo/earth.pth demo/earth/images --out work_dirs/earth
+@echo 'Step 2 of 3, half a minute: a data set of drawn shapes.'
+@$(IN_VENV) python -m vim_mm.datasets.shapes --out data/shapes
+@echo 'Step 3 of 3, $(2) on two cores: a training with $(1).'
 $(call train_and_report,$(1))
 endef
 
 define train_and_report
-$(IN_VENV) python tools/train.py $(1) --resume
-$(IN_VENV) python tools/demo_report.py work_dirs/$(basename $(notdir $(1)))
+@$(IN_VENV) python tools/train.py $(1) --resume
+@$(IN_VENV) python tools/demo_report.py work_dirs/$(basename $(notdir $(1)))
 endef
 
 # Most tests use one core. Workers take whole files: tests of a file share fixtures, and some of them ports.
@@ -136,7 +141,7 @@ $(STAMPS)/mmcv-with-ops: requirements/mmcv.txt $(STAMPS)/runtime
 
 $(STAMPS)/extension: $(NATIVE_SOURCES) $(STAMPS)/runtime
 	tools/dev/preflight.sh $(BIN)/python compiler
-	@echo 'Compiling the operators: minutes, without a line meanwhile.'
+	@echo 'Compiling the operators: about 2 minutes for a CPU, longer for a GPU, without a line meanwhile.'
 	$(PIP) install --quiet --no-build-isolation --no-deps --editable .
 	touch $@
 

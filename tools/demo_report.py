@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 from _command_line import add_debug, end, positive
 
 if TYPE_CHECKING:  # --help takes no PyTorch
+    from collections.abc import Sequence
+
     from mmengine.config import Config
+
+    from benchmarks.pictures.plots import Sample
+
+COUNTED = 60  # images in which the objects that a detector finds are counted
 
 
 def parse_args() -> argparse.Namespace:
@@ -44,13 +50,64 @@ def draw_mistakes(cfg: 'Config', work_dir: Path, count: int) -> Path:
 
 
 def draw_predictions(cfg: 'Config', work_dir: Path, count: int) -> Path:
-    """Draw held-out images, their ground truth and the predictions of the last checkpoint."""
+    """Draw held-out images, their ground truth and the predictions of the last checkpoint.
+
+    Of a detector it prints how many objects were found in more images than are drawn.
+    """
     from benchmarks.pictures.plots import plot_predictions
     from benchmarks.runs.work_dir import find_checkpoint, predict_samples
 
     path = work_dir / 'predictions.png'
-    plot_predictions(*predict_samples(cfg, find_checkpoint(work_dir), count), path)
+    detects = cfg.default_scope == 'mmdet'
+    predicted = max(count, COUNTED) if detects else count
+    samples, classes, palette = predict_samples(cfg, find_checkpoint(work_dir), predicted)
+    if detects:
+        found, objects, false = count_found(samples)
+        print(
+            f'{found} of {objects} objects in {len(samples)} held-out images are found at a score '
+            f'of 0.5, with {false} false detections.'
+        )
+    shown = samples[:: max(len(samples) // count, 1)][:count]
+    plot_predictions(shown, classes, palette, path)
     return path
+
+
+def count_found(samples: 'Sequence[Sample]') -> tuple[int, int, int]:
+    """Objects that a detection of their class covers with an IoU of 0.5, objects, and the rest.
+
+    Detections are taken from the highest score on, each for the object that it covers best of those
+    that are left.
+    """
+    import torch
+    from torchvision.ops import box_iou
+
+    found = objects = detections = 0
+    for sample in samples:
+        objects, detections = objects + len(sample.truth), detections + len(sample.prediction)
+        left = [*sample.truth]
+        for each in sorted(sample.prediction, key=lambda region: -region.score):
+            same = [region for region in left if region.label == each.label]
+            if not same:
+                continue
+            boxes = torch.tensor([region.box for region in same])
+            overlap, best = box_iou(torch.tensor([each.box]), boxes)[0].max(0)
+            if overlap >= 0.5:
+                left = [region for region in left if region is not same[best]]
+                found += 1
+    return found, objects, detections - found
+
+
+def next_commands(work_dir: Path) -> list[str]:
+    """What to try after the demo, as lines that can be copied."""
+    from benchmarks.runs.work_dir import find_checkpoint, find_config
+
+    config, checkpoint = find_config(work_dir), find_checkpoint(work_dir)
+    return [
+        'Next, in this environment (. .venv/bin/activate):',
+        f'  python tools/infer.py {config} {checkpoint} IMAGE        # your own image',
+        f'  python tools/visualize.py features {config} {checkpoint}  # what the layers hold',
+        f'  python tools/train.py {config} --discretization-method foh  # another method',
+    ]
 
 
 def main(args: argparse.Namespace) -> None:
@@ -71,6 +128,7 @@ def main(args: argparse.Namespace) -> None:
     for name, points in metrics.items():
         print(f'{name} on held-out images after {points[-1][0]} iterations: {points[-1][1]:.1f} %')
     print(f'Pictures: {curves} and {picture}')
+    print(*next_commands(args.work_dir), sep='\n')
 
 
 if __name__ == '__main__':

@@ -3,13 +3,17 @@
 import json
 import re
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import cv2
+import numpy as np
 import pytest
 from mmengine.config import Config
 
+from benchmarks.pictures.plots import Region, Sample
 from benchmarks.runs.work_dir import find_checkpoint, find_config, read_history
-from tests.scripts import load
+from tests.scripts import TOOLS, load
 from vim_mm.config import config_path, merge_options
 from vim_mm.datasets.shapes import ShapesConfig, write_dataset
 from vim_mm.engine import VimRunner
@@ -123,3 +127,28 @@ def test_report_on_a_tiny_run(config, data_root, tmp_path, monkeypatch, capsys):
     for name in ('curves.png', 'predictions.png'):
         assert cv2.imread(str(work_dir / name)).shape[1] > 500
         assert str(work_dir / name) in said
+    assert ('objects in 3 held-out images are found' in said) == config.startswith('det')
+    checkpoint = work_dir / 'iter_2.pth'
+    *_, first, second, third = said.splitlines()
+    for command, tool in ((first, 'infer'), (second, 'visualize'), (third, 'train')):
+        assert command.startswith(f'  python tools/{tool}.py ')
+        named = [Path(word) for word in command.partition('#')[0].split() if '/' in word][1:]
+        assert all(path.is_file() for path in named)
+        assert (checkpoint in named) == (tool != 'train')
+
+
+def test_found_objects_are_counted_once(monkeypatch):
+    monkeypatch.syspath_prepend(str(TOOLS))
+    count_found = import_module('demo_report').count_found
+    mask, image = np.zeros((50, 50), bool), np.zeros((50, 50, 3), np.uint8)
+    truth = [Region(mask, 1, (0, 0, 10, 10)), Region(mask, 2, (20, 20, 40, 40))]
+    good = Region(mask, 1, (1, 0, 10, 10), 0.9)
+    again = Region(mask, 1, (0, 0, 10, 9), 0.8)
+    of_another_class = Region(mask, 1, (20, 20, 40, 40), 0.7)
+    elsewhere = Region(mask, 2, (0, 0, 20, 20), 0.95)
+    samples = [
+        Sample(image, truth, [again, good, of_another_class, elsewhere]),
+        Sample(image, [], [good]),
+        Sample(image, truth, []),
+    ]
+    assert count_found(samples) == (1, 4, 4)
