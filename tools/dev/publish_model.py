@@ -3,11 +3,8 @@
 Usage: ``python tools/dev/publish_model.py work_dirs/RUN/iter_N.pth demo/NAME.pth``
 """
 
-import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from _command_line import add_debug, end
 
