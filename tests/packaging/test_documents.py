@@ -1,5 +1,6 @@
 """What the documents show works as it stands there, and what they claim about the code holds."""
 
+import doctest
 import re
 import subprocess
 import sys
@@ -66,6 +67,13 @@ def test_configs_and_tools_that_are_named_exist(document):
     rooms = 'configs|tools|benchmarks|studies'
     for name in re.findall(rf'(?<![\w/])(?:{rooms})/[\w/]+\.(?:py|sh)', document.read_text()):
         assert (ROOT / name).exists() or (document.parent / name).exists(), name
+
+
+@each_document
+def test_python_that_is_shown_is_python(document):
+    for code in re.findall(r'```python\n(.*?)```', document.read_text(), re.S):
+        session = doctest.DocTestParser().get_examples(code)
+        compile(''.join(part.source for part in session) or code, document.name, 'exec')
 
 
 def options_shown() -> dict[str, set[str]]:
