@@ -7,7 +7,7 @@ import pytest
 
 from tests.scripts import ROOT, load
 
-pytestmark = pytest.mark.slow  # fits every polynomial anew, for seconds
+pytestmark = pytest.mark.slowest  # fits every polynomial anew, for seconds
 SCRIPT = load('dev/fit_constants.py')
 FITS = SCRIPT['FITS']
 each_fit = pytest.mark.parametrize('fit', FITS, ids=lambda fit: f'{fit.name}-{fit.accuracy}')

@@ -14,9 +14,14 @@ from vim_mm.ops import selective_scan_fn
 from vim_mm.ops.discretization import METHODS, method_id
 
 # To PyTorch a method is a number among an operator's arguments. In a hurry two speak for all.
+# How a method is traced is the same for all; of one that needs the next step it is `poly`.
 one_causal_one_not = pytest.mark.parametrize(
     'method',
-    [pytest.param(m, marks=() if m == 'zoh' else pytest.mark.slow) for m in METHODS],
+    [
+        pytest.param('zoh'),
+        pytest.param('poly', marks=pytest.mark.slow),
+        *(pytest.param(m, marks=pytest.mark.slowest) for m in METHODS if m not in ('zoh', 'poly')),
+    ],
 )
 # What deterministic mode (tests/ops/conftest.py) makes of empty tensors is not the same eagerly
 # and compiled.
@@ -75,7 +80,7 @@ def test_opcheck_backward(method, states):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('method', METHODS)
+@one_causal_one_not
 def test_compile_in_one_graph(method):
     """Static lengths, and one graph for every length when they are dynamic."""
     torch.compiler.reset()

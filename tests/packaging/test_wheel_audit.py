@@ -34,7 +34,7 @@ def test_the_library_is_stable(tmp_path):
     assert tool.audit(wheel(tmp_path), cuda) == []
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 @pytest.mark.parametrize(
     ('name', 'problem'),
     [
@@ -53,7 +53,7 @@ def test_what_is_not_stable_is_found(tmp_path):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_a_symbol_outside_the_limited_api_is_found(tmp_path):
     code = 'extern "C" int _PyObject_GetDictPtr();\nint g() { return _PyObject_GetDictPtr(); }'
     (problem,) = tool.audit_abi3(wheel(tmp_path, content=compiled(tmp_path, code)))

@@ -39,7 +39,7 @@ def run(tmp_path, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 @needs_nvcc
 def test_names_and_comments_do_not_count(run, tmp_path):
     out = tmp_path / 'before.json'
@@ -55,7 +55,7 @@ def test_names_and_comments_do_not_count(run, tmp_path):
     assert [(line[0], line.split()[-1]) for line in lines[1:]] == [('-', 'mirror'), ('+', 'mirror')]
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 @needs_nvcc
 def test_a_source_is_compiled_once(run, tmp_path):
     cache = tmp_path / 'cache'

@@ -51,7 +51,7 @@ def test_sign_flip_of_known_answers():
         sign_flip_p([])
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 @pytest.mark.parametrize('mean', [0.0, 0.4])
 def test_sign_flip_of_many_pairs_is_estimated(mean):
     """29 pairs, which the protocol names: close to the t test, whose data are normal here."""
@@ -100,7 +100,7 @@ def test_the_interval_of_many_pairs_is_estimated():
     assert sign_flip_p(values - sign_flip_interval(values)[0]) == pytest.approx(0.05, abs=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_intervals_cover():
     """95 % of samples, and of six comparisons with one control all together in 95 %."""
     rng = np.random.default_rng(0)
@@ -182,7 +182,7 @@ def test_detectable_effect_has_its_power():
     assert detectable_effect(1, 0.05) == float('inf')
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_false_positives_under_no_difference():
     """A family of six against one control, no difference: at most 5 % of studies find one."""
     rng = np.random.default_rng(0)

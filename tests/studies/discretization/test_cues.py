@@ -36,7 +36,7 @@ def find_cue(image, rows):
     return max(found)
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_the_cue_tells_the_class_and_lies_far_away(drawn):
     images, labels = drawn
     assert images.shape == labels.shape == (4000, SIDE, SIDE)
@@ -77,7 +77,7 @@ def test_splits_differ_and_repeat():
     assert not np.array_equal(one[0].images[: len(one[1].images)], one[1].images)
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_a_run_is_not_flipped_and_not_tested_at_other_sizes():
     task = replace(TASKS['recall'], counts=(40, 20), steps=3, batch=4, test_batch=10)
     data = Data(task, load_splits(task, None, None), torch.device('cpu'))

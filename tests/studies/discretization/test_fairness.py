@@ -59,7 +59,7 @@ def seen(monkeypatch):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_runs_of_a_seed_take_the_same(seen, make_data):
     """Batches, augmentation, learning rates and the draws of drop path, in every arm."""
     data = make_data('fashion')

@@ -158,7 +158,7 @@ def test_seeds_learn_independently_and_again():
         np.testing.assert_allclose(both[1][key], one[key], rtol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_the_hold_finds_held_systems():
     (record,) = recovery.measure('held', 'zoh_exact', [0], 300)
     for errors in record['errors'].values():
@@ -168,7 +168,7 @@ def test_the_hold_finds_held_systems():
     assert record['factor'] == [1] * len(recovery.RATES)
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_the_tool_writes_results(tmp_path):
     """Of which tables and pictures can be made; two seeds are too few for p."""
     out = tmp_path / 'new/results.json'
@@ -191,7 +191,7 @@ def test_results_that_lack_a_seed():
     assert few[name] != whole[name] and few['orders'] == whole['orders']
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_the_pictures_of_the_results(tmp_path):
     results = json.loads(RESULTS.read_text())
     for name, draw in pictures(results).items():

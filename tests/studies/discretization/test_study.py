@@ -232,7 +232,7 @@ def spacing_task():
     return StudyTask('spacing_dt1', runs)
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_the_primary_endpoint_of_the_second_round(tmp_path):
     task = spacing_task()
     tables = second_tables({'spacing_dt1': task})

@@ -35,7 +35,7 @@ from tests.tools.conftest import run_tool
 from vim_mm.ops import METHODS
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_same_seed_same_result(make_data):
     data = make_data('fashion')
     first, again = (train('zoh_exact', 1, data, Settings(), 10) for _ in range(2))
@@ -49,7 +49,7 @@ def test_scenes_are_tested_at_other_sizes(make_data):
     json.dumps(result, allow_nan=False)
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 @pytest.mark.parametrize('arm', SPACED)
 def test_spacings_are_tested_and_stiffness_is_noted(arm, make_data):
     """Of each arm of the second round, with both ranges of dt."""
@@ -72,7 +72,7 @@ def test_other_arms_of_the_second_round_train(arm, make_data):
         assert tuple(found['dt'].values()) == PUBLISHED[arm.removesuffix('_published')]
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_it_learns(make_data):
     curve = train('zoh', 0, make_data('fashion'), Settings(lr=5e-3), 100)['curve']
     assert curve[-1][2] < 0.8 * curve[0][2]
@@ -136,7 +136,7 @@ def test_the_second_plan_is_the_protocols(monkeypatch, tmp_path, capsys):
     assert 'spacing  dt1      zoh                   15 runs' in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 @pytest.mark.parametrize('peer', PEERS)
 def test_a_peer_follows_from_the_seed(make_data, peer):
     data = make_data('fashion')
@@ -417,7 +417,7 @@ def test_all_parameter_groups_read_the_tensor(make_data):
     assert all(moved)
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_processes_restart_and_import(make_data, tiny_tasks, tmp_path, monkeypatch):
     """Two workers make what is missing, once; import appends each."""
     task = replace(tiny_tasks['scenes'], steps=5)

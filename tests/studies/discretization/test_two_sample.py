@@ -201,7 +201,7 @@ def test_orders(rule, order):
     assert np.log2(errors[0] / errors[1]) == pytest.approx(order, abs=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 @pytest.mark.parametrize('is_complex', [False, True])
 @pytest.mark.parametrize('rule', RULES)
 def test_gradients(rule, is_complex):
