@@ -28,5 +28,5 @@ param_scheduler = [
     dict(type='PolyLR', power=1.0, eta_min=0.0, by_epoch=False),
 ]
 auto_scale_lr = dict(base_batch_size=16)
-train_cfg = dict(max_iters=3000, val_interval=1000)
-default_hooks = dict(logger=dict(interval=50), checkpoint=dict(interval=1000))
+train_cfg = dict(max_iters=1500, val_interval=500)
+default_hooks = dict(logger=dict(interval=50), checkpoint=dict(interval=500))
