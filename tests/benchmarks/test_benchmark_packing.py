@@ -28,6 +28,7 @@ def test_the_ways_of_packing_give_the_features_alone(tool):
     assert (found['padded'] - found['alone']).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_table_holds_every_way(tool, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(ARCHS, 'tiny', ARCHS['tiny'] | {'num_layers': 2})
     out = tmp_path / 'packing.json'

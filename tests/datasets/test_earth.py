@@ -43,6 +43,7 @@ def source(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.mark.slow
 def test_every_zone_gets_the_class_of_its_group(source):
     image, labels = load_earth(source)
     assert image.shape == (2700, 5400, 3) and labels.shape == (2700, 5400)
@@ -51,6 +52,7 @@ def test_every_zone_gets_the_class_of_its_group(source):
     assert CLASSES[labels[1500, 1200]] == 'ocean' and CLASSES[labels[1500, 1199]] != 'ocean'
 
 
+@pytest.mark.slow
 def test_tiles_have_land_and_names_of_their_place(source):
     found = {
         name: (split, image, labels) for split, name, image, labels in tiles(*load_earth(source))
@@ -80,6 +82,7 @@ def test_no_tile_that_is_held_out_touches_another():
             assert max(abs(north - other_north), abs(west - other_west)) > 20
 
 
+@pytest.mark.slow
 def test_files_are_those_that_the_config_reads(source, tmp_path, capsys):
     out = tmp_path / 'earth'
     main(['--out', str(out), '--source', str(source)])
@@ -101,6 +104,7 @@ def test_files_are_those_that_the_config_reads(source, tmp_path, capsys):
     assert not {p.stem for p in images} & {p.stem for p in (out / 'images/training').iterdir()}
 
 
+@pytest.mark.slow
 def test_wheels_are_read_without_being_installed(source, tmp_path):
     wheels = tmp_path / 'wheels'
     wheels.mkdir()

@@ -30,6 +30,7 @@ each_document = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow  # a whole Vim-T
 @pytest.mark.parametrize('page', ['README.md', 'docs/index.md'])
 def test_plain_pytorch_runs(page):
     (code,) = re.findall(r'```python\n(import torch\n.*?)```', (ROOT / page).read_text(), re.S)
