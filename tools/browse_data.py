@@ -37,8 +37,9 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 from collections import Counter
 from collections.abc import Mapping
 
+import mmcv
 from mmengine.config import Config
-from mmengine.registry import VISUALIZERS, init_default_scope
+from mmengine.registry import init_default_scope
 
 from benchmarks.measure.tables import bullets, markdown_table
 from benchmarks.runs.work_dir import spread_evenly
@@ -57,6 +58,7 @@ from vim_mm.engine.checks.suffixes import left_out
 from vim_mm.engine.cli import read_config
 from vim_mm.engine.reader import displayed
 from vim_mm.progress import progress
+from vim_mm.stream.overlay import build_visualizer, draw_sample
 
 
 def without_augmentation(options: Mapping) -> dict:
@@ -82,9 +84,7 @@ def browse(
     """
     checked = CheckedDataset(without_augmentation(options), seed=None, ignored=ignored)
     dataset = checked.dataset
-    kind = cfg.get('visualizer') or dict(type='Visualizer')
-    visualizer = VISUALIZERS.build({**kind, 'name': name, 'vis_backends': None})
-    visualizer.dataset_meta = dataset.metainfo
+    visualizer = build_visualizer(cfg, dataset.metainfo, name)
     drawn = {*spread_evenly(len(dataset), args.images)}
     findings, counts, problems, crushed = Findings(), Counter(), [], []
     for index in progress(range(len(dataset)), name):
@@ -100,18 +100,17 @@ def browse(
         truth = sample['data_samples']
         if 'gt_instances' in truth:
             counts.update(truth.gt_instances.labels.tolist())
-            boxes = truth.gt_instances.bboxes
-            truth.gt_instances.bboxes = getattr(boxes, 'tensor', boxes)  # as it draws them
             if not len(truth.gt_instances):
                 problems.append(f'{truth.img_path}: no object')
         elif 'gt_label' in truth:
             counts.update(truth.gt_label.tolist())
+            findings.images += len(truth.gt_label) == 1
+            findings.classes.update(truth.gt_label.tolist())
         if index in drawn:
-            path = args.out / f'{index:06}_{Path(truth.img_path).stem}.png'
+            stem = f'{index:06}_{Path(truth.get("img_path", "")).stem}'.rstrip('_')
+            path = args.out / f'{stem}.png'
             picture = displayed(sample['inputs'].numpy().transpose(1, 2, 0), args.bands)
-            visualizer.add_datasample(
-                name, picture, truth, draw_gt=True, draw_pred=False, out_file=str(path)
-            )
+            mmcv.imwrite(draw_sample(visualizer, picture, truth, truth=True)[..., ::-1], str(path))
     if findings.maps:
         counts = Counter({n: findings.labels[n] for n in findings.labels if n not in ignored})
     problems += _of_all(dataset, name, findings, crushed, ignored)

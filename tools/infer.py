@@ -12,13 +12,8 @@ from _command_line import add_arguments, add_bands, add_speed_arguments, end
 if TYPE_CHECKING:  # --help takes no PyTorch
     import numpy as np
     from mmengine.config import Config
-    from mmengine.structures import BaseDataElement, InstanceData
-    from mmengine.visualization import Visualizer
 
-LEAST_SIDE = 512  # pixels of the longer side of an overlay; smaller images are enlarged
 MOST_NAMED = 5  # pictures that failed, in the last line
-LETTERS = 13  # pixels
-DRAWN_SCORE = 0.3  # above which MMDetection's visualizer draws an instance
 
 
 def parse_args() -> Namespace:
@@ -36,19 +31,6 @@ def parse_args() -> Namespace:
         help='for the overlays, NAME.png of each picture (default: %(default)s)',
     )
     return parser.parse_args()
-
-
-def build_visualizer(cfg: 'Config', meta: dict) -> 'Visualizer':
-    """The config's visualizer for classes as ``vim_mm.engine.reader.class_meta`` gives them."""
-    from mmengine.registry import VISUALIZERS
-
-    from vim_mm.stream.lettering import drawable_names
-
-    visualizer = VISUALIZERS.build({**cfg.visualizer, 'vis_backends': []})
-    if meta.get('classes'):
-        meta = {**meta, 'classes': drawable_names(meta['classes'])}
-    visualizer.dataset_meta = meta
-    return visualizer
 
 
 class Reader:
@@ -95,72 +77,18 @@ class Reader:
         return self.loaded.displayed(self.bands)
 
 
-def draw(
-    visualizer: 'Visualizer', image: 'np.ndarray', prediction: 'BaseDataElement', overlay: Path
-) -> None:
-    """Write an image (H, W, 3), uint8, RGB, with the prediction over it and a legend below.
-
-    An image whose longer side is less than ``LEAST_SIDE`` is enlarged by a whole number.
-    """
+def write(image: 'np.ndarray', overlay: Path) -> None:
+    """Write a picture (H, W, 3), uint8, RGB, as PNG."""
     import cv2
-    import numpy as np
 
-    from vim_mm.stream.lettering import draw_legend
     from vim_mm.whole_file import whole_file
 
-    factor = -(-LEAST_SIDE // max(image.shape[:2]))
-    large = cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_LINEAR)
-    if 'pred_sem_seg' in prediction:
-        labels = prediction.pred_sem_seg.data[0].cpu().numpy()
-        drawn = draw_segments(visualizer, large, labels.repeat(factor, 0).repeat(factor, 1))
-        found = np.unique(labels)
-    else:
-        pictures: list[np.ndarray] = []
-        visualizer.add_image = lambda name, image, step=0: pictures.append(image)
-        found = np.zeros(0, int)  # of a classifier the names stand in the picture
-        if 'pred_label' in prediction:
-            visualizer.visualize_cls(large, prediction, draw_gt=False)
-        else:
-            if 'pred_instances' in prediction:
-                found = enlarge(prediction.pred_instances, factor)
-            visualizer.add_datasample(overlay.stem, large, prediction, draw_gt=False)
-        drawn = pictures[-1]
-    classes, palette = (visualizer.dataset_meta.get(key) or () for key in ('classes', 'palette'))
-    named = {classes[i]: palette[i] for i in found if i < min(len(classes), len(palette))}
-    drawn = np.concatenate([drawn, draw_legend(named, drawn.shape[1], LETTERS)])
-    ok, content = cv2.imencode('.png', drawn[..., ::-1])
+    ok, content = cv2.imencode('.png', image[..., ::-1])
     if not ok:
-        raise ValueError(f'OpenCV makes no PNG of {drawn.shape} pixels')
+        raise ValueError(f'OpenCV makes no PNG of {image.shape} pixels')
     overlay.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(overlay) as part:
         part.write_bytes(content.tobytes())
-
-
-def draw_segments(
-    visualizer: 'Visualizer', image: 'np.ndarray', labels: 'np.ndarray'
-) -> 'np.ndarray':
-    """As MMSegmentation's visualizer, also over a single pixel; the names are in the legend."""
-    import numpy as np
-
-    palette = visualizer.dataset_meta['palette']
-    colours = np.zeros((max(int(labels.max()) + 1, len(palette)), 3))
-    colours[: len(palette)] = palette
-    alpha = getattr(visualizer, 'alpha', 0.8)
-    return (image * (1 - alpha) + colours[labels] * alpha).astype(np.uint8)
-
-
-def enlarge(found: 'InstanceData', factor: int) -> 'np.ndarray':
-    """Scale boxes and masks of detections, in place, to an image that was enlarged.
-
-    Returns:
-        np.ndarray: The labels of those that MMDetection's visualizer draws, each once.
-    """
-    import numpy as np
-
-    found.bboxes = found.bboxes * factor
-    if 'masks' in found:
-        found.masks = found.masks.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
-    return np.unique(found.labels[found.scores > DRAWN_SCORE].cpu().numpy())
 
 
 def overlays_of(pictures: list[Path], folder: Path) -> list[Path]:
@@ -215,6 +143,7 @@ def main(args: Namespace) -> None:
     from vim_mm.outputs import check_outputs
     from vim_mm.progress import progress, say, slow_at_first
     from vim_mm.stream.frames import find_pictures
+    from vim_mm.stream.overlay import build_visualizer, draw_sample
 
     cfg = read_config(args)
     pictures = find_pictures(args.input)
@@ -236,7 +165,7 @@ def main(args: Namespace) -> None:
         if prediction is None:
             continue
         with noting(failed, picture, OSError):  # the overlay cannot be written, nor can others
-            draw(visualizer, image, prediction, overlay)
+            write(draw_sample(visualizer, image, prediction), overlay)
             say(str(overlay))
     if failed:
         print(*failed, sep='\n', file=sys.stderr)

@@ -80,6 +80,8 @@ def explain(error: BaseException) -> str | None:
     """
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, str) else None
+    if isinstance(error, TypeError) and isinstance(error.__context__, UserError):
+        error = error.__context__  # MMEngine adds the hook's address to its message
     return sentence(error) if is_mistake(error) else None
 
 

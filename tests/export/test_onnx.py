@@ -180,13 +180,14 @@ def test_a_scan_alone(tmp_path):
     export_onnx(Scan().eval(), images, tmp_path / 'scan.onnx')
     assert operators(tmp_path / 'scan.onnx').count('Scan') == 1
     assert max(differences(Scan(), OnnxModule(tmp_path / 'scan.onnx'), [images])) <= BOUND
-    with pytest.raises(Exception, match='Got invalid dimensions'):
-        OnnxModule(tmp_path / 'scan.onnx')(torch.randn(1, 3, 2, 5))
-    more = torch.randn(6, 3, 2, 5)  # three times the batch of the file
-    parts = [Scan()(part) for part in more.split(2)]
-    outputs = OnnxModule(tmp_path / 'scan.onnx')(more)
-    for i, output in enumerate(outputs):
-        assert torch.allclose(output, torch.cat([part[i] for part in parts]), atol=1e-5)
+    file = OnnxModule(tmp_path / 'scan.onnx')
+    with pytest.raises(ValueError, match=r'scan\.onnx takes images of 3 x 2 x 5 .*got 3 x 2 x 4'):
+        file(torch.randn(2, 3, 2, 4))
+    for count in (6, 5, 1, 0):  # more than the batch of the file, less, and parts of it
+        images = torch.randn(count, 3, 2, 5)
+        for output, expected in zip(file(images), Scan()(images), strict=True):
+            assert output.shape == expected.shape
+            assert torch.allclose(output, expected, atol=1e-5)
 
 
 def test_the_recurrence():

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.field.base import CONFIG, coco, each_label
+from tests.field.test_files import classifier
 from tests.tools.conftest import run_tool
 
 
@@ -24,7 +25,8 @@ def test_masks(folder):
     assert pixels == 8 * 64 * 64 and 'Nothing looks wrong.' in log
     drawn = np.array(Image.open(folder / 'drawn/000000_000.png'))
     image = np.array(Image.open(folder / 'data/images/training/000.png'))
-    assert drawn.shape == image.shape and (drawn != image).any(), 'the mask lies over the image'
+    assert drawn.shape[1] == 512 and drawn.shape[0] > 512, 'enlarged, with a legend below'
+    assert (drawn[4:512:8, 4::8] != image).any(), 'the mask lies over the image'
 
     path = folder / 'data/annotations/training/002.png'
     Image.fromarray(np.full((64, 64), 7, np.uint8)).save(path)
@@ -49,6 +51,34 @@ def test_boxes(tmp_path):
     log = browse(tmp_path, coco(tmp_path))
     assert re.search(r'\| 0 box \| +8 \| +100\.0 \|', log) and 'Nothing looks wrong.' in log
     assert len([*(tmp_path / 'drawn').glob('*.png')]) == 4
+
+
+@pytest.mark.slow
+def test_labels_of_classification(tmp_path):
+    pytest.importorskip('mmpretrain')
+    for name in ('apple', 'груша'):
+        (tmp_path / 'fruit' / name).mkdir(parents=True)
+        for i in range(3):
+            Image.new('RGB', (32, 32)).save(tmp_path / 'fruit' / name / f'{i}.png')
+    log = browse(tmp_path, classifier(tmp_path))
+    assert re.search(r'\| 1 груша +\| +3 \| +50\.0 \|', log) and 'Nothing looks wrong.' in log
+    drawn = sorted((tmp_path / 'drawn').glob('*.png'))
+    assert len(drawn) == 6
+    assert np.array(Image.open(drawn[0])).max() > 200, 'the class is written into the black image'
+
+
+@pytest.mark.slow
+def test_names_in_any_script(folder):
+    rest = """
+for loader in (train_dataloader, val_dataloader):
+    loader['dataset']['metainfo'] = dict(classes=({}, 'red', 'green'), palette=[[9] * 3] * 3)
+del loader
+"""
+    drawn = []
+    for name in ("'мост'", "'????'", "'лист'"):
+        browse(folder, CONFIG.format(root=str(folder / 'data'), rest=rest.replace('{}', name)))
+        drawn.append(np.array(Image.open(folder / 'drawn/000000_000.png')))
+    assert not np.array_equal(drawn[0], drawn[1]) and not np.array_equal(drawn[0], drawn[2])
 
 
 @pytest.mark.slow

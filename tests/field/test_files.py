@@ -59,6 +59,24 @@ def test_labels_of_16_bits_that_fit_8(folder):
     train(folder)
 
 
+@pytest.mark.parametrize(
+    ('values', 'said'),
+    [
+        ((0, 257, 258), r'the label 25[78] of this 32-bit file is loaded as [12],'),
+        ((0, -254, 1), r'the label -254 of this 32-bit file is loaded as 2,'),
+        ((0, 1.5, 1), r'the label 1\.5 of this file of 32-bit floats is no whole number'),
+        ((float('nan'), 1, 2), r'the label nan of this file of 32-bit floats is no whole number'),
+    ],
+)
+def test_labels_of_floats(values, said, folder):
+    for path in sorted((folder / 'data/annotations').rglob('*.png')):
+        labels = np.array(values, np.float32)[np.array(Image.open(path))]
+        cv2.imwrite(str(path.with_suffix('.tif')), labels)
+        path.unlink()
+    with pytest.raises(SampleError, match=rf'000\.tif: {said}'):
+        train(folder, rest=EACH.format("seg_map_suffix='.tif'"))
+
+
 def test_a_wide_label_of_a_later_sample(tmp_path):
     """Which is not among the first samples: it is found as it is loaded."""
     write_data(tmp_path / 'data', train=12)
@@ -159,6 +177,26 @@ def test_images_without_labels(folder):
         train(folder)
 
 
+@pytest.mark.parametrize(
+    ('name', 'said'),
+    [
+        (
+            '{}_labelIds.png',
+            r"found 000_labelIds\.png: set train_.*seg_map_suffix='_labelIds\.png'",
+        ),
+        ('mask_{}.png', r'found .*training/mask_000\.png: it must lie and be called as its image'),
+        ('sub/{}.png', r'found .*training/sub/000\.png: it must lie and be called as its image'),
+    ],
+)
+def test_labels_of_other_names(name, said, folder):
+    labels = folder / 'data/annotations/training'
+    (labels / 'sub').mkdir()
+    for path in [*labels.glob('*.png')]:
+        path.rename(labels / name.format(path.stem))
+    with pytest.raises(FileNotFoundError, match=rf'8 of 8 images of .* no map of labels, .*{said}'):
+        train(folder)
+
+
 def test_files_of_a_list(folder):
     """Names of a split: nothing is listed, and the first samples are looked for."""
     (folder / 'data/split.txt').write_text('000\n001\n009\n')
@@ -232,6 +270,23 @@ def test_some_objects_that_do_not_remain(tmp_path):
     assert re.search(
         r'WARNING - train_dataloader.dataset: 4 of 8 objects of .* 4 with an area', log
     )
+
+
+@needs_mmdet
+@pytest.mark.parametrize(
+    ('change', 'line'),
+    [
+        (lambda x, y: dict(bbox=[x + 20, y + 15, x + 40, y + 35]), r'\d of 8 boxes of .* beyond'),
+        (
+            lambda x, y: dict(bbox=[x, y, 16, 16], segmentation=[[0.1, 0.1, 0.4, 0.1, 0.4, 0.4]]),
+            r'8 of 8 objects of .* have polygons in 0\.\.1',
+        ),
+    ],
+)
+def test_objects_in_other_units(change, line, tmp_path):
+    pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
+    text = coco(tmp_path, change=lambda each: each | change(*each['bbox'][:2]))
+    assert re.search(f'WARNING - train_dataloader.dataset: {line}', train(tmp_path, text))
 
 
 @needs_mmdet
@@ -349,10 +404,36 @@ def test_a_classifier_of_one_class(fruit):
         train(fruit, classifier(fruit, classes=1))
 
 
+def annotated(fruit, *labels) -> str:
+    """The config of a classifier whose images have these labels in a file."""
+    images = sorted((fruit / 'fruit').rglob('*.png'))
+    names = [path.relative_to(fruit / 'fruit') for path in images]
+    lines = (f'{name} {label}'.strip() for name, label in zip(names, labels, strict=True))
+    (fruit / 'ann.txt').write_text('\n'.join(lines))
+    classes = "metainfo=dict(classes=('apple', 'pear'))"
+    return classifier(fruit, options=f'ann_file={str(fruit / "ann.txt")!r}, {classes}')
+
+
+def test_images_of_one_class(fruit):
+    with pytest.raises(
+        ValueError, match=r'all 4 images are of the class 1 \(pear\), of 2; there is'
+    ):
+        train(fruit, annotated(fruit, 1, 1, 1, 1))
+    assert 'nothing to tell apart' not in train(fruit, annotated(fruit, 1, 1, 1, 0))
+
+
+def test_a_label_beyond_the_classes_of_classification(fruit):
+    with pytest.raises(SampleError, match=r'pear/\d\.png: a label is 2, but there are 2 classes'):
+        train(fruit, annotated(fruit, 0, 0, 2, 2))
+
+
 def test_images_of_several_sizes_in_a_batch_of_classification(fruit):
-    collate = "train_dataloader['collate_fn'] = dict(type='default_collate')"
-    with pytest.raises(SampleError, match=r'must have one size: crop them .*\(stack expects each'):
-        train(fruit, classifier(fruit, resize='') + collate)
+    said = r'must have one size: crop them .*\(stack expects each'
+    for split in ('train', 'val'):
+        collate = f"{split}_dataloader['collate_fn'] = dict(type='default_collate')\n"
+        collate += f"{split}_dataloader['batch_size'] = 4\n"
+        with pytest.raises(SampleError, match=said):
+            train(fruit, classifier(fruit, resize='') + collate, test=split == 'val')
 
 
 def test_images_that_no_class_takes(fruit):

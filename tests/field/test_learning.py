@@ -4,8 +4,12 @@ import re
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.field.base import each_label, train, write_data
+from vim_mm.engine import VimRunner
+from vim_mm.engine.batches.samples import SampleError
+from vim_mm.mistakes import explain
 
 SPLITS = "for loader in (train_dataloader, val_dataloader):\n    loader['dataset']"
 HEADS = "for head in (model['decode_head'], model['auxiliary_head']):\n    head"
@@ -69,6 +73,94 @@ def test_weights_of_other_classes(kind, weights, folder):
         train(folder, rest=f"model['decode_head'].update({loss})")
 
 
+@pytest.mark.parametrize(
+    ('weights', 'said'),
+    [([0.0] * 3, 'must not be 0 for all'), ([1.0, -1.0, 1.0], 'finite and not negative')],
+)
+def test_weights_that_teach_nothing(weights, said, folder):
+    with pytest.raises(ValueError, match=rf'decode_head\.loss_decode\.class_weight .*{said}'):
+        loss = f"dict(type='UPerHead', loss_decode=dict(class_weight={weights}))"
+        train(folder, rest=f"model['decode_head'].update({loss})")
+
+
+def test_weights_that_are_words(folder):
+    loss = "dict(type='UPerHead', loss_decode=dict(class_weight=['1', '2', '3']))"
+    with pytest.raises(TypeError) as caught:
+        train(folder, rest=f"model['decode_head'].update({loss})")
+    said = "model.decode_head.loss_decode.class_weight must be a number, got '1'"
+    assert explain(caught.value) == said
+
+
+def test_losses_of_no_weight(folder):
+    rest = f"{HEADS}['loss_decode'] = dict(type='CrossEntropyLoss', loss_weight=0.0)\n" + END_HEADS
+    with pytest.raises(ValueError, match='loss_weight is 0 in every loss of the model'):
+        train(folder, rest=rest)
+
+
+@pytest.mark.parametrize(
+    'rest',
+    [
+        'optim_wrapper = dict(optimizer=dict(lr=0.0))',
+        *also_slow(
+            (
+                'none = dict(lr_mult=0)\nkeys = dict(backbone=none, neck=none, head=none)\n'
+                'optim_wrapper = dict(paramwise_cfg=dict(custom_keys=keys))\ndel none, keys',
+            )
+        ),
+    ],
+)
+def test_a_learning_rate_of_0(rest, folder):
+    log = train(folder, rest=rest)
+    assert 'WARNING - the learning rate of every parameter is 0' in log
+
+
+def test_a_frozen_model(folder, monkeypatch):
+    """As by a hook or a model of one's own."""
+    build = VimRunner.build_optim_wrapper
+
+    def freeze(self, cfg):
+        self.model.requires_grad_(False)
+        return build(self, cfg)
+
+    monkeypatch.setattr(VimRunner, 'build_optim_wrapper', freeze)
+    plain = "optim_wrapper = dict(_delete_=True, optimizer=dict(type='SGD', lr=0.1))"
+    with pytest.raises(ValueError, match=r'takes gradients .* everything is frozen'):
+        train(folder, rest=plain)
+
+
+def test_a_text_in_place_of_classes(folder):
+    """Whose letters are as many as the heads' classes."""
+    rest = f"{SPLITS}['metainfo'] = dict(classes='abc')\n" + END
+    with pytest.raises(
+        ValueError, match=r"metainfo\['classes'\] must be a list .*'abc'.*with a comma"
+    ):
+        train(folder, rest=rest)
+
+
+STOPPING = "custom_hooks = [dict(type='EarlyStoppingHook', monitor={!r}, rule='greater')]\n"
+
+
+@pytest.mark.parametrize(
+    'rest',
+    [
+        STOPPING.format('mIou'),
+        *also_slow(
+            (BY_EPOCH + "param_scheduler = [dict(type='ReduceOnPlateauLR', monitor='mIou')]",),
+        ),
+    ],
+)
+def test_a_metric_that_somebody_waits_for(rest, folder):
+    with pytest.raises(ValueError, match=r"monitor='mIou' is no metric .* did you mean 'mIoU'"):
+        train(folder, rest=rest)
+
+
+def test_a_wait_without_a_validation(folder):
+    none = 'val_dataloader = val_cfg = val_evaluator = None\n'
+    rest = none + STOPPING.format('mIoU')
+    with pytest.raises(ValueError, match=r"monitor='mIoU' needs a validation"):
+        train(folder, rest=rest)
+
+
 def test_windows_that_leave_gaps(folder):
     slide = "dict(mode='slide', crop_size=(24, 24), stride=(40, 40))"
     with pytest.raises(ValueError, match=r'model\.test_cfg\.stride must be at most .*\(24, 24\)'):
@@ -116,6 +208,43 @@ def test_a_metric_may_leave_out_a_class(folder):
     assert 'WARNING - val_evaluator.ignore_index is 0, but the heads ignore [255]' in log
 
 
+def test_another_label_that_is_ignored(folder):
+    """By heads, padding and metric: it is no fault of a file."""
+    each_label(
+        folder / 'data', lambda labels: np.where(np.arange(64) < 8, 254, labels).astype(np.uint8)
+    )
+    rest = f"{HEADS}['ignore_index'] = 254\n" + END_HEADS
+    rest += "model['data_preprocessor'] = dict(seg_pad_val=254)\n"
+    rest += 'val_evaluator = dict(ignore_index=254)\ntest_evaluator = val_evaluator'
+    assert 'WARNING - val' not in train(folder, rest=rest)
+
+
+def of_validation(folder, change) -> None:
+    for path in (folder / 'data/annotations/validation').iterdir():
+        Image.fromarray(change(np.array(Image.open(path)))).save(path)
+
+
+def test_labels_of_validation_are_looked_at_before_the_training(folder):
+    of_validation(folder, lambda labels: labels + 1)
+    with pytest.raises(SampleError, match=r'validation/000\.png: a label is 3, but there are 3'):
+        train(folder)
+    assert not [*folder.rglob('*.pth')]
+
+
+def test_labels_of_validation_that_hold_one_class(folder):
+    of_validation(folder, lambda labels: ((labels > 0) * 255).astype(np.uint8))
+    line = (
+        r'WARNING - val_dataloader\.dataset: all 4 maps of labels hold 0 \(background\) besides 255'
+    )
+    assert re.search(line, train(folder))
+
+
+def test_classes_that_validation_numbers_otherwise(folder):
+    rest = "val_dataloader['dataset']['reduce_zero_label'] = True"
+    line = 'WARNING - reduce_zero_label is False in train_dataloader.dataset and True in val'
+    assert line in train(folder, rest=rest)
+
+
 def test_an_epoch_without_an_end(folder):
     rest = BY_EPOCH + "train_dataloader['sampler'] = dict(type='InfiniteSampler', shuffle=True)"
     with pytest.raises(ValueError, match=r'InfiniteSampler, which never ends, .*DefaultSampler'):
@@ -152,6 +281,40 @@ def test_a_schedule_in_another_unit(options, line, folder):
     assert re.search(rf'WARNING - param_scheduler\.0 \({options["type"]}\) .*{line}', log)
 
 
+SHORT_OF_EPOCHS = 'train_cfg = dict(max_iters=40, val_interval=40)\n'
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        dict(type='MultiStepLR', milestones=[1, 2]),
+        *also_slow(
+            (dict(type='StepLR', step_size=1),),
+            (dict(type='ExponentialLR', gamma=0.1),),
+            (dict(type='CosineAnnealingLR', T_max=2),),
+            (dict(type='PolyLR', end=2),),
+        ),
+    ],
+)
+def test_a_schedule_of_epochs_among_iterations(options, folder):
+    log = train(folder, rest=SHORT_OF_EPOCHS + schedule(**options, by_epoch=False))
+    assert re.search(
+        rf'WARNING - param_scheduler\.0 \({options["type"]}\) has decayed lr .*by the 2 iter', log
+    )
+
+
+@pytest.mark.slow
+def test_a_schedule_of_iterations(folder):
+    """Warm-ups, and parts that others follow, are short."""
+    parts = [
+        dict(type='LinearLR', start_factor=0.1, end=2, by_epoch=False),
+        dict(type='CosineAnnealingLR', T_max=2, begin=0, end=2, by_epoch=False),
+        dict(type='StepLR', step_size=4, gamma=0.97, begin=2, by_epoch=False),
+    ]
+    log = train(folder, rest=SHORT_OF_EPOCHS + f'param_scheduler = {parts!r}\n')
+    assert 'WARNING - param_scheduler' not in log
+
+
 @pytest.mark.parametrize(
     'options',
     [
@@ -175,6 +338,10 @@ def test_a_schedule_in_its_unit(options, folder):
     [
         ('train_cfg.update(val_interval=1)', r'val_interval=1 counts iterations'),
         ('default_hooks = dict(checkpoint=dict(by_epoch=True))', r'checkpoint counts epochs'),
+        (
+            'log_processor = dict(by_epoch=True)',
+            r'log_processor\.by_epoch should be False with Iter',
+        ),
         *also_slow(
             (BY_EPOCH + 'train_cfg.update(val_interval=500)', r'val_interval=500 counts epochs'),
             (

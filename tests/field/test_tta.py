@@ -1,5 +1,6 @@
 """``test.py --tta`` against averages by hand."""
 
+import csv
 import json
 import re
 
@@ -15,6 +16,7 @@ from mmengine.registry import init_default_scope
 from PIL import Image
 
 from tests.field.base import coco, train
+from tests.field.test_files import classifier
 from tests.tools.conftest import run_tool
 from vim_mm.engine.cli import load_model
 from vim_mm.engine.tta import RATIOS, augment_test, default_views
@@ -146,6 +148,44 @@ def test_detection(tmp_path):
         merged[:, 2:4] -= merged[:, :2]
         assert np.allclose([each['bbox'] for each in own], merged[:, :4], atol=1e-3)
         assert np.allclose([each['score'] for each in own], merged[:, 4], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_classification(tmp_path):
+    pytest.importorskip('mmpretrain')
+    random = np.random.default_rng(0)
+    for name in ('apple', 'pear'):
+        (tmp_path / 'fruit' / name).mkdir(parents=True)
+        for i in range(3):
+            image = random.integers(0, 256, (32, 32, 3), np.uint8)
+            Image.fromarray(image).save(tmp_path / 'fruit' / name / f'{i}.png')
+    train(tmp_path, classifier(tmp_path))
+    (path,) = map(str, (tmp_path / 'run0').glob('*.pth'))
+    content = torch.load(path, weights_only=False)
+    for weight in content['state_dict'].values():  # scores that differ in four digits
+        if weight.is_floating_point():
+            weight.add_(torch.randn_like(weight), alpha=0.5)
+    torch.save(content, path)
+    config = tmp_path / 'config.py'
+    out = run_tool('test.py', config, path, '--tta', '--out', tmp_path / 'out', cwd=tmp_path)
+    assert 'Test-time augmentation by AverageClsScoreTTA: as it is and mirrored.' in out
+    model, _ = load_model(Config.fromfile(config), path)
+    rows = [*csv.DictReader((tmp_path / 'out/labels.csv').open())]
+    assert len(rows) == 6
+    differences = []
+    for row in rows:
+        image = mmcv.imread(row['image'])
+        views = [
+            torch.from_numpy(view.transpose(2, 0, 1).copy()) for view in (image, image[:, ::-1])
+        ]
+        batch = model.cpu().data_preprocessor(dict(inputs=torch.stack(views)), False)
+        with torch.no_grad():
+            scores = model(batch['inputs'], mode='tensor').softmax(1)
+        mean = scores.mean(0)
+        assert row['prediction'] == ('apple', 'pear')[int(mean.argmax())]
+        assert float(row['score']) == pytest.approx(float(mean.max()), abs=1e-4)
+        differences.append(float((scores[0] - mean).abs().max()))
+    assert max(differences) > 1e-3, 'the mirrored view counts'
 
 
 def views(pipeline, ratios=(0.5, 2.0)):

@@ -324,7 +324,7 @@ OF_DET_PREPROCESSORS = {
     name: run
     for name, run in OF_PREPROCESSORS.items()
     if name in ('both orders of channels', 'a word for the order', 'a mean without a deviation',
-                'two means', 'images without channels', 'no images')
+                'two means', 'no images')
 }  # fmt: skip
 
 

@@ -11,12 +11,7 @@ import pytest
 import torch
 
 from tests.scripts import TOOLS
-
-
-@pytest.fixture
-def draw(monkeypatch):
-    monkeypatch.syspath_prepend(str(TOOLS))  # as for a script that is run
-    return import_module('infer').draw
+from vim_mm.stream.overlay import draw_sample, enlarge
 
 
 class Prediction(SimpleNamespace):
@@ -34,12 +29,11 @@ def visualizer(*classes):
 
 
 @pytest.mark.parametrize('size', [(1, 1), (1, 300), (15, 15), (64, 80), (600, 500)])
-def test_labels_over_an_image_of_any_size(size, draw, tmp_path):
+def test_labels_over_an_image_of_any_size(size):
     image = np.full((*size, 3), 100, np.uint8)
     labels = np.zeros(size, int)
     labels[:, size[1] // 2 :] = 1
-    draw(visualizer('a', 'b'), image, segments(labels), tmp_path / 'o.png')
-    drawn = cv2.imread(str(tmp_path / 'o.png'))[..., ::-1]
+    drawn = draw_sample(visualizer('a', 'b'), image, segments(labels))
     height, width = drawn.shape[:2]
     factor = width // size[1]
     assert width == factor * size[1] and height > factor * size[0]
@@ -50,10 +44,9 @@ def test_labels_over_an_image_of_any_size(size, draw, tmp_path):
         assert drawn[row, column].tolist() == expected
 
 
-def test_the_legend_has_the_classes_that_were_found(draw, tmp_path):
+def test_the_legend_has_the_classes_that_were_found():
     image, labels = np.full((100, 600, 3), 100, np.uint8), np.ones((100, 600), int)
-    draw(visualizer('a', 'b', 'c'), image, segments(labels), tmp_path / 'o.png')
-    legend = cv2.imread(str(tmp_path / 'o.png'))[100:, :, ::-1]
+    legend = draw_sample(visualizer('a', 'b', 'c'), image, segments(labels))[100:]
     colours = {tuple(map(int, c)) for c in legend.reshape(-1, 3)}
     assert (40, 200, 100) in colours and not {(0, 200, 100), (80, 200, 100)} & colours
     assert (legend == 255).mean() > 0.8 and (legend.max(2) < 128).any()
@@ -68,8 +61,7 @@ def test_a_legend_takes_as_many_rows_as_it_needs(width):
     assert [row.shape[0] // 26 for row in rows] == [0, 1, 9 if width == 20 else 3]
 
 
-def test_detections_of_a_small_image_are_enlarged_with_it(monkeypatch):
-    monkeypatch.syspath_prepend(str(TOOLS))
+def test_detections_of_a_small_image_are_enlarged_with_it():
     masks = torch.zeros(2, 4, 5, dtype=torch.bool)
     masks[0, 1, 2] = True
 
@@ -77,7 +69,7 @@ def test_detections_of_a_small_image_are_enlarged_with_it(monkeypatch):
         labels, scores = torch.tensor([4, 7]), torch.tensor([0.9, 0.1])
 
     found = Instances(bboxes=torch.tensor([[2.0, 1, 3, 2], [0, 0, 5, 4]]), masks=masks)
-    assert import_module('infer').enlarge(found, 10).tolist() == [4]  # that of a high score
+    assert enlarge(found, 10).tolist() == [4]  # that of a high score
     assert found.bboxes[0].tolist() == [20, 10, 30, 20]
     assert found.masks.shape == (2, 40, 50)
     assert found.masks[0, 10:20, 20:30].all() and found.masks.sum() == 100

@@ -7,6 +7,8 @@ the devices of DistributedDataParallel, and SyncBN; and the backend of the proce
 import copy
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -60,6 +62,21 @@ class SameBuffersHook(Hook):
         """Copy the buffers of process 0 to all."""
         for buffer in runner.model.buffers():
             broadcast(buffer)
+
+
+@contextmanager
+def _telling_sizes() -> Iterator[None]:
+    """SampleError in place of PyTorch's when a batch is made of images of several sizes."""
+    try:
+        yield
+    except Exception as error:
+        sizes = re.search(r'stack expects each tensor to be equal size, but got.*', str(error))
+        if sizes is None:
+            raise
+        raise SampleError(
+            'the images of a batch must have one size: crop them (RandomCrop) or resize them '
+            f'(Resize with keep_ratio=False) in the pipeline of the data set ({sizes[0]})'
+        ) from error
 
 
 @RUNNERS.register_module()
@@ -290,19 +307,12 @@ class VimRunner(Runner):
             SampleError: The images of a batch have several sizes.
         """
         try:
-            with beginning.locked(self):
+            with beginning.locked(self), _telling_sizes():
                 return super().train()
         except NonFiniteLossError:
             raise
-        except Exception as error:
+        except Exception:
             self._settle_after_error()
-            if sizes := re.search(
-                r'stack expects each tensor to be equal size, but got.*', str(error)
-            ):
-                raise SampleError(
-                    'the images of a batch must have one size: crop them (RandomCrop) or resize '
-                    f'them (Resize with keep_ratio=False) in train_pipeline ({sizes[0]})'
-                ) from error
             raise
 
     def _settle(self) -> None:
@@ -321,9 +331,14 @@ class VimRunner(Runner):
             pass  # of a broken device, say: the first error tells more
 
     def test(self) -> dict:
-        """Test the model; its checkpoint must fit."""
+        """Test the model; its checkpoint must fit.
+
+        Raises:
+            SampleError: The images of a batch have several sizes.
+        """
         self._testing = True
-        return super().test()
+        with _telling_sizes():
+            return super().test()
 
     def load_or_resume(self) -> None:
         """As in Runner; says which checkpoint it resumes, or that its folder has none.

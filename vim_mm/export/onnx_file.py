@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vim_mm.compat import why_no_onnx_export
-from vim_mm.errors import UserRuntimeError
+from vim_mm.errors import UserRuntimeError, UserValueError
 from vim_mm.ops.exported import export_to_onnx
 from vim_mm.whole_file import whole_file
 
@@ -66,6 +66,7 @@ class OnnxModule(nn.Module):
         super().__init__()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
+        self.path = Path(path)
         self.session = onnxruntime.InferenceSession(
             str(path), options, providers=['CPUExecutionProvider']
         )
@@ -73,14 +74,27 @@ class OnnxModule(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """All outputs of the file for images (B, C, H, W), float32, on the CPU.
 
-        A file of a fixed batch computes a multiple of it in parts.
+        A file of a fixed batch computes any number of images in parts, of which the last is padded.
+
+        Raises:
+            ValueError: The file is of another fixed size.
         """
-        fixed = self.session.get_inputs()[0].shape[0]
-        parts = [images]
-        if isinstance(fixed, int) and len(images) and len(images) % fixed == 0:
-            parts = images.split(fixed)
+        batch, *size = self.session.get_inputs()[0].shape
+        if any(isinstance(n, int) and n != m for n, m in zip(size, images.shape[1:], strict=True)):
+            raise UserValueError(
+                f'{self.path} takes images of {_by(size)} (C x H x W), got '
+                f'{_by(images.shape[1:])}: export it with open sizes (--dynamic)'
+            )
+        parts, count = [images], len(images)
+        if isinstance(batch, int):
+            rest = -count % batch if count else batch
+            parts = torch.cat([images, images.new_zeros(rest, *images.shape[1:])]).split(batch)
         outputs = [self.session.run(None, {'images': part.numpy()}) for part in parts]
-        return tuple(torch.cat([*map(torch.from_numpy, each)]) for each in zip(*outputs))
+        return tuple(torch.cat([*map(torch.from_numpy, each)])[:count] for each in zip(*outputs))
+
+
+def _by(size: Sequence[int | str]) -> str:
+    return ' x '.join(map(str, size))
 
 
 def linear_layers(path: str | Path) -> dict[str, str]:

@@ -53,7 +53,8 @@ def check_losses(head: nn.Module, name: str | None = None) -> None:
         name (str, optional): What the config calls it, by default its type.
 
     Raises:
-        ValueError: A loss has not one weight for each class, or it is the softmax of one channel.
+        ValueError: A loss has not one weight for each class, weights are negative or all 0, or it
+            is the softmax of one channel.
         TypeError: ``class_weight`` holds no numbers.
     """
     if not hasattr(head, 'loss_decode'):
@@ -101,6 +102,10 @@ def _check_weights(name: str, weights: Sequence[float] | None, channels: int) ->
         raise UserTypeError(f'{name} must be a list of numbers, got {weights!r}')
     for weight in weights:
         check_number(name, weight)
+        if not 0 <= weight < float('inf'):
+            raise UserValueError(f'{name} must be finite and not negative, got {weights}')
+    if weights and not any(weights):
+        raise UserValueError(f'{name} must not be 0 for all classes: the loss is always 0')
     if len(weights) != channels:
         raise UserValueError(
             _of_another_length(name.partition('.loss_decode')[0], len(weights), channels)

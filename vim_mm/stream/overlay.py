@@ -1,14 +1,23 @@
-"""Predictions drawn over frames, by OpenCV on the CPU."""
+"""Predictions drawn over frames and images, on the CPU."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import cv2
 import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.registry import VISUALIZERS
+from mmengine.structures import BaseDataElement, InstanceData
+from mmengine.visualization import Visualizer
+from torch import Tensor
 
-from vim_mm.stream.lettering import drawable_names, put_name
+from vim_mm.stream.lettering import draw_legend, drawable_names, put_name
 from vim_mm.stream.predictor import Instances, Prediction
 
 _LETTERS = 11  # pixels
+_LEGEND = 13  # the same, below a picture
+_LEAST_SIDE = 512  # pixels of the longer side of a picture; smaller images are enlarged
+_DRAWN_SCORE = 0.3  # above which MMDetection's visualizer draws an instance
 
 
 class Overlay:
@@ -57,3 +66,77 @@ class Overlay:
         part = drawn[top : top + height, left : left + width]
         inside = mask[top : top + height, left : left + width]
         part[inside] = (1 - self.alpha) * part[inside] + self.alpha * np.array(colour)
+
+
+def build_visualizer(cfg: Config, meta: Mapping, name: str = 'visualizer') -> Visualizer:
+    """The config's visualizer for classes as ``vim_mm.engine.reader.class_meta`` gives them."""
+    visualizer = VISUALIZERS.build({**cfg.visualizer, 'name': name, 'vis_backends': []})
+    if meta.get('classes'):
+        meta = {**meta, 'classes': drawable_names(meta['classes'])}
+    visualizer.dataset_meta = meta
+    return visualizer
+
+
+def draw_sample(
+    visualizer: Visualizer, image: np.ndarray, sample: BaseDataElement, truth: bool = False
+) -> np.ndarray:
+    """A new picture, uint8, RGB: an image with a prediction, or the truth, and a legend below.
+
+    An image whose longer side is less than 512 pixels is enlarged by a whole number.
+
+    Args:
+        visualizer (Visualizer): Of :func:`build_visualizer`.
+        image (ndarray): (H, W, 3), uint8, RGB.
+        sample (BaseDataElement): Of MMSegmentation, MMDetection or MMPretrain. Boxes and masks of
+            detections are scaled in place.
+        truth (bool): Draw this, and not the prediction.
+    """
+    which = 'gt' if truth else 'pred'
+    factor = -(-_LEAST_SIDE // max(image.shape[:2]))
+    large = cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_LINEAR)
+    found = np.zeros(0, int)  # of a classifier the names stand in the picture
+    if f'{which}_sem_seg' in sample and f'{which}_instances' not in sample:
+        labels = getattr(sample, f'{which}_sem_seg').data.squeeze(0).cpu().numpy()
+        drawn = _draw_segments(visualizer, large, labels.repeat(factor, 0).repeat(factor, 1))
+        found = np.unique(labels)
+    else:
+        pictures: list[np.ndarray | None] = []
+        visualizer.add_image = lambda name, image, step=0: pictures.append(image)
+        if hasattr(visualizer, 'visualize_cls'):
+            visualizer.visualize_cls(large, sample, draw_gt=truth, draw_pred=not truth)
+        else:
+            if f'{which}_instances' in sample:
+                found = enlarge(getattr(sample, f'{which}_instances'), factor)
+            visualizer.add_datasample(which, large, sample, draw_gt=truth, draw_pred=not truth)
+        # Of a sample without truth MMSegmentation's draws nothing.
+        drawn = large if pictures[-1] is None else pictures[-1]
+    classes, palette = (visualizer.dataset_meta.get(key) or () for key in ('classes', 'palette'))
+    named = {classes[i]: palette[i] for i in found if i < min(len(classes), len(palette))}
+    return np.concatenate([drawn, draw_legend(named, drawn.shape[1], _LEGEND)])
+
+
+def _draw_segments(visualizer: Visualizer, image: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """As MMSegmentation's visualizer, also over a single pixel; the names are in the legend."""
+    palette = visualizer.dataset_meta['palette']
+    colours = np.zeros((max(int(labels.max()) + 1, len(palette)), 3))
+    colours[: len(palette)] = palette
+    alpha = getattr(visualizer, 'alpha', 0.8)
+    return (image * (1 - alpha) + colours[labels] * alpha).astype(np.uint8)
+
+
+def enlarge(found: InstanceData, factor: int) -> np.ndarray:
+    """Scale boxes and masks of detections, in place, to an image that was enlarged.
+
+    Returns:
+        np.ndarray: The labels of those that MMDetection's visualizer draws, each once.
+    """
+    found.bboxes = getattr(found.bboxes, 'tensor', found.bboxes) * factor
+    if 'masks' in found:
+        masks = found.masks
+        if not isinstance(masks, Tensor):  # of the ground truth
+            masks = torch.from_numpy(masks.to_ndarray())
+        found.masks = masks.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
+    labels = found.labels
+    if 'scores' in found:
+        labels = labels[found.scores > _DRAWN_SCORE]
+    return np.unique(labels.cpu().numpy())

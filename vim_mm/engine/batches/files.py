@@ -71,17 +71,25 @@ def wide_values(path: str) -> np.ndarray | None:
 def wrapped_label(path: str) -> str | None:
     """What is wrong with labels that 8 bits do not hold; None if they hold all of a file.
 
-    What becomes 255 is left alone: so does 65535, and both are of no class.
+    What becomes 255 is left alone: so do 65535 and -1, and all are of no class.
     """
     values = wide_values(path)
-    if values is None or values.dtype.kind not in 'ui':
+    if values is None:
         return None
-    wrapped = values[(values > 255) & (values % 256 != 255)]
+    bits = 8 * values.dtype.itemsize
+    if values.dtype.kind == 'f':
+        parts = values[values != np.round(values)]  # NaN as well
+        if parts.size:
+            return (
+                f'the label {parts[0]:g} of this file of {bits}-bit floats is no whole number, and '
+                'labels are kept as such.'
+            )
+    wrapped = values[((values > 255) | (values < 0)) & (values % 256 != 255)]
     if not wrapped.size:
         return None
     return (
-        f'the label {wrapped[0]} of this 16-bit file is loaded as {wrapped[0] % 256}, because '
-        'labels are kept in 8 bits: number the classes below 255.'
+        f'the label {int(wrapped[0])} of this {bits}-bit file is loaded as '
+        f'{int(wrapped[0]) % 256}, because labels are kept in 8 bits: number the classes below 255.'
     )
 
 

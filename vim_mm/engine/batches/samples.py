@@ -199,10 +199,13 @@ def _label_problem(
     ignored: Sequence[int],
     info: Mapping,
 ) -> str | None:
-    """What is wrong with the labels of a segmentation or detection sample."""
+    """What is wrong with the labels of a sample of segmentation, detection or classification."""
     if num_classes is None:
         return None
-    if 'gt_sem_seg' in truth:
+    if 'gt_label' in truth:
+        return out_of_range(torch.as_tensor(truth.gt_label), num_classes)
+    # A detector's semantic branch has classes of its own.
+    if 'gt_sem_seg' in truth and 'gt_instances' not in truth:
         labels = truth.gt_sem_seg.data
         if labels.ndim == 3 and labels.shape[0] != 1 and labels.shape[2] in (2, 3, 4):
             return (
@@ -217,7 +220,7 @@ def _label_problem(
                 return f'the map of labels has {shape} pixels, the picture {picture}.'
         for label in ignored:
             labels = labels[labels != label]
-        problem = _out_of_range(labels, num_classes, bool(info.get('reduce_zero_label')))
+        problem = out_of_range(labels, num_classes, bool(info.get('reduce_zero_label')))
         if problem is None or IGNORED_LABEL in ignored:
             return problem
         return f'{problem} Of other labels the heads ignore {[*ignored] or "none"}.'
@@ -226,11 +229,11 @@ def _label_problem(
         boxes = getattr(boxes, 'tensor', boxes)
         if boxes is not None and not torch.isfinite(boxes).all():
             return 'a box is not finite.'
-        return _out_of_range(truth.gt_instances.labels, num_classes)
+        return out_of_range(truth.gt_instances.labels, num_classes)
     return None
 
 
-def _out_of_range(labels: torch.Tensor, num_classes: int, reduced: bool = False) -> str | None:
+def out_of_range(labels: torch.Tensor, num_classes: int, reduced: bool = False) -> str | None:
     """What is wrong with labels, as the file has them if they were ``reduced`` by one."""
     if labels.numel() == 0:
         return None

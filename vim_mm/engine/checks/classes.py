@@ -30,11 +30,16 @@ def check_classes(model: nn.Module, dataset, name: str) -> None:
         name (str): What the config calls it, for the message.
 
     Raises:
-        ValueError: They differ; the message names both.
+        ValueError: They differ, and the message names both; or the classes are a text.
     """
     classes = (getattr(dataset, 'metainfo', None) or {}).get('classes')
     if classes is None:
         return
+    if isinstance(classes, str):  # each letter would be a class
+        raise UserValueError(
+            f"{name}.metainfo['classes'] must be a list of names, got {classes!r}: one class is "
+            f'({classes!r},), with a comma'
+        )
     rest = ' after reduce_zero_label' if getattr(dataset, 'reduce_zero_label', False) else ''
     for head, num_classes in _heads(model):
         if num_classes != len(classes):

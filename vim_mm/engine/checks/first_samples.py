@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 from PIL.ImageOps import exif_transpose
 
@@ -21,12 +22,18 @@ from vim_mm.engine.batches.files import (
     wide_values,
     wrapped_label,
 )
-from vim_mm.engine.batches.samples import SampleError, leaves, loading_transforms
+from vim_mm.engine.batches.samples import (
+    SampleError,
+    leaves,
+    loading_transforms,
+    out_of_range,
+)
 from vim_mm.engine.checks.suffixes import left_out
 from vim_mm.errors import UserValueError
 
-# Samples of a data set that are loaded, and those whose files' headers are read.
-_LOADED, _HEADERS = 8, 64
+# Samples of a data set that are loaded, those whose files' headers are read, and those whose label
+# of classification is looked up.
+_LOADED, _HEADERS, _LABELS = 8, 64, 10_000
 # Below this part of 8 bits an image is dark to a model that expects all of them.
 _DARK = 64
 # Annotation files up to this many bytes are read once more, to say why objects are missing.
@@ -44,18 +51,22 @@ class Findings:
         lines (list[str]): Of what is doubtful, a sentence each.
         labels (Counter): Pixels of each label of segmentation, as loaded.
         maps (int): Maps of labels among the samples.
-        classes (set[int]): Labels of classification.
-        complete (bool): Whether the samples are all that there are.
+        images (int): Images whose label of classification was looked up.
+        classes (set[int]): Those labels.
+        complete (bool): Whether the samples, or the images, are all that there are.
     """
 
     lines: list[str] = field(default_factory=list)
     labels: Counter = field(default_factory=Counter)
     maps: int = 0
+    images: int = 0
     classes: set[int] = field(default_factory=set)
     complete: bool = True
 
 
-def look_at_samples(dataset, name: str, learns: bool = True) -> Findings:
+def look_at_samples(
+    dataset, name: str, learns: bool = True, ignored: Sequence[int] | None = None
+) -> Findings:
     """Compare what is loaded of a data set with its files.
 
     Args:
@@ -64,31 +75,40 @@ def look_at_samples(dataset, name: str, learns: bool = True) -> Findings:
         name (str): What the config calls it, for the messages.
         learns (bool): Whether a model is to learn from it. One that has learnt is tested on images
             as it had them.
+        ignored (Sequence[int], optional): Labels of pixels that are of no class; None where
+            whoever draws the samples looks for others soon.
 
     Raises:
-        SampleError: A label does not fit 8 bits, an image lies otherwise than its annotation, or 16
-            bits are loaded as a few values.
+        SampleError: A label does not fit 8 bits or is none of the classes, an image lies otherwise
+            than its annotation, or 16 bits are loaded as a few values.
     """
     findings = Findings()
     for inner, its_name in leaves(dataset, name):
         if not hasattr(inner, 'get_data_info') or len(inner) == 0:
             continue
-        findings.complete &= len(inner) <= _LOADED
         _look_at_headers(inner, its_name, findings)
         if line := left_out(inner, its_name):
             findings.lines.append(line)
         crushed = [
             depth
             for index in _spread(len(inner), _LOADED)
-            if (depth := look_at_loaded(inner, index, findings)) is not None
+            if (depth := look_at_loaded(inner, index, findings, ignored)) is not None
         ]
         findings.lines += of_depth(crushed, its_name, learns)
-        findings.classes |= {
-            int(label)
-            for index in _spread(len(inner), _HEADERS)
-            if isinstance(label := inner.get_data_info(index).get('gt_label'), int | np.integer)
-        }
+        look_at_classes(inner, findings)
+        findings.complete &= len(inner) <= (_LABELS if findings.images else _LOADED)
     return findings
+
+
+def look_at_classes(dataset, findings: Findings) -> None:
+    """Look up the labels of classification; images of several, or of none, have no one label."""
+    if not isinstance(dataset.get_data_info(0).get('gt_label'), int | np.integer):
+        return
+    for index in _spread(len(dataset), _LABELS):
+        label = dataset.get_data_info(index).get('gt_label')
+        if isinstance(label, int | np.integer):
+            findings.images += 1
+            findings.classes.add(int(label))
 
 
 def one_class(findings: Findings, dataset, name: str, ignored: Sequence[int]) -> str | None:
@@ -101,8 +121,16 @@ def one_class(findings: Findings, dataset, name: str, ignored: Sequence[int]) ->
         ignored (Sequence[int]): Labels of pixels that are of no class.
     """
     classes = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
-    if len(classes) < 2 or not findings.maps:
+    if len(classes) < 2 or not (findings.maps or findings.images):
         return None
+    if not findings.maps:
+        if len(findings.classes) > 1:
+            return None
+        (label,) = findings.classes
+        return (
+            f'{name}: all {findings.images} images are of the class {label} '
+            f'({_class(classes, label)}), of {len(classes)}; there is nothing to tell apart'
+        )
     found = {label for label in findings.labels if label not in ignored}
     if len(found) > 1:
         return None
@@ -209,11 +237,14 @@ def _sizes(path: str, way: int, info: Mapping) -> tuple:
     return stored, shown, annotated
 
 
-def look_at_loaded(dataset, index: int, findings: Findings) -> tuple[str, int, int] | None:
+def look_at_loaded(
+    dataset, index: int, findings: Findings, ignored: Sequence[int] | None = None
+) -> tuple[str, int, int] | None:
     """Load a sample; path and greatest values, in the file and as loaded, of a crushed image.
 
     Raises:
-        SampleError: A label does not fit 8 bits, or the image has not the size of its annotation.
+        SampleError: A label does not fit 8 bits or is none of the classes (with ``ignored``), or
+            the image has not the size of its annotation.
     """
     results = _load(dataset, index)
     if results is None:
@@ -234,11 +265,24 @@ def look_at_loaded(dataset, index: int, findings: Findings) -> tuple[str, int, i
         findings.maps += 1
         values, counts = np.unique(labels, return_counts=True)
         findings.labels.update(dict(zip(values.tolist(), counts.tolist())))
+        if ignored is not None and labels.ndim == 2 and 'instances' not in results:
+            reduced = bool(results.get('reduce_zero_label'))
+            if problem := outside_of_classes(dataset, values, ignored, reduced):
+                raise SampleError(f'{file}: {problem}')
     if isinstance(path, str) and isinstance(image, np.ndarray) and image.dtype == np.uint8:
         stored = wide_values(path)
         if stored is not None:
             return path, stored.max(), int(image.max())
     return None
+
+
+def outside_of_classes(
+    dataset, labels: np.ndarray, ignored: Sequence[int], reduced: bool
+) -> str | None:
+    """What is wrong with labels that are neither classes of a data set nor ignored."""
+    classes = (getattr(dataset, 'metainfo', None) or {}).get('classes')
+    kept = torch.from_numpy(labels[~np.isin(labels, ignored)].astype(np.int64))
+    return None if classes is None else out_of_range(kept, len(classes), reduced)
 
 
 def _load(dataset, index: int) -> dict | None:
@@ -297,7 +341,9 @@ def lost_objects(dataset, name: str) -> Iterator[str]:
             continue
         if file.stat().st_size > _READ_AGAIN and _has_objects(inner, _spread(len(inner), _HEADERS)):
             continue
-        reasons, objects = _why_left_out(json.loads(file.read_text()), inner)
+        content = json.loads(file.read_text())
+        reasons, objects = _why_left_out(content, inner)
+        yield from (f'{its_name}: {line}.' for line in _of_other_units(content, inner, file))
         lost = sum(reasons.values())
         if lost <= _LEFT_OUT * objects:
             continue
@@ -307,6 +353,32 @@ def lost_objects(dataset, name: str) -> Iterator[str]:
         if lost == objects:
             raise UserValueError(f'{line}; none is left to be learnt')
         yield f'{line}.'
+
+
+def _of_other_units(content: Mapping, dataset, file: Path) -> Iterator[str]:
+    """What to say of boxes and polygons that are not what MMDetection takes them for."""
+    images = {image['id']: image for image in content.get('images', ())}
+    beyond = thin = objects = 0
+    for each in content.get('annotations', ()):
+        image = images.get(each.get('image_id'))
+        if image is None or each.get('category_id') not in dataset.cat_ids:
+            continue
+        objects += 1
+        x, y, width, height = each['bbox']
+        beyond += x + width > image['width'] + 1 or y + height > image['height'] + 1
+        polygons = each.get('segmentation')
+        if isinstance(polygons, list) and any(polygons) and min(width, height) > 1:
+            thin += max(max(polygon) for polygon in polygons if polygon) <= 1
+    if beyond > _LEFT_OUT * objects:
+        yield (
+            f'{beyond} of {objects} boxes of {file} reach beyond their images: bbox must be '
+            '[x, y, width, height] in pixels'
+        )
+    if thin > _LEFT_OUT * objects:
+        yield (
+            f'{thin} of {objects} objects of {file} have polygons in 0..1 and boxes in pixels: '
+            'segmentation must be in pixels'
+        )
 
 
 def _has_objects(dataset, indices: Sequence[int]) -> bool:

@@ -4,19 +4,26 @@ Where it cannot be meant it is an error, before the first iteration; where it ca
 log.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from mmengine.evaluator import Evaluator
-from mmengine.hooks import CheckpointHook, Hook
+from mmengine.hooks import CheckpointHook, EarlyStoppingHook, Hook
+from mmengine.optim import OptimWrapperDict
 from mmengine.optim.scheduler.param_scheduler import INF
 from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch import nn
 
 from vim_mm.checkpoints.provenance import inner_model
-from vim_mm.engine.batches.samples import CheckedDataset, ignored_labels
+from vim_mm.engine.batches.samples import (
+    IGNORED_LABEL,
+    CheckedDataset,
+    ignored_labels,
+    leaves,
+)
 from vim_mm.engine.checks.first_samples import look_at_samples, lost_objects, one_class
 from vim_mm.errors import UserValueError
+from vim_mm.mistakes import did_you_mean
 from vim_mm.segmentation.guards import check_losses
 
 # The samplers of MMEngine and MMDetection that never end.
@@ -29,11 +36,14 @@ def check_training(runner: Runner) -> None:
     """Look at the parts of a training that is about to begin, and log what is doubtful.
 
     Raises:
-        ValueError: A loss is always 0, an epoch never ends, or a schedule never moves.
+        ValueError: A loss is always 0, no parameter learns, an epoch never ends, a schedule never
+            moves, or something waits for a metric that there is not.
     """
     check_heads(runner.model)
     _check_end_of_epochs(runner)
-    for line in (*_schedules(runner), *_intervals(runner)):
+    _check_monitors(runner)
+    lines = (_rates, _schedules, _intervals)
+    for line in (line for look in lines for line in look(runner)):
         runner.logger.warning(line)
 
 
@@ -41,10 +51,15 @@ def check_heads(model: nn.Module) -> None:
     """Look whether each head of a segmentor or a classifier has a loss to learn by.
 
     Raises:
-        ValueError: The softmax of one class, or weights for another number of classes.
+        ValueError: The softmax of one class, weights for another number of classes, or no loss at
+            all.
         TypeError: The weights are no numbers.
     """
     model = inner_model(model)
+    given = (getattr(module, 'loss_weight', None) for module in model.modules())
+    weights = [weight for weight in given if isinstance(weight, int | float)]
+    if weights and not any(weights):
+        raise UserValueError('loss_weight is 0 in every loss of the model: nothing is learnt')
     for name, module in model.named_modules():
         check_losses(module, f'model.{name}')
         classes = getattr(module, 'num_classes', None)
@@ -134,6 +149,72 @@ def _check_end_of_epochs(runner: Runner) -> None:
         )
 
 
+def _rates(runner: Runner) -> Iterator[str]:
+    """What is doubtful of the learning rates.
+
+    Raises:
+        ValueError: No parameter has gradients.
+    """
+    wrapper = runner.optim_wrapper
+    wrappers = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
+    groups = [
+        group
+        for each in wrappers
+        for group in each.param_groups
+        if any(param.requires_grad for param in group['params'])
+    ]
+    if not groups:
+        raise UserValueError(
+            'no parameter of the model that the optimizer has takes gradients (requires_grad): '
+            'everything is frozen'
+        )
+    if all(group.get('initial_lr', group['lr']) == 0 for group in groups):
+        yield (
+            'the learning rate of every parameter is 0 (optim_wrapper.optimizer.lr, or lr_mult of '
+            'paramwise_cfg): nothing is learnt.'
+        )
+
+
+def check_metric(name: str, key: str, evaluator: Evaluator) -> None:
+    """ValueError if ``key``, which the config gives as ``name``, is known to be no metric."""
+    metrics = evaluator.metrics if type(evaluator) is Evaluator else []
+    prefixes = [f'{m.prefix}/' for m in metrics if getattr(m, 'prefix', None)]
+    if not metrics or len(prefixes) < len(metrics) or key.startswith(tuple(prefixes)):
+        return
+    raise UserValueError(
+        f'{name}={key!r} is no metric of val_evaluator: names of these begin with '
+        f'{" or ".join(sorted({*prefixes}))}'
+    )
+
+
+def check_found(name: str, key: str, metrics: Mapping) -> None:
+    """ValueError if a validation has not given the metric that the config gives as ``name``."""
+    if key not in metrics:
+        raise UserValueError(
+            f'{name}={key!r} is no metric of this validation, which has {", ".join(metrics)}'
+            f'{did_you_mean(key, metrics)}'
+        )
+
+
+def _monitors(runner: Runner) -> Iterator[tuple[str, str]]:
+    """The metrics that hooks and schedules wait for, by their names in the config."""
+    for hook in runner.hooks:
+        if isinstance(hook, EarlyStoppingHook):
+            yield 'EarlyStoppingHook.monitor', hook.monitor
+    for name, scheduler in _all_schedulers(runner):
+        if getattr(scheduler, 'need_val_args', False):
+            yield f'{name}.monitor', scheduler.monitor
+
+
+def _check_monitors(runner: Runner) -> None:
+    for name, key in _monitors(runner):
+        if runner.val_loop is None:
+            raise UserValueError(
+                f'{name}={key!r} needs a validation: val_dataloader, val_cfg and val_evaluator'
+            )
+        check_metric(name, key, runner.val_loop.evaluator)
+
+
 def _all_schedulers(runner: Runner) -> Iterator[tuple[str, object]]:
     schedulers = runner.param_schedulers or []
     if not isinstance(schedulers, dict):
@@ -160,6 +241,14 @@ def _schedules(runner: Runner) -> Iterator[str]:
                 f'{type(loop).__name__}, which has none: it would never change '
                 f'{scheduler.param_name}; set by_epoch=False and count iterations'
             )
+        if isinstance(loop, IterBasedTrainLoop) and not waits:
+            later = any(other.begin >= _reach(scheduler)[1] for _, other in _all_schedulers(runner))
+            if not later and _decays_at_once(scheduler, loop.max_iters):
+                yield (
+                    f'{name} has decayed {scheduler.param_name} in the first twentieth of the '
+                    f'{loop.max_iters} iterations: if it counts epochs, multiply by the '
+                    f'{len(loop.dataloader)} iterations of one.'
+                )
         if not isinstance(loop, EpochBasedTrainLoop):
             continue
         first, last = _reach(scheduler)
@@ -204,6 +293,17 @@ def _reach(scheduler) -> tuple[int, int]:
     return begin, end if length is None else min(end, begin + length)
 
 
+def _decays_at_once(scheduler, iterations: int) -> bool:
+    """Whether a schedule by iterations is over in the first twentieth of them; no warm-up is."""
+    early, (_, last) = iterations / 20, _reach(scheduler)
+    gamma, step = getattr(scheduler, 'gamma', 1), getattr(scheduler, 'step_size', None)
+    if gamma != 1 and not hasattr(scheduler, 'milestones'):
+        return gamma ** (early // (step or 1)) <= 0.01
+    warms_up = hasattr(scheduler, 'factor') or 'Warmup' in type(scheduler).__name__
+    rises = getattr(scheduler, 'end_factor', 0) >= getattr(scheduler, 'start_factor', 1)
+    return last <= early and gamma <= 1 and not warms_up and not rises
+
+
 def _intervals(runner: Runner) -> Iterator[str]:
     """What is doubtful of the intervals of validations and checkpoints."""
     loop = runner.train_loop
@@ -226,6 +326,8 @@ def _intervals(runner: Runner) -> Iterator[str]:
                 f'train_cfg.val_interval={interval} counts iterations in {kind}, of which an epoch '
                 f'has {len(loop.dataloader)} and the training {loop.max_iters}.'
             )
+    if getattr(runner.log_processor, 'by_epoch', by_epoch) != by_epoch:
+        yield f'log_processor.by_epoch should be {by_epoch} with {kind}: the log counts otherwise.'
     for hook in runner.hooks:
         if not isinstance(hook, CheckpointHook) or hook.interval <= 0:
             continue
@@ -265,9 +367,33 @@ def _compared_truth(evaluator: Evaluator) -> tuple[str, ...]:
     return ()
 
 
-def _demand(dataset, truth: tuple[str, ...]) -> None:
+def _ignored_by(evaluator: Evaluator) -> list[int]:
+    """The labels that the metrics of a segmentor leave out; the usual one of other evaluators."""
+    found = {m.ignore_index for m in evaluator.metrics if 'IoUMetric' in _names(m)}
+    return sorted(found) or [IGNORED_LABEL]
+
+
+def _demand(dataset, truth: tuple[str, ...], ignored: list[int] | None = None) -> None:
     if isinstance(dataset, CheckedDataset):
         dataset.truth = truth
+        dataset.ignored = dataset.ignored if ignored is None else ignored
+
+
+def _reduced(dataset) -> set[bool]:
+    return {bool(getattr(inner, 'reduce_zero_label', False)) for inner, _ in leaves(dataset, '')}
+
+
+def _other_numbers(runner: Runner) -> str | None:
+    """What to say where training and validation number the classes differently."""
+    train, val = (
+        _reduced(loop.dataloader.dataset) for loop in (runner.train_loop, runner.val_loop)
+    )
+    if train & val:
+        return None
+    return (
+        f'reduce_zero_label is {train.pop()} in train_dataloader.dataset and {val.pop()} in '
+        'val_dataloader.dataset: the labels of one are those of the other plus 1.'
+    )
 
 
 @HOOKS.register_module()
@@ -286,10 +412,19 @@ class LearningHook(Hook):
         doubt = one_class(findings, dataset, name, ignored_labels(inner_model(runner.model)))
         if doubt is not None and findings.complete:
             raise UserValueError(doubt)
-        for line in lines if doubt is None else [*lines, f'{doubt}.']:
+        lines.append(None if doubt is None else f'{doubt}.')
+        lines.append(None if runner.val_loop is None else _other_numbers(runner))
+        for line in filter(None, lines):
             runner.logger.warning(line)
         if runner.val_loop is not None:
             self._before_metrics(runner, 'val')
+
+    def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
+        """Look whether a validation gives what hooks and schedules wait for."""
+        if runner._train_loop is None or isinstance(runner._train_loop, dict):
+            return  # this is no training
+        for name, key in _monitors(runner):
+            check_found(name, key, metrics or {})
 
     def before_test(self, runner: Runner) -> None:
         """Look at the data of testing."""
@@ -303,8 +438,12 @@ class LearningHook(Hook):
                 f'{phase}_dataloader.sampler is {endless}, which never ends: set its type to '
                 'DefaultSampler'
             )
-        lines = look_at_samples(loop.dataloader.dataset, name, phase != 'test').lines
-        _demand(loop.dataloader.dataset, _compared_truth(loop.evaluator))
-        doubt = check_ignored(runner.model, loop.evaluator, f'{phase}_evaluator')
-        for line in lines if doubt is None else [*lines, doubt]:
+        dataset = loop.dataloader.dataset
+        ignored = _ignored_by(loop.evaluator)
+        _demand(dataset, _compared_truth(loop.evaluator), ignored)
+        findings = look_at_samples(dataset, name, phase != 'test', ignored)
+        doubts = [check_ignored(runner.model, loop.evaluator, f'{phase}_evaluator')]
+        if findings.complete or {*ignored} & {*findings.labels}:
+            doubts.append(one_class(findings, dataset, name, ignored))
+        for line in [*findings.lines, *filter(None, doubts)]:
             runner.logger.warning(line)

@@ -46,10 +46,22 @@ def check_suffixes(dataset, name: str, labels: bool) -> None:
         found, setting = [*map(Path, there)], f'{name}.seg_map_suffix'
         raise FileNotFoundError(_none(Path(place), dataset.seg_map_suffix, found, setting))
     if missing:
+        first = next(image for image, path in zip(images, wanted) if path == missing[0])
+        hint = _called_otherwise(first.name[: -len(suffix)], missing[0], there, name)
         raise FileNotFoundError(
             f'{len(missing)} of {len(wanted)} images of {name} in {folder} have no map of labels, '
-            f'such as {missing[0]}'
+            f'such as {missing[0]}{hint}'
         )
+
+
+def _called_otherwise(stem: str, missing: Path, there: set[str], name: str) -> str:
+    """The end of a sentence on a missing map of labels: a file that is called like its image."""
+    like = min((Path(path) for path in there if stem in Path(path).name), default=None)
+    if like is None:
+        return ''
+    if like.parent == missing.parent and like.name.startswith(stem):
+        return f'; found {like.name}: set {name}.seg_map_suffix={like.name[len(stem) :]!r}'
+    return f'; found {like}: it must lie and be called as its image'
 
 
 def left_out(dataset, name: str) -> str | None:

@@ -7,12 +7,12 @@ from copy import copy
 from pathlib import Path
 
 from mmengine.dist import is_main_process
-from mmengine.evaluator import Evaluator
 from mmengine.fileio import LocalBackend
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
+from vim_mm.engine.checks.learning import check_found, check_metric
 from vim_mm.engine.saving.written import (
     LIST,
     POINTER,
@@ -23,7 +23,6 @@ from vim_mm.engine.saving.written import (
     write_pointer,
 )
 from vim_mm.errors import UserValueError
-from vim_mm.mistakes import did_you_mean
 from vim_mm.whole_file import remove_parts
 
 _LOGS = re.compile(r'\d{8}_\d{6}')  # folders of MMEngine's logs, by time
@@ -134,17 +133,9 @@ class DurableCheckpointHook(CheckpointHook):
                 f'checkpoint.save_best={self.save_best} needs a validation: val_dataloader, '
                 'val_cfg and val_evaluator'
             )
-        evaluator = runner.val_loop.evaluator
-        metrics = evaluator.metrics if type(evaluator) is Evaluator else []
-        prefixes = [f'{m.prefix}/' for m in metrics if getattr(m, 'prefix', None)]
-        if not metrics or len(prefixes) < len(metrics) or self.save_best == ['auto']:
-            return
         for key in self.save_best:
-            if not key.startswith(tuple(prefixes)):
-                raise UserValueError(
-                    f'checkpoint.save_best={key!r} is no metric of val_evaluator: names of these '
-                    f'begin with {" or ".join(sorted({*prefixes}))}'
-                )
+            if key != 'auto':
+                check_metric('checkpoint.save_best', key, runner.val_loop.evaluator)
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         name = self.filename_tmpl.format(step)
@@ -182,11 +173,8 @@ class DurableCheckpointHook(CheckpointHook):
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
         for key in self.save_best or ():
-            if key != 'auto' and key not in metrics:
-                raise UserValueError(
-                    f'checkpoint.save_best={key!r} is no metric of this validation, which has '
-                    f'{", ".join(metrics)}{did_you_mean(key, metrics)}'
-                )
+            if key != 'auto':
+                check_found('checkpoint.save_best', key, metrics)
         super()._save_best_checkpoint(runner, metrics)
         # Where the last checkpoint was saved again as well, this is done.
         if self.save_best and is_main_process() and self._note_best():
