@@ -55,7 +55,9 @@ def test_a_softmax_of_one_channel(channels, folder):
             train(folder, rest=rest + own)
 
 
-@pytest.mark.parametrize('kind', ['TverskyLoss', 'LovaszLoss'])
+@pytest.mark.parametrize(
+    'kind', ['TverskyLoss', 'LovaszLoss', 'OhemCrossEntropy', 'HuasdorffDisstanceLoss']
+)
 def test_another_softmax_of_one_channel(kind, folder):
     of_image = ', per_image=True' if kind == 'LovaszLoss' else ''
     rest = f'{HEADS}.update(num_classes=2, out_channels=1)\n'

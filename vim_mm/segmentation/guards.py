@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from vim_mm.errors import UserTypeError, UserValueError
 from vim_mm.models.arguments import check_choice, check_int, check_number
 
+# MMSegmentation's losses that take a softmax whatever their arguments; the names are its own.
+_OF_SOFTMAX = ('TverskyLoss', 'OhemCrossEntropy', 'HuasdorffDisstanceLoss')
+
 
 def check_windows(name: str, test_cfg: Mapping | None) -> None:
     """Look whether the windows of a segmentor cover every pixel.
@@ -83,7 +86,7 @@ def _takes_softmax(criterion: nn.Module) -> bool:
     """Of MMSegmentation's other losses those that are of several classes."""
     kind = type(criterion).__name__
     of_lovasz = getattr(getattr(criterion, 'cls_criterion', None), '__name__', '')
-    return kind == 'TverskyLoss' or (kind == 'LovaszLoss' and of_lovasz == 'lovasz_softmax')
+    return kind in _OF_SOFTMAX or (kind == 'LovaszLoss' and of_lovasz == 'lovasz_softmax')
 
 
 def _of_another_length(name: str, count: int, classes: int) -> str:

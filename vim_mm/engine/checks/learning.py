@@ -298,7 +298,7 @@ def _decays_at_once(scheduler, iterations: int) -> bool:
     early, (_, last) = iterations / 20, _reach(scheduler)
     gamma, step = getattr(scheduler, 'gamma', 1), getattr(scheduler, 'step_size', None)
     if gamma != 1 and not hasattr(scheduler, 'milestones'):
-        return gamma ** (early // (step or 1)) <= 0.01
+        return gamma ** (early // (step or 1)) <= 0.02
     warms_up = hasattr(scheduler, 'factor') or 'Warmup' in type(scheduler).__name__
     rises = getattr(scheduler, 'end_factor', 0) >= getattr(scheduler, 'start_factor', 1)
     return last <= early and gamma <= 1 and not warms_up and not rises
