@@ -138,6 +138,7 @@ def main(args: Namespace) -> None:
     from mmengine.dataset import pseudo_collate
 
     from vim_mm import accelerate
+    from vim_mm.engine.checks.first_samples import lost_depth, of_depth
     from vim_mm.engine.cli import load_model, read_config
     from vim_mm.engine.reader import class_meta
     from vim_mm.outputs import check_outputs
@@ -155,11 +156,14 @@ def main(args: Namespace) -> None:
         model.test_step = slow_at_first(model.test_step, 'compiling the model')
     reader, visualizer = Reader(cfg, args.bands), build_visualizer(cfg, class_meta(cfg, checkpoint))
     failed: list[str] = []
+    crushed: list[tuple[str, int, int]] = []
     for picture, overlay in progress([*zip(pictures, overlays, strict=True)], 'pictures'):
         prediction = None
         with noting(failed, picture):
             data = reader(picture)
             image = reader.displayed()
+            if (depth := lost_depth(str(picture), reader.loaded.image)) is not None:
+                crushed.append(depth)
             with torch.no_grad():
                 (prediction,) = model.test_step(pseudo_collate([data]))
         if prediction is None:
@@ -167,6 +171,7 @@ def main(args: Namespace) -> None:
         with noting(failed, picture, OSError):  # the overlay cannot be written, nor can others
             write(draw_sample(visualizer, image, prediction), overlay)
             say(str(overlay))
+    print(*of_depth(crushed, str(args.input), learns=False), sep='\n', end='\n' * bool(crushed))
     if failed:
         print(*failed, sep='\n', file=sys.stderr)
         named = ', '.join(line.partition(': ')[0] for line in failed[:MOST_NAMED])

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vim_mm.engine import VimRunner
+from vim_mm.engine import build_runner
 from vim_mm.engine.checks.data import check_data
 from vim_mm.engine.cli import read_config
 
@@ -97,7 +97,7 @@ def train(folder: Path, text: str | None = None, rest: str = '', test: bool = Fa
     cfg.experiment_name = f'{folder.name}_{run.name}'  # else the second, of which others may be
     cfg.visualizer.name = str(run)
     check_data(cfg, *(('test',) if test else ('train', 'val')))
-    runner = VimRunner.from_cfg(cfg)
+    runner = build_runner(cfg)
     runner.test() if test else runner.train()
     return ''.join(log.read_text() for log in run.rglob('*.log'))
 

@@ -362,6 +362,22 @@ def test_an_interval_in_another_unit(rest, line, folder):
     assert re.search(f'WARNING - .*{line}', train(folder, rest=by_epoch + rest))
 
 
+STRATEGY = "runner_type = 'FlexibleRunner'\nstrategy = dict(type='SingleDeviceStrategy')\n"
+
+
+@pytest.mark.parametrize(
+    ('rest', 'said'),
+    [
+        (schedule(type='PolyLR', power=1.0), r'param_scheduler\.0 \(PolyLR\) counts epochs'),
+        (f"{HEADS}['num_classes'] = 4\n" + END_HEADS, r'num_classes is 4, but train_dataloader'),
+    ],
+)
+def test_trainings_by_a_strategy(rest, said, folder):
+    assert 'WARNING - param_scheduler' not in train(folder, rest=STRATEGY)
+    with pytest.raises(ValueError, match=said):
+        train(folder, rest=STRATEGY + rest)
+
+
 def test_the_base_says_nothing(folder):
     log = train(folder)
     for name in ('train_cfg', 'param_scheduler', 'train_dataloader', 'val_dataloader', 'val_eval'):

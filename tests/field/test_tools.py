@@ -12,7 +12,7 @@ from mmengine.registry import Registry, init_default_scope, root
 from PIL import Image
 
 from tests.field.base import CONFIG, coco, each_image, train, write_data
-from tests.field.test_files import as_jpeg, classifier
+from tests.field.test_files import as_jpeg, classifier, widened
 from tests.tools.conftest import run_tool
 from vim_mm.engine.cli import import_task_library
 
@@ -199,6 +199,18 @@ def test_five_bands(folder):
         args = (*tool, folder / 'config.py', folder / 'run0/iter_1.pth')
         said = run_tool(*args, cwd=folder, fails=True).splitlines()[-1]
         assert 'an image of 5 bands cannot be drawn: --bands R G B says which' in said
+
+
+def test_a_picture_of_12_bits(folder):
+    """Of which 8 bits keep little: a line says so, once for all pictures."""
+    train(folder, rest=SHORT)
+    pictures_of(folder, [folder / f'data/images/validation/00{i}.png' for i in range(3)])
+    for path in sorted((folder / 'pictures').iterdir())[:2]:
+        widened(path, 16)
+    args = (folder / 'config.py', folder / 'run0/iter_1.pth', folder / 'pictures')
+    out = run_tool('infer.py', *args, cwd=folder)
+    (line,) = (line for line in out.splitlines() if 'more than 8 bits' in line)
+    assert line.startswith(f'{folder}/pictures: images of more than 8 bits (values up to ')
 
 
 ORIENTED = """

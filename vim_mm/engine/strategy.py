@@ -16,6 +16,8 @@ from torch import nn
 
 from vim_mm.engine.batches.batch import plan_batch
 from vim_mm.engine.batches.samples import build_dataloader
+from vim_mm.engine.checks.classes import ClassesHook
+from vim_mm.engine.checks.learning import LearningHook
 from vim_mm.engine.mmengine_patches import activate
 from vim_mm.engine.processes import choose_allocator, init_process_group
 from vim_mm.engine.runner import VimRunner
@@ -34,7 +36,7 @@ def wrap_vim_blocks(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> 
 
 @RUNNERS.register_module()
 class CheckedFlexibleRunner(FlexibleRunner):
-    """MMEngine's FlexibleRunner, on the same samples as :class:`VimRunner`."""
+    """MMEngine's FlexibleRunner, on the same samples and with the same checks of a training."""
 
     def build_strategy(self, *args, **kwargs) -> BaseStrategy:
         """As in FlexibleRunner; a tool's screen shows a part of its logger's records."""
@@ -44,8 +46,10 @@ class CheckedFlexibleRunner(FlexibleRunner):
         return strategy
 
     def register_hooks(self, *args, **kwargs) -> None:
-        """As in FlexibleRunner, and the summary of a run for a tool's screen."""
+        """As in FlexibleRunner, and what looks at data, heads and schedules as VimRunner does."""
         super().register_hooks(*args, **kwargs)
+        self.register_hook(ClassesHook())
+        self.register_hook(LearningHook())
         if opened() is not None:
             self.register_hook(SummaryHook())
 

@@ -269,6 +269,11 @@ def look_at_loaded(
             reduced = bool(results.get('reduce_zero_label'))
             if problem := outside_of_classes(dataset, values, ignored, reduced):
                 raise SampleError(f'{file}: {problem}')
+    return lost_depth(path, image)
+
+
+def lost_depth(path: str | None, image: np.ndarray | None) -> tuple[str, int, int] | None:
+    """Path and greatest values, in the file and as loaded, of an image of 8 bits from more."""
     if isinstance(path, str) and isinstance(image, np.ndarray) and image.dtype == np.uint8:
         stored = wide_values(path)
         if stored is not None:
