@@ -62,11 +62,10 @@ def saved_predictions(cfg: 'Config', out_dir: Path) -> Iterator[None]:
 def main(args: Namespace) -> None:
     from vim_mm import accelerate
     from vim_mm.checkpoints.provenance import inner_model
-    from vim_mm.config import type_name
     from vim_mm.engine import LabelMaps, VimRunner
     from vim_mm.engine.checks.data import check_data
     from vim_mm.engine.cli import read_config
-    from vim_mm.engine.tta import augment_test, leave_out_masks
+    from vim_mm.engine.tta import augment_test, fit_merging
     from vim_mm.progress import slow_at_first
 
     cfg = read_config(args)
@@ -79,9 +78,8 @@ def main(args: Namespace) -> None:
         runner = VimRunner.from_cfg(cfg)
         for line in lines:
             runner.logger.info(line)
+        fit_merging(runner.model)
         model = inner_model(runner.model)
-        if type_name(cfg.model) == 'DetTTAModel':
-            leave_out_masks(model)
         accelerate(model, amp=args.amp, graph=args.graph, compile=args.compile)
         if args.compile:
             model.test_step = slow_at_first(model.test_step, 'compiling the model')

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Mapping
 
 from mmengine.config import Config
+from mmengine.model import is_model_wrapper
 from torch import nn
 
 from vim_mm.config import dataset_options, type_name
@@ -121,9 +122,43 @@ def _measure_boxes_alone(cfg: Config) -> list[str]:
     return ['DetTTAModel merges boxes: masks are left out.'] if found else []
 
 
-def leave_out_masks(detector: nn.Module) -> None:
-    """Have a detector predict boxes alone, which is what MMDetection's DetTTAModel takes."""
+def fit_merging(model: nn.Module) -> None:
+    """Have a model of :func:`augment_test` merge what the libraries' classes do not.
 
+    MMDetection's merges no masks: the detector predicts boxes alone. MMPretrain's merges scores,
+    and leaves the labels of the first view beside them.
+
+    Args:
+        model (nn.Module): As the runner has it, distributed or not.
+    """
+    while is_model_wrapper(model):
+        model = model.module
+    kinds = {kind.__name__ for kind in type(model).__mro__}
+    if 'DetTTAModel' in kinds:
+        _leave_out_masks(model.module)
+    if 'AverageClsScoreTTA' in kinds:
+        _label_by_scores(model)
+
+
+def _label_by_scores(model: nn.Module) -> None:
+    merge, head = model.merge_preds, getattr(model.module, 'head', None)
+    threshold, count = getattr(head, 'thr', None), getattr(head, 'topk', None)  # of several labels
+
+    def merge_preds(views: list) -> list:
+        merged = merge(views)
+        for sample in merged:
+            scores = sample.pred_score
+            if threshold is not None:
+                labels = (scores >= threshold).nonzero().squeeze(-1)
+            else:
+                labels = scores.topk(count if isinstance(count, int) else 1).indices
+            sample.set_pred_label(labels)
+        return merged
+
+    model.merge_preds = merge_preds
+
+
+def _leave_out_masks(detector: nn.Module) -> None:
     def forget(module: nn.Module, args: tuple, output):
         for sample in output if isinstance(output, list | tuple) else ():
             if 'masks' in getattr(sample, 'pred_instances', ()):
