@@ -226,6 +226,17 @@ def test_images_of_several_sizes_in_a_batch(folder):
         train(folder)
 
 
+def test_images_of_several_sizes_in_a_batch_of_mmsegmentation(folder):
+    """Whose preprocessor asserts in testing, in the middle of the loop."""
+    for kind in ('images', 'annotations'):
+        path = folder / 'data' / kind / 'validation/003.png'
+        Image.open(path).resize((96, 80), Image.Resampling.NEAREST).save(path)
+    rest = "model['data_preprocessor'] = dict(type='SegDataPreProcessor')\n"
+    rest += "val_dataloader['batch_size'] = 4\n"
+    with pytest.raises(SampleError, match=r'must have one size: .*\(The image size in a batch'):
+        train(folder, rest=rest, test=True)
+
+
 def test_a_pipeline_that_loads_no_labels(folder):
     pipeline = "[dict(type='LoadImageFromFile'), dict(type='PackSegInputs')]"
     with pytest.raises(SampleError, match=r'the sample has no gt_sem_seg: .*LoadAnnotations'):

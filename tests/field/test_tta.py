@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from mmengine.config import Config
 from mmengine.dataset import Compose
+from mmengine.model import BaseModel
 from mmengine.registry import init_default_scope
 from PIL import Image
 
@@ -19,7 +20,7 @@ from tests.field.base import coco, train
 from tests.field.test_files import classifier
 from tests.tools.conftest import run_tool
 from vim_mm.engine.cli import load_model
-from vim_mm.engine.tta import RATIOS, augment_test, default_views
+from vim_mm.engine.tta import RATIOS, augment_test, default_views, fit_merging
 
 REST = """
 test_pipeline = pipeline
@@ -186,6 +187,34 @@ def test_classification(tmp_path):
         assert float(row['score']) == pytest.approx(float(mean.max()), abs=1e-4)
         differences.append(float((scores[0] - mean).abs().max()))
     assert max(differences) > 1e-3, 'the mirrored view counts'
+
+
+class Answers(BaseModel):
+    """What a test-time augmentation wraps."""
+
+    def forward(self, inputs, data_samples=None, mode='tensor'):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ('head', 'expected'),
+    [({}, [1]), (dict(thr=0.35, topk=None), [1, 2]), (dict(thr=None, topk=2), [1, 2])],
+)
+def test_labels_are_those_of_the_merged_scores(head, expected):
+    """Of one label, of all above a threshold and of the best few; the first view says 0."""
+    pytest.importorskip('mmpretrain')
+    from mmpretrain.models.tta.score_tta import AverageClsScoreTTA
+    from mmpretrain.structures import DataSample
+
+    module = Answers()
+    module.head = torch.nn.Module()
+    vars(module.head).update(head)
+    model = AverageClsScoreTTA(module=module)
+    fit_merging(model)
+    scores = torch.tensor([[0.6, 0.5, 0.1], [0.0, 0.4, 0.7]])  # mean 0.3, 0.45, 0.4
+    seen = [DataSample().set_pred_score(s).set_pred_label(0) for s in scores]
+    (merged,) = model.merge_preds([seen])
+    assert merged.pred_label.tolist() == expected
 
 
 def views(pipeline, ratios=(0.5, 2.0)):

@@ -53,7 +53,10 @@ class LabelFile(BaseMetric):
         def names(labels: list[int]) -> str:
             return ';'.join(str(classes[label] if classes else label) for label in labels)
 
-        with whole_file(Path(self.path)) as part, part.open('w', newline='') as stream:
+        with (
+            whole_file(Path(self.path)) as part,
+            part.open('w', newline='', encoding='utf-8') as stream,
+        ):
             table = csv.writer(stream)
             table.writerow(('image', 'truth', 'prediction', 'score'))
             for image, truth, found, scores in results:

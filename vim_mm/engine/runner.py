@@ -64,13 +64,19 @@ class SameBuffersHook(Hook):
             broadcast(buffer)
 
 
+# PyTorch's and MMSegmentation's errors of a batch.
+_OF_SIZES = re.compile(
+    r'stack expects each tensor to be equal size, but got.*|The image size in a batch should be.*'
+)
+
+
 @contextmanager
 def _telling_sizes() -> Iterator[None]:
-    """SampleError in place of PyTorch's when a batch is made of images of several sizes."""
+    """SampleError in place of the libraries' when a batch is made of images of several sizes."""
     try:
         yield
     except Exception as error:
-        sizes = re.search(r'stack expects each tensor to be equal size, but got.*', str(error))
+        sizes = _OF_SIZES.search(str(error))
         if sizes is None:
             raise
         raise SampleError(

@@ -89,7 +89,8 @@ def test_the_word_of_an_earlier_lock_opens_nothing(tmp_path, monkeypatch):
 
 def test_the_lock_dies_with_the_process_and_not_with_its_children(tmp_path):
     """Workers of loaders are forks, and outlive a killed process for seconds."""
-    fork = 'import os\nprint(os.fork(), flush=True)\ntime.sleep(100)'
+    # One write each: the lines of two processes do not mix.
+    fork = "import os\nos.write(1, f'{os.fork()}\\n'.encode())\ntime.sleep(100)"
     child = start(HOLD.replace('time.sleep(100)', fork), tmp_path)
     child.stdout.readline()
     worker = max(int(child.stdout.readline()) for _ in range(2))  # once both have begun
