@@ -43,13 +43,14 @@ struct Bilinear : MethodDefaults<Bilinear> {
     struct Move {
       float s, drive, b;
       VIM_MM_INLINE float operator()(float x) const { return fma(s, fma(drive, b, x), -x); }
+      VIM_MM_INLINE float from_zero() const { return s * (drive * b); }
     };
     VIM_MM_INLINE Move move(float dt, float drive, float b) const { return {s(dt), drive, b}; }
   };
   // As ByS does it, s (x + b drive) - x with the derivative s^2 / 4 of s by z: fewer
   // instructions than by A_bar and beta, each with its own derivative.
   struct HalfStep {
-    static constexpr bool driven_by_dt = true;
+    static constexpr bool driven_by_dt = true, needs_a_bar = false;
     static constexpr float of_u = 0.5f, of_dt = 1.0f;
     float s, a_bar, input;
     struct OfA {  // sums of the gradient of a

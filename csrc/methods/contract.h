@@ -27,8 +27,9 @@
 //                           recurrence.coefficients(dt)       A_bar and beta
 //                           drive(dt, u)                      the part of the input that all states share, static
 //                           recurrence.input(drive, k, b)     A step's input to the state, given its coefficients
-//                           recurrence.move(dt, drive, b)     takes the state before the step to the one after it;
-//                                                             of a method that is not causal a Move<float>
+//                           recurrence.move(dt, drive, b)     takes the state before the step to the one after it,
+//                                                             from_zero() a state of 0; of a method that is not
+//                                                             causal a Move<float>
 //   Backward<accuracy, V> On a GPU: a step of one state of the backward scan, with what it adds to the gradients. V
 //                         is float, or with Accuracy::full Complex<float>. The default is CoefficientStep in
 //                         generic.h, which says what the members are.

@@ -27,6 +27,8 @@ struct Move {
 
   // By name, or the compiler may fuse another product, which makes the chain of steps twice as long.
   VIM_MM_INLINE V operator()(V x) const { return fma(a_bar, x, input); }
+  // From a state of 0, where a_bar may be infinite.
+  VIM_MM_INLINE V from_zero() const { return input; }
 };
 
 // x <- A_bar x + beta b u of one state, a step at a time: what follows from a alone is there once.
@@ -71,12 +73,13 @@ struct StepGradients {
 //   driven_by_dt     whether `drive`, which all states share, is of_u dt u, or of_u u
 //   of_u, of_dt      the gradient of dt is of_dt times what states add, but for what drive has of it
 //   OfA              sums of the gradient of a, which total() gives
+//   needs_a_bar      whether a_bar is in more than its product with the state before: in beta's derivatives, say
 //   step(dt, a, drive, b)
 //   vjp              adds the gradients, given the passage of the scan and, of a method that is not causal, that of the
 //                    other direction
 template <class Method, class V>
 struct CoefficientStep {
-  static constexpr bool driven_by_dt = false;
+  static constexpr bool driven_by_dt = false, needs_a_bar = true;
   static constexpr float of_u = 1.0f, of_dt = 1.0f;
   V a_bar, input;
   struct OfA {
@@ -129,7 +132,7 @@ struct Scale {
 // a product less than CoefficientStep.
 template <class Method, class V>
 struct ScaledStep {
-  static constexpr bool driven_by_dt = true;
+  static constexpr bool driven_by_dt = true, needs_a_bar = false;
   static constexpr float of_u = 1.0f, of_dt = 1.0f;
   V a_bar, input;
   struct OfA {

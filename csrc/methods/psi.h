@@ -252,7 +252,7 @@ struct HalfParts {
 template <class Method>
 struct HalfPsiStep {
   using Gradients = typename Method::HalfGradients;
-  static constexpr bool driven_by_dt = false;
+  static constexpr bool driven_by_dt = false, needs_a_bar = false;
   static constexpr float of_u = Gradients::of_u, of_dt = Gradients::of_dt;
   static constexpr Kept kept = Method::Tuning::template kept<Accuracy::half>;
   float a_bar, input, beta, chi;

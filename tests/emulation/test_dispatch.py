@@ -15,6 +15,7 @@ from tests.ops.raw import (
     scan,
 )
 from tests.scripts import load
+from vim_mm.ops.reference import ScanInputs
 
 
 @each_wrong_call
@@ -39,8 +40,10 @@ def kernels_of(method='zoh', **changes) -> list[str]:
     """The kernels of 16 rows in bfloat16, or of what changes of that, as the tool has them."""
     sizes = dict(batch=2, groups=1, dim=8, seqlen=128, dstate=16, dtype='bf16')
     forms = dict.fromkeys(('complex', 'constant', 'strided'), False)
+    reset = changes.pop('reset', None)
     tool = load('dev/which_kernels.py')
     call = tool['make_call'](argparse.Namespace(**sizes | forms | changes), method, 'cpu')
+    call = tuple(ScanInputs(*call)._replace(reset=reset))
     op = torch.ops.vim_mm_emulated.selective_scan_kernels.default
     return op.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), *call).splitlines()
 
@@ -72,3 +75,13 @@ def test_why_a_scan_takes_the_general_path(change, reason):
     why, forward, *_ = kernels_of(**change)
     assert why == f'the general path, because {reason}'
     assert forward.startswith('forward: the general path')
+
+
+def test_which_kernels_know_resets():
+    given = dict(reset=torch.zeros(2, 128, dtype=torch.bool))
+    assert all(': an initial state or resets; ' in kernel for kernel in kernels_of(**given))
+    for change in (dict(dtype='fp32'), dict(seqlen=127), dict(method='poly')):
+        reset = torch.zeros(2, change.get('seqlen', 128), dtype=torch.bool)
+        why, *kernels = kernels_of(**change, reset=reset)
+        assert 'resets' in why
+        assert all(': the general path; ' in kernel for kernel in kernels)

@@ -303,6 +303,29 @@ def test_stiff_and_tiny_steps(method, kind):
     compare(x, discretization_method=method)
 
 
+# By kernels of their own: of 16 bits and aligned, and by the general path; in shared chunks. What
+# they do at the ends of sequences, tests/emulation and test_states.py look at.
+@each_method
+@pytest.mark.parametrize('reverse', [False, True], ids=['forwards', 'reverse'])
+@pytest.mark.parametrize(
+    ('dtype', 'batch', 'channels', 'length', 'states'),
+    [
+        (torch.bfloat16, 2, 60, 1024, 16),
+        (torch.float16, 40, 64, 196, 13),
+        (torch.bfloat16, 2, 200, 1000, 16),
+        (torch.bfloat16, 2, 72, 197, 16),
+        (torch.float32, 2, 200, 300, 16),
+        (torch.float32, 2, 40, 150, 40),
+    ],
+)
+def test_initial_state_and_resets(method, dtype, batch, channels, length, states, reverse):
+    inputs = inputs_in(dtype, batch=batch, channels=channels, length=length, states=states)
+    if METHODS[method].causal:
+        inputs['initial_state'] = torch.randn(batch, channels, states, requires_grad=True)
+    reset = torch.rand(batch, length, device='cuda') < 0.02
+    compare(inputs, discretization_method=method, reverse=reverse, delta_softplus=True, reset=reset)
+
+
 @each_method
 @pytest.mark.parametrize('absent', ['D', 'z', 'delta_bias'])
 def test_optional_inputs(method, absent):

@@ -37,7 +37,8 @@ ALIGNED = {
     'fp32_aligned': ('float32', 200),
     'fp32_odd': ('float32', 197),
 }
-# For the general kernels: with the fewest rows, and where blocks share a chunk.
+# For the general kernels, and for those of scans with an initial state and resets: with the fewest
+# rows, and where blocks share a chunk.
 GENERAL = ('strided', 'complex', 'constant')
 LAYOUTS = (*ALIGNED, *GENERAL)
 STATES = 16
@@ -60,6 +61,7 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 import torch
 
 from vim_mm.ops import selective_scan_fn
+from vim_mm.ops.discretization import METHODS
 
 
 def make_inputs(layout: str, rows: str) -> dict[str, torch.Tensor]:
@@ -81,16 +83,28 @@ def make_inputs(layout: str, rows: str) -> dict[str, torch.Tensor]:
     return {name: x.cuda().requires_grad_() for name, x in inputs.items()}
 
 
+def add_states(inputs: dict[str, torch.Tensor], method: str) -> None:
+    """Resets, and of a causal method an initial state."""
+    (batch, channels, length), A = inputs['u'].shape, inputs['A']
+    inputs['reset'] = torch.rand(batch, length, device='cuda') < 0.05
+    if METHODS[method].causal:
+        inputs['initial_state'] = A.new_ones(batch, channels, STATES).requires_grad_()
+
+
 def main(args: argparse.Namespace) -> None:
     if not torch.cuda.is_available():
         raise SystemExit('the kernels need a CUDA device, and PyTorch sees none')
     cases = [
-        case
-        for case in product(args.rows, args.layouts, args.methods)
-        if case[1] in ALIGNED or case[0] in (args.rows[0], 'shared_by_2')
+        (rows, layout, states, method)
+        for rows, layout, states, method in product(
+            args.rows, args.layouts, ('', 'with_states'), args.methods
+        )
+        if (layout in ALIGNED and not states) or rows in (args.rows[0], 'shared_by_2')
     ]
-    for i, (rows, layout, method) in enumerate(cases):
+    for i, (rows, layout, states, method) in enumerate(cases):
         inputs = make_inputs(layout, rows)
+        if states:
+            add_states(inputs, method)
         out, last_state = selective_scan_fn(
             **inputs,
             delta_softplus=True,
@@ -103,7 +117,7 @@ def main(args: argparse.Namespace) -> None:
             (out, last_state), (torch.ones_like(out), torch.ones_like(last_state))
         )
         torch.cuda.synchronize()
-        print(f'{i + 1} of {len(cases)}: {method} {layout} {rows}', flush=True)
+        print(f'{i + 1} of {len(cases)}: {method} {layout} {rows} {states}', flush=True)
 
 
 if __name__ == '__main__':

@@ -48,7 +48,7 @@ struct BackwardShared {
 
 // Gradients of B and C stay in registers over all channels of the block, but with Layout::any each
 // set of channels adds its part in memory.
-template <class Method, class E, class Shape, Layout layout, bool Aligned>
+template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
 class BackwardBlock {
   static constexpr int steps = Shape::steps, segments = Shape::segments;
   static constexpr int states_of_warp = kStateTile / Shape::warps;
@@ -95,6 +95,7 @@ class BackwardBlock {
 
   __device__ __forceinline__ void run() {
     wait_for_previous();
+    if constexpr (Bounded) find_cuts();
     if constexpr (fast) {
       load_matrices(0);
 #pragma unroll
@@ -154,6 +155,11 @@ class BackwardBlock {
     for (int i = 0; i < steps; ++i) x[i] = E(0.0f);
   }
 
+  __device__ __forceinline__ void find_cuts() {
+    const Cuts<Bounded> cuts(p_.bounds, work_, p_.chunks);
+    cuts_ = {cuts.before(chunk_)};
+    if (!Method::causal) other_cuts_ = {cuts.behind(chunk_)};
+  }
   __device__ __forceinline__ void begin() {
     work_.set_channels(scan_, slab_ * Shape::channels, Shape::channels);
     const auto begin = [&](auto& stream, const View& v) {
@@ -385,14 +391,14 @@ class BackwardBlock {
         lane, dt_around, shared_.a[channel][in_tile],
         B_.segment(shared_.B, work_, channel, segment_, in_tile, n),
         C_.segment(shared_.C, work_, channel, segment_, in_tile, n),
-        shared_.edges[channel][in_tile]);
+        shared_.edges[channel][in_tile], cuts_, other_cuts_);
   }
   __device__ __forceinline__ void leave(
       Segment<Shape>& lane, const StateSegment<Method, accuracy_of(layout), E, Shape>& state,
       int set, int m, E (&grad_b)[steps], E (&grad_c)[steps]) {
     const int place = set * 32 + channel_of_lane<Shape>(0) * segments + segment_;
     shared_.grad_a[warp_ * states_of_warp + m][place] =
-        segment_vjp<Method, accuracy_of(layout)>(lane, state, grad_b, grad_c);
+        segment_vjp<Method, accuracy_of(layout)>(lane, state, cuts_, other_cuts_, grad_b, grad_c);
   }
 
   // A's gradient over the chunk, of a tile of states: takes the place of the adjoint that entered,
@@ -460,6 +466,7 @@ class BackwardBlock {
   Work work_;
   const Places slots_;
   const int warp_, segment_, left_;
+  CutsOfSegment<Bounded, Shape> cuts_{0}, other_cuts_{0};  // before steps and behind them
   StateMatrix<E, Shape, layout> B_, C_;
   Rows u_, delta_, z_, grad_out_, grad_u_, grad_delta_, grad_z_;
   float parameter_ = 0.0f, D_[count];

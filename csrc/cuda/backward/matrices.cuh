@@ -9,16 +9,18 @@
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
-template <class Method, class E, class Shape, Layout layout, bool Aligned>
-__device__ __forceinline__ E* BackwardBlock<Method, E, Shape, layout, Aligned>::part(
+template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
+__device__ __forceinline__ E* BackwardBlock<Method, E, Shape, layout, Aligned, Bounded>::part(
     void* parts, int slab, int n, int step) const {
   const int64_t at = chunks_before() * p_.parts + slab;
   return static_cast<E*>(parts) + (at * scan_.states + n) * kChunk + step;
 }
 
-template <class Method, class E, class Shape, Layout layout, bool Aligned>
-__device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>::add_to_part(
-    void* parts, int n, E (&value)[steps], bool fresh) {
+template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
+__device__ __forceinline__ void
+BackwardBlock<Method, E, Shape, layout, Aligned, Bounded>::add_to_part(void* parts, int n,
+                                                                       E (&value)[steps],
+                                                                       bool fresh) {
 #pragma unroll
   for (int i = 0; i < steps; ++i) value[i] = sum_over_channels<Shape>(value[i]);
   if (channel_of_lane<Shape>(0) != 0 || n >= scan_.states) return;
@@ -27,16 +29,17 @@ __device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>
   for (int i = 0; i < steps; ++i) to[i] = fresh ? value[i] : to[i] + value[i];
 }
 
-template <class Method, class E, class Shape, Layout layout, bool Aligned>
-__device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>::put_sums(
+template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
+__device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned, Bounded>::put_sums(
     StateTile<E, Shape>& tile, int n, E (&value)[steps]) {
 #pragma unroll
   for (int i = 0; i < steps; ++i) value[i] = sum_over_channels<Shape>(value[i]);
   if (channel_of_lane<Shape>(0) == 0) store_segment(tile.at(n, segment_ * steps), value);
 }
 
-template <class Method, class E, class Shape, Layout layout, bool Aligned>
-__device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>::write_matrices() {
+template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
+__device__ __forceinline__ void
+BackwardBlock<Method, E, Shape, layout, Aligned, Bounded>::write_matrices() {
   const MatrixPlaces B_slots(p_.grad_B, work_), C_slots(p_.grad_C, work_);
   if constexpr (fast) {
 #pragma unroll
@@ -58,8 +61,8 @@ __device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>
   }
 }
 
-template <class Method, class E, class Shape, Layout layout, bool Aligned>
-__device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>::take(
+template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
+__device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned, Bounded>::take(
     StateTile<E, Shape>& tile, const MatrixPlaces& slots, Entries& to) {
   if (!slots.has_any()) return;
 #pragma unroll
@@ -67,10 +70,12 @@ __device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>
     load_segment(tile.at(slots.row(k), slots.step(k)), to.value[k]);
 }
 
-template <class Method, class E, class Shape, Layout layout, bool Aligned>
-__device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>::store_sum(
-    const View& v, void* parts, const MatrixPlaces& slots, int first,
-    StateTile<E, Shape>& tile) const {
+template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
+__device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned,
+                                              Bounded>::store_sum(const View& v, void* parts,
+                                                                  const MatrixPlaces& slots,
+                                                                  int first,
+                                                                  StateTile<E, Shape>& tile) const {
   Entries sum;
   const bool alone = fast && slabs_ == 1;
   if (alone) take(tile, slots, sum);
@@ -92,8 +97,9 @@ __device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>
   store_matrix(v, slots, first, sum);
 }
 
-template <class Method, class E, class Shape, Layout layout, bool Aligned>
-__device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>::leave_part(
+template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
+__device__ __forceinline__ void
+BackwardBlock<Method, E, Shape, layout, Aligned, Bounded>::leave_part(
     void* parts, const MatrixPlaces& slots, StateTile<E, Shape>& tile) const {
   Entries from;
   take(tile, slots, from);
@@ -103,9 +109,12 @@ __device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>
       store_segment(part(parts, slab_, slots.row(k), slots.step(k)), from.value[k]);
 }
 
-template <class Method, class E, class Shape, Layout layout, bool Aligned>
-__device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>::store_matrix(
-    const View& v, const MatrixPlaces& slots, int first, const Entries& from) const {
+template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
+__device__ __forceinline__ void
+BackwardBlock<Method, E, Shape, layout, Aligned, Bounded>::store_matrix(const View& v,
+                                                                        const MatrixPlaces& slots,
+                                                                        int first,
+                                                                        const Entries& from) const {
   const int states = int(scan_.states) - first;
   const bool whole = Aligned && left_ == Shape::window && states == kStateTile;
   Stream<E, kStateTile, Shape, layout> to;

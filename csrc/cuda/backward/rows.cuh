@@ -8,9 +8,10 @@
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
-template <class Method, class E, class Shape, Layout layout, bool Aligned>
+template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
 template <class Format>
-__device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>::commit_rows() {
+__device__ __forceinline__ void
+BackwardBlock<Method, E, Shape, layout, Aligned, Bounded>::commit_rows() {
   constexpr float weight = output_weight<Method, E>();
   const bool gated = scan_.gated;
   if constexpr (copies) wait_for_all_copies();
@@ -52,9 +53,9 @@ __device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>
   }
 }
 
-template <class Method, class E, class Shape, Layout layout, bool Aligned>
-__device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>::finish_rows(
-    Gradients (&gradients)[count]) {
+template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
+__device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned,
+                                              Bounded>::finish_rows(Gradients (&gradients)[count]) {
   constexpr float weight = output_weight<Method, E>();
 #pragma unroll
   for (int k = 0; k < count; ++k) {
@@ -84,9 +85,10 @@ __device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>
   }
 }
 
-template <class Method, class E, class Shape, Layout layout, bool Aligned>
+template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
 template <class Format>
-__device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>::store_rows(
+__device__ __forceinline__ void
+BackwardBlock<Method, E, Shape, layout, Aligned, Bounded>::store_rows(
     const Gradients (&gradients)[count]) {
   take_places();
   const auto store_all = [&](auto whole) {
@@ -115,9 +117,10 @@ __device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>
   put_places();
 }
 
-template <class Method, class E, class Shape, Layout layout, bool Aligned>
-__device__ __forceinline__ float BackwardBlock<Method, E, Shape, layout, Aligned>::sum_over_row(
-    int k, float to_D, float to_bias) {
+template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
+__device__ __forceinline__ float
+BackwardBlock<Method, E, Shape, layout, Aligned, Bounded>::sum_over_row(int k, float to_D,
+                                                                        float to_bias) {
   if constexpr (fast) {
     static_assert(Places::per_row <= 32, "threads of a row are in one warp");
     constexpr int half = Places::per_row / 2;
@@ -134,9 +137,9 @@ __device__ __forceinline__ float BackwardBlock<Method, E, Shape, layout, Aligned
   }
 }
 
-template <class Method, class E, class Shape, Layout layout, bool Aligned>
-__device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>::write_row_sums(
-    int channels) {
+template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
+__device__ __forceinline__ void
+BackwardBlock<Method, E, Shape, layout, Aligned, Bounded>::write_row_sums(int channels) {
   if (fast || warp_ != 0) return;
   float D[steps], bias[steps];
   load_segment(shared_.y[0].segment_of_lane(0), D);
@@ -149,9 +152,10 @@ __device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>
   write_channel_sum(p_.grad_bias, c, to_bias);
 }
 
-template <class Method, class E, class Shape, Layout layout, bool Aligned>
-__device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned>::write_channel_sum(
-    float* to, int c, float sum) {
+template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
+__device__ __forceinline__ void
+BackwardBlock<Method, E, Shape, layout, Aligned, Bounded>::write_channel_sum(float* to, int c,
+                                                                             float sum) {
   to[chunks_before() * scan_.channels + work_.first_channel + c] = sum;
 }
 

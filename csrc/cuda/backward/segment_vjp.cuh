@@ -64,9 +64,11 @@ __device__ __forceinline__ Around<V, Shape> around(V own, const Add& add) {
 }
 
 // What enters a lane's segment, where `carry` enters the first one and each leaves `leaving` and
-// its transition times what enters. `transitions`: over the 1, 2, 4, .. segments in front.
-template <bool Up, class Shape, class E, int Levels>
-__device__ __forceinline__ E enter_segments(const E (&transitions)[Levels], E leaving, E carry) {
+// its transition times what enters, or nothing of that where it has cuts. `transitions`: over the 1, 2, 4, .. segments
+// in front.
+template <bool Up, class Shape, class E, int Levels, class Cuts>
+__device__ __forceinline__ E enter_segments(const E (&transitions)[Levels], E leaving, E carry,
+                                            const Cuts& cuts) {
   const int segment = segment_of_lane<Shape>();
   const int position = Up ? segment : Shape::segments - 1 - segment;
   const auto before = [](E x, int by) {
@@ -77,8 +79,10 @@ __device__ __forceinline__ E enter_segments(const E (&transitions)[Levels], E le
   if (position == 0) x = carry;
 #pragma unroll
   for (int k = 0; k < Levels; ++k) {
-    const E earlier = before(x, 1 << k);
-    if (position >= 1 << k) x = transitions[k] * earlier + x;
+    const int by = 1 << k;
+    const E earlier = before(x, by);
+    if (position >= by && !cuts.any_in(Up ? segment - by : segment + 1, by))
+      x = transitions[k] * earlier + x;
   }
   return x;
 }
@@ -93,11 +97,14 @@ struct StateSegment {
   E other_x, other_grad_x;  // of the other direction, where there is one
 };
 
-template <class Method, class E, class Shape, Layout layout>
+// `cuts`: those before steps; `other_cuts`: those behind them, for methods that are not causal.
+template <class Method, class E, class Shape, Layout layout, class Cuts>
 __device__ __forceinline__ StateSegment<Method, accuracy_of(layout), E, Shape> enter_state(
     const Segment<Shape>& lane, const Around<float, Shape>& dt_around, E a,
-    const SegmentOf<E, layout>& b_of, const SegmentOf<E, layout>& c_of, const Edges<E>& edges) {
+    const SegmentOf<E, layout>& b_of, const SegmentOf<E, layout>& c_of, const Edges<E>& edges,
+    const Cuts& cuts, const Cuts& other_cuts) {
   constexpr int steps = Shape::steps;
+  using Steps = typename Method::template Backward<accuracy_of(layout), E>;
   StateSegment<Method, accuracy_of(layout), E, Shape> s;
   s.a = a;
   E x, product;
@@ -107,33 +114,41 @@ __device__ __forceinline__ StateSegment<Method, accuracy_of(layout), E, Shape> e
   for (int i = 0; i < steps; ++i) {
     s.step[i] = {lane.dt[i], a, lane.drive[i], s.b[i]};
     s.from_y[i] = lane.grad_y[i] * conj(s.c[i]);
-    x = i == 0 ? s.step[0].input : s.step[i].a_bar * x + s.step[i].input;
+    const bool cut = cuts.at(i);
+    // Its product with a state of 0 may be NaN.
+    if (Method::causal && !Steps::needs_a_bar && cut) s.step[i].a_bar = E(0.0f);
+    x = i == 0 || cut ? s.step[i].input : s.step[i].a_bar * x + s.step[i].input;
     product = i == 0 ? s.step[0].a_bar : product * s.step[i].a_bar;
   }
   E grad_x = s.from_y[steps - 1];
 #pragma unroll
-  for (int i = steps - 1; i > 0; --i) grad_x = conj(s.step[i].a_bar) * grad_x + s.from_y[i - 1];
-  grad_x = conj(s.step[0].a_bar) * grad_x;
+  for (int i = steps - 1; i > 0; --i)
+    grad_x = cuts.at(i) ? s.from_y[i - 1] : conj(s.step[i].a_bar) * grad_x + s.from_y[i - 1];
+  grad_x = cuts.at(0) ? E(0.0f) : conj(s.step[0].a_bar) * grad_x;
 
   Around<E, Shape> transitions, adjoint;
   if constexpr (Method::exponential)
     dt_around.each(transitions, [&](float dt) { return exp_of_product(dt, a); });
   else transitions = around<Shape>(product, [](E one, E other) { return one * other; });
   transitions.each(adjoint, [](E x) { return conj(x); });
-  s.x = enter_segments<true, Shape>(transitions.front, x, edges.x);
-  s.grad_x = enter_segments<false, Shape>(adjoint.behind, grad_x, edges.grad_x);
+  s.x = enter_segments<true, Shape>(transitions.front, x, edges.x, cuts);
+  s.grad_x = enter_segments<false, Shape>(adjoint.behind, grad_x, edges.grad_x, cuts);
 
   // The other direction: its states descend, their adjoint ascends.
   if constexpr (!Method::causal) {
     x = s.step[steps - 1].input;
 #pragma unroll
-    for (int i = steps - 2; i >= 0; --i) x = s.step[i].a_bar * x + s.step[i].input;
+    for (int i = steps - 2; i >= 0; --i)
+      x = other_cuts.at(i) ? s.step[i].input : s.step[i].a_bar * x + s.step[i].input;
     grad_x = s.from_y[0];
 #pragma unroll
-    for (int i = 0; i < steps - 1; ++i) grad_x = conj(s.step[i].a_bar) * grad_x + s.from_y[i + 1];
-    grad_x = conj(s.step[steps - 1].a_bar) * grad_x;
-    s.other_x = enter_segments<false, Shape>(transitions.behind, x, edges.other_x);
-    s.other_grad_x = enter_segments<true, Shape>(adjoint.front, grad_x, edges.other_grad_x);
+    for (int i = 0; i < steps - 1; ++i)
+      grad_x =
+          other_cuts.at(i) ? s.from_y[i + 1] : conj(s.step[i].a_bar) * grad_x + s.from_y[i + 1];
+    grad_x = other_cuts.at(steps - 1) ? E(0.0f) : conj(s.step[steps - 1].a_bar) * grad_x;
+    s.other_x = enter_segments<false, Shape>(transitions.behind, x, edges.other_x, other_cuts);
+    s.other_grad_x =
+        enter_segments<true, Shape>(adjoint.front, grad_x, edges.other_grad_x, other_cuts);
   }
   return s;
 }
@@ -141,29 +156,36 @@ __device__ __forceinline__ StateSegment<Method, accuracy_of(layout), E, Shape> e
 // Adds one state's part to the segment's sums and to the gradients of B and C, returns that of A
 // over the segment. grad_input is the gradient of `drive`; where dt is in that, its part of grad_dt
 // is missing.
-template <class Method, Accuracy accuracy, class E, class Shape>
+template <class Method, Accuracy accuracy, class E, class Shape, class Cuts>
 __device__ __forceinline__ E segment_vjp(Segment<Shape>& lane,
                                          const StateSegment<Method, accuracy, E, Shape>& s,
+                                         const Cuts& cuts, const Cuts& other_cuts,
                                          E (&grad_b)[Shape::steps], E (&grad_c)[Shape::steps]) {
   using Steps = typename Method::template Backward<accuracy, E>;
   constexpr int steps = Shape::steps;
   E other_x[steps + 1], other_gradient[steps];
+  const auto other_before = [&](int i) VIM_MM_INLINED {
+    return other_cuts.at(i) ? E(0.0f) : other_x[i + 1];
+  };
   if constexpr (!Method::causal) {
     other_x[steps] = s.other_x;
 #pragma unroll
     for (int i = steps - 1; i >= 0; --i)
-      other_x[i] = s.step[i].a_bar * other_x[i + 1] + s.step[i].input;
+      other_x[i] = s.step[i].a_bar * other_before(i) + s.step[i].input;
     other_gradient[0] = s.other_grad_x + s.from_y[0];
 #pragma unroll
     for (int i = 1; i < steps; ++i)
-      other_gradient[i] = conj(s.step[i - 1].a_bar) * other_gradient[i - 1] + s.from_y[i];
+      other_gradient[i] = other_cuts.at(i - 1)
+                              ? s.from_y[i]
+                              : conj(s.step[i - 1].a_bar) * other_gradient[i - 1] + s.from_y[i];
   }
 
-  E x = s.x, before[steps];
+  E x = s.x, before[steps];  // a cut, or not
+  const auto enters = [&](int i) VIM_MM_INLINED { return cuts.at(i) ? E(0.0f) : before[i]; };
 #pragma unroll
   for (int i = 0; i < steps; ++i) {
     before[i] = x;
-    x = s.step[i].a_bar * x + s.step[i].input;
+    x = s.step[i].a_bar * enters(i) + s.step[i].input;
     const E both = Method::causal ? x : x + other_x[i];
     lane.y[i] += real(s.c[i] * both);
     grad_c[i] = grad_c[i] + lane.grad_y[i] * conj(both);
@@ -175,16 +197,17 @@ __device__ __forceinline__ E segment_vjp(Segment<Shape>& lane,
   for (int i = steps - 1; i >= 0; --i) {
     const float dt = lane.dt[i], drive = lane.drive[i];
     // Of the state after step i.
-    own_gradient = i == steps - 1 ? s.grad_x + s.from_y[i]
-                                  : conj(s.step[i + 1].a_bar) * own_gradient + s.from_y[i];
+    if (i == steps - 1) own_gradient = s.grad_x + s.from_y[i];
+    else if (cuts.at(i + 1)) own_gradient = s.from_y[i];
+    else own_gradient = conj(s.step[i + 1].a_bar) * own_gradient + s.from_y[i];
     const E after = i + 1 < steps ? before[(i + 1) % steps] : x;
-    const Passage<E> own{own_gradient, before[i], after};
+    const Passage<E> own{own_gradient, enters(i), after};
     const StepGradients<E, typename Steps::OfA> to{lane.grad_input[i], lane.grad_dt[i], grad_b[i],
                                                    grad_a};
     if constexpr (Method::causal) {
       s.step[i].vjp(dt, s.a, drive, s.b[i], to, own);
     } else {
-      const Passage<E> other{other_gradient[i], other_x[i + 1], other_x[i]};
+      const Passage<E> other{other_gradient[i], other_before(i), other_x[i]};
       s.step[i].vjp(dt, s.a, drive, s.b[i], to, own, other);
     }
   }

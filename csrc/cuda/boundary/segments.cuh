@@ -17,8 +17,10 @@ struct EdgesArguments {
   View grad_out, grad_last_state;  // either may be missing
   void *edges, *other_edges;
   int64_t chunks;
-  uint32_t* counts;  // [B, G, chunks], set to zero on the way; or null
-  float* step_sums;  // room for [B, G, H, chunks], where there are other edges
+  uint32_t* counts;          // [B, G, chunks], set to zero on the way; or null
+  float* step_sums;          // room for [B, G, H, chunks], where there are other edges
+  const uint64_t* cuts;      // of Bounds
+  void* grad_initial_state;  // contiguous [B, G, H, N]: what leaves the first step; or null
 };
 
 inline namespace VIM_MM_ISA {
@@ -33,13 +35,15 @@ struct SegmentSweepShared {
 // What enters each chunk, in edges [B, G, H, chunks, N]. `Adjoint`: h of
 // h <- conj(A_bar) (h + conj(C) grad_y), else x of x <- A_bar x + beta B u. `Ascending`: in scan
 // order, entering a chunk at its first step, else against it, entering at the last step.
-template <class Method, class E, class Shape, Layout layout, bool Adjoint, bool Ascending>
+template <class Method, class E, class Shape, Layout layout, bool Adjoint, bool Ascending,
+          bool Bounded>
 __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     segment_sweep_kernel(const __grid_constant__ EdgesArguments p) {
   constexpr int steps = Shape::steps, segments = Shape::segments;
   constexpr bool fast = layout != Layout::any;
   constexpr float weight = output_weight<Method, E>();
   static_assert(Shape::window % kChunk == 0, "a window has whole chunks");
+  static_assert(!Bounded || (Shape::window == kChunk && !fast), "a window has one word of cuts");
   using States = CarriedStates<E, Shape, layout>;
   using Steps = Recurrence<Method, accuracy_of(layout), E>;
   using Places = Slots<Shape::channels, Shape, layout>;
@@ -59,18 +63,8 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     shared.bias[threadIdx.x] =
         channel_value(scan.delta_bias, scan, work.g, work.first_channel + threadIdx.x);
   States carried(scan, work, &shared + 1);
-  if (p.grad_last_state.data && channel < work.channels) {
-    const View& v = p.grad_last_state;
-#pragma unroll 1
-    for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
-#pragma unroll(fast ? States::of_warp : 1)
-      for (int m = 0; m < States::of_warp; ++m) {
-        const int n = first + warp * States::of_warp + m;
-        if (n < states)
-          carried.put(m, n, load_element<E>(work.at(v) + channel * v.row + n * v.last, v.storage));
-      }
-    }
-  }
+  carried.begin(p.grad_last_state, work);
+  const Cuts<Bounded> cuts({{}, p.cuts}, work, p.chunks);
   __syncthreads();
 
   const View& driving = Adjoint ? p.grad_out : scan.u;
@@ -139,6 +133,9 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
                             channel < work.channels;
     E* const edges =
         static_cast<E*>(p.edges) + (work.row(scan, channel) * p.chunks + chunk) * states;
+    // A_bar takes states of the other direction from the step behind.
+    const CutsOfSegment<Bounded, Shape> cuts_of_lane(Adjoint == Ascending ? cuts.behind(window)
+                                                                          : cuts.before(window));
     Driving<Shape> driven;
 #pragma unroll 1
     for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
@@ -175,16 +172,33 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
             const Coefficients<E> k = recurrence.coefficients(driven.dt[i + j]);
             if constexpr (Adjoint) x = conj(k.a_bar) * (x + driven.drive[i + j] * conj(entry[j]));
             else x = fma(k.a_bar, x, Steps::input(driven.drive[i + j], k, entry[j]));
+            if (cuts_of_lane.at(i + j)) {  // 0 times what comes may be NaN
+              if constexpr (Adjoint) x = E(0.0f);
+              else x = Steps::input(driven.drive[i + j], k, entry[j]);
+            }
             if (!Method::exponential) transition = transition * k.a_bar;
           }
         }
         if (Method::exponential) transition = exp_of_product(driven.total_dt, a);
         if (Adjoint) transition = conj(transition);
-        const E entering = enter_segments<Ascending, Shape>(transition, x, carried.x(m, n));
+        const E entering =
+            enter_segments<Ascending, Shape>(transition, x, carried.x(m, n), cuts_of_lane);
         if (keeps_edge && n < states) edges[n] = entering;
         carried.carry(m, n, x, Ascending ? segments - 1 : 0);
       }
       __syncthreads();
+    }
+  }
+  if constexpr (Bounded && Adjoint && !Ascending) {
+    E* const to = static_cast<E*>(p.grad_initial_state);
+    if (!to || channel >= work.channels || segment != 0) return;
+#pragma unroll 1
+    for (int first = 0; first < states; first += kStateTile) {
+#pragma unroll 1
+      for (int m = 0; m < States::of_warp; ++m) {
+        const int n = first + warp * States::of_warp + m;
+        if (n < states) to[work.row(scan, channel) * states + n] = carried.x(m, n);
+      }
     }
   }
 }

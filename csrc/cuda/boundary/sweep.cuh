@@ -20,12 +20,12 @@ struct SweepShared {
   WindowInputs<Shape, layout, 1> inputs[Shape::stages];
 };
 
-template <class Method, class Shape, Layout layout, class Format, bool Aligned>
+template <class Method, class Shape, Layout layout, class Format, bool Aligned, bool Bounded>
 __device__ __forceinline__ void load_sweep(const EdgesArguments& p, const Work& work,
                                            SweepShared<Shape, layout>& shared) {
   constexpr float weight = output_weight<Method, float>();
   const ScanArguments& scan = p.scan;
-  using Rows = WindowLoader<Shape, layout, Format, Aligned, 1>;
+  using Rows = WindowLoader<Shape, layout, Format, Aligned, 1, false, Bounded>;
   using Places = typename Rows::Places;
   const View* const matrices[] = {&scan.C};
   const int windows = int(work.windows), group = Shape::group();
@@ -93,11 +93,12 @@ __device__ __forceinline__ void enter_in_order(const LaneStates<Shape>& of, floa
 }
 
 // What enters each chunk: see segment_sweep_kernel; of a method that is not causal from either side.
-template <class Method, class Shape, Layout layout>
+template <class Method, class Shape, Layout layout, bool Bounded>
 __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
     sweep_kernel(const __grid_constant__ EdgesArguments p) {
   static_assert(Method::causal || Method::exponential,
                 "steps together have the sum of their sizes");
+  static_assert(Method::causal || !Bounded, "the other direction knows of no cuts");
   extern __shared__ float4 memory[];
   auto& shared = *reinterpret_cast<SweepShared<Shape, layout>*>(memory);
   let_next_begin();
@@ -106,8 +107,9 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   if (Shape::is_producer()) {
     specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) {
       using Format = decltype(format);
-      specialize_alignment<Shape>(p.scan, [&](auto aligned) VIM_MM_INLINED {
-        load_sweep<Method, Shape, layout, Format, decltype(aligned)::value>(p, work, shared);
+      specialize_alignment<Shape, Bounded>(p.scan, [&](auto aligned) VIM_MM_INLINED {
+        constexpr bool Aligned = decltype(aligned)::value;
+        load_sweep<Method, Shape, layout, Format, Aligned, Bounded>(p, work, shared);
       });
     });
     return;
@@ -131,7 +133,8 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   // The adjoint is A_bar times the gradient of the state: `factor` is the A_bar that is due. Of the other
   // direction `added` is what the steps of a chunk till now leave it with, `decay` the product of their A_bar.
   float factor[Shape::states], added[Shape::states], decay[Shape::states];
-  const auto scan_stride = [&](const auto& in, int step) VIM_MM_INLINED {
+  const Cuts<Bounded> all_cuts({{}, p.cuts}, work, p.chunks);
+  const auto scan_stride = [&](const auto& in, int step, uint32_t cuts) VIM_MM_INLINED {
     const auto& matrix = in.matrix[0];
     float dt[kStride], drive[kStride];
     load_stride<false>(in.dt.values[0] + lane.row + step, dt);
@@ -145,6 +148,8 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
         const float from_y = drive[i] * entry[i];
         of.x[m] = fma(factor[m], of.x[m], from_y);
         factor[m] = recurrence[m].coefficients(dt[i]).a_bar;
+        if constexpr (Bounded)
+          if (cuts >> i & 1) of.x[m] = factor[m] = 0.0f;
         if constexpr (!Method::causal) {
           decay[m] *= factor[m];
           added[m] = fma(decay[m], from_y, added[m]);
@@ -160,14 +165,16 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
     edges -= states;
 #pragma unroll
     for (int m = 0; m < Shape::states; ++m) factor[m] = decay[m] = 1.0f, added[m] = 0.0f;
+    const uint64_t cuts = all_cuts.before(windows - 1 - i_window);
     shared.pipeline.consumer_wait(i_window);
-    if (steps == kChunk) {  // in one piece, whose places are constants
+    if (!Bounded && steps == kChunk) {  // in one piece, whose places are constants
 #pragma unroll
-      for (int step = kChunk - kStride; step >= 0; step -= kStride) scan_stride(in, step);
+      for (int step = kChunk - kStride; step >= 0; step -= kStride) scan_stride(in, step, 0);
     } else {
       const int end = (steps + kStride - 1) / kStride * kStride;
 #pragma unroll 1
-      for (int step = end - kStride; step >= 0; step -= kStride) scan_stride(in, step);
+      for (int step = end - kStride; step >= 0; step -= kStride)
+        scan_stride(in, step, uint32_t(cuts >> step));
     }
 #pragma unroll
     for (int m = 0; m < Shape::states; ++m) of.x[m] *= factor[m];
@@ -177,6 +184,8 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
     }
     shared.pipeline.consumer_release(i_window);
   }
+  if constexpr (Bounded)
+    if (p.grad_initial_state) of.store(static_cast<float*>(p.grad_initial_state) + row * states);
   if constexpr (!Method::causal)
     enter_in_order(of, other_edges + states, p.step_sums + row * p.chunks, windows, states);
 }

@@ -9,7 +9,7 @@
 
 namespace vim_mm {
 
-// Which kernels forward and backward of such a scan take, a line each.
-std::string describe(const ScanArguments&);
+// Which kernels forward and backward of such a scan take, a line each. `bounded`: it has Bounds.
+std::string describe(const ScanArguments&, bool bounded);
 
 }  // namespace vim_mm

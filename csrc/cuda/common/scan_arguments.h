@@ -41,6 +41,16 @@ inline int64_t rows_of(const ScanArguments& scan) {
 }
 inline int64_t chunks_of(const ScanArguments& scan) { return (scan.steps + kChunk - 1) / kChunk; }
 
+// What a scan may have besides: a state that stands before its first step in scan order, and places in time where no
+// state passes. The latter in scan order, forwards and then in reverse: bit i of a word is set where none passes from the
+// step before to step i of that chunk. Kernels are compiled for scans that have either (`Bounded`), and for all others.
+struct Bounds {
+  View initial_state;              // [B, G, H, N]
+  const uint64_t* cuts = nullptr;  // contiguous [B, 2, chunks + 1], of which the last word is 0
+
+  bool any() const { return initial_state.data || cuts; }
+};
+
 // States at the edges of chunks are contiguous [B, G, H, chunks, N], float or complex of float:
 // those that enter each chunk. Methods that are not causal have them for both directions: those of
 // the other one, which enter a chunk at its last step, behind the first ones.
@@ -53,6 +63,7 @@ struct ForwardArguments {
   // Of a scan that goes over time twice, what the way back leaves (forward/averaged.cuh): count_between_ways of
   // both.
   float *first_sums, *across;
+  Bounds bounds;
 };
 
 // So many chunks of each group, and how many blocks share the channels of one: its slabs.
@@ -81,6 +92,8 @@ struct BackwardArguments {
   struct {
     int64_t u, delta, z, A, grad_out, grad_u, grad_delta, grad_z, edges;
   } next;
+  Bounds bounds;
+  void* grad_initial_state;  // contiguous [B, G, H, N]; null: nobody asks
 };
 
 // One gradient that several blocks hold parts of, which are contiguous:
@@ -110,6 +123,9 @@ void plan_backward(BackwardArguments&);
 void scan_forward(const ForwardArguments&, void* stream);
 void scan_backward(const BackwardArguments&, void* stream);
 void sum_in_order(const Sums&, void* stream);
+// Fills the cuts of Bounds: where `reset`, bools [B, L] by batch and last, is true, no state passes to that step from the
+// one before it in time, in either direction.
+void find_cuts(const View& reset, int64_t batch, int64_t steps, uint64_t* cuts, void* stream);
 void discretize(int64_t n, int method, bool is_complex, const float* dt, const void* a, void* out,
                 void* stream);
 

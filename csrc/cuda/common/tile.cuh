@@ -245,6 +245,59 @@ __device__ __forceinline__ Work work_of_block(const ScanArguments& scan) {
   return work;
 }
 
+// Where no state passes in time (Bounds): of a block's batch entry and direction a word for each chunk, in scan order.
+template <bool Bounded>
+struct Cuts {
+  __device__ __forceinline__ Cuts(const Bounds&, const Work&, int64_t) {}
+  __device__ __forceinline__ uint64_t before(int64_t) const { return 0; }
+  __device__ __forceinline__ uint64_t behind(int64_t) const { return 0; }
+};
+template <>
+struct Cuts<true> {
+  const uint64_t* words;  // null: it passes everywhere
+
+  __device__ __forceinline__ Cuts(const Bounds& bounds, const Work& work, int64_t chunks)
+      : words(bounds.cuts) {
+    if (words) words += (work.b * 2 + work.reverse) * (chunks + 1);
+  }
+  // Bit i: between step i and the one before it. Behind the last chunk there is one more.
+  __device__ __forceinline__ uint64_t before(int64_t chunk) const {
+    return words ? words[chunk] : 0;
+  }
+  // Bit i: between step i and the one after it.
+  __device__ __forceinline__ uint64_t behind(int64_t chunk) const {
+    return words ? words[chunk] >> 1 | words[chunk + 1] << (kChunk - 1) : 0;
+  }
+};
+
+// What a lane that has a segment of a chunk knows of such a word: the bits of its steps, and which segments have any.
+struct NoCuts {
+  __device__ __forceinline__ NoCuts(uint64_t = 0) {}
+  __device__ __forceinline__ constexpr bool at(int) const { return false; }
+  __device__ __forceinline__ constexpr bool any_in(int, int) const { return false; }
+};
+template <class Shape>
+struct SegmentCuts {
+  static_assert(Shape::window == kChunk && Shape::steps + Shape::segments <= 32, "one word each");
+  uint32_t bits = 0;
+
+  __device__ __forceinline__ SegmentCuts(uint64_t word) {
+    constexpr uint32_t all = (1u << Shape::steps) - 1;
+#pragma unroll
+    for (int segment = 0; segment < Shape::segments; ++segment) {
+      const uint32_t steps = uint32_t(word >> segment * Shape::steps) & all;
+      if (steps) bits |= 1u << (Shape::steps + segment);
+      if (segment == segment_of_lane<Shape>()) bits |= steps;
+    }
+  }
+  __device__ __forceinline__ bool at(int step) const { return bits >> step & 1; }
+  __device__ __forceinline__ bool any_in(int first_segment, int segments) const {
+    return bits >> (Shape::steps + first_segment) & ((1u << segments) - 1);
+  }
+};
+template <bool Bounded, class Shape>
+using CutsOfSegment = std::conditional_t<Bounded, SegmentCuts<Shape>, NoCuts>;
+
 // D or delta_bias of channel h of a group, 0 where there is none.
 __device__ __forceinline__ float channel_value(const View& v, const ScanArguments& scan, int64_t g,
                                                int64_t h) {
@@ -297,20 +350,22 @@ __device__ __forceinline__ E sum_over_channels(E x) {
 
 // The state that enters each segment, `carry` being that which enters the first one; each segment
 // makes transition * state + local of it. `Up`: segments follow each other in the order of lanes.
-// `local` becomes what leaves the segment.
-template <bool Up, class Shape, class E>
-__device__ __forceinline__ E enter_segments(E transition, E& local, E carry) {
+// `local` becomes what leaves the segment. Nothing passes over segments that have cuts.
+template <bool Up, class Shape, class E, class Cuts = NoCuts>
+__device__ __forceinline__ E enter_segments(E transition, E& local, E carry,
+                                            const Cuts& cuts = Cuts()) {
   constexpr int segments = Shape::segments;
   const int segment = segment_of_lane<Shape>(), position = Up ? segment : segments - 1 - segment;
   const auto before = [](E x, int by) {
     by *= Shape::channels_of_set;
     return Up ? shuffle_up(x, by) : shuffle_down(x, by);
   };
-  if (position == 0) local = transition * carry + local;
+  const auto passes = [&](int by) { return !cuts.any_in(Up ? segment - by + 1 : segment, by); };
+  if (position == 0 && passes(1)) local = transition * carry + local;
 #pragma unroll
   for (int by = 1; by < segments; by *= 2) {
     const E local_before = before(local, by);
-    if (position >= by) local = transition * local_before + local;
+    if (position >= by && passes(by)) local = transition * local_before + local;
     if (2 * by < segments) {
       const E transition_before = before(transition, by);
       if (position >= by) transition = transition_before * transition;

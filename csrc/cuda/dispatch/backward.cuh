@@ -11,28 +11,33 @@
 
 namespace vim_mm {
 
-inline Layout layout_of(const BackwardArguments& p) {
+template <class Method>
+Layout layout_of(const BackwardArguments& p) {
   const View& grad_z = p.scan.gated ? p.grad_z : p.grad_u;
-  return layout_of(p.scan, {p.grad_out, p.grad_u, p.grad_delta, grad_z, p.grad_B, p.grad_C});
+  return layout_of<Method>(p.scan, p.bounds.any(),
+                           {p.grad_out, p.grad_u, p.grad_delta, grad_z, p.grad_B, p.grad_C});
 }
 
 // Calls f with the kernel for that share, its block's shape and its shared memory in bytes.
 template <class Method, class F>
 void choose_kernel(const BackwardArguments& p, bool is_tail, const F& f) {
-  dispatch_layout(p.scan, layout_of(p), [&](auto e, auto layout) {
+  dispatch_layout(p.scan, layout_of<Method>(p), [&](auto e, auto layout) {
     using E = std::decay_t<decltype(e)>;  // else nvcc hands the host compiler a reference
-    choose_backward<layout()>(p.scan, is_tail, [&](auto shape, auto aligned, const Row&) {
-      using Block = decltype(shape);
-      f(backward_kernel<Method, E, Block, layout(), aligned()>, shape,
-        sizeof(typename BackwardBlock<Method, E, Block, layout(), aligned()>::Shared));
-    });
+    choose_backward<Method, layout()>(
+        p.scan, p.bounds.any(), is_tail, [&](auto shape, auto aligned, auto bounded, const Row&) {
+          using Block = decltype(shape);
+          using Work = BackwardBlock<Method, E, Block, layout(), aligned(), bounded()>;
+          f(backward_kernel<Method, E, Block, layout(), aligned(), bounded()>, shape,
+            sizeof(typename Work::Shared));
+        });
   });
 }
 
 // How many parts of each chunk blocks leave in memory: with Layout::any they add up there, otherwise in registers.
-inline int64_t count_parts(const BackwardArguments& p, const ChunkShare& share) {
+template <class Method>
+int64_t count_parts(const BackwardArguments& p, const ChunkShare& share) {
   if (share.chunks == 0) return 0;
-  return layout_of(p) == Layout::any || share.slabs > 1 ? share.slabs : 0;
+  return layout_of<Method>(p) == Layout::any || share.slabs > 1 ? share.slabs : 0;
 }
 
 template <class Method>
@@ -59,7 +64,8 @@ void ScanOf<Method>::plan_backward(BackwardArguments& p) {
   const int64_t chunks = p.chunks = chunks_of(scan);
   const int64_t slabs = count_slabs(all * chunks, scan.channels);
   p.body = {chunks, slabs}, p.tail = {0, 1};
-  if (layout_of(p) != Layout::any && left > 0 && left <= BackwardTail::window) {
+  if (layout_of<Method>(p) != Layout::any && !p.bounds.any() && left > 0 &&
+      left <= BackwardTail::window) {
     ChunkShare body{0, 1}, tail{1, count_slabs(all, scan.channels)};
     if (chunks > 1) {
       body = {chunks - 1, count_slabs(all * (chunks - 1), scan.channels)};
@@ -69,7 +75,7 @@ void ScanOf<Method>::plan_backward(BackwardArguments& p) {
         rounds(all * (chunks - 1), body.slabs) + kTailTime * rounds(all, tail.slabs);
     if (time <= 0.95 * rounds(all * chunks, slabs)) p.body = body, p.tail = tail;
   }
-  p.parts = std::max(count_parts(p, p.body), count_parts(p, p.tail));
+  p.parts = std::max(count_parts<Method>(p, p.body), count_parts<Method>(p, p.tail));
 }
 
 template <class Method>
@@ -82,7 +88,8 @@ void ScanOf<Method>::scan_backward(const BackwardArguments& p, void* stream) {
     edges.other_edges = static_cast<float*>(p.grad_edges) + floats;
     edges.step_sums = p.grad_bias;  // nothing is there yet
   }
-  launch_edges<Method, true>(edges, stream);
+  edges.grad_initial_state = p.grad_initial_state;
+  launch_edges<Method, true>(edges, p.bounds, stream);
   scan_share<Method>(p, p.body, false, stream);
   scan_share<Method>(p, p.tail, true, stream);
 }

@@ -14,8 +14,9 @@ namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
 // Why a scan takes the general path, or null if these tensors and the scan's have enough in common.
-inline const char* reason_for_general_path(const ScanArguments& scan,
-                                           std::initializer_list<View> others) {
+template <class Method>
+const char* reason_for_general_path(const ScanArguments& scan, bool bounded,
+                                    std::initializer_list<View> others) {
   if (scan.is_complex) return "A is complex";
   if (scan.constant_B || scan.constant_C) return "B or C is constant in time";
   if (scan.states > kStateTile) return "there are more than 16 states";
@@ -27,10 +28,17 @@ inline const char* reason_for_general_path(const ScanArguments& scan,
   };
   for (const View& v : {scan.u, scan.delta, scan.z, scan.B, scan.C}) look_at(v);
   for (const View& v : others) look_at(v);
+  // Few kernels are compiled for these.
+  if (bounded && reason == nullptr) {
+    if (!Method::causal) reason = "a scan in both directions has resets";
+    else if (item != 2 || !scan.aligned)
+      reason = "a scan with an initial state or resets is not of 16 bits and aligned";
+  }
   return reason;
 }
-inline Layout layout_of(const ScanArguments& scan, std::initializer_list<View> others) {
-  if (reason_for_general_path(scan, others)) return Layout::any;
+template <class Method>
+Layout layout_of(const ScanArguments& scan, bool bounded, std::initializer_list<View> others) {
+  if (reason_for_general_path<Method>(scan, bounded, others)) return Layout::any;
   return scan.u.storage == Storage::float32 ? Layout::single : Layout::half;
 }
 
@@ -48,12 +56,22 @@ void dispatch_layout(const ScanArguments& scan, Layout layout, const F& f) {
 }
 
 // The table: which kernel a scan gets, from its sizes and from what its tensors have in common. Each function calls
-// f(shape, row) with the shape of the first row that fits. A row says when it is taken and what put it there: us in
-// a graph, `zoh`, bfloat16, one H200, shapes as in docs/benchmarks.md. It was tuned on 132 multiprocessors with
-// 227 KB of shared memory a block; where less fits, kernels run, untuned. A block has channels of one group only.
+// f(shape, bounded, row) with the shape of the first row that fits. `bounded`: the scan has Bounds, for which one kernel
+// each is compiled that serves any number of rows; f gets it as a constant. A row says when it is taken and what put it
+// there: us in a graph, `zoh`, bfloat16, one H200, shapes as in docs/benchmarks.md. It was tuned on 132 multiprocessors
+// with 227 KB of shared memory a block; where less fits, kernels run, untuned. A block has channels of one group only.
 struct Row {
   const char *when, *measured;
 };
+constexpr Row kBoundedRow{"an initial state or resets", "not yet"};
+
+// The general path. Half as many steps make a sixth less code, for which scans with Bounds pay in time.
+template <class F>
+void choose_general(bool bounded, const F& f) {
+  const Row row{"the general path", "not tuned"};
+  if (bounded) f(Shape<16, 4, 4>(), std::true_type(), row);
+  else f(Shape<8, 8, 4>(), std::false_type(), row);
+}
 
 #ifdef VIM_MM_FEW_ROWS  // tests/emulation, where 2048 take too long
 constexpr int64_t kFewRows = VIM_MM_FEW_ROWS;
@@ -77,7 +95,7 @@ bool choose_six(const ScanArguments& scan, const char* measured, const F& f) {
   if constexpr (layout == Layout::half) {
     if (scan.aligned && scan.channels % Shape::channels == 0 &&
         blocks_of<Shape>(scan) <= device_attribute(cudaDevAttrMultiProcessorCount)) {
-      f(Shape(),
+      f(Shape(), std::false_type(),
         Row{"16 bits, aligned, channels in sixes, a multiprocessor for each block", measured});
       return true;
     }
@@ -90,25 +108,29 @@ bool choose_six(const ScanArguments& scan, const char* measured, const F& f) {
 // nothing where rows are not the fewest. With six channels, one or two strides by what ptxas makes of them. A
 // method that is not causal takes pieces of one state, which leave no registers for a second.
 template <class Method, Layout layout, class F>
-void choose_forward(const ScanArguments& scan, const F& f) {
+void choose_forward(const ScanArguments& scan, bool bounded, const F& f) {
   constexpr bool straight = Method::Tuning::interleaves, roomy = layout == Layout::single;
+  constexpr std::false_type unbounded;
   if constexpr (layout == Layout::any) {
-    f(Shape<8, 8, 4>(), Row{"the general path", "not tuned"});
+    choose_general(bounded, f);
+  } else if (bounded) {
+    if constexpr (Method::causal && layout == Layout::half)
+      f(SequentialShape<1, 1, 4, 2, 2, 2, 2>(), std::true_type(), kBoundedRow);
   } else if (Method::causal && has_most_rows(scan)) {
     if constexpr (Method::causal)
-      f(SequentialShape<2, 2, 2, 1, 4, roomy ? 2 : 3, 2>(),
+      f(SequentialShape<2, 2, 2, 1, 4, roomy ? 2 : 3, 2>(), unbounded,
         Row{"4096 rows or more, of more than 8 channels, causal",
             "two states a lane: the fewest instructions; with fewer rows (2, 768, 6084) took 124, "
             "not 109"});
   } else if (rows_of(scan) >= kFewRows) {
-    f(SequentialShape<1, 1, 2, 1, 4, 3, straight ? 1 : 2, straight>(),
+    f(SequentialShape<1, 1, 2, 1, 4, 3, straight ? 1 : 2, straight>(), unbounded,
       Row{"2048 rows or more",
           "t512: 28.7; with four stages 29.0, with two groups of producers 30.3"});
   } else if (!choose_six<SixChannelShape<Method::Tuning::strides_of_six>, layout>(
                  scan,
                  "t1024: 35.1, with eight channels 38.4; rk4 by two strides 43.8, by one 47.7",
                  f)) {
-    f(SequentialShape<1, 1, 4, 2, 2, 2, straight ? 2 : 1, true>(),
+    f(SequentialShape<1, 1, 4, 2, 2, 2, straight ? 2 : 1, true>(), unbounded,
       Row{"fewer rows",
           "t1024: 40.1; with four groups of one warp 41.9, with eight producer warps 51"});
   }
@@ -118,28 +140,33 @@ void choose_forward(const ScanArguments& scan, const F& f) {
 // that all multiprocessors have work. Of 16 bits a sequential scan wins again where each of its blocks has a
 // multiprocessor and few are left. A method that is not causal has both directions of one sequential scan.
 template <class Method, Layout layout, class F>
-void choose_edges(const ScanArguments& scan, const F& f) {
+void choose_edges(const ScanArguments& scan, bool bounded, const F& f) {
+  using OtherRows = SequentialShape<1, 1, 4, 2, 2, 3, 1>;
+  constexpr std::false_type unbounded;
   if constexpr (layout == Layout::any) {
-    f(Shape<8, 8, 4>(), Row{"the general path", "not tuned"});
+    choose_general(bounded, f);
+  } else if (bounded) {
+    if constexpr (Method::causal && layout == Layout::half)
+      f(OtherRows(), std::true_type(), kBoundedRow);
   } else {
     const int64_t rows = rows_of(scan);
     if (has_most_rows(scan))
-      return f(SequentialShape<2, 2, 2, 1, 4, 3, 2>(),
+      return f(SequentialShape<2, 2, 2, 1, 4, 3, 2>(), unbounded,
                Row{"4096 rows or more, of more than 8 channels", "t512b32: 71.3, by segments 98"});
     if constexpr (Method::causal) {
       if (rows < kFewRows && rows >= kFewRows / 2)
-        return f(Shape<8, 16, 4, 3>(), Row{"1024 to 2047 rows, causal: by segments",
-                                           "backward of t1248: 349, with a sequential sweep 353"});
+        return f(Shape<8, 16, 4, 3>(), unbounded,
+                 Row{"1024 to 2047 rows, causal: by segments",
+                     "backward of t1248: 349, with a sequential sweep 353"});
       if (rows < kFewRows / 4 || (rows < kFewRows && layout == Layout::single))
-        return f(Shape<16, 16, 4, 3>(),
+        return f(Shape<16, 16, 4, 3>(), unbounded,
                  Row{"fewer than 512 rows, or of float32 1024, causal: by segments",
                      "float32 of 768 rows: backward 125, with a sequential sweep 129"});
     }
     if (rows < kFewRows &&
         choose_six<SixChannelShape<1>, layout>(scan, "t1024: 29.0, by segments 34.0", f))
       return;
-    f(SequentialShape<1, 1, 4, 2, 2, 3, 1>(),
-      Row{"other numbers of rows", "t512: 20.7, by segments 28"});
+    f(OtherRows(), unbounded, Row{"other numbers of rows", "t512: 20.7, by segments 28"});
   }
 }
 
@@ -147,22 +174,27 @@ void choose_edges(const ScanArguments& scan, const F& f) {
 // steps a warp has four times as many channels, but two segments.
 using BackwardShape = Shape<8, 8, 4, 2, 2>;
 using BackwardTail = Shape<2, 8, 4, 2, 2>;
-using BackwardAny = Shape<8, 8, 4>;
 
-// Calls f(shape, aligned, row) for the chunks of a layout, or with `is_tail` for a last chunk of few steps.
-template <Layout layout, class F>
-void choose_backward(const ScanArguments& scan, bool is_tail, const F& f) {
+// Calls f(shape, aligned, bounded, row) for the chunks of a layout, or with `is_tail` for a last chunk of few steps.
+template <class Method, Layout layout, class F>
+void choose_backward(const ScanArguments& scan, bool bounded, bool is_tail, const F& f) {
+  constexpr std::false_type unaligned, unbounded;
   if constexpr (layout == Layout::any) {
-    f(BackwardAny(), std::false_type(), Row{"the general path", "not tuned"});
+    choose_general(bounded, [&](auto shape, auto bounded, const Row& row) {
+      f(shape, unaligned, bounded, row);
+    });
+  } else if (bounded) {
+    if constexpr (Method::causal && layout == Layout::half)
+      f(BackwardShape(), std::true_type(), std::true_type(), kBoundedRow);
   } else if (is_tail) {
-    f(BackwardTail(), std::false_type(),
+    f(BackwardTail(), unaligned, unbounded,
       Row{"a last chunk of at most 16 steps, where a launch of its own pays",
           "t224: 411, without 462"});
   } else if (!scan.aligned) {
-    f(BackwardShape(), std::false_type(),
+    f(BackwardShape(), unaligned, unbounded,
       Row{"rows that are not aligned", "t224: 473; loaded entry by entry 507"});
   } else {
-    f(BackwardShape(), std::true_type(),
+    f(BackwardShape(), std::true_type(), unbounded,
       Row{"aligned rows",
           "t512: 165; with 12 warps of 168 registers, which spilled, and other code 282"});
   }

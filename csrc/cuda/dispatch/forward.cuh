@@ -12,18 +12,22 @@
 
 namespace vim_mm {
 
-// Calls f with an object of the type of a state and of the block, and the layout.
+// Calls f with an object of the type of a state and of the block, the layout, and whether the scan is bounded.
 template <class Method, class F>
 void choose_kernel(const ForwardArguments& p, const F& f) {
-  dispatch_layout(p.scan, layout_of(p.scan, {p.out}), [&](auto e, auto layout) {
-    choose_forward<Method, layout()>(p.scan, [&](auto shape, const Row&) { f(e, shape, layout); });
+  const bool bounded = p.bounds.any();
+  const Layout layout = layout_of<Method>(p.scan, bounded, {p.out});
+  dispatch_layout(p.scan, layout, [&](auto e, auto layout) {
+    choose_forward<Method, layout()>(p.scan, bounded, [&](auto shape, auto bounded, const Row&) {
+      f(e, shape, layout, bounded);
+    });
   });
 }
 
 template <class Method>
 BetweenWays ScanOf<Method>::count_between_ways(const ForwardArguments& p) {
   BetweenWays count{};
-  choose_kernel<Method>(p, [&](auto, auto shape, auto) {
+  choose_kernel<Method>(p, [&](auto, auto shape, auto, auto) {
     using Block = decltype(shape);
     if constexpr (Block::sequential && !Method::causal)
       count = {blocks_of<Block>(p.scan) * p.chunks * (Block::channels * kChunk),
@@ -35,20 +39,21 @@ BetweenWays ScanOf<Method>::count_between_ways(const ForwardArguments& p) {
 template <class Method>
 void ScanOf<Method>::scan_forward(const ForwardArguments& p, void* stream) {
   const ScanArguments& scan = p.scan;
-  choose_kernel<Method>(p, [&](auto e, auto shape, auto layout) {
+  choose_kernel<Method>(p, [&](auto e, auto shape, auto layout, auto bounded) {
     using E = std::decay_t<decltype(e)>;  // else nvcc hands the host compiler a reference
     using Block = decltype(shape);
     const int64_t blocks = blocks_of<Block>(scan);
     if constexpr (Block::sequential) {
       constexpr size_t bytes = sizeof(ForwardShared<Block, layout()>);
-      launch(forward_kernel<Method, Block, layout()>, {grid_of(blocks), Block::all_threads, bytes},
-             stream, p);
+      launch(forward_kernel<Method, Block, layout(), bounded()>,
+             {grid_of(blocks), Block::all_threads, bytes}, stream, p);
     } else {
       if constexpr (!Method::causal) {
         if (scan.steps > 0)
-          launch_edges<Method, false>({scan, {}, {}, p.other_edges, nullptr, p.chunks}, stream);
+          launch_edges<Method, false>({scan, {}, {}, p.other_edges, nullptr, p.chunks}, p.bounds,
+                                      stream);
       }
-      launch(general_forward_kernel<Method, E, Block>,
+      launch(general_forward_kernel<Method, E, Block, bounded()>,
              {grid_of(blocks), Block::threads,
               sizeof(GeneralForwardShared<E, Block>) +
                   CarriedStates<E, Block, layout()>::bytes(scan.states)},

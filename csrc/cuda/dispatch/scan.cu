@@ -22,9 +22,10 @@ void scan_backward(const BackwardArguments& p, void* stream) {
   dispatch_method(p.scan.method, [&](auto m) { ScanOf<decltype(m)>::scan_backward(p, stream); });
 }
 
-std::string describe(const ScanArguments& scan) {
+std::string describe(const ScanArguments& scan, bool bounded) {
   std::string text;
-  dispatch_method(scan.method, [&](auto m) { text = ScanOf<decltype(m)>::describe(scan); });
+  dispatch_method(scan.method,
+                  [&](auto m) { text = ScanOf<decltype(m)>::describe(scan, bounded); });
   return text;
 }
 

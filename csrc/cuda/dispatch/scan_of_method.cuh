@@ -16,7 +16,7 @@ struct ScanOf {
   static void scan_forward(const ForwardArguments&, void* stream);
   static void plan_backward(BackwardArguments&);
   static void scan_backward(const BackwardArguments&, void* stream);
-  static std::string describe(const ScanArguments&);
+  static std::string describe(const ScanArguments&, bool bounded);
 };
 
 }  // namespace vim_mm

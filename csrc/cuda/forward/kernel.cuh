@@ -33,13 +33,13 @@ struct PreparedStride {
 };
 
 // The half that scans.
-template <class Method, class Shape, Layout layout, Operand operand>
+template <class Method, class Shape, Layout layout, Operand operand, bool Bounded>
 __device__ __forceinline__ void scan_states(const ForwardArguments& p, const Work& work,
                                             ForwardShared<Shape, layout>& shared) {
   constexpr int ahead = Shape::strides, piece = ahead * kStride;
   const LaneMap<Shape> lane;
   wait_for_previous();
-  LaneStates<Shape> of(p.scan, work, lane, View());
+  LaneStates<Shape> of(p.scan, work, lane, Bounded ? p.bounds.initial_state : View());
   using Steps = LaneRecurrence<Method, layout>;
   Steps recurrence[Shape::states];
 #pragma unroll
@@ -48,10 +48,12 @@ __device__ __forceinline__ void scan_states(const ForwardArguments& p, const Wor
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   shared.pipeline.sync();
   float* edges = static_cast<float*>(p.edges) + row * p.chunks * states;
+  const Cuts<Bounded> all_cuts(p.bounds, work, p.chunks);
 
   // Several strides at once, or the lane would wait for its own results; where whole windows are one
-  // piece of code, this is for what is left after them.
-  const auto scan_piece = [&](const auto& in, float* y, int step) VIM_MM_INLINED {
+  // piece of code, this is for what is left after them. `cuts`: where no state passes to a step; or a constant, null.
+  const auto scan_piece = [&](const auto& in, float* y, int step, auto cuts) VIM_MM_INLINED {
+    constexpr bool cut = !std::is_same<decltype(cuts), std::nullptr_t>::value;
     StrideInputs<Shape> inputs[ahead];
     float2 sum[ahead];
 #pragma unroll
@@ -65,7 +67,10 @@ __device__ __forceinline__ void scan_states(const ForwardArguments& p, const Wor
       for (int m = 0; m < Shape::states; ++m) {
 #pragma unroll
         for (int i = 0; i < kStride; ++i) {
-          of.x[m] = recurrence[m].move(at.dt[i], at.drive[i], at.b[m][i])(of.x[m]);
+          const auto move = recurrence[m].move(at.dt[i], at.drive[i], at.b[m][i]);
+          of.x[m] = move(of.x[m]);
+          if constexpr (cut)
+            if (cuts >> (j * kStride + i) & 1) of.x[m] = move.from_zero();
           x[m][i] = of.x[m];
         }
       }
@@ -85,14 +90,25 @@ __device__ __forceinline__ void scan_states(const ForwardArguments& p, const Wor
     const auto& in = shared.inputs[shared.pipeline.stage_of(turn)];
     float* const y = y_of(turn);
     begin_window();
+    const uint64_t cuts = all_cuts.before(turn);
     shared.pipeline.consumer_wait(turn);
     const int steps = work.steps_from(turn, kChunk);
 #pragma unroll 1
-    for (int step = 0; step < steps; step += piece) scan_piece(in, y, step);
+    for (int step = 0; step < steps; step += piece) {
+      if constexpr (Bounded) {
+        const uint32_t cuts_of_piece = uint32_t(cuts >> step) & ((1u << piece) - 1);
+        if (cuts_of_piece) {
+          scan_piece(in, y, step, cuts_of_piece);
+          continue;
+        }
+      }
+      scan_piece(in, y, step, nullptr);
+    }
     shared.pipeline.consumer_release(turn);
   };
 
   int turn = 0;
+  static_assert(!Bounded || (!Shape::straight && piece < 32), "cuts are of pieces");
   if constexpr (Shape::straight) {
     const int end = int(work.steps / kChunk);
     if (turn < end) {
@@ -156,9 +172,10 @@ __device__ __forceinline__ void each_leg(const F& f) {
   }
 }
 
-template <class Method, class Shape, Layout layout>
+template <class Method, class Shape, Layout layout, bool Bounded>
 __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
     forward_kernel(const __grid_constant__ ForwardArguments p) {
+  static_assert(Method::causal || !Bounded, "the way forth knows of no cuts");
   let_next_begin();
   extern __shared__ float4 memory[];
   auto& shared = *reinterpret_cast<ForwardShared<Shape, layout>*>(memory);
@@ -167,11 +184,11 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   if (Shape::is_producer()) {
     specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) VIM_MM_INLINED {
       using Format = decltype(format);
-      specialize_alignment<Shape>(p.scan, [&](auto aligned) VIM_MM_INLINED {
+      specialize_alignment<Shape, Bounded>(p.scan, [&](auto aligned) VIM_MM_INLINED {
         constexpr bool Aligned = decltype(aligned)::value;
         each_leg<Method>([&](auto leg) VIM_MM_INLINED {
-          load_and_store<Method, Shape, layout, Format, Aligned, decltype(leg)::value>(p, work,
-                                                                                       shared);
+          load_and_store<Method, Shape, layout, Format, Aligned, decltype(leg)::value, Bounded>(
+              p, work, shared);
         });
       });
     });
@@ -182,7 +199,7 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
     const auto scan = [&](auto operand) VIM_MM_INLINED {
       constexpr Operand how = decltype(operand)::value;
       if constexpr (Method::causal) {
-        scan_states<Method, Shape, layout, how>(p, work, shared);
+        scan_states<Method, Shape, layout, how, Bounded>(p, work, shared);
       } else {
         each_leg<Method>([&](auto leg) VIM_MM_INLINED {
           scan_states_both_ways<Method, Shape, layout, how, decltype(leg)::value>(p, work, shared);

@@ -50,7 +50,8 @@ struct ForwardShared {
 
 // A group of producer warps: fills stages, and when one of its windows has been scanned, fills its stage
 // with another one and finishes it: on the way back as far as u goes, on the way forth from there.
-template <class Method, class Shape, Layout layout, class Format, bool Aligned, Leg leg>
+template <class Method, class Shape, Layout layout, class Format, bool Aligned, Leg leg,
+          bool Bounded>
 __device__ __forceinline__ void load_and_store(const ForwardArguments& p, const Work& work,
                                                ForwardShared<Shape, layout>& shared) {
   constexpr float weight =
@@ -59,7 +60,7 @@ __device__ __forceinline__ void load_and_store(const ForwardArguments& p, const 
   // On the way forth step sizes and C are all that lanes want.
   constexpr int unread = leg == Leg::forth ? 1 : 0;
   const View* const matrices[] = {&scan.B, &scan.C};
-  using Rows = WindowLoader<Shape, layout, Format, Aligned, 2 - unread, unread != 0>;
+  using Rows = WindowLoader<Shape, layout, Format, Aligned, 2 - unread, unread != 0, Bounded>;
   constexpr int count = Rows::count, width = Rows::width, groups = Shape::groups;
   const int begin = first_turn<leg>(work), end = begin + int(work.windows);
   const int first = begin + Shape::group();
@@ -100,7 +101,7 @@ __device__ __forceinline__ void load_and_store(const ForwardArguments& p, const 
     }
     const int steps = rows.steps_of(window);
     const int64_t offset = rows.offset_of(window);
-    start_loads<Aligned>(whole || window < rows.whole, [&](auto how) {
+    start_loads<Aligned, Bounded>(whole || window < rows.whole, [&](auto how) {
       constexpr Loads loads = decltype(how)::value;
       if constexpr (leg != Leg::forth)
         rows.drive.template load<loads>(scan.u, rows.slots, work.channels, steps, offset, u_raw);
@@ -165,7 +166,7 @@ __device__ __forceinline__ void load_and_store(const ForwardArguments& p, const 
   int turn = first;
   // Most windows are whole, and so are those that are filled and loaded meanwhile: nobody asks. Not so
   // where lanes have two states: those that load wait little there, and code in one piece is faster.
-  if constexpr (Aligned && Shape::states == 1) {
+  if constexpr (Aligned && Shape::states == 1 && !Bounded) {
     int ahead = rows.whole - groups;
     if (leg == Leg::forth) ahead += begin;
     if (leg == Leg::back && rows.whole > 0) {

@@ -43,6 +43,22 @@ class CarriedStates {
     return fast ? 0 : 2 * states * Shape::channels * sizeof(E);
   }
 
+  // Carries these in, [B, G, H, N], where there are any.
+  __device__ __forceinline__ void begin(const View& v, const Work& work) {
+    const int channel = channel_of_lane<Shape>(0), warp = threadIdx.x / 32;
+    if (v.data && channel < work.channels) {
+#pragma unroll 1
+      for (int first = 0; first < (fast ? 1 : states_); first += kStateTile) {
+#pragma unroll(fast ? of_warp : 1)
+        for (int m = 0; m < of_warp; ++m) {
+          const int n = first + warp * of_warp + m;
+          if (n < states_)
+            put(m, n, load_element<E>(work.at(v) + channel * v.row + n * v.last, v.storage));
+        }
+      }
+    }
+  }
+
   // State n, the m-th of this warp in its tile.
   __device__ __forceinline__ E a(int m, int n) const { return fast ? a_[m] : at(0, n); }
   __device__ __forceinline__ E x(int m, int n) const { return fast ? x_[m] : at(1, n); }
@@ -57,13 +73,13 @@ class CarriedStates {
       __syncwarp();
     }
   }
+
+ private:
+  static constexpr bool fast = layout != Layout::any;
   __device__ __forceinline__ void put(int m, int n, E x) {
     if constexpr (fast) x_[m] = x;
     else at(1, n) = x;
   }
-
- private:
-  static constexpr bool fast = layout != Layout::any;
   __device__ __forceinline__ E& at(int kind, int n) const {
     return memory_[(kind * states_ + n) * Shape::channels + channel_of_lane<Shape>(0)];
   }
@@ -96,10 +112,11 @@ struct Driving {
 };
 
 // A_bar and the inputs of a segment; returns the state that leaves it where zero enters.
-template <class Method, class E, int Steps>
+template <class Method, class E, int Steps, class Cuts>
 __device__ __forceinline__ E scan_from_zero(const float (&dt)[Steps], const float (&drive)[Steps],
                                             E a, const SegmentOf<E, Layout::any>& b_of,
-                                            E (&a_bar)[Steps], E (&input)[Steps]) {
+                                            const Cuts& cuts, E (&a_bar)[Steps],
+                                            E (&input)[Steps]) {
   const Recurrence<Method, Accuracy::full, E> recurrence(a);
   E x = E(0.0f);
 #pragma unroll
@@ -112,7 +129,7 @@ __device__ __forceinline__ E scan_from_zero(const float (&dt)[Steps], const floa
       const Coefficients<E> k = recurrence.coefficients(dt[i]);
       a_bar[i] = k.a_bar;
       input[i] = recurrence.input(drive[i], k, b[j]);
-      x = i == 0 ? input[0] : a_bar[i] * x + input[i];
+      x = i == 0 || cuts.at(i) ? input[i] : a_bar[i] * x + input[i];
     }
   }
   return x;
@@ -120,23 +137,25 @@ __device__ __forceinline__ E scan_from_zero(const float (&dt)[Steps], const floa
 
 // One state over a segment: adds what it gives to y, and returns what leaves the segment. `carry`
 // enters the window; what enters the segment goes to `keep`. `other_carry` enters the window from
-// the other side, for methods that are not causal.
-template <class Method, class E, class Shape, class Keep>
+// the other side, for methods that are not causal, and `other_cuts` are those behind steps.
+template <class Method, class E, class Shape, class Cuts, class Keep>
 __device__ __forceinline__ E advance(const Driving<Shape>& driving, E a,
                                      const SegmentOf<E, Layout::any>& b_of,
-                                     const SegmentOf<E, Layout::any>& c_of, E carry, E other_carry,
+                                     const SegmentOf<E, Layout::any>& c_of, const Cuts& cuts,
+                                     const Cuts& other_cuts, E carry, E other_carry,
                                      const Keep& keep, float (&y)[Shape::steps]) {
   constexpr int steps = Shape::steps;
   E a_bar[steps], input[steps];
-  E x = scan_from_zero<Method>(driving.dt, driving.drive, a, b_of, a_bar, input);
+  E x = scan_from_zero<Method>(driving.dt, driving.drive, a, b_of, cuts, a_bar, input);
   const E transition = transition_of<Method>(driving.total_dt, a_bar, a);
-  x = enter_segments<true, Shape>(transition, x, carry);
+  x = enter_segments<true, Shape>(transition, x, carry, cuts);
   keep(x);
   E other_x = E(0.0f), local = input[steps - 1];
   if constexpr (!Method::causal) {
 #pragma unroll
-    for (int i = steps - 2; i >= 0; --i) local = a_bar[i] * local + input[i];
-    other_x = enter_segments<false, Shape>(transition, local, other_carry);
+    for (int i = steps - 2; i >= 0; --i)
+      local = other_cuts.at(i) ? input[i] : a_bar[i] * local + input[i];
+    other_x = enter_segments<false, Shape>(transition, local, other_carry, other_cuts);
   }
 #pragma unroll
   for (int i = 0; i < steps; i += kQuad) {
@@ -144,7 +163,7 @@ __device__ __forceinline__ E advance(const Driving<Shape>& driving, E a,
     c_of.quad(i, c);
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
-      x = a_bar[i + j] * x + input[i + j];
+      x = cuts.at(i + j) ? input[i + j] : a_bar[i + j] * x + input[i + j];
       y[i + j] += real(c[j] * x);
     }
   }
@@ -155,7 +174,7 @@ __device__ __forceinline__ E advance(const Driving<Shape>& driving, E a,
       c_of.quad(i, c);
 #pragma unroll
       for (int j = kQuad - 1; j >= 0; --j) {
-        other_x = a_bar[i + j] * other_x + input[i + j];
+        other_x = other_cuts.at(i + j) ? input[i + j] : a_bar[i + j] * other_x + input[i + j];
         y[i + j] += real(c[j] * other_x);
       }
     }
@@ -163,13 +182,14 @@ __device__ __forceinline__ E advance(const Driving<Shape>& driving, E a,
   return x;
 }
 
-template <class Method, class E, class Shape>
+template <class Method, class E, class Shape, bool Bounded>
 __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     general_forward_kernel(const __grid_constant__ ForwardArguments p) {
   constexpr Layout layout = Layout::any;
   constexpr int steps = Shape::steps, segments = Shape::segments;
   constexpr float weight = output_weight<Method, E>();
   static_assert(Shape::window % kChunk == 0, "a window has whole chunks");
+  static_assert(!Bounded || Shape::window == kChunk, "a window has one word of cuts");
   using States = CarriedStates<E, Shape, layout>;
   using Places = Slots<Shape::channels, Shape, layout>;
   constexpr int count = Places::count, width = Places::width;
@@ -189,6 +209,8 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     shared.bias[threadIdx.x] = channel_value(scan.delta_bias, scan, work.g, h);
   }
   States carried(scan, work, &shared + 1);
+  if constexpr (Bounded) carried.begin(p.bounds.initial_state, work);
+  const Cuts<Bounded> cuts(p.bounds, work, p.chunks);
   __syncthreads();
 
   const Places slots(scan.u, work);
@@ -246,6 +268,9 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     const E* const other =
         static_cast<const E*>(p.other_edges) + (row * p.chunks + last_chunk) * states;
 
+    using OfLane = CutsOfSegment<Bounded, Shape>;
+    const OfLane cuts_before(cuts.before(window));
+    const OfLane cuts_behind(Method::causal ? 0 : cuts.behind(window));
     Driving<Shape> driving;
     float y[steps] = {};
 #pragma unroll 1
@@ -277,8 +302,8 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
         const auto keep = [&](E x) {
           if (keeps_edge) edges[n] = x;
         };
-        const E x = advance<Method, E, Shape>(driving, carried.a(m, n), b_of, c_of, carried.x(m, n),
-                                              other_carry, keep, y);
+        const E x = advance<Method, E, Shape>(driving, carried.a(m, n), b_of, c_of, cuts_before,
+                                              cuts_behind, carried.x(m, n), other_carry, keep, y);
         carried.carry(m, n, x, segments - 1);
       }
       if (!last_tile) __syncthreads();

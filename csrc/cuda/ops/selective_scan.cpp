@@ -13,7 +13,6 @@
 #include <optional>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "../../arguments.h"
@@ -60,9 +59,6 @@ bool are_aligned(const ScanArguments& scan, std::initializer_list<View> others) 
 }
 
 ScanArguments scan_arguments(const Inputs& in, const Sizes& sizes) {
-  for (const auto& [name, t] :
-       {std::pair("initial_state", &in.initial_state), std::pair("reset", &in.reset)})
-    STD_TORCH_CHECK(!*t, "vim_mm: the CUDA scan takes no ", name);
   ScanArguments scan{};
   scan.is_complex = is_complex(in.A);
   scan.u = narrow_view(in.u, 0);
@@ -83,6 +79,24 @@ ScanArguments scan_arguments(const Inputs& in, const Sizes& sizes) {
   set_directions(scan, in.reverse);
   return scan;
 }
+
+// What bounds a scan, and the memory of its cuts.
+struct OwnBounds : Bounds {
+  std::optional<Tensor> memory;
+
+  OwnBounds(const Inputs& in, const Sizes& sizes, void* stream) {
+    initial_state = view_of(in.initial_state, 0);
+    if (!in.reset || sizes.rows() == 0) return;
+    const int64_t words = (sizes.steps + kChunk - 1) / kChunk + 1;
+    memory = new_tensor(in.u, {sizes.batch, 2, words}, ScalarType::Long);
+    View reset;
+    reset.data = static_cast<char*>(in.reset->data_ptr());
+    reset.batch = in.reset->stride(0), reset.last = in.reset->stride(1);
+    auto* const filled = static_cast<uint64_t*>(memory->data_ptr());
+    find_cuts(reset, sizes.batch, sizes.steps, filled, stream);
+    cuts = filled;
+  }
+};
 
 // Floats of a state, which is complex with A.
 int64_t width_of(const ScanArguments& scan) { return scan.is_complex ? 2 : 1; }
@@ -109,13 +123,14 @@ int64_t count_edges(const ScanArguments& scan) {
 }
 
 void scan_into(ScanArguments scan, const View& out, void* edges, void* last_state,
-               const Tensor& like, void* stream) {
+               const Tensor& like, void* stream, const Bounds& bounds) {
   ForwardArguments p{};
   scan.aligned = are_aligned(scan, {out});
   p.scan = scan;
   p.out = out;
   p.chunks = chunks_of(scan);
   p.last_state = last_state;
+  p.bounds = bounds;
   p.edges = edges;
   p.other_edges = static_cast<float*>(edges) + count_states(scan);
   std::optional<Workspace> between_ways;
@@ -150,15 +165,16 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cuda(
                                   {is_causal(method) ? 1 : 2, sizes.batch, sizes.groups,
                                    sizes.channels, chunks_of(scan), sizes.states},
                                   type);
-  scan_into(scan, narrow_view(out, 0), edges.data_ptr(), last_state.data_ptr(), u,
-            current_stream(u));
+  void* const stream = current_stream(u);
+  const OwnBounds bounds(in, sizes, stream);
+  scan_into(scan, narrow_view(out, 0), edges.data_ptr(), last_state.data_ptr(), u, stream, bounds);
   return {out, last_state, edges};
 }
 
 }  // namespace
 
 void scan_backward_into(ScanArguments scan, const ScanGradients& gradients, const void* edges,
-                        const Tensor& like, void* stream) {
+                        const Tensor& like, void* stream, const Bounds& bounds) {
   const int64_t rows = rows_of(scan), chunks = chunks_of(scan), width = width_of(scan);
   BackwardArguments p{};
   p.grad_out = gradients.out, p.grad_last_state = gradients.last_state;
@@ -169,6 +185,7 @@ void scan_backward_into(ScanArguments scan, const ScanGradients& gradients, cons
       are_aligned(scan, {p.grad_out, p.grad_u, p.grad_delta, p.grad_z, p.grad_B, p.grad_C});
   p.scan = scan;
   p.edges = edges;
+  p.bounds = bounds, p.grad_initial_state = gradients.initial_state;
   plan_backward(p);
 
   const int64_t state = scan.states * width, all_chunks = scan.batch * scan.groups * chunks;
@@ -239,9 +256,10 @@ Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
                   "vim_mm: expected the edges that forward gave");
   const Tensor none = new_tensor(u, {0}, u.scalar_type());
   const auto like = [&](const std::optional<Tensor>& t) { return t ? empty_like(*t) : none; };
-  const Gradients grads{empty_like(u), empty_like(delta), empty_like(A),
-                        empty_like(B), empty_like(C),     like(D),
-                        like(z),       like(delta_bias),  like(initial_state)};
+  const Gradients grads{
+      empty_like(u), empty_like(delta), empty_like(A),
+      empty_like(B), empty_like(C),     like(D),
+      like(z),       like(delta_bias),  initial_state ? new_tensor(*initial_state) : none};
   const auto& [grad_u, grad_delta, grad_A, grad_B, grad_C, grad_D, grad_z, grad_bias,
                grad_initial] = grads;
 
@@ -261,10 +279,18 @@ Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
   views.B = view_of(grad_B, scan.constant_B), views.C = view_of(grad_C, scan.constant_C);
   if (D) views.D = view_of(grad_D, 1);
   if (delta_bias) views.delta_bias = view_of(grad_bias, 1);
+  if (initial_state) views.initial_state = grad_initial.data_ptr();
   if (sizes.rows() == 0) {  // no block writes these
     for (Tensor t : {grad_B, grad_C}) torch::stable::zero_(t);
   }
-  scan_backward_into(scan, views, edges.data_ptr(), u, current_stream(u));
+  if (initial_state && sizes.steps == 0) {  // nothing is between it and the last state
+    Tensor to = grad_initial;
+    if (grad_last_state) torch::stable::copy_(to, *grad_last_state);
+    else torch::stable::zero_(to);
+  }
+  void* const stream = current_stream(u);
+  const OwnBounds bounds(in, sizes, stream);
+  scan_backward_into(scan, views, edges.data_ptr(), u, stream, bounds);
   return grads;
 }
 
@@ -282,7 +308,7 @@ std::string selective_scan_kernels_cuda(const Tensor& u, const Tensor& delta, co
   const DeviceGuard guard(u.get_device_index());
   ScanArguments scan = scan_arguments(in, sizes);
   scan.aligned = are_aligned(scan, {});
-  return describe(scan);
+  return describe(scan, initial_state || reset);
 }
 
 Tensor discretize_cuda(const Tensor& delta, const Tensor& A, int64_t method) {

@@ -20,15 +20,16 @@ int64_t count_edges(const ScanArguments& scan);
 // Fills `out`, the edges and the last state, both contiguous floats or complex floats. Takes scratch memory where
 // `like` is.
 void scan_into(ScanArguments scan, const View& out, void* edges, void* last_state,
-               const Tensor& like, void* stream);
+               const Tensor& like, void* stream, const Bounds& bounds = {});
 
 // The gradients that come in, each of which may be missing, and those of all inputs there are.
 struct ScanGradients {
   View out, last_state;
   View u, delta, A, B, C, D, z, delta_bias;
+  void* initial_state = nullptr;  // contiguous
 };
 // Fills the latter. Takes scratch memory where `like` is.
 void scan_backward_into(ScanArguments scan, const ScanGradients& gradients, const void* edges,
-                        const Tensor& like, void* stream);
+                        const Tensor& like, void* stream, const Bounds& bounds = {});
 
 }  // namespace vim_mm

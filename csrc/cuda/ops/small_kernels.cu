@@ -116,7 +116,33 @@ __global__ void __launch_bounds__(kThreads)
   for (int k = 0; k < 6; ++k) out[k * n + i] = values[k];
 }
 
+// A thread has a word.
+__global__ void __launch_bounds__(kThreads)
+    cuts_kernel(View reset, int64_t batch, int64_t steps, uint64_t* cuts) {
+  const int64_t words = (steps + kChunk - 1) / kChunk + 1;
+  const int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x;
+  if (i >= batch * 2 * words) return;
+  const int64_t first = i % words * kChunk, b = i / words / 2;
+  const bool reverse = i / words % 2;
+  uint64_t word = 0;
+#pragma unroll 16
+  for (int k = 0; k < kChunk; ++k) {
+    // In reverse a sequence begins with the step before in scan order, and nothing before the first one.
+    const int64_t step = first + k, t = reverse ? steps - step : step;
+    if (step < steps && t < steps && reset.data[b * reset.batch + t * reset.last])
+      word |= uint64_t(1) << k;
+  }
+  cuts[i] = word;
+}
+
 }  // namespace
+
+void find_cuts(const View& reset, int64_t batch, int64_t steps, uint64_t* cuts, void* stream) {
+  const int64_t words = batch * 2 * ((steps + kChunk - 1) / kChunk + 1);
+  if (words == 0) return;
+  enqueue(cuts_kernel, grid_of((words + kThreads - 1) / kThreads), kThreads, 0, stream, reset,
+          batch, steps, cuts);
+}
 
 void sum_in_order(const Sums& sums, void* stream) {
   int64_t most = 0, threads = 0;

@@ -9,26 +9,30 @@
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
-// Calls f with the kind of a window's loads, as a constant.
-template <bool Aligned, class F>
+// Calls f with the kind of a window's loads, as a constant. `Short`: windows that are whole have no code of their own.
+template <bool Aligned, bool Short, class F>
 __device__ __forceinline__ void start_loads(bool whole, const F& f) {
   using std::integral_constant;
-  if constexpr (!Aligned) f(integral_constant<Loads, Loads::apart>());
+  if constexpr (Aligned && Short) f(integral_constant<Loads, Loads::aligned>());
+  else if constexpr (!Aligned) f(integral_constant<Loads, Loads::apart>());
   else if (whole) f(integral_constant<Loads, Loads::whole>());
   else f(integral_constant<Loads, Loads::aligned>());
 }
 
-// Calls f with whether quads can be moved at once, as a constant. Six channels are chosen for aligned rows alone.
-template <class Shape, class F>
+// Calls f with whether quads can be moved at once, as a constant. Six channels are chosen for aligned rows alone, and
+// so is what is bounded.
+template <class Shape, bool Bounded, class F>
 __device__ __forceinline__ void specialize_alignment(const ScanArguments& scan, const F& f) {
-  if (Shape::mixed || scan.aligned) f(std::true_type());
-  else if constexpr (!Shape::mixed) f(std::false_type());
+  if (Shape::mixed || Bounded || scan.aligned) f(std::true_type());
+  else if constexpr (!Shape::mixed && !Bounded) f(std::false_type());
 }
 
 // What the threads of a group have of a scan: the rows that drive it, the step sizes, the gate and
 // so many state matrices, window by window, all of them contiguous in time. `Aligned`: slots can be
-// moved at once. `Summed`: of step sizes, the sums since the begin of their quad, and nothing that drives.
-template <class Shape, Layout layout, class Format, bool Aligned, int Matrices, bool Summed = false>
+// moved at once. `Summed`: of step sizes, the sums since the begin of their quad, and nothing that drives. `Short`: as
+// start_loads has it.
+template <class Shape, Layout layout, class Format, bool Aligned, int Matrices, bool Summed = false,
+          bool Short = false>
 struct WindowLoader {
   using Places = Slots<Shape::channels, Shape, layout>;
   using MatrixPlaces = Slots<kStateTile, Shape, layout>;
@@ -106,7 +110,7 @@ struct WindowLoader {
   __device__ __forceinline__ void load(int window, Raw& to, bool is_whole = false) {
     if (!is_whole && (window < 0 || window >= int(work.windows))) return;
     const int steps = steps_of(window);
-    start_loads<Aligned>(is_whole || window < whole, [&](auto how) {
+    start_loads<Aligned, Short>(is_whole || window < whole, [&](auto how) {
       each(to, [&](auto& stream, const View& v, const auto& slots, int rows, auto& held) {
         stream.template load<decltype(how)::value>(v, slots, rows, steps, offset_of(window), held);
       });
