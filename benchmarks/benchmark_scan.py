@@ -78,7 +78,6 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import torch
 
-from benchmarks.measure.accuracy import relative_error
 from benchmarks.measure.floors import Card
 from benchmarks.measure.tables import figures, markdown_table, write_text
 from benchmarks.measure.timing import (
@@ -92,6 +91,7 @@ from benchmarks.measure.timing import (
     peak_memory,
 )
 from benchmarks.peers.scans import Peer, installed_peers, peer_version
+from benchmarks.scan.errors import relative_error
 from benchmarks.scan.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
 from vim_mm.progress import progress
 

@@ -31,10 +31,9 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import torch
 
-from benchmarks.measure.accuracy import largest
 from benchmarks.measure.tables import markdown_table
 from benchmarks.measure.timing import ScanShape, make_inputs
-from benchmarks.scan.errors import errors_of, outputs_and_gradients, random_weights
+from benchmarks.scan.errors import errors_of, largest, outputs_and_gradients, random_weights
 from benchmarks.scan.paths import CPU_KERNEL, CUDA_KERNEL
 from vim_mm.progress import progress
 

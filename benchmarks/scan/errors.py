@@ -1,10 +1,21 @@
 """How far a path's outputs and gradients are from what is expected."""
 
+import math
+
 import torch
 from torch import Tensor
 
-from benchmarks.measure.accuracy import relative_error
 from benchmarks.scan.paths import Path
+
+
+def relative_error(value: Tensor, exact: Tensor) -> float:
+    """The largest error relative to the largest entry (absolute if that is 0)."""
+    return (value - exact).abs().max().item() / (exact.abs().max().item() or 1.0)
+
+
+def largest(errors: dict) -> tuple:
+    """The key and the size of the largest of several errors, where a NaN is the largest of all."""
+    return max(errors.items(), key=lambda item: math.inf if math.isnan(item[1]) else item[1])
 
 
 def random_weights(u: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:

@@ -76,7 +76,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.measure.accuracy import largest, relative_error
 from benchmarks.measure.tables import figures, markdown_table, write_text
 from benchmarks.measure.timing import (
     Scan,
@@ -89,6 +88,7 @@ from benchmarks.measure.timing import (
     wall_times,
 )
 from benchmarks.scan.dense_inverse import BARE, dense_A_scan, dense_coefficients, dense_scan
+from benchmarks.scan.errors import largest, relative_error
 from benchmarks.scan.parallel import FORMS, selective_scan_by
 from benchmarks.scan.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
 from vim_mm.ops import METHODS

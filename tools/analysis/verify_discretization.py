@@ -57,7 +57,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.measure.accuracy import largest
 from benchmarks.measure.tables import markdown_table
 from benchmarks.measure.timing import DTYPES, ScanShape, make_inputs
 from benchmarks.pictures.methods import (
@@ -68,7 +67,7 @@ from benchmarks.pictures.methods import (
     plot_stability,
 )
 from benchmarks.scan.coefficients import by_kernel, by_python, points
-from benchmarks.scan.errors import errors_of, outputs_and_gradients, random_weights
+from benchmarks.scan.errors import errors_of, largest, outputs_and_gradients, random_weights
 from benchmarks.scan.exact import DIGITS, QUANTITIES, exact_scan, truth
 from benchmarks.scan.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
 from vim_mm.ops import METHODS
