@@ -158,6 +158,24 @@ def test_pieces_equal_the_whole(backend, device, method, dtype, reverse):
 
 
 @each_backend
+@both_directions
+def test_pieces_of_groups(backend, device, reverse):
+    """States and masks of any strides."""
+    inputs = grouped_inputs(2, batch=2, channels=4, length=70, states=3, dtype=torch.float32)
+    inputs = {name: x.detach().to(device).requires_grad_() for name, x in inputs.items()}
+    inputs['initial_state'] = torch.randn(3, 4, 2, 2, device=device).permute(3, 2, 1, 0)
+    inputs['initial_state'].requires_grad_()
+    scan = functools.partial(
+        selective_scan_grouped_fn, backend=backend, reverse=(reverse,) * 2, delta_softplus=True
+    )
+    compare(in_pieces(scan, (0, 33, 70), reverse), scan, inputs)
+    reset = random_reset(1, 140)[:, ::2].to(device).expand(2, -1)
+    packed = functools.partial(scan, reset=reset)
+    compare(packed, functools.partial(scan, reset=reset.contiguous()), inputs)
+    compare(packed, alone(scan, reset, reverse), inputs)
+
+
+@each_backend
 @each_method
 @each_dtype
 @both_directions
