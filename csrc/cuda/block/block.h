@@ -36,7 +36,7 @@ inline int64_t rms_norm_backward_blocks(int64_t rows) {
 }
 
 // u[k, h, b, l] = silu(bias + sum over w of weight[w] x[h, b, l - (W - 1) + w]), or with l mirrored
-// where `reverse`.
+// where `reverse`. With `reset` no tap reaches over a step at which it is true.
 struct Convolution {
   Storage storage;  // of x, u and their gradients
   int64_t channels, batch, steps;
@@ -46,6 +46,7 @@ struct Convolution {
   const void* x;
   int64_t x_row;  // from one channel to the next
   void* u;
+  const bool* reset;  // [batch, steps], or null
 };
 struct ConvolutionBackward {
   Convolution forward;

@@ -56,6 +56,34 @@ __device__ __forceinline__ float at(const float (&window)[Count], int i) {
   return window[Reverse ? Count - 1 - i : i];
 }
 
+// Where the steps of a window, in the order of memory, begin a sequence: bit i of step i. Kernels are compiled for
+// rows of several sequences (`Packed`), and for all others.
+template <bool Packed, int Taps>
+struct Boundaries {
+  static constexpr int count = Taps + kSpan + Taps;
+  static_assert(count < 32, "a bit each");
+  uint32_t bits = 0;
+
+  __device__ __forceinline__ Boundaries(const bool* row, int first, int steps) {
+    if constexpr (Packed) {
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const int step = first - Taps + i;
+        if (unsigned(step) < unsigned(steps) && row[step]) bits |= 1u << i;
+      }
+    }
+  }
+  // In the order of a direction: whether tap w reads a step of the sequence that step i of the span is in.
+  template <bool Reverse>
+  __device__ __forceinline__ bool allows(int i, int w) const {
+    if (!Packed) return true;
+    const int from = i + 1 + w, to = i + Taps;  // of the window
+    // Nothing may begin after `from`, up to `to`; mirrored, not at `from`, up to before `to`.
+    const int least = Reverse ? count - to : from + 1;
+    return (bits >> least & ((1u << (to - from)) - 1)) == 0;
+  }
+};
+
 // The filter of a channel, padded with zeros at its far end to `Taps`. A direction that does not exist has
 // the filter of the first one: with a branch the loads of the two directions would not overlap.
 template <int Taps>
@@ -73,21 +101,26 @@ struct Filter {
     bias = p.bias[row];
   }
   // Before the activation, at step i of the span.
-  template <bool Reverse, int Count>
-  __device__ __forceinline__ float convolve(const float (&window)[Count], int i) const {
+  template <bool Reverse, bool Packed, int Count>
+  __device__ __forceinline__ float convolve(const float (&window)[Count],
+                                            const Boundaries<Packed, Taps>& boundaries,
+                                            int i) const {
     float sum = bias;
 #pragma unroll
-    for (int w = 0; w < Taps; ++w) sum += weight[w] * at<Reverse>(window, i + 1 + w);
+    for (int w = 0; w < Taps; ++w)
+      if (boundaries.template allows<Reverse>(i, w))
+        sum += weight[w] * at<Reverse>(window, i + 1 + w);
     return sum;
   }
 };
 
-template <bool Reverse, int Taps, int Count>
+template <bool Reverse, bool Packed, int Taps, int Count>
 __device__ __forceinline__ void activate(const Filter<Taps>& filter, const float (&window)[Count],
+                                         const Boundaries<Packed, Taps>& boundaries,
                                          float (&out)[kSpan]) {
 #pragma unroll
   for (int i = 0; i < kSpan; ++i) {
-    const float x = filter.template convolve<Reverse>(window, i);
+    const float x = filter.template convolve<Reverse>(window, boundaries, i);
     out[Reverse ? kSpan - 1 - i : i] = x * sigmoid(x);
   }
 }
@@ -105,7 +138,7 @@ struct Spans {
 
 // A warp has spans of one channel. If the whole block had one channel, as in backward, the compiler would
 // keep the filters in uniform registers, and wait for them before it loads the first window.
-template <class T, int Taps, int Width>
+template <class T, int Taps, int Width, bool Packed>
 __global__ void __launch_bounds__(kThreads) convolve_kernel(const __grid_constant__ Convolution p) {
   const int64_t channel = blockIdx.x * kWarps + threadIdx.x / kWarp, size = p.batch * p.steps;
   if (channel >= p.channels) return;
@@ -123,12 +156,13 @@ __global__ void __launch_bounds__(kThreads) convolve_kernel(const __grid_constan
     const int first = spans.first(i);
     float window[Taps + kSpan + Taps];
     load_window<Width, Taps>(x + row, first, steps, window);
+    const Boundaries<Packed, Taps> boundaries(p.reset + row, first, steps);
 #pragma unroll
     for (int k = 0; k < kMaxDirections; ++k) {
       if (k >= p.directions) break;
       float out[kSpan];
-      if (p.reverse[k]) activate<true>(filters[k], window, out);
-      else activate<false>(filters[k], window, out);
+      if (p.reverse[k]) activate<true>(filters[k], window, boundaries, out);
+      else activate<false>(filters[k], window, boundaries, out);
       store_steps<Width>(u + k * p.channels * size + row, first, steps, out);
     }
   }
@@ -159,30 +193,34 @@ struct Incoming {
 
 // Adds the span's part to grad_x (in the order of memory) and to the filter's gradient. Steps behind the
 // span contribute to grad_x only: the filter's gradient from them belongs to another thread.
-template <bool Reverse, int Taps, int Count>
+template <bool Reverse, bool Packed, int Taps, int Count>
 __device__ __forceinline__ void differentiate(const Filter<Taps>& filter,
                                               const float (&window)[Count],
+                                              const Boundaries<Packed, Taps>& boundaries,
                                               const Incoming<Taps>& grad_u, float (&grad_x)[kSpan],
                                               FilterGradient<Taps>& grad) {
   float slope[kSpan + Taps - 1];  // the gradient before the activation
 #pragma unroll
   for (int i = 0; i < kSpan + Taps - 1; ++i) {
-    const float x = filter.template convolve<Reverse>(window, i), s = sigmoid(x);
+    const float x = filter.template convolve<Reverse>(window, boundaries, i), s = sigmoid(x);
     slope[i] = grad_u.template at_step<Reverse>(i) * (s * (1.0f + x * (1.0f - s)));
   }
 #pragma unroll
   for (int i = 0; i < kSpan; ++i) {
 #pragma unroll
     for (int w = 0; w < Taps; ++w) {
-      grad_x[Reverse ? kSpan - 1 - i : i] += filter.weight[w] * slope[i + Taps - 1 - w];
-      grad.value[w] += slope[i] * at<Reverse>(window, i + 1 + w);
+      const int reader = i + Taps - 1 - w;  // the step whose tap w reads step i
+      if (boundaries.template allows<Reverse>(reader, w))
+        grad_x[Reverse ? kSpan - 1 - i : i] += filter.weight[w] * slope[reader];
+      if (boundaries.template allows<Reverse>(i, w))
+        grad.value[w] += slope[i] * at<Reverse>(window, i + 1 + w);
     }
     grad.value[Taps] += slope[i];
   }
 }
 
 // A block has all spans of a channel, so that the gradients of its filters are summed within the block.
-template <class T, int Taps, int Width>
+template <class T, int Taps, int Width, bool Packed>
 __global__ void __launch_bounds__(kThreads, Taps == 4 ? 3 : 2)
     convolve_backward_kernel(const __grid_constant__ ConvolutionBackward p) {
   const Convolution& f = p.forward;
@@ -203,6 +241,7 @@ __global__ void __launch_bounds__(kThreads, Taps == 4 ? 3 : 2)
     float window[Taps + kSpan + Taps], sum[kSpan] = {};
     Incoming<Taps> incoming[kMaxDirections];
     load_window<Width, Taps>(x + row, first, steps, window);
+    const Boundaries<Packed, Taps> boundaries(f.reset + row, first, steps);
 #pragma unroll
     for (int k = 0; k < kMaxDirections; ++k)  // without a branch: one wait for all loads
       incoming[k].template load<Width>(grad_u + k * f.channels * size + row, first,
@@ -210,8 +249,9 @@ __global__ void __launch_bounds__(kThreads, Taps == 4 ? 3 : 2)
 #pragma unroll
     for (int k = 0; k < kMaxDirections; ++k) {
       if (k >= f.directions) break;
-      if (f.reverse[k]) differentiate<true>(filters[k], window, incoming[k], sum, grads[k]);
-      else differentiate<false>(filters[k], window, incoming[k], sum, grads[k]);
+      if (f.reverse[k])
+        differentiate<true>(filters[k], window, boundaries, incoming[k], sum, grads[k]);
+      else differentiate<false>(filters[k], window, boundaries, incoming[k], sum, grads[k]);
     }
     store_steps<Width>(grad_x + row, first, steps, sum);
   }
@@ -234,16 +274,20 @@ __global__ void __launch_bounds__(kThreads, Taps == 4 ? 3 : 2)
   else p.grad_weight[(k * f.channels + channel) * f.taps + tap] = total;
 }
 
-// Calls f(T(), taps, width) with the widest vectors for which is_aligned(width) holds.
+// Calls f(T(), taps, width, packed) with the widest vectors for which is_aligned(width) holds.
 template <class P, class F>
 void dispatch(const Convolution& p, const P& is_aligned, const F& f) {
   using std::integral_constant;
   dispatch_storage(p.storage, [&](auto t) {
     const auto with_taps = [&](auto taps) {
       constexpr int widest = 16 / sizeof(t);
-      if (is_aligned(widest)) f(t, taps, integral_constant<int, widest>());
-      else if (is_aligned(kQuad)) f(t, taps, integral_constant<int, kQuad>());
-      else f(t, taps, integral_constant<int, 1>());
+      const auto with_width = [&](auto width) {
+        if (p.reset) f(t, taps, width, std::true_type());
+        else f(t, taps, width, std::false_type());
+      };
+      if (is_aligned(widest)) with_width(integral_constant<int, widest>());
+      else if (is_aligned(kQuad)) with_width(integral_constant<int, kQuad>());
+      else with_width(integral_constant<int, 1>());
     };
     if (p.taps <= 4) with_taps(integral_constant<int, 4>());
     else with_taps(integral_constant<int, kMaxTaps>());
@@ -273,8 +317,9 @@ void convolve(const Convolution& p, void* stream) {
   const dim3 blocks(rows, std::clamp<int64_t>(kBlocks / rows, 1, most));
   dispatch(
       p, [&](int width) { return is_aligned(p, width); },
-      [&](auto t, auto taps, auto width) {
-        enqueue(convolve_kernel<decltype(t), taps(), width()>, blocks, kThreads, 0, stream, p);
+      [&](auto t, auto taps, auto width, auto packed) {
+        enqueue(convolve_kernel<decltype(t), taps(), width(), packed()>, blocks, kThreads, 0,
+                stream, p);
       });
 }
 
@@ -288,9 +333,9 @@ void convolve_backward(const ConvolutionBackward& p, void* stream) {
         return is_aligned(f, width) && fits(p.grad_u, f.storage, width, 0) &&
                fits(p.grad_x, f.storage, width, p.grad_x_row);
       },
-      [&](auto t, auto taps, auto width) {
-        enqueue(convolve_backward_kernel<decltype(t), taps(), width()>, channels, kThreads, 0,
-                stream, p);
+      [&](auto t, auto taps, auto width, auto packed) {
+        enqueue(convolve_backward_kernel<decltype(t), taps(), width(), packed()>, channels,
+                kThreads, 0, stream, p);
       });
 }
 
