@@ -83,18 +83,19 @@ STABLE_TORCH_LIBRARY(vim_mm, m) {
   // times conv [H, 1, W], W <= 8, conv_bias? [H], x_proj [R + 2N, H], dt_proj [H, R], dt_bias [H], D [H]; K
   // times A_log [H, N]. A flag for each direction; their sum counts `scale`. Without an update the sum is
   // empty. If `keep`, `saved` is what backward needs, as bytes: the workspace "saved" of mixer_workspace.
-  // Else it is empty.
+  // Else it is empty. `reset` [B, L] as of a scan; convolutions have no taps across it either.
   m.def(
       "mixer_fwd(Tensor x, Tensor? update, Tensor? norm, float eps, ScalarType dtype, "
-      "Tensor?[] parameters, int method, int[] reverse, float scale, bool keep) "
+      "Tensor?[] parameters, int method, int[] reverse, float scale, bool keep, "
+      "Tensor? reset=None) "
       "-> (Tensor out, Tensor sum, Tensor[] saved)");
   // Gradients of x, update, norm and all parameters, in their order; an empty tensor where there is none.
   // With a norm x is the sum. `sizes` are H, N, R and W; `types` has of each parameter its dtype as a number
   // of Storage (cuda/common/scan_arguments.h), -1 for none.
   m.def(
       "mixer_bwd(Tensor grad_out, Tensor? grad_sum, Tensor x, Tensor? norm, Tensor[] saved, "
-      "int[] sizes, int[] types, bool with_update, int method, int[] reverse, float scale) "
-      "-> Tensor[]");
+      "int[] sizes, int[] types, bool with_update, int method, int[] reverse, float scale, "
+      "Tensor? reset=None) -> Tensor[]");
   // Memory of a mixer for x [batch, steps, outer], which needs no GPU. `part`: "saved" by forward for backward,
   // or scratch memory of "forward" or "backward"; `sizes` and `types` as above. Of each buffer its name (separated by
   // spaces), where it begins, its bytes, and the number of the buffer in whose memory it lies, or -1. All are

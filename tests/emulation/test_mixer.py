@@ -64,7 +64,16 @@ def parameters_of(sets, directions, bias, outer=C):
 
 
 def run_mixer(
-    dtype, form, *, bias=True, norm='update', method='zoh', length=L, outer=C, fp64=False
+    dtype,
+    form,
+    *,
+    bias=True,
+    norm='update',
+    method='zoh',
+    length=L,
+    outer=C,
+    starts=None,
+    fp64=False,
 ):
     """Output, sum and gradients of the operator, or of plain PyTorch in float64."""
     torch.manual_seed(0)
@@ -74,6 +83,11 @@ def run_mixer(
     update = torch.randn(B, length, outer).to(dtype) if norm == 'update' else None
     weight = torch.randn(outer) if norm else None
     grads = [torch.randn(B, length, outer).to(dtype), torch.randn(B, length, outer)]
+    reset = None
+    if starts is not None:  # a step later in each row
+        reset = torch.zeros(B, length, dtype=torch.bool)
+        for b in range(B):
+            reset[b, [start + b for start in starts]] = True
     leaves = [x, update, weight, *parameters]
     leaves = [
         t if t is None else t.detach().to(torch.float64 if fp64 else t.dtype).requires_grad_()
@@ -83,11 +97,12 @@ def run_mixer(
     options = (method_id(method), [0, 1][:directions], 0.5)
     if fp64:
         total = x if update is None else x + update
-        out = norm_and_mix(total, weight, EPS, parameters, *options)
+        out = norm_and_mix(total, weight, EPS, parameters, *options, reset)
     elif norm:
-        out, total = fused_block(x, update, weight, EPS, dtype, FusedMixer(parameters, *options))
+        mixer = FusedMixer(parameters, *options)
+        out, total = fused_block(x, update, weight, EPS, dtype, mixer, reset)
     else:
-        out, total = fused_mixer(x, FusedMixer(parameters, *options)), None
+        out, total = fused_mixer(x, FusedMixer(parameters, *options), reset), None
     loss = (out * grads[0].to(out.dtype)).sum()
     if update is not None:
         loss = loss + (total * grads[1].to(total.dtype)).sum()
@@ -102,6 +117,10 @@ CASES = [
     dict(form=(2, 2), bias=False, norm=None, method='poly', length=9),
     dict(form=(2, 1), bias=True, norm='update', method='foh', length=1),
     dict(form=(2, 2), bias=True, norm='update', length=64, outer=200),
+    dict(form=(2, 2), norm='update', starts=(0, 5, 6, 7, 40, 64)),
+    dict(form=(2, 1), norm=None, starts=(3, 12, 60), length=64),
+    dict(form=(1, 1), norm='first', starts=(1, 2, 33, 65), method='foh', length=67),
+    dict(form=(2, 2), norm=None, starts=(1, 30), method='poly'),
 ]
 
 

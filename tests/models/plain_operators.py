@@ -31,14 +31,14 @@ def add_rms_norm_bwd(grad_normed, grad_sum, total, rstd, weight, with_update):
     return grad, grad_update, (grad_normed * unit).flatten(0, -2).sum(0)
 
 
-def _mix(x, parameters, method, reverse, scale):
+def _mix(x, parameters, method, reverse, scale, reset=None):
     (in_proj, in_bias, out_proj, out_bias), each = parameters[:4], parameters[4:]
     inner, z = F.linear(x, in_proj, in_bias).mT.chunk(2, dim=1)
     total = 0
     for k, A_log in enumerate(each[-len(reverse) :]):
         s = min(k, len(each) // 6 - 1)
         conv, conv_bias, x_proj, dt_proj, dt_bias, D = each[6 * s : 6 * s + 6]
-        u = causal_conv1d(inner, conv.squeeze(1), conv_bias, bool(reverse[s]), 'silu')
+        u = causal_conv1d(inner, conv.squeeze(1), conv_bias, bool(reverse[s]), 'silu', reset=reset)
         states = A_log.shape[1]
         dt, B, C = (x_proj @ u).split([dt_proj.shape[1], states, states], dim=1)
         total = total + selective_scan_fn(
@@ -53,6 +53,7 @@ def _mix(x, parameters, method, reverse, scale):
             delta_softplus=True,
             discretization_method=_NAMES[method],
             reverse=bool(reverse[k]),
+            reset=reset,
         )
     return F.linear((scale * total).mT, out_proj, out_bias)
 
@@ -65,22 +66,33 @@ def norm_and_mix(total, norm, eps, *arguments):
 _EPS = 1e-5  # of every norm here: the compiled backward finds 1 / rms in what forward kept
 
 
-def mixer_fwd(x, update, norm, eps, dtype, *arguments):
-    parameters, *options, keep = arguments
+def mixer_fwd(x, update, norm, eps, dtype, parameters, method, reverse, scale, keep, reset=None):
+    options = (method, reverse, scale)
     assert norm is None or eps == _EPS
-    _, total, saved = block._mixer_fwd_fake(x, update, norm, eps, dtype, *arguments)
+    _, total, saved = block._mixer_fwd_fake(x, update, norm, eps, dtype, parameters, *options, keep)
     if keep:  # the compiled operators too keep the parameters, and much more
         values = torch.cat([p.detach().flatten() for p in parameters if p is not None])
         saved[0].view(x.dtype)[: len(values)] = values
     with torch.no_grad():
         if update is not None:
             total.copy_(x + update)
-        out = norm_and_mix(x if update is None else total, norm, eps, parameters, *options)
+        out = norm_and_mix(x if update is None else total, norm, eps, parameters, *options, reset)
     return out, total, saved
 
 
 def mixer_bwd(
-    grad_out, grad_sum, total, norm, saved, sizes, types, with_update, method, reverse, scale
+    grad_out,
+    grad_sum,
+    total,
+    norm,
+    saved,
+    sizes,
+    types,
+    with_update,
+    method,
+    reverse,
+    scale,
+    reset=None,
 ):
     _, no_update, no_norm, *grads = block._mixer_bwd_fake(
         grad_out, grad_sum, total, norm, saved, sizes, types, with_update, method, reverse, scale
@@ -98,7 +110,7 @@ def mixer_bwd(
             for value, grad in zip(values, grads, strict=True)
         ]
         leaves = [total, norm, *parameters]
-        out = norm_and_mix(total, norm, _EPS, parameters, method, reverse, scale)
+        out = norm_and_mix(total, norm, _EPS, parameters, method, reverse, scale, reset)
         given = iter(torch.autograd.grad(out, [t for t in leaves if t is not None], grad_out))
     grad = next(given)
     if grad_sum is not None:

@@ -1,11 +1,14 @@
 """Several sequences in one row, and one sequence in pieces, through the mixer and the block."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
+from tests.models.plain_operators import fast_block_on_cpu
 from tests.models.small import small_mixer
-from vim_mm.models import MambaState
+from vim_mm.models import MambaState, fused
 from vim_mm.models.block import Block
 from vim_mm.ops import METHODS
 
@@ -205,3 +208,58 @@ def test_a_convolution_of_another_length_is_refused():
     mixer.conv1d = nn.Sequential(nn.Conv1d(16, 16, 3, groups=16))
     with pytest.raises(ValueError, match='conv1d must turn'):
         mixer(torch.randn(1, 6, 8), reset=begins((2, 4))[None])
+
+
+@pytest.mark.parametrize('bimamba_type', ['none', 'v2'])
+def test_packed_through_the_fast_block(bimamba_type, monkeypatch):
+    """What Python does around the operator, whose place plain PyTorch takes."""
+    block = Block(8, 0.0, dict(d_state=4, bimamba_type=bimamba_type))
+    for call in (block.mixer, lambda x, reset=None: sum(block(x, x * 0.5, reset))):
+        module = block.mixer if call is block.mixer else block
+        with fast_block_on_cpu(monkeypatch), torch.profiler.profile() as profile:
+            packed, alone = packed_and_alone(module, call, torch.float32)
+        assert any(event.key == 'vim_mm::mixer_fwd' for event in profile.key_averages())
+        torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-5)
+        monkeypatch.undo()
+
+
+def test_a_state_and_triton_take_the_plain_path(monkeypatch):
+    monkeypatch.setattr(fused, 'fused_path', lambda mixer, x: (torch.float32, mixer.backend))
+    x = torch.zeros(1, 4, 8)
+    for backend, with_reset in (('native', True), ('triton', False)):
+        mixer = small_mixer(backend=backend)
+        assert fused.path_of_mixer(mixer, x, with_reset=with_reset).fused is not None
+        assert fused.path_of_mixer(mixer, x, with_states=True).fused is None
+    assert fused.path_of_mixer(mixer, x, with_reset=True).fused is None
+    block = Block(8, 0.0, dict(d_state=4, backend='triton'))
+    path = fused.path_of_block(block.norm, block.mixer, type(block.mixer), x, True)
+    assert path.norm == (torch.float32, 'triton') and path.mixer.fused is None
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('method', METHODS)
+@pytest.mark.parametrize('bimamba_type', ['none', 'v1', 'v2'])
+def test_packed_through_the_fast_block_on_cuda(bimamba_type, method, dtype):
+    """Against the plain mixer in float64; sequences end in chunks, at their edges and beyond."""
+    lengths = ((64, 1, 70, 2, 128, 3, 300), (568,), (63, 65, 128, 312))
+    mixer = small_mixer(d_model=24, bimamba_type=bimamba_type, discretization_method=method)
+    mixer = mixer.cuda()
+    truth = copy.deepcopy(mixer).double()
+    x = torch.randn(len(lengths), 568, 24, device='cuda', requires_grad=True)
+    reset = torch.stack([begins(row) for row in lengths]).cuda()
+    seed = torch.randn_like(x)
+    assert fused.path_of_mixer(mixer, x, with_reset=True).fused is not None
+    with torch.autocast('cuda', dtype, enabled=dtype != torch.float32):
+        out = mixer(x, reset=reset)
+    found = results(mixer, out, [x], seed.to(out.dtype))
+    wide = x.detach().double().requires_grad_()
+    rows = [
+        torch.cat([truth(piece) for piece in row.split(pieces, dim=1)], dim=1)
+        for row, pieces in zip(wide.split(1), lengths, strict=True)
+    ]
+    expected = results(truth, torch.cat(rows), [wide], seed.double())
+    bound = 1e-5 if dtype == torch.float32 else 0.1
+    for name, value in found.items():
+        error = (value - expected[name]).abs().max() / expected[name].abs().max()
+        assert error <= bound, name

@@ -69,7 +69,7 @@ class Block(nn.Module):
             return mixer(normed, **further), stream
         dtype = path.mixer.dtype
         stream, weight = _stream(residual, dtype), read(norm, 'weight')
-        return fused_block(stream, update, weight, norm.eps, dtype, path.mixer.fused)
+        return fused_block(stream, update, weight, norm.eps, dtype, path.mixer.fused, reset)
 
     def calls_modules(self) -> bool:
         """Whether code that is not this package's runs, which may draw random numbers.

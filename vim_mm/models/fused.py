@@ -182,7 +182,7 @@ def path_of_block(
     mixer: nn.Module,
     kind: type[nn.Module],
     residual: Tensor,
-    with_states: bool = False,
+    with_reset: bool = False,
 ) -> BlockPath:
     """The path of a layer that normalizes the stream ``residual`` and mixes it.
 
@@ -191,14 +191,14 @@ def path_of_block(
         mixer (nn.Module): In the place of a ``kind``.
         kind (type[nn.Module]): :class:`~vim_mm.models.Mamba`, whose forward takes a path.
         residual (Tensor): (B, L, C).
-        with_states (bool): As of :func:`path_of_mixer`.
+        with_reset (bool): As of :func:`path_of_mixer`.
     """
     if why_call_all() is not None:
         return BlockPath(None, None)
     fused = fused_path(mixer, residual)
     path = None
     if why_call(mixer, kind) is None:
-        path = _path_of_mixer(mixer, None if with_states else fused)
+        path = _path_of_mixer(mixer, fused, with_reset)
     if fused is None or why_call_norm(norm) is not None:
         return BlockPath(None, path)
     # Compiled code has a plain norm before a plain mixer, see path_of_norm.
@@ -221,19 +221,27 @@ def path_of_norm(
     return fused
 
 
-def path_of_mixer(mixer: nn.Module, hidden_states: Tensor, with_states: bool = False) -> MixerPath:
-    """The path of a mixer by itself, for (B, L, C).
+def path_of_mixer(
+    mixer: nn.Module, hidden_states: Tensor, with_reset: bool = False, with_states: bool = False
+) -> MixerPath:
+    """The path of a mixer by itself.
 
-    ``with_states`` says whether it is called with resets or states, which the fused operator does
-    not take.
+    Args:
+        mixer (nn.Module): With the attributes of :class:`~vim_mm.models.Mamba`.
+        hidden_states (Tensor): (B, L, C).
+        with_reset (bool): Whether it is called with resets, which Triton's operator does not take.
+        with_states (bool): Whether it takes or gives a state, as no fused operator does.
     """
     if why_call_all() is not None:
         return MixerPath(None, None, (*READS,))
-    return _path_of_mixer(mixer, None if with_states else fused_path(mixer, hidden_states))
+    fused = None if with_states else fused_path(mixer, hidden_states)
+    return _path_of_mixer(mixer, fused, with_reset)
 
 
-def _path_of_mixer(mixer: nn.Module, fused: tuple[torch.dtype, str] | None) -> MixerPath:
-    if fused is not None:
+def _path_of_mixer(
+    mixer: nn.Module, fused: tuple[torch.dtype, str] | None, with_reset: bool
+) -> MixerPath:
+    if fused is not None and not (with_reset and fused[1] != 'native'):
         dtype, backend = fused
         arguments = fused_arguments(mixer, backend)
         if arguments is not None:

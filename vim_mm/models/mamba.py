@@ -250,7 +250,7 @@ class Mamba(nn.Module):
     ) -> Tensor | tuple[Tensor, MambaState]:
         """Mix along the sequence: (B, L, d_model), L from 1, to the same shape.
 
-        With one of the last three arguments the mixer takes its plain path, see docs/block.md.
+        With a state the mixer takes its plain path on every device, see docs/block.md.
 
         Args:
             hidden_states (Tensor): Floating point.
@@ -273,14 +273,15 @@ class Mamba(nn.Module):
         """
         check_tokens(hidden_states, self.d_model)
         states: dict[str, Any] = {}
-        with_states = bool(return_last_state) or initial_state is not None or reset is not None
-        if with_states:
+        with_states = bool(return_last_state) or initial_state is not None
+        with_reset = reset is not None
+        if with_states or with_reset:
             states = self._check_states(hidden_states, return_last_state, initial_state, reset)
         if path is None:
-            path = path_of_mixer(self, hidden_states, with_states)
+            path = path_of_mixer(self, hidden_states, with_reset, with_states)
         if path.fused is None or with_states:
             return self.forward_plain(hidden_states, path, **states)
-        return fused_mixer(hidden_states.to(path.dtype), path.fused)
+        return fused_mixer(hidden_states.to(path.dtype), path.fused, reset)
 
     def _check_states(
         self,

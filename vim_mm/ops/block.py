@@ -115,7 +115,7 @@ class FusedMixer(NamedTuple):
     backend: str = 'native'  # or 'triton'
 
 
-def fused_mixer(x: Tensor, mixer: FusedMixer) -> Tensor:
+def fused_mixer(x: Tensor, mixer: FusedMixer, reset: Tensor | None = None) -> Tensor:
     """The mixer of a block, in the dtype of ``x``.
 
     Parameters are converted at every call. Backward computes the convolution and the step sizes
@@ -124,6 +124,7 @@ def fused_mixer(x: Tensor, mixer: FusedMixer) -> Tensor:
     Args:
         x: (B, L, C), float32, float16 or bfloat16.
         mixer: Parameters and options.
+        reset: (B, L), bool, where sequences begin; of the compiled operator alone.
 
     Returns:
         (B, L, C) in x's dtype.
@@ -132,7 +133,7 @@ def fused_mixer(x: Tensor, mixer: FusedMixer) -> Tensor:
         RuntimeError: An argument is not as above.
         AttributeError: The compiled kernels are missing.
     """
-    return _mix(x, None, None, 0.0, x.dtype, mixer)[0]
+    return _mix(x, None, None, 0.0, x.dtype, mixer, reset)[0]
 
 
 def fused_block(
@@ -142,6 +143,7 @@ def fused_block(
     eps: float,
     dtype: torch.dtype,
     mixer: FusedMixer,
+    reset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The mixer of RMSNorm of ``residual + update``, in ``dtype``, and that sum.
 
@@ -155,6 +157,7 @@ def fused_block(
         eps: Added to the mean of squares.
         dtype: float32, float16 or bfloat16.
         mixer: Parameters and options.
+        reset: As of :func:`fused_mixer`.
 
     Returns:
         The mixer's output (B, L, C) in ``dtype``, and the sum in residual's dtype.
@@ -163,19 +166,25 @@ def fused_block(
         RuntimeError: An argument is not as above.
         AttributeError: The compiled kernels are missing.
     """
-    out, stream = _mix(residual, update, weight, eps, dtype, mixer)
+    out, stream = _mix(residual, update, weight, eps, dtype, mixer, reset)
     return out, residual if update is None else stream
 
 
-def _mix(x, update, norm, eps, dtype, mixer):
+def _mix(x, update, norm, eps, dtype, mixer, reset):
     x = x.contiguous()
     update = None if update is None else update.contiguous()
+    reset = None if reset is None else reset.contiguous()
     parameters, *options, backend = mixer
     refuse_forward_mode(x, update, norm, *parameters)
     if torch.is_grad_enabled() and _any_requires_grad(x, update, norm, *parameters):
-        return _Mixer.apply(x, update, norm, (eps, dtype), options, backend, *parameters)
-    arguments = (x, update, norm, eps, dtype, parameters, *options, False)
+        return _Mixer.apply(x, update, norm, (eps, dtype), options, backend, reset, *parameters)
+    arguments = (x, update, norm, eps, dtype, parameters, *options, False, *_given(reset))
     return _call('mixer_fwd', backend, *arguments)[:2]
+
+
+def _given(reset: Tensor | None) -> tuple[Tensor, ...]:
+    """An argument that Triton's operators do not have."""
+    return () if reset is None else (reset,)
 
 
 def _any_requires_grad(*tensors: Tensor | None) -> bool:
@@ -184,8 +193,8 @@ def _any_requires_grad(*tensors: Tensor | None) -> bool:
 
 class _Mixer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x, update, norm, norm_options, options, backend, *parameters):
-        arguments = (x, update, norm, *norm_options, parameters, *options, True)
+    def forward(ctx: Any, x, update, norm, norm_options, options, backend, reset, *parameters):
+        arguments = (x, update, norm, *norm_options, parameters, *options, True, *_given(reset))
         out, total, saved = _call('mixer_fwd', backend, *arguments)
         # Backward takes the parameters as forward converted them, and of themselves no more than
         # this: to save and restore each takes longer than to launch a kernel.
@@ -193,14 +202,14 @@ class _Mixer(torch.autograd.Function):
         ctx.types = [-1 if p is None else TYPES[p.dtype] for p in parameters]
         ctx.dtype, ctx.options, ctx.with_update = out.dtype, options, update is not None
         ctx.backend = backend
-        ctx.save_for_backward(total if ctx.with_update else x, norm, *saved)
+        ctx.save_for_backward(total if ctx.with_update else x, norm, reset, *saved)
         ctx.set_materialize_grads(False)
         return out, total if ctx.with_update else None
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out, grad_total):
-        x, norm, *saved = ctx.saved_tensors
+        x, norm, reset, *saved = ctx.saved_tensors
         if grad_out is None:  # only the sum was used
             grad_out = x.new_zeros(x.shape, dtype=ctx.dtype)
         if grad_total is not None:
@@ -217,12 +226,14 @@ class _Mixer(torch.autograd.Function):
             ctx.types,
             ctx.with_update,
             *ctx.options,
+            *_given(reset),
         )
         grads = (None if type < 0 else g for g, type in zip(grads, ctx.types, strict=True))
         return (
             grad_x,
             grad_update if ctx.with_update else None,
             None if norm is None else grad_norm,
+            None,
             None,
             None,
             None,
@@ -260,7 +271,9 @@ def _shapes(outer: int, sizes: Sequence[int], sets: int, directions: int) -> lis
     ]
 
 
-def _mixer_fwd_fake(x, update, norm, eps, dtype, parameters, method, reverse, scale, keep):
+def _mixer_fwd_fake(
+    x, update, norm, eps, dtype, parameters, method, reverse, scale, keep, reset=None
+):
     out = torch.empty_like(x, dtype=dtype)
     total = x.new_empty(0) if update is None else torch.empty_like(x)
     if not keep:
@@ -297,7 +310,18 @@ def _saved_bytes(shape, sizes, parameters, dtype, normed, method, directions) ->
 
 
 def _mixer_bwd_fake(
-    grad_out, grad_sum, x, norm, saved, sizes, types, with_update, method, reverse, scale
+    grad_out,
+    grad_sum,
+    x,
+    norm,
+    saved,
+    sizes,
+    types,
+    with_update,
+    method,
+    reverse,
+    scale,
+    reset=None,
 ):
     sets = count_sets(len(types), len(reverse))
     kinds = _shapes(x.shape[2], sizes, sets, len(reverse))

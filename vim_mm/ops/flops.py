@@ -98,7 +98,9 @@ def _scan_bwd(grad_out, grad_last_state, edges, *arguments, **_) -> int:
     return BACKWARD * _scan_fwd(*arguments)
 
 
-def _mixer_fwd(x, update, norm, eps, dtype, parameters, method, reverse, scale, keep, **_) -> int:
+def _mixer_fwd(
+    x, update, norm, eps, dtype, parameters, method, reverse, scale, keep, *_, **__
+) -> int:
     batch, length, outer = x.shape
     sizes, sets = mixer_sizes(parameters, len(reverse))
     scan = scan_multiply_adds(
@@ -108,7 +110,7 @@ def _mixer_fwd(x, update, norm, eps, dtype, parameters, method, reverse, scale, 
 
 
 def _mixer_bwd(
-    grad_out, grad_sum, x, norm, saved, sizes, types, with_update, method, reverse, scale, **_
+    grad_out, grad_sum, x, norm, saved, sizes, types, with_update, method, reverse, scale, *_, **__
 ) -> int:
     batch, length, outer = x.shape
     sets = mixer_sizes(types, len(reverse), sizes)[1]

@@ -21,12 +21,21 @@ inline void expect_tokens(const Tensor& t, const char* name) {
   expect_narrow(t, name);
 }
 
+// `reset` of a mixer for x [B, L, C].
+inline void expect_reset(const std::optional<Tensor>& reset, const Tensor& x) {
+  if (!reset) return;
+  expect_contiguous(*reset, "reset", {x.size(0), x.size(1)});
+  expect_type(*reset, "reset", {ScalarType::Bool});
+  expect_device(*reset, "reset", x);
+}
+
 class MixerArguments {
  public:
   MixerArguments(const Mixer& mixer, const SavedBuffers& buffers, const Workspace& saved,
-                 const Integers& reverse)
-      : m_(mixer), b_(buffers), saved_(saved), reverse_(reverse), storage_(storage_of(mixer.type)) {
-  }
+                 const Integers& reverse, const std::optional<Tensor>& reset)
+      : m_(mixer), b_(buffers), saved_(saved), reverse_(reverse),
+        reset_(reset ? static_cast<const bool*>(reset->data_ptr()) : nullptr),
+        storage_(storage_of(mixer.type)) {}
 
   // Rows of activations as the scan reads or writes them: time contiguous, those of a direction after those of
   // the one before, or 0 rows after them where directions share them.
@@ -56,6 +65,7 @@ class MixerArguments {
     p.bias = saved_.floats(b_.parameters[kConvBias]);
     p.x = saved_.data(b_.xz), p.x_row = m_.tokens();
     p.u = u;
+    p.reset = reset_;
     return p;
   }
   StepProjection step_projection(void* delta) const {
@@ -95,6 +105,7 @@ class MixerArguments {
   const SavedBuffers& b_;
   const Workspace& saved_;
   const Integers& reverse_;
+  const bool* const reset_;
   const Storage storage_;
 };
 

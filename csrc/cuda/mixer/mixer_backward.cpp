@@ -29,6 +29,7 @@ struct BackwardInputs {
   const Integers &types, &reverse;  // types of parameters
   bool with_update;
   float scale;
+  const std::optional<Tensor>& reset;
 };
 
 class Backward {
@@ -36,7 +37,7 @@ class Backward {
   Backward(const Mixer& mixer, const BackwardInputs& inputs)
       : m_(mixer), in_(inputs), s_(mixer, true), b_(mixer, inputs.types),
         saved_(s_.layout, inputs.saved, "what the mixer's forward saved", inputs.x),
-        scratch_(b_.layout, inputs.x), arguments_(mixer, s_, saved_, inputs.reverse),
+        scratch_(b_.layout, inputs.x), arguments_(mixer, s_, saved_, inputs.reverse, inputs.reset),
         stream_(current_stream(inputs.x)) {}
 
   Tensors run() {
@@ -88,7 +89,8 @@ class Backward {
     g.A = arguments_.floats(scratch_.floats(b_.A), false, m_.states);
     g.D = arguments_.floats(scratch_.floats(b_.D), false);
     g.delta_bias = arguments_.floats(scratch_.floats(b_.dt_bias), false);
-    scan_backward_into(arguments_.scan(u, delta), g, saved_.data(s_.edges), in_.x, stream_);
+    const OwnBounds bounds(in_.reset, m_.batch, m_.steps, in_.x, stream_);
+    scan_backward_into(arguments_.scan(u, delta), g, saved_.data(s_.edges), in_.x, stream_, bounds);
   }
 
   // Where they share parameters and activations. Of dt_B_C, dt comes with the projections.
@@ -234,8 +236,9 @@ class Backward {
 Tensors mixer_bwd(const Tensor& grad_out, const std::optional<Tensor>& grad_sum, const Tensor& x,
                   const std::optional<Tensor>& norm, const Tensors& saved, const Integers& sizes,
                   const Integers& types, bool with_update, int64_t method, const Integers& reverse,
-                  double scale) {
+                  double scale, const std::optional<Tensor>& reset) {
   expect_tokens(x, "x");
+  expect_reset(reset, x);
   expect_tokens(grad_out, "grad_out");
   expect_contiguous(grad_out, "grad_out", x.sizes());
   if (grad_sum) {
@@ -259,7 +262,8 @@ Tensors mixer_bwd(const Tensor& grad_out, const std::optional<Tensor>& grad_sum,
   if (grad_sum) expect_device(*grad_sum, "grad_sum", x);
   const DeviceGuard guard(x.get_device_index());
   const BackwardInputs inputs{
-      grad_out, x, grad_sum, norm, saved, types, reverse, with_update, static_cast<float>(scale)};
+      grad_out, x, grad_sum, norm, saved, types, reverse, with_update, static_cast<float>(scale),
+      reset};
   return Backward(mixer, inputs).run();
 }
 

@@ -45,6 +45,7 @@ struct ForwardInputs {
   const MaybeTensors& parameters;
   const Integers& reverse;
   float scale;
+  const std::optional<Tensor>& reset;
 };
 
 class Forward {
@@ -52,7 +53,8 @@ class Forward {
   Forward(const Mixer& mixer, const ForwardInputs& inputs, bool for_backward)
       : m_(mixer), in_(inputs), for_backward_(for_backward), s_(mixer, for_backward), f_(mixer),
         saved_(s_.layout, inputs.x), scratch_(f_.layout, inputs.x),
-        arguments_(mixer, s_, saved_, inputs.reverse), stream_(current_stream(inputs.x)) {}
+        arguments_(mixer, s_, saved_, inputs.reverse, inputs.reset),
+        stream_(current_stream(inputs.x)) {}
 
   std::tuple<Tensor, Tensor, Tensors> run() {
     normalize_and_convert_parameters();
@@ -99,9 +101,10 @@ class Forward {
   }
 
   void scan() {
+    const OwnBounds bounds(in_.reset, m_.batch, m_.steps, in_.x, stream_);
     scan_into(arguments_.scan(scratch_.data(f_.u), scratch_.data(f_.delta)),
               arguments_.activations(scratch_.data(f_.y), m_.channels), saved_.data(s_.edges),
-              scratch_.data(f_.last_state), in_.x, stream_);
+              scratch_.data(f_.last_state), in_.x, stream_, bounds);
   }
 
   void gate_scan_output() {
@@ -176,8 +179,9 @@ std::tuple<Tensor, Tensor, Tensors> mixer_fwd(const Tensor& x, const std::option
                                               const std::optional<Tensor>& norm, double eps,
                                               ScalarType dtype, const MaybeTensors& parameters,
                                               int64_t method, const Integers& reverse, double scale,
-                                              bool keep) {
+                                              bool keep, const std::optional<Tensor>& reset) {
   expect_tokens(x, "x");
+  expect_reset(reset, x);
   if (!norm) {
     STD_TORCH_CHECK(!update, "vim_mm: an update without a norm");
     expect_type(x, "x", {dtype});
@@ -185,7 +189,8 @@ std::tuple<Tensor, Tensor, Tensors> mixer_fwd(const Tensor& x, const std::option
   const Mixer mixer({x.size(0), x.size(1), x.size(2)}, int64_t(parameters.size()),
                     sizes_of(parameters), dtype, norm.has_value(), method, int64_t(reverse.size()));
   const DeviceGuard guard(x.get_device_index());
-  const ForwardInputs inputs{x, update, norm, eps, parameters, reverse, static_cast<float>(scale)};
+  const ForwardInputs inputs{
+      x, update, norm, eps, parameters, reverse, static_cast<float>(scale), reset};
   return Forward(mixer, inputs, keep).run();
 }
 

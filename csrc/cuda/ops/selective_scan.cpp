@@ -80,23 +80,11 @@ ScanArguments scan_arguments(const Inputs& in, const Sizes& sizes) {
   return scan;
 }
 
-// What bounds a scan, and the memory of its cuts.
-struct OwnBounds : Bounds {
-  std::optional<Tensor> memory;
-
-  OwnBounds(const Inputs& in, const Sizes& sizes, void* stream) {
-    initial_state = view_of(in.initial_state, 0);
-    if (!in.reset || sizes.rows() == 0) return;
-    const int64_t words = (sizes.steps + kChunk - 1) / kChunk + 1;
-    memory = new_tensor(in.u, {sizes.batch, 2, words}, ScalarType::Long);
-    View reset;
-    reset.data = static_cast<char*>(in.reset->data_ptr());
-    reset.batch = in.reset->stride(0), reset.last = in.reset->stride(1);
-    auto* const filled = static_cast<uint64_t*>(memory->data_ptr());
-    find_cuts(reset, sizes.batch, sizes.steps, filled, stream);
-    cuts = filled;
-  }
-};
+OwnBounds bounds_of(const Inputs& in, const Sizes& sizes, void* stream) {
+  OwnBounds bounds(in.reset, sizes.batch, sizes.steps, in.u, stream);
+  bounds.initial_state = view_of(in.initial_state, 0);
+  return bounds;
+}
 
 // Floats of a state, which is complex with A.
 int64_t width_of(const ScanArguments& scan) { return scan.is_complex ? 2 : 1; }
@@ -120,6 +108,19 @@ void set_directions(ScanArguments& scan, const std::vector<int64_t>& reverse) {
 
 int64_t count_edges(const ScanArguments& scan) {
   return (is_causal(scan.method) ? 1 : 2) * count_states(scan);
+}
+
+OwnBounds::OwnBounds(const std::optional<Tensor>& reset, int64_t batch, int64_t steps,
+                     const Tensor& like, void* stream) {
+  if (!reset || batch == 0) return;
+  const int64_t words = (steps + kChunk - 1) / kChunk + 1;
+  memory = new_tensor(like, {batch, 2, words}, ScalarType::Long);
+  View view;
+  view.data = static_cast<char*>(reset->data_ptr());
+  view.batch = reset->stride(0), view.last = reset->stride(1);
+  auto* const filled = static_cast<uint64_t*>(memory->data_ptr());
+  find_cuts(view, batch, steps, filled, stream);
+  cuts = filled;
 }
 
 void scan_into(ScanArguments scan, const View& out, void* edges, void* last_state,
@@ -166,7 +167,7 @@ std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd_cuda(
                                    sizes.channels, chunks_of(scan), sizes.states},
                                   type);
   void* const stream = current_stream(u);
-  const OwnBounds bounds(in, sizes, stream);
+  const OwnBounds bounds = bounds_of(in, sizes, stream);
   scan_into(scan, narrow_view(out, 0), edges.data_ptr(), last_state.data_ptr(), u, stream, bounds);
   return {out, last_state, edges};
 }
@@ -289,7 +290,7 @@ Gradients selective_scan_bwd_cuda(const std::optional<Tensor>& grad_out,
     else torch::stable::zero_(to);
   }
   void* const stream = current_stream(u);
-  const OwnBounds bounds(in, sizes, stream);
+  const OwnBounds bounds = bounds_of(in, sizes, stream);
   scan_backward_into(scan, views, edges.data_ptr(), u, stream, bounds);
   return grads;
 }

@@ -17,6 +17,14 @@ void set_directions(ScanArguments& scan, const std::vector<int64_t>& reverse);
 // Floats of the edges that forward fills for backward.
 int64_t count_edges(const ScanArguments& scan);
 
+// What bounds a scan, and the memory of its cuts, for a `reset` [B, L] that there may be.
+struct OwnBounds : Bounds {
+  std::optional<Tensor> memory;
+
+  OwnBounds(const std::optional<Tensor>& reset, int64_t batch, int64_t steps, const Tensor& like,
+            void* stream);
+};
+
 // Fills `out`, the edges and the last state, both contiguous floats or complex floats. Takes scratch memory where
 // `like` is.
 void scan_into(ScanArguments scan, const View& out, void* edges, void* last_state,
