@@ -1,10 +1,12 @@
 """Images of different sizes in common rows: each gives what it gives alone."""
 
+import copy
+
 import pytest
 import torch
 
 from tests.models.small import small_backbone
-from vim_mm.models.packing import Packing
+from vim_mm.models.packing import ALIGNMENT, Packing
 from vim_mm.models.vision_mamba import OUT_TYPES
 from vim_mm.timm_models.classifier import VisionMambaClassifier
 
@@ -55,13 +57,15 @@ def test_every_output_in_float32(out_type):
     torch.testing.assert_close(packed, alone, **BOUNDS[torch.float32])
 
 
-def test_there_is_no_padding_in_one_row():
+def test_there_is_no_padding_between_images():
+    """At the end of the row there is less than what kernels load at once."""
     model, images = small_backbone(cls_token='middle'), some_images(torch.float32)
     seen = []
     model.layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0].shape))
-    model.forward_packed(images)
-    grids = [model.patch_embed.grid(size) for size in SIZES]
-    assert seen == [(1, sum(h * w + 1 for h, w in grids), 16)]
+    model.forward_packed(images[:5])
+    grids = [model.patch_embed.grid(size) for size in SIZES[:5]]
+    tokens = sum(h * w + 1 for h, w in grids)
+    assert tokens % ALIGNMENT and seen == [(1, tokens + -tokens % ALIGNMENT, 16)]
 
 
 def test_stochastic_depth_is_drawn_for_each_image():
@@ -153,3 +157,25 @@ def test_bad_images(images, message):
 def test_bad_rows(rows, message):
     with pytest.raises((TypeError, ValueError), match=message):
         small_backbone().forward_packed([torch.zeros(3, 8, 8)], rows)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+@pytest.mark.parametrize('rows', [1, 3])
+def test_on_cuda(rows):
+    """The fused block and a CUDA graph of it, against each image alone in float64 on the CPU."""
+    model = small_backbone(cls_token='middle', if_rope=True, out_feature='norm')
+    images = some_images(torch.float32)
+    wide = [image.detach().double() for image in images]
+    expected = [copy.deepcopy(model).double()(image[None]) for image in wide]
+    model, images = model.cuda(), [image.detach().cuda() for image in images]
+    with torch.no_grad():
+        packed = model.forward_packed(images, rows)
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            again = model.forward_packed(images, rows)
+        graph.replay()
+    for (found,), (replayed,), (truth,) in zip(packed, again, expected, strict=True):
+        torch.testing.assert_close(found.double().cpu(), truth, rtol=1e-4, atol=1e-4)
+        assert torch.equal(found, replayed)

@@ -237,6 +237,7 @@ def test_a_state_and_triton_take_the_plain_path(monkeypatch):
 
 
 @pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize('method', METHODS)
 @pytest.mark.parametrize('bimamba_type', ['none', 'v1', 'v2'])

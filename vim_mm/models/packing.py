@@ -1,16 +1,18 @@
 """Sequences of different lengths in common rows: where each stands, and how it gets there and back.
 
-Nothing is between them: ``reset`` separates them in the recurrences. Rows of different lengths
-are filled up at their ends, where a sequence of zeros begins that nobody reads.
+Nothing is between them: ``reset`` separates them in the recurrences. Rows are filled up at their
+ends to one length, by a sequence of zeros that nobody reads.
 """
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from vim_mm.models.arguments import check_counts
+
+# Rows have a multiple of so many steps: of 16 bits that many are what CUDA kernels load at once.
+ALIGNMENT = 8
 
 
 class Packing:
@@ -26,6 +28,8 @@ class Packing:
     Attributes:
         rows (list[list[int]]): The sequences of each row, by their numbers.
         places (list[tuple[int, int]]): Row and first step of each sequence.
+        filled (list[int]): Steps of the sequences of each row.
+        length (int): Of every row.
 
     Raises:
         TypeError: ``rows`` is no integer.
@@ -49,11 +53,16 @@ class Packing:
                 self.places[i] = row, start
                 start += self.lengths[i]
         self.filled = filled
+        self.length = -(-max(filled) // ALIGNMENT) * ALIGNMENT
 
     def pack(self, sequences: Sequence[Tensor]) -> Tensor:
-        """Sequences (L_i, C), in the order of the lengths, to (R, L, C), L of the longest row."""
-        rows = [torch.cat([sequences[i] for i in row]) for row in self.rows]
-        return pad_sequence(rows, batch_first=True)
+        """Sequences (L_i, C), in the order of the lengths, to (R, L, C)."""
+        pieces = []
+        for row, filled in zip(self.rows, self.filled, strict=True):
+            pieces += [sequences[i] for i in row]
+            if filled < self.length:
+                pieces.append(pieces[-1].new_zeros(self.length - filled, pieces[-1].shape[1]))
+        return torch.cat(pieces).unflatten(0, (len(self.rows), self.length))
 
     def unpack(self, packed: Tensor) -> list[Tensor]:
         """Undo :meth:`pack`: each sequence as (1, L_i, C), a view."""
@@ -65,7 +74,7 @@ class Packing:
     def reset(self, device: torch.device | str = 'cpu') -> Tensor:
         """(R, L), bool: where a sequence begins, and behind the last of a row."""
         # On the device from the first, because a CUDA graph takes no copy from the CPU.
-        reset = torch.zeros(len(self.rows), max(self.filled), dtype=torch.bool, device=device)
+        reset = torch.zeros(len(self.rows), self.length, dtype=torch.bool, device=device)
         for row, start in [*self.places, *enumerate(self.filled)]:
             reset[row, start : start + 1].fill_(True)
         return reset
