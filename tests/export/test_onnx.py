@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from tests.export.pooled import Pooled
+from tests.models.small import small_mixer
 from vim_mm.models import SimpleFPN, VisionMamba
 from vim_mm.ops import METHODS, selective_scan_fn
 from vim_mm.ops.exported import recurrence
@@ -124,6 +125,19 @@ class Continued(nn.Module):
 def test_states_at_the_ends_are_refused(name, value, tmp_path):
     with pytest.raises(Exception, match=f'{name}: a scan that is exported to ONNX takes none'):
         export_onnx(Continued(**{name: value}), torch.randn(2, 3, 5), tmp_path / 'm.onnx')
+
+
+def test_packed_sequences_are_refused(tmp_path):
+    class Packed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mixer = small_mixer()
+
+        def forward(self, x):
+            return self.mixer(x, reset=torch.zeros(2, 5, dtype=torch.bool))
+
+    with pytest.raises(Exception, match='reset: a scan that is exported to ONNX takes none'):
+        export_onnx(Packed(), torch.randn(2, 5, 8), tmp_path / 'm.onnx')
 
 
 @pytest.mark.slow

@@ -223,6 +223,21 @@ def test_packed_through_the_fast_block(bimamba_type, monkeypatch):
         monkeypatch.undo()
 
 
+@pytest.mark.slow
+def test_the_fast_block_compiles_with_resets(monkeypatch):
+    mixer = small_mixer()
+    x, reset = torch.randn(1, 17, 8, requires_grad=True), begins(LENGTHS[0])[None]
+    seed = torch.randn(1, 17, 8)
+    expected = results(mixer, mixer(x, reset=reset), [x], seed)
+    with fast_block_on_cpu(monkeypatch):
+        compiled = torch.compile(mixer, fullgraph=True, backend='aot_eager')
+        with torch.profiler.profile() as profile:
+            out = compiled(x, reset=reset)
+        found = results(mixer, out, [x], seed)
+    assert any(event.key == 'vim_mm::mixer_fwd' for event in profile.key_averages())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_state_and_triton_take_the_plain_path(monkeypatch):
     monkeypatch.setattr(fused, 'fused_path', lambda mixer, x: (torch.float32, mixer.backend))
     x = torch.zeros(1, 4, 8)
