@@ -1,5 +1,7 @@
 """The short depthwise convolution that stands in front of the scan in each direction of a block."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -129,7 +131,9 @@ def _check_types(
     x: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor | None
 ) -> None:
     """Layouts, dtypes and devices."""
-    tensors = {'x': x, 'weight': weight, 'bias': bias, 'initial_state': initial_state}
+    tensors: dict[str, Any] = {
+        'x': x, 'weight': weight, 'bias': bias, 'initial_state': initial_state
+    }  # fmt: skip
     for name, tensor in tensors.items():
         if tensor is None and name in ('bias', 'initial_state'):
             continue
