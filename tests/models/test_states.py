@@ -64,6 +64,16 @@ def test_packed_with_modules_that_are_called(called, backend):
     torch.testing.assert_close(packed, alone, **BOUNDS[torch.float64])
 
 
+@pytest.mark.parametrize('bad', [float('inf'), float('nan')])
+@pytest.mark.parametrize('method', METHODS)
+def test_what_is_not_finite_stays_in_its_sequence(method, bad):
+    mixer = small_mixer(discretization_method=method).double()
+    x = torch.randn(1, 17, 8, dtype=torch.double)
+    spoiled = torch.cat([torch.full_like(x[:, :5], bad), x[:, 5:]], dim=1)
+    out = mixer(spoiled, reset=begins((5, 12))[None])
+    torch.testing.assert_close(out[:, 5:], mixer(x[:, 5:]))
+
+
 def test_packed_through_a_block():
     block = Block(8, 0.0, dict(d_state=4)).double()
     packed, alone = packed_and_alone(
