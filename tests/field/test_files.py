@@ -88,6 +88,7 @@ def test_a_wide_label_of_a_later_sample(tmp_path):
         train(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('bits', [12, 16])
 def test_images_of_16_bits(bits, folder):
     each_image(folder / 'data', lambda path: widened(path, 2 ** (bits - 8)))
@@ -111,6 +112,7 @@ def test_a_png_is_turned_as_a_jpeg_is(tmp_path):
         train(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('way', [pytest.param(3, marks=pytest.mark.slow), 6])
 def test_images_that_exif_turns_without_their_labels(way, folder):
     """A square one may fit, or not: a line says what to do if it does not."""
@@ -121,6 +123,7 @@ def test_images_that_exif_turns_without_their_labels(way, folder):
     assert 'EXIF' not in train(folder, rest=JPG + IGNORE).rpartition('Config:')[2]
 
 
+@pytest.mark.slow
 def test_an_image_that_exif_turns_away_from_its_labels(tmp_path):
     write_data(tmp_path / 'data', size=(48, 64))
     each_image(tmp_path / 'data', lambda path: as_jpeg(path, 6))
@@ -131,6 +134,7 @@ def test_an_image_that_exif_turns_away_from_its_labels(tmp_path):
     train(tmp_path, rest=JPG + IGNORE)
 
 
+@pytest.mark.slow
 def test_labels_that_are_turned_with_their_image(tmp_path):
     write_data(tmp_path / 'data', size=(48, 64))
     each_image(tmp_path / 'data', lambda path: as_jpeg(path, 6))
@@ -154,6 +158,7 @@ def test_suffixes_that_nobody_looks_for(folder):
     assert not [*folder.glob('run*')]
 
 
+@pytest.mark.slow
 def test_images_that_are_left_out(folder):
     images = folder / 'data/images/training'
     as_jpeg(images / '004.png', suffix='.JPG')
@@ -197,6 +202,7 @@ def test_labels_of_other_names(name, said, folder):
         train(folder)
 
 
+@pytest.mark.slow
 def test_files_of_a_list(folder):
     """Names of a split: nothing is listed, and the first samples are looked for."""
     (folder / 'data/split.txt').write_text('000\n001\n009\n')
@@ -255,6 +261,7 @@ needs_mmdet = pytest.mark.skipif(
 CROWD = dict(iscrowd=1, segmentation=dict(size=[48, 64], counts=[0, 48 * 64]))
 
 
+@pytest.mark.slow
 @needs_mmdet
 @pytest.mark.parametrize(
     ('change', 'reason'),
@@ -273,6 +280,7 @@ def test_objects_that_do_not_remain(change, reason, tmp_path):
         train(tmp_path, text)
 
 
+@pytest.mark.slow
 @needs_mmdet
 def test_some_objects_that_do_not_remain(tmp_path):
     pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
@@ -329,6 +337,7 @@ def test_a_detector_without_annotations(tmp_path):
         train(tmp_path, text)
 
 
+@pytest.mark.slow
 @needs_mmdet
 def test_images_of_another_size_than_their_annotations(tmp_path):
     pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
@@ -401,6 +410,7 @@ def fruit(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_images_of_no_class(fruit):
     train(fruit, classifier(fruit))
     with pytest.raises(SampleError, match=r'\d\.png: the sample has no gt_label nor gt_score'):

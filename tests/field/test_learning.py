@@ -34,6 +34,7 @@ def also_slow(*cases):
     return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('channels', ['num_classes=1', 'num_classes=2, out_channels=1'])
 def test_a_softmax_of_one_channel(channels, folder):
     each_label(folder / 'data', lambda labels: (labels > 0).astype(np.uint8))
@@ -183,6 +184,7 @@ def test_labels_that_are_all_ignored(folder):
         train(folder, rest=rest)
 
 
+@pytest.mark.slow
 def test_some_samples_of_many_may_have_one_class(tmp_path):
     """Others need not: that is a line of the log, and the training continues."""
     write_data(tmp_path / 'data', train=10)
@@ -193,6 +195,7 @@ def test_some_samples_of_many_may_have_one_class(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_metric_that_counts_what_is_not_learnt(folder):
     rest = f"{HEADS}['ignore_index'] = 0\n" + END_HEADS
     rest += "model['data_preprocessor'] = dict(seg_pad_val=0)\n"
@@ -266,6 +269,7 @@ def test_a_schedule_by_epochs_without_epochs(folder):
         train(folder, rest=schedule(type='PolyLR', power=1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('options', 'line'),
     [
@@ -317,6 +321,7 @@ def test_a_schedule_of_iterations(folder):
     assert 'WARNING - param_scheduler' not in log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'options',
     [
@@ -335,6 +340,7 @@ def test_a_schedule_in_its_unit(options, folder):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('rest', 'line'),
     [
