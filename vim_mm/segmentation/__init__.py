@@ -1,10 +1,12 @@
-"""Segmentation heads, segmentors and a preprocessor that cost less than MMSegmentation's.
+"""Segmentation heads, segmentors, a preprocessor and a crop that cost less than MMSegmentation's.
 
 Importing this registers the names below with MMEngine and needs nothing else: MMSegmentation is
 imported when a model is built from them.
 """
 
-from mmengine.registry import MODELS
+from collections.abc import Callable
+
+from mmengine.registry import MODELS, TRANSFORMS
 from torch import nn
 
 
@@ -61,3 +63,14 @@ def FastSegDataPreProcessor(**cfg) -> nn.Module:
     from vim_mm.segmentation.preprocessor import FastSegDataPreProcessor
 
     return FastSegDataPreProcessor(**cfg)
+
+
+@TRANSFORMS.register_module()
+def FastRandomCrop(**cfg) -> Callable[[dict], dict | None]:
+    """MMSegmentation's ``RandomCrop`` in a fifth of the time; takes its arguments.
+
+    See :class:`vim_mm.segmentation.transforms.FastRandomCrop`.
+    """
+    from vim_mm.segmentation.transforms import FastRandomCrop
+
+    return FastRandomCrop(**cfg)

@@ -13,7 +13,7 @@ train_dataloader = dict(
             dict(type='LoadImageFromFile'),
             dict(type='LoadAnnotations'),
             dict(type='RandomResize', scale=(2048, 512), ratio_range=(0.5, 2.0), keep_ratio=True),
-            dict(type='RandomCrop', crop_size=(512, 512), cat_max_ratio=0.75),
+            dict(type='FastRandomCrop', crop_size=(512, 512), cat_max_ratio=0.75),
             dict(type='RandomFlip', prob=0.5),
             dict(type='PhotoMetricDistortion'),
             dict(type='PackSegInputs'),

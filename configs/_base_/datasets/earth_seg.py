@@ -17,7 +17,7 @@ train_dataloader = dict(
             dict(type='LoadImageFromFile'),
             dict(type='LoadAnnotations'),
             dict(type='RandomResize', scale=(300, 300), ratio_range=(0.9, 1.6), keep_ratio=True),
-            dict(type='RandomCrop', crop_size=(256, 256), cat_max_ratio=0.9),
+            dict(type='FastRandomCrop', crop_size=(256, 256), cat_max_ratio=0.9),
             dict(type='RandomFlip', prob=0.5),
             # From above every direction is as good as another.
             dict(type='RandomFlip', prob=0.5, direction='vertical'),
