@@ -63,7 +63,18 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     shared.bias[threadIdx.x] =
         channel_value(scan.delta_bias, scan, work.g, work.first_channel + threadIdx.x);
   States carried(scan, work, &shared + 1);
-  carried.begin(p.grad_last_state, work);
+  if (p.grad_last_state.data && channel < work.channels) {
+    const View& v = p.grad_last_state;
+#pragma unroll 1
+    for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
+#pragma unroll(fast ? States::of_warp : 1)
+      for (int m = 0; m < States::of_warp; ++m) {
+        const int n = first + warp * States::of_warp + m;
+        if (n < states)
+          carried.put(m, n, load_element<E>(work.at(v) + channel * v.row + n * v.last, v.storage));
+      }
+    }
+  }
   const Cuts<Bounded> cuts({{}, p.cuts}, work, p.chunks);
   __syncthreads();
 

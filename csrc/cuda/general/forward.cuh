@@ -74,12 +74,13 @@ class CarriedStates {
     }
   }
 
- private:
-  static constexpr bool fast = layout != Layout::any;
   __device__ __forceinline__ void put(int m, int n, E x) {
     if constexpr (fast) x_[m] = x;
     else at(1, n) = x;
   }
+
+ private:
+  static constexpr bool fast = layout != Layout::any;
   __device__ __forceinline__ E& at(int kind, int n) const {
     return memory_[(kind * states_ + n) * Shape::channels + channel_of_lane<Shape>(0)];
   }
