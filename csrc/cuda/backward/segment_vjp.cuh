@@ -153,6 +153,12 @@ __device__ __forceinline__ StateSegment<Method, accuracy_of(layout), E, Shape> e
   return s;
 }
 
+// What comes to step i from a state on the other side of a cut, or of none.
+template <class E, class Cuts>
+__device__ __forceinline__ E unless_cut(const Cuts& cuts, int i, E x) {
+  return cuts.at(i) ? E(0.0f) : x;
+}
+
 // Adds one state's part to the segment's sums and to the gradients of B and C, returns that of A
 // over the segment. grad_input is the gradient of `drive`; where dt is in that, its part of grad_dt
 // is missing.
@@ -164,14 +170,11 @@ __device__ __forceinline__ E segment_vjp(Segment<Shape>& lane,
   using Steps = typename Method::template Backward<accuracy, E>;
   constexpr int steps = Shape::steps;
   E other_x[steps + 1], other_gradient[steps];
-  const auto other_before = [&](int i) VIM_MM_INLINED {
-    return other_cuts.at(i) ? E(0.0f) : other_x[i + 1];
-  };
   if constexpr (!Method::causal) {
     other_x[steps] = s.other_x;
 #pragma unroll
     for (int i = steps - 1; i >= 0; --i)
-      other_x[i] = s.step[i].a_bar * other_before(i) + s.step[i].input;
+      other_x[i] = s.step[i].a_bar * unless_cut(other_cuts, i, other_x[i + 1]) + s.step[i].input;
     other_gradient[0] = s.other_grad_x + s.from_y[0];
 #pragma unroll
     for (int i = 1; i < steps; ++i)
@@ -180,12 +183,11 @@ __device__ __forceinline__ E segment_vjp(Segment<Shape>& lane,
                               : conj(s.step[i - 1].a_bar) * other_gradient[i - 1] + s.from_y[i];
   }
 
-  E x = s.x, before[steps];  // a cut, or not
-  const auto enters = [&](int i) VIM_MM_INLINED { return cuts.at(i) ? E(0.0f) : before[i]; };
+  E x = s.x, before[steps];  // whether there is a cut or not
 #pragma unroll
   for (int i = 0; i < steps; ++i) {
     before[i] = x;
-    x = s.step[i].a_bar * enters(i) + s.step[i].input;
+    x = s.step[i].a_bar * unless_cut(cuts, i, before[i]) + s.step[i].input;
     const E both = Method::causal ? x : x + other_x[i];
     lane.y[i] += real(s.c[i] * both);
     grad_c[i] = grad_c[i] + lane.grad_y[i] * conj(both);
@@ -201,13 +203,14 @@ __device__ __forceinline__ E segment_vjp(Segment<Shape>& lane,
     else if (cuts.at(i + 1)) own_gradient = s.from_y[i];
     else own_gradient = conj(s.step[i + 1].a_bar) * own_gradient + s.from_y[i];
     const E after = i + 1 < steps ? before[(i + 1) % steps] : x;
-    const Passage<E> own{own_gradient, enters(i), after};
+    const Passage<E> own{own_gradient, unless_cut(cuts, i, before[i]), after};
     const StepGradients<E, typename Steps::OfA> to{lane.grad_input[i], lane.grad_dt[i], grad_b[i],
                                                    grad_a};
     if constexpr (Method::causal) {
       s.step[i].vjp(dt, s.a, drive, s.b[i], to, own);
     } else {
-      const Passage<E> other{other_gradient[i], other_before(i), other_x[i]};
+      const Passage<E> other{other_gradient[i], unless_cut(other_cuts, i, other_x[i + 1]),
+                             other_x[i]};
       s.step[i].vjp(dt, s.a, drive, s.b[i], to, own, other);
     }
   }
