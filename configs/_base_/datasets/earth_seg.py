@@ -7,7 +7,8 @@ metainfo = dict(
     palette=[[0, 114, 178], [0, 158, 115], [230, 159, 0], [170, 130, 210]],
 )
 train_dataloader = dict(
-    batch_size=16,
+    batch_size=8,
+    num_workers=1,
     dataset=dict(
         # ADE20KDataset insists on ADE20K's 150 classes.
         type='BaseSegDataset',
@@ -17,7 +18,7 @@ train_dataloader = dict(
             dict(type='LoadImageFromFile'),
             dict(type='LoadAnnotations'),
             dict(type='RandomResize', scale=(300, 300), ratio_range=(0.9, 1.6), keep_ratio=True),
-            dict(type='FastRandomCrop', crop_size=(256, 256), cat_max_ratio=0.9),
+            dict(type='FastRandomCrop', crop_size=(128, 128), cat_max_ratio=0.9),
             dict(type='RandomFlip', prob=0.5),
             # From above every direction is as good as another.
             dict(type='RandomFlip', prob=0.5, direction='vertical'),
