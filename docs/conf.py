@@ -20,6 +20,7 @@ include_patterns = [
     'docs/**',
     'seg/*.md',
     'det/*.md',
+    'demo/*.md',
     'studies/**/*.md',
     'requirements/*.md',
 ]

@@ -97,16 +97,12 @@ def load_inputs(cfg: Config, args: Namespace) -> tuple[nn.Module, Tensor, list]:
     return model, inputs, pictures
 
 
-def without_padding(maps: Tensor, inputs: Tensor, pictures: list) -> list[Tensor]:
-    """Maps (B, .., h, w) of padded inputs, cut to the places that lie in their pictures as a whole.
+def without_padding(maps: Tensor, strides: tuple[int, int], pictures: list) -> list[Tensor]:
+    """Maps (B, .., h, w) of padded inputs, cut to the patches that lie in their pictures whole.
 
-    A picture that is smaller than a place keeps one.
+    A picture that is smaller than a patch keeps one.
     """
-    ratios = [*zip(maps.shape[-2:], inputs.shape[-2:], strict=True)]
-    sizes = [
-        [max(n * ours // whole, 1) for n, (ours, whole) in zip(p.shape[:2], ratios, strict=True)]
-        for p in pictures
-    ]
+    sizes = [[max(n // s, 1) for n, s in zip(p.shape, strides)] for p in pictures]
     return [m[..., :rows, :columns] for m, (rows, columns) in zip(maps, sizes, strict=True)]
 
 
@@ -160,7 +156,7 @@ def draw_features(cfg: Config, args: Namespace, path: Path) -> None:
     layers = choose_layers(backbone, args.layers)
     maps = {}
     for i, features in zip(layers, inspect.feature_maps(backbone, inputs, layers), strict=True):
-        features = without_padding(features, inputs, pictures)
+        features = without_padding(features, backbone.patch_embed.strides, pictures)
         components = inspect.principal_components(features)
         maps[f'layer {i + 1}'] = [c.permute(1, 2, 0).cpu().numpy() for c in components]
     panels.plot_features(pictures, maps, path)
@@ -181,7 +177,7 @@ def draw_directions(cfg: Config, args: Namespace, path: Path) -> None:
     layers = choose_layers(backbone, args.layers)
     named = {}
     for i, share in zip(layers, inspect.forward_shares(backbone, inputs, layers), strict=True):
-        cut = without_padding(share, inputs, pictures)
+        cut = without_padding(share, backbone.patch_embed.strides, pictures)
         named[f'layer {i + 1}'] = [s.cpu().numpy() for s in cut]
     panels.plot_directions(pictures, named, path)
 

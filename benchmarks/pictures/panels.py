@@ -90,7 +90,7 @@ def plot_receptive_fields(
 ) -> None:
     """Draw fields (H, W) side by side, as the mean of each patch by that of the strongest.
 
-    The scale is logarithmic. It ends below where a tenth of the patches are weaker, or at 1e-4.
+    The scale is logarithmic. It ends below where a tenth of the patches are weaker, or at 1e-6.
 
     Args:
         fields: By title, at least 0.
@@ -104,7 +104,7 @@ def plot_receptive_fields(
         mean = cv2.resize(whole, (columns, rows), interpolation=cv2.INTER_AREA)
         means[title] = mean / max(mean.max(), np.finfo(mean.dtype).tiny)
     least = np.quantile(np.concatenate([mean.ravel() for mean in means.values()]), 0.1)
-    scale = LogNorm(min(max(least, 1e-4), 0.5), 1, clip=True)
+    scale = LogNorm(min(max(least, 1e-6), 0.5), 1, clip=True)
     figure, panels = _grid(1, len(means), extra=0.75, inches=2.1)
     for axes, (title, mean) in zip(panels[0], means.items(), strict=True):
         axes.set_title(title, fontsize=_FONT)
