@@ -109,6 +109,32 @@ def test_states_as_on_a_gpu():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('reverse', [False, True])
+def test_one_step_that_overflows_stays_in_its_sequence(reverse, monkeypatch):
+    """A sequence begins amid the steps of a lane between others, and then A_bar is infinite."""
+    monkeypatch.setattr(scan, 'backward_tile', lambda *_: scan.Tile(1, 1, 4, 4, 1))
+    inputs = make_inputs(batch=1, channels=2, length=19, states=1, dtype=torch.float32)
+    del inputs['z'], inputs['delta_bias']
+    quiet = {name: x.detach().clone() for name, x in inputs.items()}
+    quiet['A'].fill_(0.1)
+    quiet['delta'].fill_(0.01)
+    loud = {name: x.clone() for name, x in quiet.items()}
+    loud['delta'][..., 5:14] = 1000.0
+    reset = torch.zeros(1, 19, dtype=torch.bool)
+    reset[0, [5, 14]] = True
+    keep = [*range(5), *range(14, 19)]
+    found = []
+    for given in (loud, quiet):
+        leaves = {name: x.requires_grad_() for name, x in given.items()}
+        out = triton_scan(**leaves, reset=reset, reverse=reverse)
+        timed = [leaves[name] for name in ('u', 'delta', 'B', 'C')]
+        found.append((out, *torch.autograd.grad(out[..., keep].sum(), timed)))
+    assert not found[0][0][..., 5:14].isfinite().all()
+    for value, truth in zip(*found, strict=True):
+        assert torch.equal(value[..., keep], truth[..., keep])
+
+
+@pytest.mark.slow
 def test_more_groups_than_a_launch_takes_directions_of(monkeypatch):
     """Here a launch takes two: the interpreter is slow. B is constant, and has no batch."""
     monkeypatch.setattr('vim_mm.ops.triton.MAX_MIXED_GROUPS', 2)

@@ -177,6 +177,9 @@ def _backward_rows(
         begins = _load_starts(
             starts, b, first_h < H, chunk, L, G, items, HAS_RESET, REVERSE, LANES, STEPS, VECTOR
         )
+        parted = begins[0]
+        for s in tl.static_range(1, STEPS):
+            parted += begins[s]
         zero = tl.zeros((ROWS, LANES), tl.float32)
         y = (zero,) * (CHANNELS * STEPS)
         sum_u = (zero,) * (CHANNELS * STEPS)
@@ -219,7 +222,7 @@ def _backward_rows(
                         total = step[0]
                     else:
                         total = total * step[0]
-                    total = _within(total, begins[s], HAS_RESET)
+                total = _within(total, parted, HAS_RESET)
                 for s in tl.static_range(STEPS - 1, -1, -1):
                     entry = c_n[s] * (grad_y[k * STEPS + s] * HALF)
                     adjoint = _within(steps[s][0] * (adjoint + entry), begins[s], HAS_RESET)

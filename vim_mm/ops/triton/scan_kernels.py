@@ -319,6 +319,9 @@ def _forward_rows(
         begins = _load_starts(
             starts, b, first_h < H, chunk, L, G, items, HAS_RESET, REVERSE, LANES, STEPS, VECTOR
         )
+        parted = begins[0]
+        for s in tl.static_range(1, STEPS):
+            parted += begins[s]
 
         for n in range(0, N):
             if B_VARIES:
@@ -352,8 +355,8 @@ def _forward_rows(
                         total = a_bar
                     else:
                         total = total * a_bar
-                    total = _within(total, begins[s], HAS_RESET)
                     a_bars, drives = a_bars + (a_bar,), drives + (drive,)
+                total = _within(total, parted, HAS_RESET)
                 x = _scan_lanes(total, x, before, at_start, lane_before, HAS_RESET)
                 for s in tl.static_range(STEPS):
                     x = a_bars[s] * _within(x, begins[s], HAS_RESET) + drives[s]
