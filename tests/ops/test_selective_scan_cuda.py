@@ -664,3 +664,14 @@ class TestUnderTorch:
         arguments = (*tensors, None, None, True)
         op = torch.ops.vim_mm.selective_scan_fwd.default
         torch.library.opcheck(op, (*arguments, method_id(method), [0, 1]))
+
+    def test_opcheck_of_a_strided_state(self):
+        """The fake kernel of backward has the strides of the gradients."""
+        inputs = on_cuda(make_inputs(form='shared', dtype=torch.float32, length=70))
+        x = {name: t.detach().unsqueeze(0 if t.dim() < 3 else 1) for name, t in inputs.items()}
+        state = torch.randn(2, 1, x['A'].shape[2], x['A'].shape[1], device='cuda').mT
+        reset = torch.rand(70, 2, device='cuda').mT < 0.1
+        arguments = (*x.values(), state, reset, True, method_id('zoh'), [1])
+        *results, edges = torch.ops.vim_mm.selective_scan_fwd(*arguments)
+        op = torch.ops.vim_mm.selective_scan_bwd.default
+        torch.library.opcheck(op, (*results, edges, *arguments))

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -77,6 +78,20 @@ def test_opcheck_backward(method, states):
     op = torch.ops.vim_mm.selective_scan_bwd.default
     torch.library.opcheck(op, (*grads, edges, *arguments))
     torch.library.opcheck(op, (None, grads[1], edges, *arguments))
+
+
+@pytest.mark.parametrize('device', ['cpu', 'cuda'])
+def test_strides_of_the_gradient_of_a_state(device):
+    """As compiled code expects them: on CUDA kernels write it contiguously."""
+    with FakeTensorMode():
+        u = torch.empty(2, 1, 3, 8, device=device)
+        A, B = torch.empty(1, 3, 4, device=device), torch.empty(2, 1, 4, 8, device=device)
+        state = torch.empty(2, 1, 4, 3, device=device).mT
+        given = (u, u, A, B, B, None, None, None, state, None, True, method_id('zoh'), [0])
+        *results, edges = torch.ops.vim_mm.selective_scan_fwd(*given)
+        grads = torch.ops.vim_mm.selective_scan_bwd(*results, edges, *given)
+    assert grads[8].shape == state.shape
+    assert grads[8].is_contiguous() == (device == 'cuda')
 
 
 @pytest.mark.slow

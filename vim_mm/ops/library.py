@@ -166,6 +166,9 @@ def edges_shape(shape: Sequence[int], states: int, method: int) -> tuple[int, ..
 
 def _backward_fake(grad_out, grad_last_state, edges, *arguments) -> tuple[Tensor, ...]:
     inputs = ScanInputs(*arguments)
+    if inputs.initial_state is not None and inputs.u.device.type == 'cuda':
+        # Its gradient is contiguous there, whatever its strides.
+        inputs = inputs._replace(initial_state=inputs.initial_state.contiguous())
     given = inputs.tensors()[: len(DIFFERENTIABLE)]
     return tuple(inputs.u.new_empty(0) if x is None else torch.empty_like(x) for x in given)
 
