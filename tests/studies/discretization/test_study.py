@@ -62,7 +62,8 @@ def change(file, arm, seed, **changed):
 
 
 def test_every_planned_run_is_there(tasks, report):
-    """426 lines, of which 11 are costs."""
+    """Of the first part 426 lines, of which 11 are costs."""
+    tasks = {name: task for name, task in tasks.items() if not name.startswith('spacing')}
     report['refuse_missing_runs'](tasks)
     runs = sum(len(runs) for t in tasks.values() for runs in (*t.runs.values(), *t.peers.values()))
     assert (runs, sum(len(task.costs) for task in tasks.values())) == (415, 11)
@@ -325,22 +326,22 @@ def test_the_runs_name_no_path_of_a_machine():
 
 
 @pytest.mark.parametrize(
-    ('task', 'readme', 'cells'),
+    ('task', 'digits'),
     [
-        ('segmentation', 'seg/README.md', {'mIoU': '.2f'}),
-        ('detection', 'det/README.md', {'box AP': '.1f', 'mask AP': '.1f'}),
+        ('segmentation', {'mIoU': '.2f'}),
+        ('detection', {'box AP': '.1f', 'mask AP': '.1f'}),
     ],
 )
-def test_the_table_of_models_on_scenes(task, readme, cells):
+def test_the_table_of_models_on_scenes(task, digits):
     record = json.loads((RUNS / 'models_on_scenes.json').read_text())[task]
-    readme = (ROOT / readme).read_text()
-    assert record['commit'] in readme and record['date'] in readme
+    page = (ROOT / 'docs/benchmarks.md').read_text()
+    assert record['commit'] in page and record['date'] in page
     for run in record['runs']:
         config = Path(run['config'])
         (row,) = (
-            line for line in readme.splitlines() if line.startswith('|') and config.name in line
+            line for line in page.splitlines() if line.startswith('|') and config.name in line
         )
-        quoted = [cell.strip() for cell in row.split('|')[3:-1]]
-        figures = [format(run[name][-1][1], digits) for name, digits in cells.items()]
-        assert quoted == [f'{run["parameters"] / 1e6:.1f}M', *figures]
+        quoted = [cell.strip() for cell in row.split('|')[4:-1]]
+        figures = ' / '.join(format(run[name][-1][1], form) for name, form in digits.items())
+        assert quoted == [f'{run["parameters"] / 1e6:.1f}M', figures]
         assert (STUDY / config).exists()
