@@ -30,9 +30,9 @@ struct AddRmsNormBackward {
   float* grad_weight;                 // [blocks, channels], to be summed over blocks
   int blocks;                         // rms_norm_backward_blocks(rows)
 };
-// Whatever the GPU, so that sums have one order.
+// Two for each multiprocessor, if so many have 16 rows each.
 inline int64_t rms_norm_backward_blocks(int64_t rows) {
-  return std::clamp<int64_t>((rows + 15) / 16, 1, 264);
+  return std::clamp<int64_t>((rows + 15) / 16, 1, 2 * kMultiprocessors);
 }
 
 // u[k, h, b, l] = silu(bias + sum over w of weight[w] x[h, b, l - (W - 1) + w]), or with l mirrored

@@ -14,9 +14,9 @@ namespace vim_mm {
 namespace {
 
 constexpr int kWarps = 8, kThreads = kWarp * kWarps, kSpan = 8;
-// Blocks of forward: four for each multiprocessor of a large GPU. Each loads its filters once and loops
+// Blocks of forward: four for each multiprocessor. Each loads its filters once and loops
 // over spans.
-constexpr int64_t kBlocks = 4 * 132;
+constexpr int64_t kBlocks = 4 * kMultiprocessors;
 
 // Steps [first, first + Count) of a row, zeros outside of it; up to Width steps at once.
 template <int Width, int Count, class T>

@@ -21,6 +21,9 @@ struct View {
 
 constexpr int kChunk = 64;        // steps between the edges whose states forward keeps for backward
 constexpr int kMaxGroups = 4096;  // whose directions differ
+// Of the GPUs that the sizes of launches were measured on, H100 and H200. The number stays this on others, so that
+// every GPU adds up in the same order.
+constexpr int64_t kMultiprocessors = 132;
 
 struct Directions {
   uint32_t bits[kMaxGroups / 32];  // set: that group is scanned from the last step to the first

@@ -200,9 +200,8 @@ void choose_backward(const ScanArguments& scan, bool bounded, bool is_tail, cons
   }
 }
 
-// How many blocks share the channels of a chunk. The GPU that this was measured on holds two blocks on each of 132
-// multiprocessors; the numbers stay these on others, so that every GPU adds up in the same order.
-constexpr int64_t kMultiprocessors = 132, kBlocksAtOnce = 2 * kMultiprocessors;
+// How many blocks share the channels of a chunk, where a multiprocessor holds two at once.
+constexpr int64_t kBlocksAtOnce = 2 * kMultiprocessors;
 constexpr int64_t kMaxSlabs = 4, kLeastChannels = 64;
 static_assert(kLeastChannels >= BackwardTail::channels, "each slab has channels");
 constexpr double kTailTime = 0.55;  // of a whole chunk's: 0.54 measured at t224
