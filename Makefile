@@ -76,7 +76,7 @@ test: install-det $(STAMPS)/tests ## Run what a user's results depend on, or a p
 test-all: install-det $(STAMPS)/tests ## The same with emulated CUDA, wheels, Triton for HIP, fuzzing and benchmarks
 	$(PYTEST) $(PYTEST_ARGS)
 
-test-fast: install-det $(STAMPS)/tests ## Run the tests of seconds, which touch every module
+test-fast: install-det $(STAMPS)/tests ## Run the quick tests, which touch every module
 	$(PYTEST) -m 'not slow' --dist worksteal $(PYTEST_ARGS)
 
 lint: $(STAMPS)/dev $(STAMPS)/runtime ## Check style, Python and native, and the types of the public API
