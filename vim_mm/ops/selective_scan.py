@@ -88,7 +88,9 @@ def selective_scan_fn(
             a sequence continues it in the next. Not with 'poly', which scans from both ends.
         reset: (B, L), bool. True where a sequence begins: no state passes between steps t - 1 and
             t, in either direction, so that several sequences in one row are scanned as if each
-            were alone, 'poly' and ``reverse`` included. It has no gradient.
+            were alone, 'poly' and ``reverse`` included. It has no gradient. ``reset[:, 0]`` drops
+            the initial state of a forward scan. With ``reverse`` the state after step 0 is returned
+            whatever ``reset[:, 0]`` is: where it is true, continue with 0.
 
     Returns:
         out (B, D, L) in u's dtype; with ``return_last_state`` also the state (B, D, N), float32
