@@ -68,7 +68,7 @@ def test_the_table_of_training_steps():
 
 def test_the_front_page():
     found = records('upernet_tools_h100')
-    quoted = rows('README.md', '| backbone | parameters, millions | training by')
+    quoted = rows('README.md', '| backbone | parameters, millions | training with')
     assert [row[0] for row in quoted] == [*NAMES]
     for backbone, parameters, *speeds in quoted:
         assert parameters == f'{found[backbone, "graph", "train"]["parameters"] / 1e6:.1f}'
