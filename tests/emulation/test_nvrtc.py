@@ -57,19 +57,19 @@ template <class...> using void_t = void;
 }
 SEQUENTIAL = 'SequentialShape<1, 1, 4, 2, 2, 2, 2, true>'
 KERNELS = {
-    'forward': ('forward/kernel.cuh', f'forward_kernel<Zoh, {SEQUENTIAL}, Layout::half>'),
-    'sweep': ('boundary/sweep.cuh', 'sweep_kernel<Zoh, SixChannelShape<1>, Layout::half>'),
+    'forward': ('forward/kernel.cuh', f'forward_kernel<Zoh, {SEQUENTIAL}, Layout::half, false>'),
+    'sweep': ('boundary/sweep.cuh', 'sweep_kernel<Zoh, SixChannelShape<1>, Layout::half, false>'),
     'segments': (
         'boundary/segments.cuh',
-        'segment_sweep_kernel<Zoh, float, Shape<16, 16, 4, 3>, Layout::half, true, false>',
+        'segment_sweep_kernel<Zoh, float, Shape<16, 16, 4, 3>, Layout::half, true, false, false>',
     ),
     'general': (
         'general/forward.cuh',
-        'general_forward_kernel<Foh, Complex<float>, Shape<8, 8, 4>>',
+        'general_forward_kernel<Foh, Complex<float>, Shape<8, 8, 4>, false>',
     ),
     'backward': (
         'backward/kernel.cuh',
-        'backward_kernel<Zoh, float, Shape<8, 8, 4, 2, 2>, Layout::half, true>',
+        'backward_kernel<Zoh, float, Shape<8, 8, 4, 2, 2>, Layout::half, true, false>',
     ),
 }
 

@@ -53,7 +53,7 @@ __device__ __forceinline__ void scan_states(const ForwardArguments& p, const Wor
   // Several strides at once, or the lane would wait for its own results; where whole windows are one
   // piece of code, this is for what is left after them. `cuts`: where no state passes to a step; or a constant, null.
   const auto scan_piece = [&](const auto& in, float* y, int step, auto cuts) VIM_MM_INLINED {
-    constexpr bool cut = !std::is_same<decltype(cuts), std::nullptr_t>::value;
+    constexpr bool cut = !std::is_same<decltype(cuts), decltype(nullptr)>::value;
     StrideInputs<Shape> inputs[ahead];
     float2 sum[ahead];
 #pragma unroll
