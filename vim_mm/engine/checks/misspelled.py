@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from typing import Generic
 
 from mmengine.config import Config
 from mmengine.registry import (
@@ -348,7 +349,8 @@ def _mentions(kind, key: str) -> bool:
     """Whether the source of a class, or of one that it inherits from, holds a name."""
     for each in inspect.getmro(kind) if isinstance(kind, type) else [kind]:
         try:
-            source = '' if each in (object, nn.Module) else inspect.getsource(each)
+            # Generic takes no arguments, and since Python 3.12 has no source.
+            source = '' if each in (object, nn.Module, Generic) else inspect.getsource(each)
             if re.search(rf'\b{re.escape(key)}\b', source):
                 return True
         except (OSError, TypeError):  # there is none
