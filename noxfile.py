@@ -2,6 +2,7 @@
 
     nox -s adapters                  # peft, transformers, segmentation_models_pytorch; minutes
     nox -s timm                      # timm's own tests of models on the five of Vim
+    nox -s newest                    # newest releases, Python 3.11 to 3.13; -s newest-3.13
 
 The original OpenMMLab libraries with three releases of torch:
 
@@ -21,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import tarfile
+from importlib.metadata import version
 from pathlib import Path
 
 import nox
@@ -33,6 +35,12 @@ SETS = {
     '2.6.0': ('0.21.0', '0'),
     '2.4.1': ('0.19.1', '0'),
 }
+# torch and torchvision belong together; everything else comes in the newest release for the Python.
+NEWEST = {'torch': 'torch==2.14.1', 'torchvision': 'torchvision==0.29.1'}
+NEWEST_TESTS = (
+    *(f'tests/{folder}' for folder in ('ops', 'models', 'engine', 'export', 'interop')),
+    'tests/test_timm_models.py',
+)
 HALF, WHOLE = 4, 8  # iterations before and after the resume: few, the slowest scan takes seconds
 VALIDATED = 16  # pictures, all that there are of shapes
 TESTS = (
@@ -59,16 +67,15 @@ def adapters(session: nox.Session) -> None:
 
 @nox.session(python=False, default=False)
 def timm(session: nox.Session) -> None:
-    """timm's tests/test_models.py, of the pinned version's sdist, in the environment of nox.
+    """timm's tests/test_models.py, of the installed version's sdist, in the environment of nox.
 
     Its lists of models whose features it tests, and of those without spatial features, get Vim's
     name; nothing else in it is changed. TorchScript and FX are what Vim does not support.
     """
-    pinned = re.search(r'^timm==\S+', (REQUIREMENTS / 'runtime.txt').read_text(), re.MULTILINE)[0]
+    name = f'timm-{version("timm")}'
     folder = Path(session.create_tmp())
     download = ['download', '--quiet', '--no-deps', '--no-binary', 'timm', '--dest', folder]
-    session.run(sys.executable, '-m', 'pip', *download, pinned)
-    name = pinned.replace('==', '-')
+    session.run(sys.executable, '-m', 'pip', *download, name.replace('-', '=='))
     with tarfile.open(folder / f'{name}.tar.gz') as sdist:
         # With its settings of pytest, and without its package: the installed one is tested.
         for member in ('tests/test_models.py', 'pyproject.toml'):
@@ -78,13 +85,29 @@ def timm(session: nox.Session) -> None:
     for names, own in (('FEAT_INTER_FILTERS', 'vim'), ('NON_STD_FILTERS', 'vim_*')):
         beginning = f'\n{names} = [\n'
         if text.count(beginning) != 1:
-            session.error(f'{pinned} has no list {names} that can be extended')
+            session.error(f'{name} has no list {names} that can be extended')
         text = text.replace(beginning, f'{beginning}    {own!r},\n')
     file.write_text(text)
     which = 'vim_ and not torchscript and not fx'
     quiet = '-Wignore::pytest.PytestUnknownMarkWarning'  # it would mark timeouts
     arguments = ['-q', '-p', 'vim_mm', quiet, '-k', which, *session.posargs, file]
     session.run(sys.executable, '-m', 'pytest', *arguments, env={'PYTHONPATH': f'{ROOT}'})
+
+
+@nox.session(python=['3.11', '3.12', '3.13'], default=False)
+def newest(session: nox.Session) -> None:
+    """Fast tests with the newest releases of what has pins, on the extension of this checkout.
+
+    It is the same binary for all of them. mmcv comes without operators, so detection is left out.
+    """
+    files = [(REQUIREMENTS / f'{name}.txt').read_text() for name in ('runtime', 'mm', 'tests')]
+    names = re.findall(r'^[\w-]+(?===)', '\n'.join(files), re.MULTILINE)
+    session.install(*(NEWEST.get(name, name) for name in names), '-r', REQUIREMENTS / 'build.txt')
+    session.install('--no-deps', '-r', REQUIREMENTS / 'mm-no-deps.txt')
+    path = {'PYTHONPATH': f'{ROOT}', 'OMP_NUM_THREADS': '1'}
+    session.run('python', ROOT / 'tools/dev/install_mmcv.py', env=path)
+    tests = session.posargs or NEWEST_TESTS
+    session.run('python', '-m', 'pytest', '-q', '-m', 'not slow', *tests, env=path)
 
 
 @nox.session(python='3.11', default=False)

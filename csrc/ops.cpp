@@ -31,6 +31,12 @@
 #define VIM_MM_CUDA_ARCHITECTURES ""
 #endif
 
+// std::shared_ptr asks glibc's variable of this name, which came with 2.32, whether it may count without
+// atomics. It takes this hidden one instead, which says no: the binary runs with the glibc of PyTorch's wheels, 2.28.
+extern "C" {
+[[gnu::visibility("hidden")]] char __libc_single_threaded = 0;
+}
+
 namespace {
 
 // Kept as bytes of the library, where the audit of a wheel reads it: of a short string a compiler

@@ -111,7 +111,7 @@ def test_they_could_be_published(sdist, wheel, tmp_path):
         SimpleNamespace(**load(f'dev/{name}.py')) for name in ('build_wheel', 'check_release')
     )
     tagged = builder.tag(wheel, tmp_path)
-    assert builder.audit(tagged) == []
+    assert builder.audit(tagged) == release.audit_platform(tagged) == []
     pytest.importorskip('twine', reason='needs twine, which `make lint` installs')
     (archive,) = sdist.parent.glob('*.tar.gz')
     for made in (archive, tagged):

@@ -89,3 +89,9 @@ def test_metadata_of_another_version_is_found(tmp_path):
         file.addfile(member, io.BytesIO(content))
     found = tool.audit_metadata(tmp_path / 'vim_mm-1.tar.gz', '2')
     assert 'vim_mm-1.tar.gz: Version is 1, expected 2' in found
+
+
+@pytest.mark.parametrize(('platform', 'found'), [('2_27', 0), ('2_28', 0), ('2_34', 1)])
+def test_a_wheel_that_torch_s_systems_do_not_run_is_found(platform, found):
+    wheel = Path(f'vim_mm-1-cp310-abi3-manylinux_{platform}_x86_64.whl')
+    assert len(tool.audit_platform(wheel)) == found

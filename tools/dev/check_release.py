@@ -25,6 +25,7 @@ NOT_IN_SDIST = re.compile(r'\.(ci/|clang-format|gitignore|pre-commit)')
 GENERATED = re.compile(r'PKG-INFO|setup\.cfg|vim_mm\.egg-info/')
 # Links to folders, which an archive holds resolved.
 LINKS = ('vim_mm/.mim/configs',)
+GLIBC = 28  # the minor version of the manylinux tag that PyTorch's wheels have
 LARGEST_FILE = 2**20  # bytes: pictures and golden vectors are smaller, data sets are not
 
 
@@ -103,6 +104,14 @@ def audit_metadata(archive: Path, version: str) -> list[str]:
     return problems
 
 
+def audit_platform(wheel: Path) -> list[str]:
+    """What is wrong with a wheel's platform; what runs PyTorch's wheels must run this one."""
+    found = re.search(r'manylinux_2_(\d+)_', wheel.name)
+    if found is not None and int(found[1]) <= GLIBC:
+        return []
+    return [f'{wheel.name}: the platform is none of manylinux_2_{GLIBC} or older']
+
+
 def main(args: argparse.Namespace) -> None:
     problems = audit_source(ROOT)
     version = version_of(ROOT)
@@ -112,7 +121,7 @@ def main(args: argparse.Namespace) -> None:
         archives = build(clone, args.out.resolve(), cuda=False)
         tracked = run('git', 'ls-files', cwd=clone).splitlines()
     sdist, wheel = archives
-    problems += audit_sdist(sdist, tracked) + audit(wheel)
+    problems += audit_sdist(sdist, tracked) + audit(wheel) + audit_platform(wheel)
     for archive in archives:
         problems += audit_metadata(archive, version)
     if problems:
