@@ -38,7 +38,7 @@ SETS = {
 # torch and torchvision belong together; everything else comes in the newest release for the Python.
 NEWEST = {'torch': 'torch==2.14.1', 'torchvision': 'torchvision==0.29.1'}
 NEWEST_TESTS = (
-    *(f'tests/{folder}' for folder in ('ops', 'models', 'engine', 'export', 'interop')),
+    *(f'tests/{folder}' for folder in ('ops', 'models', 'engine', 'export', 'interop', 'jax')),
     'tests/test_timm_models.py',
 )
 HALF, WHOLE = 4, 8  # iterations before and after the resume: few, the slowest scan takes seconds

@@ -53,7 +53,7 @@ def _command() -> list[str]:
     """That of the compiler, without the file that it writes."""
     compiler = shlex.split(os.environ.get('CXX', 'c++'))
     torch_folder = Path(torch.__file__).parent
-    flags = ['-std=c++17', '-O2', '-fPIC', '-shared', '-fvisibility=hidden']
+    flags = ['-std=c++20', '-O2', '-fPIC', '-shared', '-fvisibility=hidden']
     includes = [torch_folder / 'include', jax.ffi.include_dir()]
     libraries = ['torch', 'torch_cpu', 'c10']
     if library.has_kernel('cuda'):
