@@ -171,7 +171,8 @@ def main(args: Namespace) -> None:
         with noting(failed, picture, OSError):  # the overlay cannot be written, nor can others
             write(draw_sample(visualizer, image, prediction), overlay)
             say(str(overlay))
-    print(*of_depth(crushed, str(args.input), learns=False), sep='\n', end='\n' * bool(crushed))
+    for line in of_depth(crushed, str(args.input), learns=False):
+        print(line)
     if failed:
         print(*failed, sep='\n', file=sys.stderr)
         named = ', '.join(line.partition(': ')[0] for line in failed[:MOST_NAMED])
