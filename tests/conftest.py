@@ -52,6 +52,23 @@ def nothing_old_is_garbage():
     gc.freeze()
 
 
+def scopes_end():
+    """A registry's scopes that a test or a file's fixture sets, as tools do, end with it."""
+
+    def scopes() -> dict:
+        registry = sys.modules.get('mmengine.registry')
+        return registry.DefaultScope._instance_dict if registry else {}
+
+    before = dict(scopes())
+    yield
+    scopes().clear()
+    scopes().update(before)
+
+
+scopes_of_a_test = pytest.fixture(autouse=True)(scopes_end)
+scopes_of_a_file = pytest.fixture(scope='module', autouse=True)(scopes_end)
+
+
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
