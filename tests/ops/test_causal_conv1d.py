@@ -227,8 +227,8 @@ def test_states_in_autocast():
 @pytest.mark.parametrize(
     'change, message',
     [
-        pytest.param(dict(reset=torch.zeros(2, 9)), 'reset must be torch.bool', id='float'),
-        pytest.param(dict(reset=torch.zeros(2, 8).bool()), r'reset must be .*2, 9', id='length'),
+        pytest.param(dict(reset=torch.zeros(2, 9)), 'reset: expected torch.bool', id='float'),
+        pytest.param(dict(reset=torch.zeros(2, 8).bool()), r'reset: .*2, 9', id='length'),
         pytest.param(dict(reset=[True]), 'reset: expected a tensor', id='list'),
         pytest.param(
             dict(reset=torch.zeros(2, 9, device='meta').bool()), 'reset: .* got meta', id='device'

@@ -152,18 +152,6 @@ def check_tokens(x: Tensor, d_model: int) -> None:
         )
 
 
-def check_reset(reset: Tensor, x: Tensor) -> None:
-    """TypeError or ValueError if ``reset`` is no bool for each token of x (B, L, C)."""
-    check_tensor('reset', reset)
-    check_device('reset', reset, 'hidden_states', x)
-    if reset.dtype != torch.bool:
-        raise UserTypeError(f'reset: expected torch.bool, got {reset.dtype}')
-    if reset.shape != x.shape[:2]:
-        raise UserValueError(
-            f'reset: expected shape (B, L) = {tuple(x.shape[:2])}, got {tuple(reset.shape)}'
-        )
-
-
 def check_image_list(images: Any, in_channels: int) -> None:
     """TypeError or ValueError if ``images`` are no images (in_channels, H, W) of any sizes.
 

@@ -17,7 +17,6 @@ from vim_mm.models.arguments import (
     check_like,
     check_number,
     check_positive,
-    check_reset,
     check_tokens,
 )
 from vim_mm.models.fused import READS, MixerPath, path_of_mixer, why_plain_mixer
@@ -25,7 +24,7 @@ from vim_mm.ops import causal_conv1d, selective_scan_grouped_fn
 from vim_mm.ops.backends import BACKENDS, wish_of_arguments
 from vim_mm.ops.block import fused_mixer
 from vim_mm.ops.causal_conv1d import extend, last_state_of, taps_within
-from vim_mm.ops.discretization import check_tensor, get_method
+from vim_mm.ops.discretization import check_reset, check_tensor, get_method
 from vim_mm.ops.selective_scan import MAX_STATES
 
 _OUTER, _EACH = ('in_proj', 'out_proj'), ('conv1d', 'x_proj', 'dt_proj', 'D')
@@ -303,7 +302,7 @@ class Mamba(nn.Module):
         if initial_state is not None:
             given['initial_state'] = self._check_state(initial_state, hidden_states.shape[0])
         if reset is not None:
-            check_reset(reset, hidden_states)
+            check_reset(reset, (*hidden_states.shape[:2],), 'hidden_states', hidden_states)
             given['reset'] = reset
         return given
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vim_mm.errors import UserTypeError, UserValueError
-from vim_mm.ops.discretization import check_device, check_tensor
+from vim_mm.ops.discretization import check_device, check_reset, check_tensor
 
 
 def causal_conv1d(
@@ -60,7 +60,13 @@ def causal_conv1d(
     if bias is not None and bias.shape != (channels,):
         raise UserValueError(f'bias must be ({channels},), got shape {tuple(bias.shape)}')
     width = weight.shape[1]
-    _check_states(x, width, initial_state, reset)
+    state = (*x.shape[:2], width - 1)
+    if initial_state is not None and tuple(initial_state.shape) != state:
+        raise UserValueError(
+            f'initial_state must be (B, D, W - 1) = {state}, got shape {tuple(initial_state.shape)}'
+        )
+    if reset is not None:
+        check_reset(reset, (x.shape[0], length), 'x', x)
 
     kernel = weight.flip(1) if reverse else weight
     steps = F.pad(x, (0, 1)) if length == 0 else x  # conv1d takes no row of nothing
@@ -143,21 +149,3 @@ def _check_types(
         if tensor.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
             raise UserTypeError(f'{name} must be {x.dtype}, as x is, got {tensor.dtype}')
         check_device(name, tensor, 'x', x)
-
-
-def _check_states(
-    x: Tensor, width: int, initial_state: Tensor | None, reset: Tensor | None
-) -> None:
-    state, row = (*x.shape[:2], width - 1), (x.shape[0], x.shape[2])
-    if initial_state is not None and tuple(initial_state.shape) != state:
-        raise UserValueError(
-            f'initial_state must be (B, D, W - 1) = {state}, got shape {tuple(initial_state.shape)}'
-        )
-    if reset is None:
-        return
-    check_tensor('reset', reset)
-    check_device('reset', reset, 'x', x)
-    if reset.dtype != torch.bool:
-        raise UserTypeError(f'reset must be torch.bool, got {reset.dtype}')
-    if tuple(reset.shape) != row:
-        raise UserValueError(f'reset must be (B, L) = {row}, got shape {tuple(reset.shape)}')

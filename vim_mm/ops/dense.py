@@ -14,8 +14,8 @@ from vim_mm.ops.reference import (
     ScanInputs,
     per_channel,
     real_dtype,
+    sequential_scan,
     skip_and_gate,
-    starts_by_step,
     state_dtype,
     step_sizes,
 )
@@ -86,35 +86,14 @@ def selective_scan_dense_ref(
     right = torch.cat([identity + half, drive[..., None]], dim=-1)
     solved = torch.linalg.solve(identity - half, right)
 
-    y, last_state = _scan(
+    y, last_state = sequential_scan(
         solved[..., :-1],
         solved[..., -1],
         per_channel(C, signal, state),
         initial_state,
         reset,
         reverse,
+        lambda M, x: (M @ x[..., None])[..., 0],
     )
     out = skip_and_gate(y, signal, D, z).to(u.dtype)
     return (out, last_state) if return_last_state else out
-
-
-def _scan(
-    A_bar: Tensor,
-    drive: Tensor,
-    C: Tensor,
-    initial_state: Tensor | None,
-    reset: Tensor | None,
-    reverse: bool,
-) -> tuple[Tensor, Tensor]:
-    """A_bar (B, D, L, N, N), drive and C (B, D, L, N) -> y (B, D, L) and the last state."""
-    nothing = drive[:, :, :0].sum(2)
-    x = nothing if initial_state is None else nothing + initial_state
-    states = []
-    steps = [*zip(A_bar.unbind(2), drive.unbind(2), starts_by_step(reset, drive, reverse))]
-    for A_bar_t, drive_t, begins_t in reversed(steps) if reverse else steps:
-        if begins_t is not None:
-            x = x.masked_fill(begins_t, 0)
-        x = (A_bar_t @ x[..., None])[..., 0] + drive_t
-        states.append(x)
-    all_states = torch.stack(states[::-1] if reverse else states, dim=2) if states else drive
-    return (C * all_states).sum(-1), x

@@ -256,6 +256,16 @@ def check_device(name: str, x: Tensor, first: str, other: Tensor) -> None:
         )
 
 
+def check_reset(reset: Any, rows: tuple[int, int], first: str, other: Tensor) -> None:
+    """TypeError or ValueError if ``reset`` is no bool of the shape ``rows``, (B, L)."""
+    check_tensor('reset', reset)
+    check_device('reset', reset, first, other)
+    if reset.dtype != torch.bool:
+        raise UserTypeError(f'reset: expected torch.bool, got {reset.dtype}')
+    if tuple(reset.shape) != rows:
+        raise UserValueError(f'reset: expected shape (B, L) = {rows}, got {(*reset.shape,)}')
+
+
 def discretize(delta: Tensor, A: Tensor, method: str) -> tuple[Tensor, Tensor]:
     """Discretize the diagonal system x' = A x + B u over steps of length ``delta``.
 

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from vim_mm.ops import counted, library, triton  # noqa: F401, which define their operators
 from vim_mm.ops.discretization import method_name
-from vim_mm.ops.mixer_parameters import mixer_sizes
+from vim_mm.ops.mixer_parameters import count_sets, sizes_of
 from vim_mm.ops.reference import ScanInputs
 
 
@@ -102,7 +102,7 @@ def _mixer_fwd(
     x, update, norm, eps, dtype, parameters, method, reverse, scale, keep, *_, **__
 ) -> int:
     batch, length, outer = x.shape
-    sizes, sets = mixer_sizes(parameters, len(reverse))
+    sizes, sets = sizes_of(parameters), count_sets(len(parameters), len(reverse))
     scan = scan_multiply_adds(
         (batch, len(reverse), sizes[0], length), sizes[1], method_name(method)
     )
@@ -113,7 +113,7 @@ def _mixer_bwd(
     grad_out, grad_sum, x, norm, saved, sizes, types, with_update, method, reverse, scale, *_, **__
 ) -> int:
     batch, length, outer = x.shape
-    sets = mixer_sizes(types, len(reverse), sizes)[1]
+    sets = count_sets(len(types), len(reverse))
     products = mixer_products(batch * length, outer, sizes, sets)
     scan = scan_multiply_adds(
         (batch, len(reverse), sizes[0], length), sizes[1], method_name(method)

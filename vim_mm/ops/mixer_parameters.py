@@ -26,14 +26,6 @@ def sizes_of(parameters: Sequence[Tensor | None]) -> list[int]:
     ]
 
 
-def mixer_sizes(
-    parameters: Sequence, directions: int, sizes: Sequence[int] | None = None
-) -> tuple[Sequence[int], int]:
-    """(H, N, R, W), read off the parameters unless given, and the number of sets of parameters."""
-    sets = count_sets(len(parameters), directions)
-    return sizes_of(parameters) if sizes is None else sizes, sets
-
-
 def count_sets(parameters: int, directions: int) -> int:
     """The number of sets among so many parameters."""
     return (parameters - SINGLE - directions) // EACH

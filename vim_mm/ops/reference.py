@@ -1,6 +1,6 @@
 """What a scan takes, and selective_scan_ref: the sequential loop that every kernel is held to."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -126,34 +126,33 @@ def starts(reset: Tensor, reverse: bool) -> Tensor:
     return F.pad(reset, (0, 1))[:, 1:] if reverse else reset
 
 
-def starts_by_step(
-    reset: Tensor | None, like: Tensor, reverse: bool
-) -> Sequence[Tensor] | Sequence[None]:
-    """For each step of ``like`` (B, D, L, N) a mask of its state, of :func:`starts`."""
-    if reset is None:
-        return (None,) * like.shape[2]
-    return starts(reset, reverse)[:, None, :, None].unbind(2)
-
-
-def _scan(
+def sequential_scan(
     A_bar: Tensor,
     drive: Tensor,
     C: Tensor,
     initial_state: Tensor | None,
     reset: Tensor | None,
     reverse: bool,
+    product: Callable[[Tensor, Tensor], Tensor] = torch.mul,
 ) -> tuple[Tensor, Tensor]:
-    """x_t = A_bar_t x_{t-1} + drive_t, y_t = C_t . x_t: three (B, D, L, N) -> y (B, D, L), x."""
+    """x_t = A_bar_t x_{t-1} + drive_t, y_t = C_t . x_t: three (B, D, L, N) -> y (B, D, L), x.
+
+    ``product`` is that of A_bar and the state; A_bar may be what else it takes.
+    """
     # Sums of nothing: zeros of the right shape and dtype, differentiable even when L = 0.
-    nothing = A_bar[:, :, :0] * drive[:, :, :0] * C[:, :, :0]
+    nothing = product(A_bar[:, :, :0], drive[:, :, :0]) * C[:, :, :0]
     x = nothing.sum(2) if initial_state is None else nothing.sum(2) + initial_state
     y = []
-    series = [A_bar.unbind(2), drive.unbind(2), C.unbind(2)]
-    steps = [*zip(*series, starts_by_step(reset, drive, reverse), strict=True)]
+    series: list[Sequence] = [A_bar.unbind(2), drive.unbind(2), C.unbind(2)]
+    if reset is None:
+        series.append((None,) * drive.shape[2])
+    else:
+        series.append(starts(reset, reverse)[:, None, :, None].unbind(2))
+    steps = [*zip(*series, strict=True)]
     for A_bar_t, drive_t, C_t, begins_t in reversed(steps) if reverse else steps:
         if begins_t is not None:
             x = x.masked_fill(begins_t, 0)  # whatever it was: 0 times what is infinite is NaN
-        x = A_bar_t * x + drive_t
+        x = product(A_bar_t, x) + drive_t
         y.append((C_t * x).sum(-1))
     if not y:
         return nothing.sum(-1), x
@@ -185,27 +184,8 @@ def selective_scan_ref(
         y_t = sum over n of C_t x_t                   complex A: twice the real part
         out_t = (y_t + D u_t) * silu(z_t)
 
-    Memory is O(B D L N). Arguments are taken as valid: ``selective_scan_fn`` checks.
-
-    Args:
-        u, delta, z: (B, D, L), real. ``z`` is the gate, None for no gate.
-        A: (D, N), real or complex.
-        B, C: (D, N), (B, N, L) or (B, G, N, L) where channel d reads group d // (D / G); complex
-            where A is. With complex A also real with (re, im) interleaved along the last axis:
-            (B, N, 2L) or (B, G, N, 2L).
-        D, delta_bias: (D,), real, or None.
-        delta_softplus: Apply softplus to ``delta + delta_bias``.
-        return_last_state: Return the state after the last step in scan order as well.
-        discretization_method: A name in ``METHODS``. A non-causal method averages y over the scans
-            in both directions; its last state is that of the direction asked for.
-        reverse: Run t from L - 1 down to 0.
-        initial_state: (B, D, N) in the dtype of the state: that before the first step in scan
-            order, of a causal method. None is 0.
-        reset: (B, L), bool. Where true a sequence begins: no state passes between t - 1 and t.
-
-    Returns:
-        out (B, D, L) in u's dtype, or (out, last_state) with last_state (B, D, N), complex where A
-        is. Computed, and the state returned, in float64 if u is, else in float32.
+    Memory is O(B D L N). Arguments, dtypes and results are those of
+    :func:`~vim_mm.ops.selective_scan_fn`, which checks them; here they are taken as valid.
     """
     state = state_dtype(u, A)
     signal = u.to(real_dtype(u))
@@ -214,9 +194,9 @@ def selective_scan_ref(
     drive = beta * per_channel(B, signal, state) * signal[..., None]
     C = per_channel(C, signal, state)
 
-    y, last_state = _scan(A_bar, drive, C, initial_state, reset, reverse)
+    y, last_state = sequential_scan(A_bar, drive, C, initial_state, reset, reverse)
     if not get_method(discretization_method).causal:
-        y = (y + _scan(A_bar, drive, C, None, reset, not reverse)[0]) / 2
+        y = (y + sequential_scan(A_bar, drive, C, None, reset, not reverse)[0]) / 2
     out = skip_and_gate(y, signal, D, z).to(u.dtype)
     return (out, last_state) if return_last_state else out
 

@@ -14,6 +14,7 @@ from vim_mm.ops.counted import counted_scan, counting
 from vim_mm.ops.discretization import (
     IS_CAUSAL,
     check_device,
+    check_reset,
     check_tensor,
     method_id,
     method_name,
@@ -21,6 +22,7 @@ from vim_mm.ops.discretization import (
 from vim_mm.ops.exported import exported_scan, exporting_to_onnx
 from vim_mm.ops.library import call, refuse_forward_mode
 from vim_mm.ops.reference import (
+    DIFFERENTIABLE,
     TENSORS,
     ScanInputs,
     grouped_scan_ref,
@@ -32,7 +34,7 @@ MAX_STATES = 256
 _REAL = (torch.float32, torch.float16, torch.bfloat16)
 _ANY_FLOAT = (*_REAL, torch.float64)
 _COMPLEX = (torch.complex64, torch.complex128)
-_OPTIONAL = ('D', 'z', 'delta_bias', 'initial_state', 'reset')
+_OPTIONAL = ('D', 'z', 'delta_bias', 'initial_state')
 
 
 def selective_scan_fn(
@@ -250,9 +252,10 @@ def check_shapes(inputs: ScanInputs, letters: str) -> tuple[int, ...]:
     _check_shape('z', inputs.z, tuple(u.shape), sequence)
     _check_shape('D', inputs.D, channels, per_channel)
     _check_shape('delta_bias', inputs.delta_bias, channels, per_channel)
-    _check_states(A)
+    if not 1 <= A.shape[-1] <= MAX_STATES:
+        raise UserValueError(f'A: expected 1 to {MAX_STATES} states N, got {A.shape[-1]}')
     if inputs.reset is not None:
-        _check_shape('reset', inputs.reset, (u.shape[0], u.shape[-1]), '(B, L)')
+        check_reset(inputs.reset, (u.shape[0], u.shape[-1]), 'u', u)
     if inputs.initial_state is not None:
         shape = (u.shape[0], *channels, A.shape[-1])
         _check_shape('initial_state', inputs.initial_state, shape, f'(B, {letters}, N)')
@@ -265,8 +268,8 @@ def check_shapes(inputs: ScanInputs, letters: str) -> tuple[int, ...]:
 
 
 def _check_tensors(inputs: ScanInputs) -> None:
-    """Types, dtypes and device; the dtypes of B and C depend on more than that."""
-    pairs = zip(TENSORS, inputs.tensors())
+    """Types, dtypes and device but of ``reset``; the dtypes of B and C depend on more than that."""
+    pairs = zip(DIFFERENTIABLE, inputs.tensors())
     tensors: dict[str, Any] = {
         name: x for name, x in pairs if x is not None or name not in _OPTIONAL
     }
@@ -293,8 +296,6 @@ def _check_tensors(inputs: ScanInputs) -> None:
                 f'initial_state: expected {state_dtype(u, tensors["A"])}, the dtype of the state, '
                 f'got {x.dtype}'
             )
-        elif name == 'reset' and x.dtype != torch.bool:
-            raise UserTypeError(f'reset: expected torch.bool, got {x.dtype}')
 
 
 def _check_real_dtype(name: str, x: Tensor, u: Tensor) -> None:
@@ -324,11 +325,6 @@ def _check_rank(name: str, x: Tensor, rank: int, letters: str) -> None:
 def _check_shape(name: str, x: Tensor | None, shape: tuple[int, ...], letters: str) -> None:
     if x is not None and tuple(x.shape) != shape:
         raise UserValueError(f'{name}: expected shape {letters} = {shape}, got {(*x.shape,)}')
-
-
-def _check_states(A: Tensor) -> None:
-    if not 1 <= A.shape[-1] <= MAX_STATES:
-        raise UserValueError(f'A: expected 1 to {MAX_STATES} states N, got {A.shape[-1]}')
 
 
 def check_bool(name: str, value: bool) -> None:

@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from vim_mm.ops.mixer_parameters import DTYPES, EACH, SINGLE, count_sets, mixer_sizes
+from vim_mm.ops.mixer_parameters import DTYPES, EACH, SINGLE, count_sets, sizes_of
 from vim_mm.ops.reference import ScanInputs
 from vim_mm.ops.triton import block_kernels as kernels
 from vim_mm.ops.triton.launch import launch
@@ -203,7 +203,7 @@ def mixer_fwd(
     keep: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """The mixer of rms_norm(x + update), that sum, and what backward takes."""
-    sizes, _ = mixer_sizes(parameters, len(reverse))
+    sizes = sizes_of(parameters)
     s = shape_of(x, sizes, len(parameters), len(reverse), dtype)
     packs = _pack(parameters, s, x.device)
     in_proj, out_proj, x_proj, _ = _views(packs[0], s.narrow_shapes())
