@@ -25,7 +25,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 from _command_line import end, parse_first, positive
@@ -59,7 +58,14 @@ from mmengine.optim import OptimWrapper
 
 from benchmarks.measure.configs import find_config
 from benchmarks.measure.tables import figures, markdown_table, write_text
-from benchmarks.measure.timing import describe, environment, synchronize
+from benchmarks.measure.timing import (
+    describe,
+    environment,
+    gpu_events,
+    steady_times,
+    synchronize,
+    warm_up,
+)
 from benchmarks.measure.whole_models import adapt, build, make_batch
 from vim_mm.engine import BFloat16OptimWrapper, activate
 from vim_mm.engine.cli import import_task_library
@@ -67,7 +73,6 @@ from vim_mm.engine.optimization.compiled_parts import CompiledParts
 from vim_mm.engine.optimization.graphed_step import GraphedStep
 
 GRAPHS = ('graph', 'compiled')
-WARM_UP = 6  # steps: the graph is recorded in the second
 PROFILED = 3
 WAITS = ('cudaStreamSynchronize', 'cudaDeviceSynchronize', 'cudaEventSynchronize', 'cudaMemcpy')
 
@@ -102,23 +107,15 @@ def make_step(name: str, form: str, args: Namespace) -> Callable[[], dict]:
 def measure(name: str, form: str, args: Namespace) -> dict[str, Any]:
     """Figures of a form, by name."""
     step = make_step(name, form, args)
-    for _ in range(WARM_UP):
-        losses = step()
-    synchronize()
+    warm_up(step)  # the graph is recorded in the second
     if args.device == 'cuda':
         torch.cuda.reset_peak_memory_stats()
-    blocks = []
-    for _ in range(args.blocks):
-        start = perf_counter()
-        for _ in range(args.steps):
-            losses = step()
-        synchronize()
-        blocks.append((perf_counter() - start) / args.steps)
+    blocks = steady_times(step, args.steps, args.blocks)
     found = dict(form=form, ms=1e3 * median(blocks), spread=1e3 * (max(blocks) - min(blocks)))
     if args.device == 'cuda':
         found['peak MiB'] = round(torch.cuda.max_memory_allocated() / 2**20)
         found |= profiled(step, args.rows) | dict(waiting=waiting_lines(step))
-    found['loss'] = losses['loss'].item()
+    found['loss'] = step()['loss'].item()
     return found
 
 
@@ -140,17 +137,17 @@ def waiting_lines(step: Callable[[], dict]) -> dict[str, int]:
 def profiled(step: Callable[[], dict], rows: int) -> dict[str, Any]:
     """What the profiler sees of some steps, for one; of kernels the longest ones."""
     kinds = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]) as profile:
+    with torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]) as recorded:
         for _ in range(PROFILED):
             step()
         synchronize()
     seconds, calls = Counter(), Counter()
-    for event in profile.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            if not event.name.startswith(('Memcpy', 'Memset')):
-                calls['kernels'] += 1
-                seconds[event.name] += 1e-3 * event.time_range.elapsed_us() / PROFILED
-        elif event.name.startswith(('cudaLaunchKernel', 'cuLaunchKernel', 'cudaGraphLaunch')):
+    for name, of_one in gpu_events(recorded):
+        if not name.startswith(('Memcpy', 'Memset')):
+            calls['kernels'] += 1
+            seconds[name] += 1e3 * of_one / PROFILED
+    for event in recorded.events():
+        if event.name.startswith(('cudaLaunchKernel', 'cuLaunchKernel', 'cudaGraphLaunch')):
             calls['launches'] += 1
         elif event.name in WAITS:
             calls['waits'] += 1

@@ -71,7 +71,7 @@ from mmengine.registry import LOOPS
 from mmengine.runner import IterBasedTrainLoop, Runner
 
 from benchmarks.measure.tables import figures, markdown_table, write_text
-from benchmarks.measure.timing import describe, environment
+from benchmarks.measure.timing import describe, environment, gpu_events
 from vim_mm.config import merge_options
 from vim_mm.engine import build_runner
 from vim_mm.engine.cli import read_config
@@ -185,11 +185,8 @@ class IterationClock(Hook):
         if self.profiler is not None and batch_idx == self.last - 1:
             torch.cuda.synchronize()
             self.profiler.stop()
-            self.device_seconds = 1e-6 * sum(
-                event.time_range.elapsed_us()
-                for event in self.profiler.events()
-                if event.device_type == torch.autograd.DeviceType.CUDA
-            ) / PROFILED  # fmt: skip
+            seconds = (seconds for _, seconds in gpu_events(self.profiler))
+            self.device_seconds = sum(seconds) / PROFILED
         self.end = perf_counter()
 
     def summary(self) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from statistics import median
@@ -238,27 +238,28 @@ def enqueue_times(function: Callable[[], object], trials: int) -> list[float]:
 def count_launches(function: Callable[[], object]) -> int:
     """Kernels, copies and fills that one call starts on the GPU."""
     function()
-    torch.cuda.synchronize()
-    return sum(count for _, count in kernel_table(function).values())
+    return len(_on_the_gpu(function))
 
 
-def kernel_table(function: Callable[[], object], calls: int = 1) -> dict[str, tuple[float, int]]:
-    """Seconds and number in a call, by the name of the kernel, copy or fill, the longest first."""
+def kernel_seconds(function: Callable[[], object], calls: int = 1) -> float:
+    """Seconds of all kernels, copies and fills of a call, the mean of so many calls."""
+    return sum(seconds for _, seconds in _on_the_gpu(function, calls)) / calls
+
+
+def _on_the_gpu(function: Callable[[], object], calls: int = 1) -> list[tuple[str, float]]:
+    synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
         for _ in range(calls):
             function()
-        torch.cuda.synchronize()
-    found: dict[str, list[float]] = {}
+        synchronize()
+    return [*gpu_events(recorded)]
+
+
+def gpu_events(recorded: torch.profiler.profile) -> Iterator[tuple[str, float]]:
+    """Name and seconds of each kernel, copy and fill that a profile saw."""
     for event in recorded.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:
-            found.setdefault(event.name, []).append(1e-6 * event.time_range.elapsed_us())
-    table = {name: (sum(t) / calls, round(len(t) / calls)) for name, t in found.items()}
-    return dict(sorted(table.items(), key=lambda item: -item[1][0]))
-
-
-def kernel_seconds(function: Callable[[], object], calls: int = 1) -> dict[str, float]:
-    """The seconds of :func:`kernel_table`."""
-    return {name: seconds for name, (seconds, _) in kernel_table(function, calls).items()}
+            yield event.name, 1e-6 * event.time_range.elapsed_us()
 
 
 def peak_memory(function: Callable[[], object], device: str) -> int:

@@ -40,7 +40,6 @@ def test_a_step_of_each_form_on_a_cpu():
     pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
     tool = SimpleNamespace(**load('benchmarks/benchmark_detector.py'))
     args = SimpleNamespace(size=(64, 64), batch=1, fp32=True, device='cpu', steps=1, blocks=1)
-    tool.measure.__globals__['WARM_UP'] = 1
     for form in ('mmdet', 'fast'):
         found = tool.measure('det/mask_rcnn_vim_shapes.py', form, args)
         assert found['ms'] > 0 and found['loss'] > 0

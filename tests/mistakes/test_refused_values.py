@@ -29,7 +29,6 @@ A_SIZE = 'argument --sizes: expected SIDE or HEIGHTxWIDTH, got '
         ('benchmarks/benchmark_scan', '--n_trials=0', f"argument --n_trials: {A_NUMBER}'0'"),
         ('analysis/profile_discretization', '--seqlen=0', f"argument --seqlen: {A_NUMBER}'0'"),
         ('analysis/profile_discretization', '--dim=0', f"argument --dim: {A_NUMBER}'0'"),
-        ('benchmarks/profile_training', 'a.py --batch=0', f"argument --batch: {A_NUMBER}'0'"),
         ('demo_report', 'run --images=0', f"argument --images: {A_NUMBER}'0'"),
         ('run_all_methods', '--config=a.py --jobs-per-gpu=0',
          f"argument --jobs-per-gpu: {A_NUMBER}'0'"),

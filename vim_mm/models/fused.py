@@ -5,7 +5,7 @@ else takes a module's place would be passed over, so each of them has the module
 a module is read only where a call would do nothing else. :func:`path_of_block` decides for a norm
 and its mixer, which are handed the answer; :func:`path_of_mixer` for a mixer that is called by
 itself. Nothing is kept between calls, so nothing can be out of date; it takes a few microseconds a
-layer (``benchmarks/benchmark_host.py`` measures it).
+layer.
 """
 
 import re

@@ -174,7 +174,7 @@ def test_our_clocks_wait_for_the_gpu():
 
         def busy_seconds(self):
             warm_up(self.run)
-            return sum(kernel_seconds(self.run).values())
+            return kernel_seconds(self.run)
 
     def unsynchronized(call):
         start = time.perf_counter()
