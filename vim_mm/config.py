@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mmengine.config import Config
 from mmengine.runner import Runner
@@ -147,6 +148,24 @@ def merge_options(cfg: Config, options: dict) -> None:
             raise UserValueError(unused_data_root(cfg))
         cfg.merge_from_dict(_moved(cfg.to_dict(), rest, new))
     cfg.merge_from_dict(options)
+
+
+def entry(cfg: object, name: str, default: Any = None) -> Any:
+    """What a config has under a dotted name, whose parts may be places in a list."""
+    for key in name.split('.'):
+        if isinstance(cfg, Mapping | Config) and key in cfg:
+            cfg = cfg[key]
+        elif isinstance(cfg, list | tuple) and key.isdecimal() and int(key) < len(cfg):
+            cfg = cfg[int(key)]
+        else:
+            return default
+    return cfg
+
+
+def part(cfg: object, name: str) -> Mapping:
+    """The part of a config under a dotted name; an empty one where there is none."""
+    found = entry(cfg, name)
+    return found if isinstance(found, Mapping) else {}
 
 
 def type_name(options: Mapping) -> str:

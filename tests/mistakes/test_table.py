@@ -327,7 +327,6 @@ def test_options_that_nothing_reads(option, expected):
 @pytest.mark.parametrize(
     ('option', 'value', 'expected'),
     [
-        ('optim_wrapper.optimizer.type', 'AdamQ', "got 'AdamQ'; did you mean 'Adam"),
         ('optim_wrapper.optimizer.lr', 'abc', "must be a number, got 'abc'"),
         ('optim_wrapper.optimizer.weight_decay', None, 'must be a number, got None'),
         ('train_cfg.max_iters', 'ten', "must be a number, got 'ten'"),

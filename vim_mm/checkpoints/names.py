@@ -130,14 +130,8 @@ _BOX_HEAD: _Rules = (
         r'roi_heads\.box_head\.(\d+\.)?fc(\d+)\.(.*)',
         lambda m: f'roi_head.bbox_head.{m[1] or ""}shared_fcs.{int(m[2]) - 1}.{m[3]}',
     ),
-    (
-        r'roi_heads\.box_predictor\.(\d+\.)?cls_score\.(.*)',
-        lambda m: f'roi_head.bbox_head.{m[1] or ""}fc_cls.{m[2]}',
-    ),
-    (
-        r'roi_heads\.box_predictor\.(\d+\.)?bbox_pred\.(.*)',
-        lambda m: f'roi_head.bbox_head.{m[1] or ""}fc_reg.{m[2]}',
-    ),
+    (r'roi_heads\.box_predictor\.(\d+\.|)cls_score\.(.*)', r'roi_head.bbox_head.\1fc_cls.\2'),
+    (r'roi_heads\.box_predictor\.(\d+\.|)bbox_pred\.(.*)', r'roi_head.bbox_head.\1fc_reg.\2'),
 )
 
 _MASK_HEAD: _Rules = (

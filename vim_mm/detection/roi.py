@@ -109,8 +109,6 @@ def losses(
         truth: Of the batch.
     """
     x = hand_over_float32(x)  # MMCV's RoIAlign knows no bfloat16
-    if isinstance(head, SharedMaskCascadeRoIHead):
-        return _shared_cascade(head, x, boxes, valid, truth)
     if isinstance(head, CascadeRoIHead):
         return _cascade(head, x, boxes, valid, truth)
     regions = sample_regions(head.bbox_assigner, head.bbox_sampler, boxes, valid, truth)
@@ -170,16 +168,19 @@ def _mask_losses(
 def _cascade(
     head: CascadeRoIHead, x: tuple[Tensor, ...], boxes: Tensor, valid: Tensor, truth: GroundTruth
 ) -> dict[str, Tensor]:
-    found = {}
+    """Of MMDetection's cascade, or of ours: see :mod:`vim_mm.detection.roi_head`."""
+    found, shared = {}, isinstance(head, SharedMaskCascadeRoIHead)
     for stage in range(head.num_stages):
         head.current_stage = stage
         cfg, box_head = head.train_cfg[stage], head.bbox_head[stage]
-        sampler = head.bbox_sampler[stage]
+        sampler = None if shared and stage > 0 else head.bbox_sampler[stage]
         regions = sample_regions(head.bbox_assigner[stage], sampler, boxes, valid, truth)
         features = region_features(head.bbox_roi_extractor[stage], x, regions.rois)
+        if shared and features.requires_grad:
+            features.register_hook(lambda grad: grad / head.num_stages)
         scores, deltas = box_head(features)
         named = box_losses(box_head, scores, deltas, regions, truth, cfg)
-        if head.with_mask:
+        if head.with_mask and sampler is not None:
             named |= _mask_losses(
                 head, head.mask_head[stage], head.mask_roi_extractor[stage], x,
                 regions.first(_most_masks(sampler, regions)), truth, cfg,
@@ -188,34 +189,10 @@ def _cascade(
         for name, value in named.items():
             found[f's{stage}.{name}'] = value * weight if 'loss' in name else value
         if stage < head.num_stages - 1:
-            boxes = refine(box_head, scores, deltas, regions, truth)
-            valid = regions.valid & ~regions.is_truth
-    return found
-
-
-def _shared_cascade(
-    head: SharedMaskCascadeRoIHead,
-    x: tuple[Tensor, ...],
-    boxes: Tensor,
-    valid: Tensor,
-    truth: GroundTruth,
-) -> dict[str, Tensor]:
-    found = {}
-    for stage in range(head.num_stages):
-        sampler = head.bbox_sampler[stage] if stage == 0 else None
-        regions = sample_regions(head.bbox_assigner[stage], sampler, boxes, valid, truth)
-        features = region_features(head.bbox_roi_extractor[stage], x, regions.rois)
-        if features.requires_grad:
-            features.register_hook(lambda grad: grad / head.num_stages)
-        scores, deltas = head.bbox_head[stage](features)
-        cfg = head.train_cfg[stage]
-        named = box_losses(head.bbox_head[stage], scores, deltas, regions, truth, cfg)
-        if stage == 0 and head.with_mask:
-            named |= _mask_losses(
-                head, head.mask_head[0], head.mask_roi_extractor[0], x,
-                regions.first(_most_masks(sampler, regions)), truth, cfg,
-            )  # fmt: skip
-        found |= {f's{stage}.{name}': value for name, value in named.items()}
-        boxes = refine(head.bbox_head[stage], scores, deltas, regions, truth)
-        valid = regions.valid & (boxes[..., 2] > boxes[..., 0]) & (boxes[..., 3] > boxes[..., 1])
+            boxes, valid = refine(box_head, scores, deltas, regions, truth), regions.valid
+            if shared:
+                sides = boxes[..., 2:] - boxes[..., :2]
+                valid = valid & (sides > 0).all(-1)
+            else:
+                valid = valid & ~regions.is_truth
     return found

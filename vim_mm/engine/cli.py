@@ -21,7 +21,7 @@ from torch import nn
 from vim_mm.checkpoints.provenance import check_switches
 from vim_mm.checkpoints.reading import load_whole_model
 from vim_mm.compat import DISTRIBUTIONS
-from vim_mm.config import check_names, merge_options
+from vim_mm.config import check_names, entry, merge_options
 from vim_mm.engine.checks.channels import check_channels
 from vim_mm.engine.checks.data import check_data_root, check_outputs_of
 from vim_mm.engine.checks.misspelled import check_misspelled
@@ -120,7 +120,7 @@ def _suffix(before: Mapping, options: Mapping) -> str:
     """
     parts = []
     for name, value in sorted(options.items()):
-        if name.partition('.')[0] != 'model' or _entry(before, name) == value:
+        if name.partition('.')[0] != 'model' or entry(before, name, _MISSING) == value:
             continue
         short = name.removeprefix('model.').removeprefix('backbone.')
         plain = f'{value}' if name == _METHOD else f'{short}={value}'
@@ -131,18 +131,6 @@ def _suffix(before: Mapping, options: Mapping) -> str:
     if len(parts) > _MOST_PARTS:
         parts = [f'_model-{sha256("".join(parts).encode()).hexdigest()[:10]}']
     return ''.join(parts)
-
-
-def _entry(value: object, name: str) -> object:
-    """What a config has under a dotted name, whose parts may be places in a list."""
-    for part in name.split('.'):
-        if isinstance(value, Mapping) and part in value:
-            value = value[part]
-        elif isinstance(value, list | tuple) and part.isdecimal() and int(part) < len(value):
-            value = value[int(part)]
-        else:
-            return _MISSING
-    return value
 
 
 def load_model(

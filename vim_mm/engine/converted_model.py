@@ -63,8 +63,9 @@ def _backbone_arguments(conversion: Conversion) -> dict:
     if 'grid' in note:
         grid = note['grid']
     elif 'backbone.pos_embed' in conversion.state_dict:
-        tokens = conversion.state_dict['backbone.pos_embed'].shape[1]
-        grid = (math.isqrt(tokens - len(_class_tokens(conversion))),) * 2
+        of_classes = sum(name.startswith('backbone.cls_token') for name in conversion.state_dict)
+        patches = conversion.state_dict['backbone.pos_embed'].shape[1] - of_classes
+        grid = (math.isqrt(patches),) * 2
     else:
         grid = (14, 14)
     strides = parse_size('stride', arguments['stride'])
@@ -72,10 +73,6 @@ def _backbone_arguments(conversion: Conversion) -> dict:
         (n - 1) * step + arguments['patch_size'] for n, step in zip(grid, strides)
     )
     return arguments
-
-
-def _class_tokens(conversion: Conversion) -> list[str]:
-    return [name for name in conversion.state_dict if name.startswith('backbone.cls_token')]
 
 
 def _segmentor(conversion: Conversion) -> Config:

@@ -12,6 +12,7 @@ from mmengine.logging import print_log
 from mmengine.registry import DATASETS, init_default_scope
 
 from vim_mm.config import dataset_options, type_name
+from vim_mm.engine.batches.samples import leaves
 from vim_mm.errors import UserValueError
 
 # Of an image that is not of 8 bits: what is darkest and brightest in the drawing, in percent.
@@ -135,16 +136,10 @@ class Loaded:
 def keep_loaded(dataset) -> Loaded:
     """:class:`Loaded` in the pipeline of a built data set, and of those within it."""
     loaded = Loaded()
-    _put_into_all(loaded, dataset)
+    for inner, _ in leaves(dataset, ''):
+        if isinstance(getattr(inner, 'pipeline', None), Compose):
+            loaded.put_into(inner.pipeline)
     return loaded
-
-
-def _put_into_all(loaded: Loaded, dataset) -> None:
-    for inner in getattr(dataset, 'datasets', None) or [getattr(dataset, 'dataset', None)]:
-        if inner is not None:
-            _put_into_all(loaded, inner)
-        elif isinstance(getattr(dataset, 'pipeline', None), Compose):
-            loaded.put_into(dataset.pipeline)
 
 
 def _loads(transform) -> bool:

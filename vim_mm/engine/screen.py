@@ -25,6 +25,8 @@ from mmengine.hooks import logger_hook
 from mmengine.logging import MMLogger
 from mmengine.logging.logger import MMFormatter, print_log
 
+from vim_mm.config import part
+
 WIDTH = 120  # columns of a line about an interval
 # Of whose messages those below alone are shown; all that others say is.
 _LIBRARIES = ('mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain', 'pycocotools')
@@ -124,18 +126,10 @@ FALSE_ALARMS = (
         r'The draw is False, it means that the hook for visualization',
         'the config asks the hook neither to draw nor to show',
         lambda cfg: (
-            not any(
-                _part(cfg, 'default_hooks', 'visualization').get(name) for name in ('draw', 'show')
-            )
+            not any(part(cfg, 'default_hooks.visualization').get(name) for name in ('draw', 'show'))
         ),
     ),
 )
-
-
-def _part(cfg: Mapping, *names: str) -> Mapping:
-    for name in names:
-        cfg = cfg.get(name) if isinstance(cfg, _KEYED) else None
-    return cfg if isinstance(cfg, Mapping) else {}
 
 
 class Screen(logging.Filter):

@@ -41,6 +41,7 @@ def read(config, checkpoint=None, **options):
         ),
         ('model.backbone.out_indicess', 0, r"'out_indicess'; did you mean 'out_indices'"),
         ('model.neck.rescale', [1], r"model\.neck .* has no 'rescale'; did you mean 'rescales'"),
+        ('optim_wrapper.optimizer.type', 'AdamQ', r"\.type must .* 'AdamQ'; did you mean 'Adam"),
         (
             'optim_wrapper.optimizer.weight_decays',
             0.1,

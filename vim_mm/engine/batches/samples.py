@@ -110,12 +110,10 @@ class CheckedDataset(Dataset):
         path = info.get('seg_map_path')
         if self._labels_in_8_bits and isinstance(path, str) and (problem := wrapped_label(path)):
             return problem
-        return _label_problem(sample, truth, self._num_classes(), self.ignored, info)
-
-    def _num_classes(self) -> int | None:
-        metainfo = getattr(self.dataset, 'metainfo', None) or {}
-        classes = metainfo.get('classes')
-        return None if classes is None else len(classes)
+        classes = classes_of(self.dataset)
+        if classes is None:
+            return None
+        return _label_problem(sample, truth, len(classes), self.ignored, info)
 
     def _info(self, index: int) -> Mapping:
         get = getattr(self.dataset, 'get_data_info', None)
@@ -186,6 +184,17 @@ def leaves(dataset, name: str) -> Iterator[tuple]:
         yield dataset, name
 
 
+def classes_of(dataset) -> Sequence[str] | None:
+    """The names of a dataset's classes, None where it has none."""
+    return (getattr(dataset, 'metainfo', None) or {}).get('classes')
+
+
+def lists_as(dataset, kind: str) -> bool:
+    """Whether a dataset lists its samples by the method of the class called ``kind``."""
+    load = getattr(type(dataset), 'load_data_list', None)
+    return getattr(load, '__qualname__', '') == f'{kind}.load_data_list'
+
+
 def loading_transforms(dataset) -> list:
     """The transforms by which the pipeline of a dataset begins, and which read its files."""
     transforms = getattr(getattr(dataset, 'pipeline', None), 'transforms', None) or []
@@ -195,13 +204,11 @@ def loading_transforms(dataset) -> list:
 def _label_problem(
     sample: Mapping,
     truth: BaseDataElement,
-    num_classes: int | None,
+    num_classes: int,
     ignored: Sequence[int],
     info: Mapping,
 ) -> str | None:
     """What is wrong with the labels of a sample of segmentation, detection or classification."""
-    if num_classes is None:
-        return None
     if 'gt_label' in truth:
         return out_of_range(torch.as_tensor(truth.gt_label), num_classes)
     # A detector's semantic branch has classes of its own.

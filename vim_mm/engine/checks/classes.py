@@ -10,7 +10,7 @@ from mmengine.registry import HOOKS
 from torch import nn
 
 from vim_mm.checkpoints.provenance import inner_model
-from vim_mm.engine.batches.samples import leaves
+from vim_mm.engine.batches.samples import classes_of, leaves, lists_as
 from vim_mm.errors import UserValueError
 
 # The heads of MMSegmentation, MMDetection and MMPretrain whose num_classes are those of the data
@@ -32,7 +32,7 @@ def check_classes(model: nn.Module, dataset, name: str) -> None:
     Raises:
         ValueError: They differ, and the message names both; or the classes are a text.
     """
-    classes = (getattr(dataset, 'metainfo', None) or {}).get('classes')
+    classes = classes_of(dataset)
     if classes is None:
         return
     if isinstance(classes, str):  # each letter would be a class
@@ -65,11 +65,10 @@ def check_class_names(dataset, name: str) -> None:
         ValueError: A class has the name of another one, or no objects at all.
     """
     for inner, its_name in leaves(dataset, name):
-        classes = (getattr(inner, 'metainfo', None) or {}).get('classes')
+        classes = classes_of(inner)
         if classes is None:
             continue
-        load = getattr(type(inner), 'load_data_list', None)
-        if getattr(load, '__qualname__', '') == 'CocoDataset.load_data_list':
+        if lists_as(inner, 'CocoDataset'):
             _check_categories([*classes], inner, its_name)
         elif isinstance(folders := getattr(inner, 'folder_to_idx', None), dict):
             _check_folders([*classes], folders, its_name)

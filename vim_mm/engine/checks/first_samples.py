@@ -24,7 +24,9 @@ from vim_mm.engine.batches.files import (
 )
 from vim_mm.engine.batches.samples import (
     SampleError,
+    classes_of,
     leaves,
+    lists_as,
     loading_transforms,
     out_of_range,
 )
@@ -120,7 +122,7 @@ def one_class(findings: Findings, dataset, name: str, ignored: Sequence[int]) ->
         name (str): What the config calls it.
         ignored (Sequence[int]): Labels of pixels that are of no class.
     """
-    classes = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
+    classes = classes_of(dataset) or ()
     if len(classes) < 2 or not (findings.maps or findings.images):
         return None
     if not findings.maps:
@@ -285,7 +287,7 @@ def outside_of_classes(
     dataset, labels: np.ndarray, ignored: Sequence[int], reduced: bool
 ) -> str | None:
     """What is wrong with labels that are neither classes of a data set nor ignored."""
-    classes = (getattr(dataset, 'metainfo', None) or {}).get('classes')
+    classes = classes_of(dataset)
     kept = torch.from_numpy(labels[~np.isin(labels, ignored)].astype(np.int64))
     return None if classes is None else out_of_range(kept, len(classes), reduced)
 
@@ -338,8 +340,7 @@ def lost_objects(dataset, name: str) -> Iterator[str]:
         ValueError: No object remains that could be learnt.
     """
     for inner, its_name in leaves(dataset, name):
-        load = getattr(type(inner), 'load_data_list', None)
-        if getattr(load, '__qualname__', '') != 'CocoDataset.load_data_list' or not len(inner):
+        if not lists_as(inner, 'CocoDataset') or not len(inner):
             continue
         file = Path(inner.ann_file)
         if not file.is_file():
@@ -347,42 +348,47 @@ def lost_objects(dataset, name: str) -> Iterator[str]:
         if file.stat().st_size > _READ_AGAIN and _has_objects(inner, _spread(len(inner), _HEADERS)):
             continue
         content = json.loads(file.read_text())
-        reasons, objects = _why_left_out(content, inner)
-        yield from (f'{its_name}: {line}.' for line in _of_other_units(content, inner, file))
+        objects = [*_objects(content, inner)]
+        reasons = _why_left_out(objects, inner)
+        yield from (f'{its_name}: {line}.' for line in _of_other_units(objects, file))
         lost = sum(reasons.values())
-        if lost <= _LEFT_OUT * objects:
+        if lost <= _LEFT_OUT * len(objects):
             continue
-        line = f'{its_name}: {lost} of {objects} objects of {file} are left out: ' + ', '.join(
+        line = f'{its_name}: {lost} of {len(objects)} objects of {file} are left out: ' + ', '.join(
             f'{count} with {reason}' for reason, count in reasons.most_common()
         )
-        if lost == objects:
+        if lost == len(objects):
             raise UserValueError(f'{line}; none is left to be learnt')
         yield f'{line}.'
 
 
-def _of_other_units(content: Mapping, dataset, file: Path) -> Iterator[str]:
-    """What to say of boxes and polygons that are not what MMDetection takes them for."""
+def _objects(content: Mapping, dataset) -> Iterator[tuple[Mapping, Mapping]]:
+    """The annotations of the classes of a data set, each behind its image."""
     images = {image['id']: image for image in content.get('images', ())}
-    beyond = thin = objects = 0
     for each in content.get('annotations', ()):
         image = images.get(each.get('image_id'))
-        if image is None or each.get('category_id') not in dataset.cat_ids:
-            continue
-        objects += 1
+        if image is not None and each.get('category_id') in dataset.cat_ids:
+            yield image, each
+
+
+def _of_other_units(objects: Sequence[tuple[Mapping, Mapping]], file: Path) -> Iterator[str]:
+    """What to say of boxes and polygons that are not what MMDetection takes them for."""
+    beyond = thin = 0
+    for image, each in objects:
         x, y, width, height = each['bbox']
         beyond += x + width > image['width'] + 1 or y + height > image['height'] + 1
         polygons = each.get('segmentation')
         if isinstance(polygons, list) and any(polygons) and min(width, height) > 1:
             thin += max(max(polygon) for polygon in polygons if polygon) <= 1
-    if beyond > _LEFT_OUT * objects:
+    if beyond > _LEFT_OUT * len(objects):
         yield (
-            f'{beyond} of {objects} boxes of {file} reach beyond their images: bbox must be '
+            f'{beyond} of {len(objects)} boxes of {file} reach beyond their images: bbox must be '
             '[x, y, width, height] in pixels'
         )
-    if thin > _LEFT_OUT * objects:
+    if thin > _LEFT_OUT * len(objects):
         yield (
-            f'{thin} of {objects} objects of {file} have polygons in 0..1 and boxes in pixels: '
-            'segmentation must be in pixels'
+            f'{thin} of {len(objects)} objects of {file} have polygons in 0..1 and boxes in '
+            'pixels: segmentation must be in pixels'
         )
 
 
@@ -394,17 +400,11 @@ def _has_objects(dataset, indices: Sequence[int]) -> bool:
     )
 
 
-def _why_left_out(content: Mapping, dataset) -> tuple[Counter, int]:
-    """Objects of the classes that MMDetection leaves out or ignores, by reason, and all of them."""
-    images = {image['id']: image for image in content.get('images', ())}
+def _why_left_out(objects: Sequence[tuple[Mapping, Mapping]], dataset) -> Counter:
+    """How many objects MMDetection leaves out or ignores, by reason."""
     smallest = 0 if dataset.test_mode else (dataset.filter_cfg or {}).get('min_size', 0)
     reasons: Counter = Counter()
-    objects = 0
-    for each in content.get('annotations', ()):
-        image = images.get(each.get('image_id'))
-        if image is None or each.get('category_id') not in dataset.cat_ids:
-            continue
-        objects += 1
+    for image, each in objects:
         x, y, width, height = each['bbox']
         if min(image['width'], image['height']) < smallest:
             reasons[f'an image below filter_cfg.min_size = {smallest}'] += 1
@@ -418,4 +418,4 @@ def _why_left_out(content: Mapping, dataset) -> tuple[Counter, int]:
             reasons['a box outside of its image'] += 1
         elif each.get('iscrowd'):
             reasons['iscrowd=1'] += 1
-    return reasons, objects
+    return reasons

@@ -31,7 +31,7 @@ from mmengine.registry import (
 from torch import nn
 from torch.utils.data import DataLoader
 
-from vim_mm.config import dataset_options, type_name
+from vim_mm.config import dataset_options, entry, part, type_name
 from vim_mm.errors import UserTypeError, UserValueError
 from vim_mm.mistakes import did_you_mean
 
@@ -106,8 +106,7 @@ def check_misspelled(cfg: Config) -> None:
             outer = _scope_at(cfg, name.rpartition('.')[0])
             _check_likely(kind, name, options, _find(owner, registry, outer)[0])
     for name, known in _PLAIN.items():
-        given = _part_at(cfg, name)
-        for key in given:
+        for key in part(cfg, name):
             if hint := did_you_mean(key, known) if key not in known else '':
                 raise UserValueError(f'{name} has no {key!r}{hint}')
     _check_paramwise(cfg)
@@ -122,19 +121,19 @@ def _parts(cfg: Config) -> Iterator[tuple[str, Mapping, Registry]]:
             if key == 'tokenizer':  # of a registry that only some libraries have
                 continue
             many = value if isinstance(value, list | tuple) else [value]
-            for i, part in enumerate(many):
-                if isinstance(part, Mapping) and 'type' in part:
+            for i, options in enumerate(many):
+                if isinstance(options, Mapping) and 'type' in options:
                     name = f'model.{key}' + (f'.{i}' if many is value else '')
                     if key == 'init_cfg':  # whose override is taken before it is built
-                        part = {k: v for k, v in part.items() if k != 'override'}
-                    yield name, part, MODELS
+                        options = {k: v for k, v in options.items() if k != 'override'}
+                    yield name, options, MODELS
     for name, default in _LOOPS.items():
         options = cfg.get(name)
         if isinstance(options, Mapping) and options:
             if name == 'train_cfg' and options.get('by_epoch', 'max_epochs' in options):
                 default = 'EpochBasedTrainLoop'
             yield name, {'type': default, **options}, LOOPS
-    optimizer = _part(cfg.get('optim_wrapper'), 'optimizer')
+    optimizer = part(cfg, 'optim_wrapper.optimizer')
     if 'type' in optimizer:
         yield 'optim_wrapper.optimizer', optimizer, OPTIMIZERS
     hooks = cfg.get('default_hooks') or {}
@@ -170,11 +169,10 @@ def _nested_parts(cfg: Config) -> Iterator[tuple[str, Mapping, Registry, object]
         if default is not None and isinstance(value, Mapping):
             yield name, {'type': default, **value}, registry, None
         yield from _typed(name, value, registry)
-    for name in _LOADERS:
-        loader = cfg.get(name)
-        for key, registry in (('sampler', DATA_SAMPLERS), ('batch_sampler', DATA_SAMPLERS)):
-            yield from _typed(f'{name}.{key}', _part(loader, key), registry)
-        yield from _typed(f'{name}.dataset', _part(loader, 'dataset'), DATASETS)
+    for loader in _LOADERS:
+        for key in ('sampler', 'batch_sampler', 'dataset'):
+            name, registry = f'{loader}.{key}', DATASETS if key == 'dataset' else DATA_SAMPLERS
+            yield from _typed(name, part(cfg, name), registry)
 
 
 def _typed(
@@ -187,39 +185,22 @@ def _typed(
             owner = value['type']
         if 'albu' in type_name(value).lower():  # it holds Albumentations' own classes
             return
-        for key, part in value.items():
+        for key, each in value.items():
             # Pipelines, and transforms that hold others.
             of_data = registry in (DATASETS, TRANSFORMS)
             other = TRANSFORMS if of_data and key in ('pipeline', 'transforms') else registry
-            yield from _typed(f'{name}.{key}', part, other, owner)
+            yield from _typed(f'{name}.{key}', each, other, owner)
     elif isinstance(value, list | tuple):
-        for i, part in enumerate(value):
-            yield from _typed(f'{name}.{i}', part, registry, owner)
-
-
-def _part_at(cfg: Config, name: str) -> Mapping:
-    part = {**cfg}
-    for key in name.split('.'):
-        part = _part(part, key)
-    return part
+        for i, each in enumerate(value):
+            yield from _typed(f'{name}.{i}', each, registry, owner)
 
 
 def _scope_at(cfg: Config, name: str) -> str | None:
     """The library in which a part's type is looked up: of the innermost ``_scope_`` around it."""
-    scope, part = cfg.get('default_scope'), {**cfg}
-    for key in name.split('.') if name else ():
-        if isinstance(part, list | tuple) and key.isdecimal():
-            part = part[int(key)]
-        else:
-            part = part.get(key) if isinstance(part, Mapping) else None
-        if isinstance(part, Mapping):
-            scope = part.get('_scope_', scope)
+    scope, keys = cfg.get('default_scope'), name.split('.')
+    for end in range(1, len(keys) + 1):
+        scope = part(cfg, '.'.join(keys[:end])).get('_scope_', scope)
     return scope
-
-
-def _part(options, name: str) -> Mapping:
-    part = options.get(name) if isinstance(options, Mapping) else None
-    return part if isinstance(part, Mapping) else {}
 
 
 def _found(name: str, options: Mapping, registry: Registry, scope: str | None) -> type | None:
@@ -360,9 +341,8 @@ def _mentions(kind, key: str) -> bool:
 
 def _check_paramwise(cfg: Config) -> None:
     """The options of parameter groups, which MMEngine's constructor ignores where it has none."""
-    wrapper = _part_at(cfg, 'optim_wrapper')
-    given = _part(wrapper, 'paramwise_cfg')
-    full_name = wrapper.get('constructor')
+    given = part(cfg, 'optim_wrapper.paramwise_cfg')
+    full_name = entry(cfg, 'optim_wrapper.constructor')
     constructor = type_name(dict(type=full_name)).rpartition('.')[2]
     if constructor in ('', 'DefaultOptimWrapperConstructor'):
         for key in given:
@@ -385,7 +365,7 @@ def _check_paramwise(cfg: Config) -> None:
         if hint := did_you_mean(key, known) if key not in known else '':
             raise UserValueError(f'optim_wrapper.paramwise_cfg has no {key!r}{hint}')
     rate = given.get('layer_decay_rate', 1.0)
-    backbone = _part(cfg.get('model'), 'backbone')
+    backbone = part(cfg, 'model.backbone')
     if rate != 1 and backbone:
         kind = _found('model.backbone', backbone, MODELS, _scope_at(cfg, 'model.backbone'))
         if kind is not None and not hasattr(kind, 'get_layer_depth'):

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from mmengine.config import Config
-from mmengine.registry import OPTIMIZERS
 
+from vim_mm.config import part
 from vim_mm.errors import UserValueError
 from vim_mm.mistakes import did_you_mean
 from vim_mm.models.arguments import check_bools, check_int, check_number
@@ -22,52 +22,34 @@ def check_settings(cfg: Config) -> None:
     looked at.
 
     Args:
-        cfg (Config): Its task library is imported, so that its optimizers are registered.
+        cfg (Config): As it was read.
 
     Raises:
-        ValueError: A number is out of its range, or there is no such optimizer.
+        ValueError: A number is out of its range.
         TypeError: A setting is of another type; either message names it.
     """
-    _check_optimizer(_part(_part(cfg, 'optim_wrapper'), 'optimizer'), cfg.get('default_scope'))
-    train_cfg = _part(cfg, 'train_cfg')
+    optimizer = part(cfg, 'optim_wrapper.optimizer')
+    for name in _NUMBERS:
+        if name in optimizer:
+            check_number(f'optim_wrapper.optimizer.{name}', optimizer[name])
+    train_cfg = part(cfg, 'train_cfg')
     for name in ('max_iters', 'max_epochs', 'val_interval'):
         if name in train_cfg:
             _check_length(f'train_cfg.{name}', train_cfg[name])
     for loader in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
-        options = _part(cfg, loader)
+        options = part(cfg, loader)
         for name, least in (('batch_size', 1), ('num_workers', 0)):
             if options.get(name) is not None:
                 check_int(f'{loader}.{name}', options[name], least)
-    _check_randomness(_part(cfg, 'randomness'))
-    logger = _part(_part(cfg, 'default_hooks'), 'logger')
+    _check_randomness(part(cfg, 'randomness'))
+    logger = part(cfg, 'default_hooks.logger')
     if 'interval' in logger:
         check_int('default_hooks.logger.interval', logger['interval'])
     if cfg.get('default_scope') == 'mmseg':
-        model = _part(cfg, 'model')
-        check_windows('model.test_cfg', _part(model, 'test_cfg'))
+        check_windows('model.test_cfg', part(cfg, 'model.test_cfg'))
         # MMEngine puts one that stands beside the model into it.
-        preprocessor = _part(model, 'data_preprocessor') or _part(cfg, 'data_preprocessor')
-        _check_ignored_label(model, preprocessor)
-
-
-def _part(cfg: Mapping, name: str) -> Mapping:
-    part = cfg.get(name)
-    return part if isinstance(part, Mapping) else {}
-
-
-def _check_optimizer(optimizer: Mapping, scope: str | None) -> None:
-    for name in _NUMBERS:
-        if name in optimizer:
-            check_number(f'optim_wrapper.optimizer.{name}', optimizer[name])
-    kind = optimizer.get('type')
-    if not isinstance(kind, str):
-        return
-    with OPTIMIZERS.switch_scope_and_registry(scope) as registry:
-        if registry.get(kind) is None:
-            hint = did_you_mean(kind, OPTIMIZERS.module_dict)
-            raise UserValueError(
-                f'optim_wrapper.optimizer.type must name a registered optimizer, got {kind!r}{hint}'
-            )
+        preprocessor = part(cfg, 'model.data_preprocessor') or part(cfg, 'data_preprocessor')
+        _check_ignored_label(part(cfg, 'model'), preprocessor)
 
 
 def _check_length(name: str, value: float) -> None:
@@ -93,13 +75,13 @@ def _check_randomness(randomness: Mapping) -> None:
 def _check_ignored_label(model: Mapping, preprocessor: Mapping) -> None:
     """Pictures and maps of labels are padded, and no loss takes a label that is no class."""
     padding = preprocessor.get('seg_pad_val', 255)
-    for part in ('decode_head', 'auxiliary_head'):
-        heads = model.get(part)
+    for key in ('decode_head', 'auxiliary_head'):
+        heads = model.get(key)
         for head in heads if isinstance(heads, list | tuple) else [heads]:
             # Without a label to ignore, the loss of masks leaves out what is no class.
             if not isinstance(head, Mapping) or head.get('ignore_index', 255) is None:
                 continue
-            name, ignored = f'model.{part}.ignore_index', head.get('ignore_index', 255)
+            name, ignored = f'model.{key}.ignore_index', head.get('ignore_index', 255)
             check_int(name, ignored, -(2**31))
             classes = head.get('num_classes')
             if ignored != padding and not (isinstance(classes, int) and 0 <= padding < classes):

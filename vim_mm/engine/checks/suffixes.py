@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from vim_mm.engine.batches.samples import lists_as
+
 # What an image ends in; other files of a folder are nobody's loss.
 _SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm', '.jp2'}
 # Files of a folder that are looked at.
@@ -102,9 +104,8 @@ def left_out(dataset, name: str) -> str | None:
 
 
 def _lists_segmentation(dataset) -> bool:
-    load = getattr(type(dataset), 'load_data_list', None)
     return (
-        getattr(load, '__qualname__', '') == 'BaseSegDataset.load_data_list'
+        lists_as(dataset, 'BaseSegDataset')
         and not dataset.ann_file
         and not dataset.backend_args
         and isinstance(dataset.img_suffix, str)

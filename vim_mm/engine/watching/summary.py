@@ -14,7 +14,7 @@ from mmengine.optim import OptimWrapper
 from torch import nn
 from torch.utils.data import Dataset
 
-from vim_mm.engine.batches.samples import leaves
+from vim_mm.engine.batches.samples import classes_of, leaves
 from vim_mm.models.fused import path_of_layers, summarize_paths
 from vim_mm.models.mamba import Mamba
 from vim_mm.ops.backends import path_of
@@ -127,7 +127,7 @@ def _root_of(dataset: Dataset | None) -> str:
 
 def _classes_of(dataset: Dataset | None) -> Iterator[str]:
     """How many classes there are, and how the labels of files are numbered."""
-    classes = (getattr(dataset, 'metainfo', None) or {}).get('classes')
+    classes = classes_of(dataset)
     if not classes:
         return
     names = [*map(str, classes)]
