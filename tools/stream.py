@@ -51,12 +51,12 @@ def stream(args: Namespace, cfg: 'Config', model: 'nn.Module', checkpoint: dict)
 
     from vim_mm.engine.reader import class_meta, prediction_pipeline
     from vim_mm.stream.frames import open_source
-    from vim_mm.stream.models import make_predictor
     from vim_mm.stream.overlay import Overlay
+    from vim_mm.stream.predictor import Predictor
     from vim_mm.stream.running import Stream
     from vim_mm.stream.sinks import VideoFile, Window
 
-    predictor = make_predictor(
+    predictor = Predictor(
         model,
         prediction_pipeline(cfg).transforms,
         amp=args.amp,

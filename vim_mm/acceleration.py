@@ -72,10 +72,15 @@ def accelerate(
 
 def _calls_of(model: nn.Module) -> list[tuple[nn.Module, str, bool]]:
     """What predictions call: a module, the name of the method, and whether it takes images."""
-    if getattr(model, 'predicts_in_chunks', lambda: False)():
+    if predicts_in_chunks(model):
         return [(model, 'input_labels', True), (model, 'small_logits', True)]
     of_pictures = {*parts_of(model, of_pictures=True)}
     return [(part, 'forward', part in of_pictures) for part in parts_of(model)]
+
+
+def predicts_in_chunks(model: nn.Module) -> bool:
+    """Whether it is a ``FastEncoderDecoder`` that makes its predictions itself."""
+    return getattr(model, 'predicts_in_chunks', lambda: False)()
 
 
 def parts_of(model: nn.Module, of_pictures: bool = False) -> Iterator[nn.Module]:

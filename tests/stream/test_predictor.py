@@ -19,7 +19,7 @@ from tests.stream.test_running import Drawn, infer, stream
 from vim_mm import acceleration
 from vim_mm.acceleration import GraphedCall
 from vim_mm.stream import predictor as module
-from vim_mm.stream.models import make_predictor
+from vim_mm.stream.predictor import Predictor
 from vim_mm.stream.stages import GraphedStages
 
 
@@ -78,7 +78,7 @@ def test_labels(mode, graph, seg, tmp_path, monkeypatch):
         window = dict(mode='slide', crop_size=(32, 32), stride=(24, 20))
         monkeypatch.setattr(seg.model, 'test_cfg', type(seg.model.test_cfg)(window))
     pictures = [draw(i, *((96, 64) if i % 3 else (64, 80))) for i in range(4)]
-    predictor = make_predictor(copy.deepcopy(seg.model), seg.transforms, graph=graph, timed=True)
+    predictor = Predictor(copy.deepcopy(seg.model), seg.transforms, graph=graph, timed=True)
     seen = []
     stream(
         Drawn(pictures),
@@ -97,7 +97,7 @@ def test_labels(mode, graph, seg, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures('gpu')
 def test_instances(det, tmp_path):
-    predictor = make_predictor(
+    predictor = Predictor(
         copy.deepcopy(det.model), det.transforms, graph=True, score=0.1, timed=True
     )
     pictures, seen = [draw(i) for i in range(3)], []
@@ -117,7 +117,7 @@ def test_instances(det, tmp_path):
 def test_frames_of_many_sizes_leave_no_hooks(det):
     """A folder of pictures of many sizes has stages for each size."""
     model = copy.deepcopy(det.model)
-    predictor = make_predictor(model, det.transforms)
+    predictor = Predictor(model, det.transforms)
     frames = [draw(i, 64 + 8 * i, 64) for i in range(3)]
     stream(Drawn(frames), predictor).run()
     assert len(predictor._stages) == 3

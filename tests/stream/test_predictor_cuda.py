@@ -11,7 +11,7 @@ from mmengine.dataset import Compose, pseudo_collate
 from tests.stream.conftest import draw
 from tests.stream.test_running import Drawn, stream
 from vim_mm.acceleration import accelerate
-from vim_mm.stream.models import make_predictor
+from vim_mm.stream.predictor import Predictor
 
 pytestmark = [
     pytest.mark.cuda,
@@ -33,9 +33,7 @@ def one_at_a_time(task, pictures, amp, tmp_path):
 
 def streamed(task, pictures, **options):
     """What the stream predicts, copied, and the seconds of the stages."""
-    predictor = make_predictor(
-        copy.deepcopy(task.model).cuda(), task.transforms, timed=True, **options
-    )
+    predictor = Predictor(copy.deepcopy(task.model).cuda(), task.transforms, timed=True, **options)
     seen = []
     stream(
         Drawn(pictures),

@@ -21,10 +21,9 @@ from tests.stream.conftest import (
     write_video,
 )
 from vim_mm.stream.frames import Source, Video
-from vim_mm.stream.models import make_predictor
 from vim_mm.stream.overlay import Overlay
 from vim_mm.stream.pixels import FrameError
-from vim_mm.stream.predictor import Instances, Slot
+from vim_mm.stream.predictor import Instances, Predictor, Slot
 from vim_mm.stream.running import SLOTS, Stream
 from vim_mm.stream.sinks import VideoFile, fit
 
@@ -374,7 +373,7 @@ def test_labels_are_those_of_infer(mode, seg, tmp_path, monkeypatch):
         monkeypatch.setattr(seg.model, 'test_cfg', type(seg.model.test_cfg)(window))
     pictures = [draw(0), draw(9), draw(20, 64, 80)]
     labels = []
-    predictor = make_predictor(seg.model, seg.transforms)
+    predictor = Predictor(seg.model, seg.transforms)
     stream(
         Drawn(pictures), predictor, on_result=lambda number, slot, x: labels.append(x.copy())
     ).run()
@@ -395,7 +394,7 @@ def test_compiled_labels_are_those_of_infer(seg, tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, 'compile', compile_quickly)
     model = copy.deepcopy(seg.model)
-    predictor = make_predictor(model, seg.transforms, compile=True)
+    predictor = Predictor(model, seg.transforms, compile=True)
     labels = []
     stream(Drawn([draw(9)]), predictor, on_result=lambda n, slot, x: labels.append(x.copy())).run()
     assert [name.rpartition('.')[2] for name in compiled] == ['_backbone', '_head', 'labels']
@@ -404,7 +403,7 @@ def test_compiled_labels_are_those_of_infer(seg, tmp_path, monkeypatch):
 
 
 def test_instances_are_those_of_infer(det, tmp_path):
-    predictor = make_predictor(det.model, det.transforms, score=0.1, timed=True)
+    predictor = Predictor(det.model, det.transforms, score=0.1, timed=True)
     seen = []
     stream(
         Drawn([draw(7)]),

@@ -90,7 +90,7 @@ from vim_mm.engine.cli import read_config
 from vim_mm.engine.reader import class_meta, prediction_pipeline
 from vim_mm.progress import progress
 from vim_mm.stream.frames import Video
-from vim_mm.stream.models import for_stream, make_predictor
+from vim_mm.stream.models import for_stream
 from vim_mm.stream.overlay import Overlay
 from vim_mm.stream.predictor import Predictor
 from vim_mm.stream.running import Stream
@@ -223,7 +223,7 @@ def measure(args: argparse.Namespace, cfg: Config, form: str, video: Path) -> di
     torch.compiler.reset()
     torch.manual_seed(0)
     model = revert_sync_batchnorm(MODELS.build(cfg.model)).to(args.device).eval()
-    predictor = make_predictor(
+    predictor = Predictor(
         model,
         prediction_pipeline(cfg).transforms,
         amp=args.amp,

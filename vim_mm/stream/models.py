@@ -1,16 +1,9 @@
-"""Models as a stream takes them: which config, which parts are made fast."""
-
-from collections.abc import Sequence
+"""The config of a model as a stream takes it."""
 
 from mmengine.config import Config
-from torch import nn
 
-from vim_mm.acceleration import accelerate
 from vim_mm.config import dataset_options, type_name
 from vim_mm.errors import UserValueError
-from vim_mm.progress import slow_at_first
-from vim_mm.stream.predictor import Predictor
-from vim_mm.stream.stages import has_stages
 
 
 def for_stream(cfg: Config, native: bool = False) -> None:
@@ -44,29 +37,3 @@ def for_stream(cfg: Config, native: bool = False) -> None:
             cfg.model.test_cfg = dict(mode='whole')
         else:
             cfg.model.data_preprocessor.pad_size_divisor = 32
-
-
-def make_predictor(
-    model: nn.Module,
-    transforms: Sequence,
-    *,
-    amp: bool = False,
-    graph: bool = False,
-    compile: bool = False,
-    **options,
-) -> Predictor:
-    """A predictor of a model, which is accelerated in place.
-
-    Not a ``FastEncoderDecoder``, whose stages the predictor compiles and records by itself.
-
-    Args:
-        model (nn.Module): In evaluation mode, on its device.
-        transforms (Sequence): Of the test pipeline, built.
-        amp, graph, compile (bool): See :func:`vim_mm.accelerate`.
-        options: Further arguments of :class:`Predictor`.
-    """
-    if not has_stages(model):
-        accelerate(model, amp=amp, graph=graph, compile=compile)
-        if compile:
-            model.predict = slow_at_first(model.predict, 'compiling the model')
-    return Predictor(model, transforms, amp=amp, graph=graph, compile=compile, **options)

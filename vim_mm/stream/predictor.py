@@ -12,7 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vim_mm.stream.stages import AnyStages, GraphedStages, SegmentorStages, label_dtype, stages_of
+from vim_mm.acceleration import accelerate, predicts_in_chunks
+from vim_mm.progress import slow_at_first
+from vim_mm.stream.pixels import Preprocessing
+from vim_mm.stream.stages import (
+    AnyStages,
+    GraphedStages,
+    SegmentorStages,
+    label_dtype,
+)
 
 
 def on_gpu(device: torch.device) -> bool:
@@ -38,6 +46,7 @@ class Instances:
 
 
 _WARM_UP_CALLS = 3
+Stages = SegmentorStages | GraphedStages | AnyStages
 CPU = torch.device('cpu')
 # Labels (H, W) of a segmentor, or what a detector found.
 Prediction = np.ndarray | Instances
@@ -82,13 +91,11 @@ class Predictor:
     """A model for frames of any sizes.
 
     Args:
-        model (nn.Module): Of MMSegmentation or MMDetection, in evaluation mode on its device; one
-            that is no ``FastEncoderDecoder`` is accelerated or not.
+        model (nn.Module): Of MMSegmentation or MMDetection, in evaluation mode on its device. One
+            that is no ``FastEncoderDecoder`` is accelerated in place.
         transforms (Sequence): See :class:`vim_mm.stream.pixels.Preprocessing`.
-        graph (bool): On a GPU, record a ``FastEncoderDecoder`` as CUDA graphs, one for each size
-            and stage. Other models make graphs of their parts, by :func:`vim_mm.accelerate`.
-        amp (bool): Compute a ``FastEncoderDecoder`` in bfloat16 autocast.
-        compile (bool): Compile the stages of a ``FastEncoderDecoder``.
+        amp, graph, compile (bool): See :func:`vim_mm.accelerate`. A ``FastEncoderDecoder`` is
+            compiled stage by stage, and on a GPU makes a graph for each size and stage.
         score (float): Instances of lower scores are left out.
         timed (bool): Whether to fill ``Slot.seconds``.
     """
@@ -104,11 +111,15 @@ class Predictor:
         score: float = 0.3,
         timed: bool = False,
     ):
+        if not predicts_in_chunks(model):
+            accelerate(model, amp=amp, graph=graph, compile=compile)
+            if compile:
+                model.predict = slow_at_first(model.predict, 'compiling the model')
         self.model, self.transforms, self.amp = model, transforms, amp
         self.graph, self.compile, self.score, self.timed = graph, compile, score, timed
         self.device = model.data_preprocessor.device
         self.cuda = on_gpu(self.device)
-        self._stages: dict[tuple[int, int], SegmentorStages | GraphedStages | AnyStages] = {}
+        self._stages: dict[tuple[int, int], Stages] = {}
         if self.cuda:
             self._upload, self._compute, self._download = (
                 torch.cuda.Stream(self.device) for _ in range(3)
@@ -124,7 +135,12 @@ class Predictor:
         """Make the stages for frames of (H, W) pixels, unless there are such."""
         if size in self._stages:
             return
-        stages = stages_of(self.model, self.transforms, size, self.amp, self.compile)
+        preprocess = Preprocessing(self.transforms, self.model.data_preprocessor, size)
+        stages: Stages
+        if predicts_in_chunks(self.model):
+            stages = SegmentorStages(self.model, preprocess, self.amp, self.compile)
+        else:
+            stages = AnyStages(self.model, preprocess)
         if self.cuda:
             torch.cuda.synchronize(self.device)
             with torch.cuda.stream(self._compute):

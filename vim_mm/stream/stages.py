@@ -1,6 +1,6 @@
 """What is computed of a frame on the device, in stages that can be timed and recorded."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,32 +16,6 @@ STAGES = ('preprocess', 'backbone', 'head', 'postprocess')
 Mark = Callable[[str], None]
 # What of a picture's meta information labels depend on.
 _SHAPES = ('ori_shape', 'img_shape', 'pad_shape', 'img_padding_size', 'padding_size')
-
-
-def stages_of(
-    model: nn.Module,
-    transforms: Sequence,
-    size: tuple[int, int],
-    amp: bool = False,
-    compile: bool = False,
-):
-    """:class:`SegmentorStages` of a model that is one, else :class:`AnyStages`.
-
-    Args:
-        model (nn.Module): Of MMSegmentation or MMDetection.
-        transforms (Sequence): See :class:`vim_mm.stream.pixels.Preprocessing`.
-        size (tuple[int, int]): (H, W) of the frames.
-        amp, compile (bool): Of :class:`SegmentorStages`; other models are accelerated before.
-    """
-    preprocess = Preprocessing(transforms, model.data_preprocessor, size)
-    if has_stages(model):
-        return SegmentorStages(model, preprocess, amp, compile)
-    return AnyStages(model, preprocess)
-
-
-def has_stages(model: nn.Module) -> bool:
-    """Whether a model predicts by :class:`SegmentorStages`."""
-    return getattr(model, 'predicts_in_chunks', lambda: False)()
 
 
 def label_dtype(model: nn.Module) -> torch.dtype:
