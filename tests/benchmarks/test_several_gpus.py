@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from tests.tools.conftest import environment, run_tool
+from tests.tools.conftest import configs, data_root, environment, run_tool  # noqa: F401  fixtures
 from tests.tools.test_distributed import DYING
 from tests.tools.test_tools import iterations
 
@@ -19,7 +19,7 @@ BOTH = {'CUDA_VISIBLE_DEVICES': '0,1'}
 
 
 @pytest.mark.parametrize('task', ['seg', 'det'])
-def test_losses_are_those_of_one_gpu(task, data_root, tmp_path):
+def test_losses_are_those_of_one_gpu(task, data_root, tmp_path):  # noqa: F811
     """`rk4`, which the prior art could not run on two GPUs, over 100 iterations."""
     if task == 'det':
         pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
@@ -29,7 +29,7 @@ def test_losses_are_those_of_one_gpu(task, data_root, tmp_path):
     assert re.search(r'\| +yes \|', table)
 
 
-def test_a_killed_process_ends_the_job_which_then_resumes(configs, data_root, tmp_path):
+def test_a_killed_process_ends_the_job_which_then_resumes(configs, data_root, tmp_path):  # noqa: F811
     (tmp_path / 'dying.py').write_text(DYING.replace('runner.iter == 1', 'runner.iter == 3'))
     (tmp_path / 'config.py').write_text(
         f'_base_ = {str(configs["seg"])!r}\n'
@@ -46,7 +46,7 @@ def test_a_killed_process_ends_the_job_which_then_resumes(configs, data_root, tm
     assert iterations(log) == [3, 4]
 
 
-def test_graphs_train_as_launched_steps_do(configs, data_root, tmp_path):
+def test_graphs_train_as_launched_steps_do(configs, data_root, tmp_path):  # noqa: F811
     """With SyncBN, whose exchanges between processes a graph holds."""
     losses = {}
     for name, graph in (('launched', ()), ('graphs', ('--graph',))):

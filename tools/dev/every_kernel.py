@@ -117,7 +117,8 @@ def main(args: argparse.Namespace) -> None:
             (out, last_state), (torch.ones_like(out), torch.ones_like(last_state))
         )
         torch.cuda.synchronize()
-        print(f'{i + 1} of {len(cases)}: {method} {layout} {rows} {states}', flush=True)
+        case = ' '.join(filter(None, (method, layout, rows, states)))
+        print(f'{i + 1} of {len(cases)}: {case}', flush=True)
 
 
 if __name__ == '__main__':
