@@ -15,7 +15,6 @@ from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from timm.utils import ModelEmaV3
 
 from tests.models.small import scramble
-from vim_mm.checkpoints import UnsafeCheckpointError
 from vim_mm.models import VisionMamba
 from vim_mm.models.tokens import CLS_TOKENS, resize_pos_embed
 from vim_mm.ops import METHODS
@@ -371,24 +370,6 @@ def test_files_load_as_data(name, tmp_path):
         'vim_tiny_patch16_224', pretrained=True, pretrained_cfg_overlay=overlay, **SMALL
     ).eval()
     torch.testing.assert_close(loaded(x), model(x))
-
-
-class Touch:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
-
-
-def test_code_in_a_file_does_not_run(tmp_path):
-    torch.save(dict(model=create().state_dict(), x=Touch(tmp_path / 'ran')), tmp_path / 'vim.pth')
-    overlay = dict(file=str(tmp_path / 'vim.pth'))
-    with pytest.raises(UnsafeCheckpointError, match=r'vim\.pth was not loaded'):
-        timm.create_model(
-            'vim_tiny_patch16_224', pretrained=True, pretrained_cfg_overlay=overlay, **SMALL
-        )
-    assert not (tmp_path / 'ran').exists()
 
 
 def test_checkpoints_of_another_size_are_resized():

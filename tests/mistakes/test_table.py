@@ -3,7 +3,6 @@
 import importlib.util
 import io
 import re
-import tarfile
 import zipfile
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -672,23 +671,6 @@ def test_files_that_are_no_checkpoints(content, expected, tmp_path):
 
 def test_a_directory_is_no_checkpoint(tmp_path):
     assert 'is a directory, not checkpoint' in sentence_of(load_from_local, str(tmp_path))
-
-
-def test_safetensors_are_read(tmp_path):
-    from safetensors.torch import save_file
-
-    weights = small_backbone().state_dict()
-    save_file(dict(weights), tmp_path / 'weights.safetensors')
-    small_backbone().load_state_dict(load_from_local(str(tmp_path / 'weights.safetensors'), 'cpu'))
-
-
-def test_old_formats_are_still_read(tmp_path):
-    file = tmp_path / 'weights.pth'
-    file.write_bytes(checkpoint_bytes(legacy=True))
-    assert load_from_local(str(file))['weight'].sum() == 99
-    with tarfile.open(tmp_path / 'other.pth', 'w') as archive:
-        archive.add(file, 'storages')
-    assert 'no checkpoint' not in sentence_of(load_from_local, str(tmp_path / 'other.pth'))
 
 
 @pytest.mark.parametrize(
