@@ -116,11 +116,13 @@ def main(args: argparse.Namespace) -> None:
 
     from benchmarks.pictures.plots import plot_curves
     from benchmarks.runs.work_dir import find_config, read_history
+    from vim_mm.engine.screen import open_screen
 
     curves = args.work_dir / 'curves.png'
     losses, metrics = read_history(args.work_dir)
     plot_curves(losses, metrics, curves)
     cfg = Config.fromfile(find_config(args.work_dir))
+    open_screen(cfg)
     if cfg.default_scope == 'mmpretrain':
         picture = draw_mistakes(cfg, args.work_dir, 4 * args.images)
     else:

@@ -65,6 +65,7 @@ def main(args: Namespace) -> None:
     from vim_mm.engine import LabelMaps, VimRunner
     from vim_mm.engine.checks.data import check_data
     from vim_mm.engine.cli import read_config
+    from vim_mm.engine.screen import expect_no_loss
     from vim_mm.engine.tta import augment_test, fit_merging
     from vim_mm.progress import slow_at_first
 
@@ -75,6 +76,7 @@ def main(args: Namespace) -> None:
     if not args.tta and ('tta_model' in cfg or 'tta_pipeline' in cfg):
         lines = ['The config has test-time augmentation, which needs --tta: images have one view.']
     with nullcontext() if args.out is None else saved_predictions(cfg, args.out):
+        expect_no_loss()
         runner = VimRunner.from_cfg(cfg)
         for line in lines:
             runner.logger.info(line)

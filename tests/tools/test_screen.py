@@ -14,13 +14,21 @@ from mmengine.hooks import logger_hook
 from mmengine.logging import MMLogger, print_log
 from mmengine.logging import logger as mmengine_logger
 from mmengine.runner.checkpoint import load_state_dict
+from mmseg.models.losses import CrossEntropyLoss
 
 from tests.configs.data_on_disk import write_ade20k
 from tests.datasets.idx import write_idx_files
 from tests.tools.conftest import SHRUNK, environment, run_tool
 from vim_mm.datasets.fashion import write_classes
 from vim_mm.engine import screen as screen_module
-from vim_mm.engine.screen import FALSE_ALARMS, WIDTH, close_screen, open_screen, opened
+from vim_mm.engine.screen import (
+    FALSE_ALARMS,
+    WIDTH,
+    close_screen,
+    expect_no_loss,
+    open_screen,
+    opened,
+)
 from vim_mm.models import VisionMamba
 
 MOST = 40
@@ -114,7 +122,8 @@ def _check_test(config: Path, data: tuple, folder: Path) -> None:
     assert len(lines_of(log)) <= MOST, log
     metrics = re.search(r'Iter\(test\) \[\d+/\d+\]  ([\s\S]*)', log)[1]
     assert re.search(r'mIoU: \d|bbox_mAP: |accuracy/top1: \d', metrics)
-    assert 'Could not' not in log and 'OneDL' not in log
+    for text in ('Could not', 'OneDL', 'avg_non_ignore'):
+        assert text not in log
     assert ('+--' in log) == ('accuracy' not in metrics)  # a table of classes
 
 
@@ -199,13 +208,22 @@ CONCERNED = {
 
 @pytest.mark.parametrize('message', CONCERNED)
 def test_a_false_alarm_is_shown_where_it_is_none(message, logger, capsys):
-    assert len(CONCERNED) == len(FALSE_ALARMS)
+    assert len(CONCERNED) == len(FALSE_ALARMS) - 1  # the next test has the other one
     for cfg, shown in ((dict(), False), (CONCERNED[message], True)):
         screen = open_screen(Config(cfg))  # as the tools have it
         record = logger.makeRecord('', logging.WARNING, LIBRARY, 1, message, (), None)
         assert (screen.text(record) is not None) == shown
         print_log(message)
         assert (message in capsys.readouterr().out) == shown
+
+
+def test_how_a_loss_averages_matters_where_one_is_computed(logger, capsys):
+    open_screen({}).attach(logger)
+    CrossEntropyLoss()
+    assert 'WARNING - UserWarning: Default ``avg_non_ignore`` is False' in capsys.readouterr().out
+    expect_no_loss()
+    CrossEntropyLoss()
+    assert capsys.readouterr().out == ''
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from vim_mm.engine.checks.misspelled import check_misspelled
 from vim_mm.engine.checks.settings import check_settings
 from vim_mm.engine.mmengine_patches import activate
 from vim_mm.engine.reader import follow_test_data
-from vim_mm.engine.screen import catch_prints, open_screen
+from vim_mm.engine.screen import catch_prints, expect_no_loss, open_screen
 from vim_mm.errors import UserError, UserValueError
 from vim_mm.mistakes import check_checkpoint, check_config, sentence
 from vim_mm.outputs import written_by
@@ -150,6 +150,7 @@ def load_model(
             compute, and ``cfg.allow_mismatch`` does not insist.
     """
     activate()
+    expect_no_loss()
     init_default_scope(cfg.default_scope)
     model = revert_sync_batchnorm(MODELS.build(cfg.model))
     loaded = load_whole_model(model, checkpoint)

@@ -64,12 +64,12 @@ class FalseAlarm(NamedTuple):
     Attributes:
         pattern (str): What it begins with, as a regular expression.
         condition (str): When it does not concern a run, in words.
-        holds (Callable): Whether that is so, from the config.
+        holds (Callable): Whether that is so, from the screen of the run.
     """
 
     pattern: str
     condition: str
-    holds: Callable[[Mapping], bool]
+    holds: Callable[['Screen'], bool]
 
 
 def _uses(cfg: Mapping, *names: str) -> bool:
@@ -100,34 +100,41 @@ FALSE_ALARMS = (
     FalseAlarm(
         r'Could not import OneDL',
         'no data set or transform of the config is one of OneDL',
-        lambda cfg: not _uses(cfg, 'OneDL'),
+        lambda run: not _uses(run.cfg, 'OneDL'),
     ),
     FalseAlarm(
         r'Line NMS is not compiled',  # '... This model cannot work without CUDA'
         'no head of the model is the CLRHead, which alone calls that operator',
-        lambda cfg: not _uses(cfg, 'CLRHead', 'CLRerNet', 'CLRNet'),
+        lambda run: not _uses(run.cfg, 'CLRHead', 'CLRerNet', 'CLRNet'),
     ),
     FalseAlarm(
         r'faster_coco_eval is not installed',
         'no evaluator of the config is FasterCocoMetric',
-        lambda cfg: not _uses(cfg, 'FasterCocoMetric'),
+        lambda run: not _uses(run.cfg, 'FasterCocoMetric'),
     ),
     FalseAlarm(
         r'The prefix is not set in metric class',
         'each evaluator has one metric, whose names cannot be mixed up with those of another',
-        lambda cfg: _metrics(cfg) == 1,
+        lambda run: _metrics(run.cfg) == 1,
     ),
     FalseAlarm(
         r'"FileClient" will be deprecated|"HardDiskBackend" is the alias',
         'the config sets no file_client_args; it is MMEngine that calls its own old class',
-        lambda cfg: not _uses(cfg, 'file_client_args', 'HardDiskBackend'),
+        lambda run: not _uses(run.cfg, 'file_client_args', 'HardDiskBackend'),
     ),
     FalseAlarm(
         r'The draw is False, it means that the hook for visualization',
         'the config asks the hook neither to draw nor to show',
-        lambda cfg: (
-            not any(part(cfg, 'default_hooks.visualization').get(name) for name in ('draw', 'show'))
+        lambda run: (
+            not any(
+                part(run.cfg, 'default_hooks.visualization').get(name) for name in ('draw', 'show')
+            )
         ),
+    ),
+    FalseAlarm(
+        r'Default ``avg_non_ignore`` is False',
+        'no loss is computed',
+        lambda run: not run.learns,
     ),
 )
 
@@ -137,11 +144,14 @@ class Screen(logging.Filter):
 
     Args:
         cfg (Mapping): Of the run, which decides what is a false alarm.
+
+    Attributes:
+        learns (bool): Whether losses may be computed, see :func:`expect_no_loss`.
     """
 
     def __init__(self, cfg: Mapping):
         super().__init__()
-        self.cfg = cfg
+        self.cfg, self.learns = cfg, True
         # What is logged before the run has a file.
         self.early: deque[logging.LogRecord] | None = deque(maxlen=1000)
         self._due: dict[str, tuple[float, float]] = {}  # by stage: next interval, and its patience
@@ -189,7 +199,7 @@ class Screen(logging.Filter):
 
     def _is_false_alarm(self, message: str) -> bool:
         return any(
-            re.match(rf'(\w+: )?({each.pattern})', message) and each.holds(self.cfg)
+            re.match(rf'(\w+: )?({each.pattern})', message) and each.holds(self)
             for each in FALSE_ALARMS
         )
 
@@ -346,6 +356,12 @@ def close_screen() -> None:
 def opened() -> Screen | None:
     """The screen of this process; None where a run is logged as in MMEngine."""
     return _opened
+
+
+def expect_no_loss() -> None:
+    """Tell the screen, if one is open, that a model which is built next only predicts."""
+    if _opened is not None:
+        _opened.learns = False
 
 
 def catch_prints() -> None:
