@@ -4,6 +4,9 @@ They end a command in one sentence, see :mod:`vim_mm.mistakes`; whoever calls th
 them as the built-in errors that they are, too.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """What is wrong lies with the caller, and the message says what and where."""
@@ -19,3 +22,9 @@ class UserTypeError(UserError, TypeError):
 
 class UserRuntimeError(UserError, RuntimeError):
     """What is asked for cannot be had here."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the one most like it, empty if none is."""
+    similar = difflib.get_close_matches(name, known, n=1)
+    return f'; did you mean {similar[0]!r}?' if similar else ''

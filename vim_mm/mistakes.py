@@ -13,12 +13,12 @@ import sys
 import time
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from vim_mm.errors import UserError
+from vim_mm.errors import UserError, did_you_mean
 
 # Frames between which a model already runs: what fails there is no wrong argument.
 _RUNNING = (('mmengine/runner/loops.py', 'run'), ('torch/nn/modules/module.py', '_call_impl'))
@@ -128,12 +128,6 @@ def sentence(error: BaseException) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 4] + ' ...'
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the one most like it, empty if none is."""
-    similar = difflib.get_close_matches(name, known, n=1)
-    return f'; did you mean {similar[0]!r}?' if similar else ''
-
-
 def check_config(config: str | Path | None) -> None:
     """Raise SystemExit where there is no such file; its message has the one most like it.
 
@@ -144,7 +138,9 @@ def check_config(config: str | Path | None) -> None:
     path = Path(config)
     if path.is_file():
         return
-    beside = [each.name for each in path.parent.glob(f'*{path.suffix}')]
+    if path.is_dir():
+        raise SystemExit(f'config: {config} is a folder, not a file.')
+    beside = [each.name for each in path.parent.glob(f'*{path.suffix}') if each.is_file()]
     hint = did_you_mean(path.name, beside)
     if hint:
         hint = f'{hint} (in {path.parent})'
@@ -152,7 +148,7 @@ def check_config(config: str | Path | None) -> None:
         shipped = {each.name: each for each in sorted(_CONFIGS.glob('[!_]*/*.py'))}
         similar = difflib.get_close_matches(path.with_suffix('.py').name, shipped, n=1)
         hint = f'; did you mean {_shown(shipped[similar[0]].resolve())}?' if similar else ''
-    raise SystemExit(f'config: there is no file {config}{hint}.')
+    raise SystemExit(f'config: there is no file {config}{hint or "."}')
 
 
 def _shown(path: Path) -> Path:
@@ -161,21 +157,23 @@ def _shown(path: Path) -> Path:
 
 
 def check_checkpoint(checkpoint: str | Path | None) -> None:
-    """Raise FileNotFoundError for a local file that is not there, with those beside it.
+    """Raise FileNotFoundError for a local file that is not there or a folder, with those there.
 
     What has a scheme, such as https://, is left to who reads it.
     """
     if checkpoint is None or '://' in str(checkpoint):
         return
     path = Path(checkpoint).expanduser()
-    if path.exists():
+    if path.exists() and not path.is_dir():
         return
-    others = sorted(path.parent.glob(f'*{path.suffix}')) if path.suffix else []
+    wrong = f'{checkpoint} is a folder' if path.is_dir() else f'there is no checkpoint {checkpoint}'
+    folder, suffix = (path, '.pth') if path.is_dir() else (path.parent, path.suffix or '.pth')
+    others = sorted(folder.glob(f'*{suffix}'))
     names = ', '.join(other.name for other in others[:8]) + ', ...' * (len(others) > 8)
-    there = f'{path.parent} has {names}' if others else f'{path.parent} has no such files'
-    if not path.parent.is_dir():
-        there = f'there is no folder {path.parent} either'
-    raise FileNotFoundError(f'there is no checkpoint {checkpoint}; {there}')
+    there = f'{folder} has {names or f"no {suffix} file"}'
+    if not folder.is_dir():
+        there = f'there is no folder {folder} either'
+    raise FileNotFoundError(f'{wrong}; {there}')
 
 
 def note_for_torchrun(line: str) -> None:

@@ -117,7 +117,7 @@ def test_other_schemes_are_refused(name, message):
 
 
 def test_missing_file_is_named():
-    with pytest.raises(FileNotFoundError, match=r'nothing\.pth is no file: there is no checkpoint'):
+    with pytest.raises(FileNotFoundError, match=r'there is no checkpoint nothing\.pth; '):
         CheckpointLoader.load_checkpoint('nothing.pth')
 
 

@@ -51,7 +51,8 @@ def sentence_of(call, *args, **kwargs) -> str:
 WIDTH = dict(embed_dims=16, num_layers=2)
 # Arguments of the backbone, and what the sentence must hold.
 BACKBONE = [
-    (dict(arch='huge'), r"arch must be one of .*tiny.*'huge'"),
+    (dict(arch='huge'), r"arch must be one of .*tiny.*'huge'$"),
+    (dict(arch='Tny'), r"arch must be one of .*'Tny'; did you mean 'tiny'\?"),
     (dict(arch=''), r"arch must be one of .*''"),
     (dict(arch='T'), r"arch must be one of .*'T'"),
     (dict(arch=7), 'arch must be .* 7'),
@@ -121,7 +122,7 @@ BACKBONE = [
     (dict(frozen_stages='all'), "frozen_stages must be an integer, got 'all'"),
     (dict(frozen_stages=2, out_indices=0), r'frozen_stages must lie in \[-1, 1\], got 2'),
     (dict(ssm_cfg=[4]), r'ssm_cfg must be a dict .* \[4\]'),
-    (dict(ssm_cfg=dict(d_stat=4)), "ssm_cfg has no 'd_stat': .*'d_state'"),
+    (dict(ssm_cfg=dict(d_stat=4)), "ssm_cfg has no 'd_stat': .*did you mean 'd_state'"),
     (dict(ssm_cfg=dict(d_model=4)), "ssm_cfg has no 'd_model'"),
     (dict(ssm_cfg=dict(bimamba_type='v1')), "ssm_cfg must not have 'bimamba_type'"),
     (dict(ssm_cfg=dict(d_state=0)), r'd_state must lie in \[1, 256\], got 0'),
@@ -670,7 +671,9 @@ def test_files_that_are_no_checkpoints(content, expected, tmp_path):
 
 
 def test_a_directory_is_no_checkpoint(tmp_path):
-    assert 'is a directory, not checkpoint' in sentence_of(load_from_local, str(tmp_path))
+    (tmp_path / 'iter_2.pth').touch()
+    said = sentence_of(load_from_local, str(tmp_path))
+    assert said == f'{tmp_path} is a folder; {tmp_path} has iter_2.pth'
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from vim_mm.checkpoints.download import downloaded
 from vim_mm.checkpoints.file import read_file
 from vim_mm.checkpoints.state import prepare
 from vim_mm.errors import UserError, UserRuntimeError, UserValueError
+from vim_mm.mistakes import check_checkpoint
 
 
 class NonFiniteWeightsError(UserError, ValueError):
@@ -89,9 +90,9 @@ def read_as_data(filename: str | Path, map_location: str | None = None) -> dict:
         UnsafeCheckpointError: The file holds more than tensors and plain data.
     """
     path = Path(filename).expanduser()
+    check_checkpoint(filename)
     if not path.is_file():
-        what = 'a directory, not' if path.is_dir() else 'no file: there is no'
-        raise FileNotFoundError(f'{filename} is {what} checkpoint')
+        raise FileNotFoundError(f'{filename} is no file')
     return read_file(path, map_location)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vim_mm.errors import UserTypeError, UserValueError
+from vim_mm.errors import UserTypeError, UserValueError, did_you_mean
 from vim_mm.ops.discretization import check_device, check_tensor
 
 ARCHS = {
@@ -20,7 +20,8 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     """ValueError if the argument called ``name`` is not one of the words ``choices``."""
     words = [*choices]
     if not isinstance(value, str) or value not in words:
-        raise UserValueError(f'{name} must be one of {words}, got {value!r}')
+        hint = did_you_mean(value, words) if isinstance(value, str) else ''
+        raise UserValueError(f'{name} must be one of {words}, got {value!r}{hint}')
 
 
 def check_bools(**arguments: bool) -> None:
@@ -77,8 +78,10 @@ def parse_arch(arch: str | dict) -> tuple[int, int]:
     if isinstance(arch, str):
         arch = ARCHS.get(arch.lower(), arch)
     if not isinstance(arch, dict) or set(arch) != {'embed_dims', 'num_layers'}:
+        hint = did_you_mean(arch.lower(), ARCHS) if isinstance(arch, str) else ''
         raise UserValueError(
             f'arch must be one of {[*ARCHS]} or a dict of embed_dims and num_layers, got {arch!r}'
+            f'{hint}'
         )
     for key, value in arch.items():
         check_int(f'arch.{key}', value)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vim_mm.compat import after_state_dict, before_load_state_dict
-from vim_mm.errors import UserTypeError, UserValueError
+from vim_mm.errors import UserTypeError, UserValueError, did_you_mean
 from vim_mm.models.arguments import (
     check_bools,
     check_choice,
@@ -63,7 +63,8 @@ def parse_ssm_cfg(ssm_cfg: dict | None, of_backbone: Iterable[str]) -> dict:
             raise UserValueError(f'ssm_cfg must not have {name!r}: give it to the backbone itself')
         if name not in names:
             expected = sorted(names.difference(of_backbone))
-            raise UserTypeError(f'ssm_cfg has no {name!r}: expected some of {expected}')
+            hint = did_you_mean(name, expected)
+            raise UserTypeError(f'ssm_cfg has no {name!r}: expected some of {expected}{hint}')
     return dict(ssm_cfg)
 
 

@@ -25,7 +25,6 @@ hold, which Mamba's ``zoh`` simplifies to beta = dt. A method that beats ``zoh``
 its input is integrated exactly, whatever it assumes of the input; the control tells the two apart.
 """
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import factorial
@@ -34,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vim_mm.errors import UserTypeError, UserValueError
+from vim_mm.errors import UserTypeError, UserValueError, did_you_mean
 
 # Up to this |z| the series is used. Beyond it, dividing by z in the recursion amplifies no error.
 _SERIES_RADIUS = 2.0
@@ -218,8 +217,7 @@ def get_method(name: str, argument: str = 'discretization_method') -> Method:
     """
     if isinstance(name, str) and name in METHODS:
         return METHODS[name]
-    similar = difflib.get_close_matches(name.lower(), METHODS, 1) if isinstance(name, str) else []
-    hint = f'; did you mean {similar[0]!r}?' if similar else ''
+    hint = did_you_mean(name.lower(), METHODS) if isinstance(name, str) else ''
     raise UserValueError(
         f'{argument}: unknown discretization method {name!r}, expected one of {[*METHODS]}{hint}'
     )

@@ -76,6 +76,20 @@ def read(config, checkpoint=None, **options):
         ('log_processor.window_sise', 5, r"log_processor .*; .*'window_size'"),
         ('auto_scale_lr.base_batchsize', 4, r"auto_scale_lr has no .*; .*'base_batch_size'"),
         ('env_cfg.cudnn_benchmrk', True, r"env_cfg has no .*; .*'cudnn_benchmark'"),
+        ('default_hooks.chekpoint.interval', 5, "chekpoint has no type; .*'checkpoint'"),
+        ('model.decode_head.norm_cfg.requires_gard', True, r"norm_cfg .*; .*'requires_grad'"),
+        ('model.decode_head.norm_cfg.type', 'SynBN', r"norm_cfg\.type must .*; .*'SyncBN'"),
+        ('model.backbone.init_cfg.type', 'Pretraind', r"init_cfg\.type must .*; .*'Pretrained'"),
+        (
+            'model.decode_head.loss_decode.type',
+            'CrosEntropyLoss',
+            r"loss_decode\.type must .*; .*'CrossEntropyLoss'",
+        ),
+        (
+            'train_dataloader.dataset.pipeline.2.type',
+            'Resiz',
+            r"pipeline\.2\.type must .*; .*'Resize'",
+        ),
     ],
 )
 def test_it_is_named_with_what_is_like_it(option, value, expected, configs):  # noqa: F811
@@ -121,6 +135,8 @@ def test_a_config_that_is_not_there_has_a_suggestion(configs):  # noqa: F811
             SystemExit, match=rf'no file {name}; .*configs/seg/upernet_vim_t_zoh.py'
         ):
             read(name)
+    with pytest.raises(SystemExit, match=r'config: \S+ is a folder, not a file\.'):
+        read(configs['seg'].parent)
 
 
 def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are(configs, tmp_path):  # noqa: F811
@@ -131,6 +147,13 @@ def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are(configs, tmp
         read(configs['seg'], tmp_path / 'iter_61.pth')
     with pytest.raises(FileNotFoundError, match=expected):
         check_checkpoint(tmp_path / 'iter_61.pth')
+    with pytest.raises(FileNotFoundError, match=expected.replace(r'\.pth; .*', '; .*')):
+        check_checkpoint(tmp_path / 'iter_61')
+    with pytest.raises(FileNotFoundError, match=rf'{tmp_path} is a folder; .* has iter_20\.pth, '):
+        check_checkpoint(tmp_path)
+    (tmp_path / 'empty').mkdir()
+    with pytest.raises(FileNotFoundError, match=r'iter_61\.pth; .*/empty has no \.pth file'):
+        check_checkpoint(tmp_path / 'empty' / 'iter_61.pth')
     with pytest.raises(FileNotFoundError, match=r'there is no folder .*absent either'):
         read(configs['seg'], tmp_path / 'absent' / 'iter_61.pth')
     for there in (tmp_path / 'iter_20.pth', 'https://example.com/iter_61.pth', None):

@@ -100,11 +100,18 @@ def check_misspelled(cfg: Config) -> None:
             check_arguments_of(_original(kind, options, within), name, options, owner)
     for name, options, registry, owner in _nested_parts(cfg):
         within = _scope_at(cfg, name)
-        kind = _find(options.get('type'), registry, within)[0]
-        if kind is not None:
+        kind, known = _find(options.get('type'), registry, within)
+        if kind is None and isinstance(options.get('type'), str):
+            _check_type(name, options['type'], known)
+        elif kind is not None:
             kind = _original(kind, options, within)
             outer = _scope_at(cfg, name.rpartition('.')[0])
             _check_likely(kind, name, options, _find(owner, registry, outer)[0])
+    hooks = _part_at(cfg, 'default_hooks')
+    for key, options in hooks.items():
+        if isinstance(options, Mapping) and 'type' not in options:
+            hint = did_you_mean(key, {*hooks} - {key})
+            raise UserValueError(f'default_hooks.{key} has no type{hint}')
     for name, known in _PLAIN.items():
         for key in part(cfg, name):
             if hint := did_you_mean(key, known) if key not in known else '':
@@ -211,13 +218,17 @@ def _found(name: str, options: Mapping, registry: Registry, scope: str | None) -
     kind = options.get('type')
     found, known = _find(kind, registry, scope)
     if found is None and isinstance(kind, str):
-        short = kind.rpartition('.')[2]
         any_registry = name.startswith('model.') and not _OF_MODELS.fullmatch(name)
-        if any_registry and not get_close_matches(short, known, n=1, cutoff=_VERY_LIKE):
-            return None
+        _check_type(name, kind, known, _VERY_LIKE if any_registry else 0)
+    return found
+
+
+def _check_type(name: str, kind: str, known: set[str], least: float = _VERY_LIKE) -> None:
+    """Raise ValueError for a type that is not registered, if one of those known is so like it."""
+    short = kind.rpartition('.')[2]
+    if not least or get_close_matches(short, known, n=1, cutoff=least):
         hint = did_you_mean(short, known)
         raise UserValueError(f'{name}.type must name a registered class, got {kind!r}{hint}')
-    return found
 
 
 def _find(kind, registry: Registry, scope: str | None) -> tuple[type | None, set[str]]:
@@ -272,6 +283,8 @@ def _check_likely(kind, name: str, options: Mapping, owner) -> None:
     usual builders know it. Of all others the class says so when it is built.
     """
     known, complete = _arguments(kind)
+    if name.endswith('norm_cfg'):
+        known = known | {'requires_grad'}  # which the builder of norms takes
     for key in options:
         if key in known or key in _TAKEN or key in _OF_BUILDERS:
             continue
