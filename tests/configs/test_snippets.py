@@ -111,7 +111,7 @@ def test_a_page_shows_its_snippet(page, snippet):
 
 
 OWN_DATA = (ROOT / 'docs/own_data.md').read_text()
-SEG, DET, CLS, CASCADE_HEADS, SMALL, WINDOWS, _, INIT, _ = re.findall(
+SEG, DET, CLS, CASCADE_HEADS, SMALL, LARGE, _, INIT, _ = re.findall(
     r'```python\n(.*?)```', OWN_DATA, re.S
 )
 MASK_RCNN_HEADS = re.search(r'^model = .*$', DET, re.M)[0]
@@ -195,10 +195,8 @@ def test_own_segmentation_whose_labels_begin_at_zero(tmp_path):
 def test_large_images_keep_their_pixels(tmp_path):
     pytest.importorskip('mmseg')
     write_ade20k(tmp_path / 'data')
-    part, _, rest = WINDOWS.partition('\n')
-    heads = 'model = dict('
-    text = SEG.replace(heads, f'{heads}test_{part.partition("test_")[2][:-1]}, ') + rest
-    cfg = own_config(text, tmp_path)
+    (tmp_path / 'own_seg.py').write_text(SEG)
+    cfg = own_config(LARGE, tmp_path)
     assert cfg.model.test_cfg.mode == 'slide' and cfg.model.decode_head.num_classes == 3
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     for i in range(len(SIZES)):

@@ -107,7 +107,7 @@ def check_misspelled(cfg: Config) -> None:
             kind = _original(kind, options, within)
             outer = _scope_at(cfg, name.rpartition('.')[0])
             _check_likely(kind, name, options, _find(owner, registry, outer)[0])
-    hooks = _part_at(cfg, 'default_hooks')
+    hooks = part(cfg, 'default_hooks')
     for key, options in hooks.items():
         if isinstance(options, Mapping) and 'type' not in options:
             hint = did_you_mean(key, {*hooks} - {key})
