@@ -30,7 +30,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from _command_line import DTYPES, METHODS, Names, add_run_arguments, end, parse_first
+from _command_line import DTYPES, METHODS, Names, add_run_arguments, end, parse_first, parser_of
 
 SETS = {
     'standard': [(224, 64), (512, 8), (1024, 2), (1248, 2)],
@@ -51,9 +51,7 @@ def image_sizes(word: str) -> list[Size]:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         '--images',
         nargs='+',
@@ -94,7 +92,7 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import torch
 
-from benchmarks.measure.tables import figures, markdown_table, write_text
+from benchmarks.measure.tables import figures, markdown_table, pivot, write_text
 from benchmarks.measure.timing import describe, environment
 from benchmarks.peers.backbones import (
     MODES,
@@ -174,55 +172,40 @@ def run(args: argparse.Namespace) -> Iterator[Record]:
         gc.collect()  # a compiled model holds itself in cycles
 
 
-def sizes_of(records: list[Record]) -> list[Size]:
-    return [*dict.fromkeys((r['side'], r['batch']) for r in records)]
+def size_of(record: Record) -> Size:
+    return record['side'], record['batch']
 
 
-def pivot(records: list[Record], key: str, scale: float) -> str:
+def image(record: Record) -> dict[str, str]:
+    """The cell that names the case of a record."""
+    return {'image': name_of(size_of(record))}
+
+
+def by_model(records: list[Record], key: str, scale: float) -> str:
     """A table of ``scale`` times a field: a row for each size, a column for each backbone."""
-    rows = {size: {'image': name_of(size)} for size in sizes_of(records)}
-    names = dict.fromkeys(r['model'] for r in records)
-    for size, name in product(rows, names):
-        rows[size][name] = ''
-    for r in records:
-        rows[r['side'], r['batch']][r['model']] = figures(scale * r[key])
-    return markdown_table([*rows.values()])
+    return pivot(records, image, 'model', lambda r: figures(scale * r[key]))
 
 
 def ratios(records: list[Record], key: str, peer: str) -> str:
     """That of the peer over that of each other: above 1 where the peer is slower or larger."""
-    values = {((r['side'], r['batch']), r['model']): r[key] for r in records}
-    names = [n for n in dict.fromkeys(r['model'] for r in records) if n not in PEERS]
-    return markdown_table(
-        [
-            {
-                'image': name_of(size),
-                **{
-                    name: f'{values[size, peer] / values[size, name]:.2f}'
-                    if (size, name) in values
-                    else ''
-                    for name in names
-                },
-            }
-            for size in sizes_of(records)
-            if (size, peer) in values
-        ]
-    )
+    theirs = {size_of(r): r[key] for r in records if r['model'] == peer}
+    ours = [r for r in records if r['model'] not in PEERS and size_of(r) in theirs]
+    return pivot(ours, image, 'model', lambda r: f'{theirs[size_of(r)] / r[key]:.2f}')
 
 
 def host_table(records: list[Record]) -> str:
     """Launches a layer, and microseconds of the host a layer until a call returns."""
-    rows = []
-    for r in records:
-        rows.append(
-            {
-                'image': name_of((r['side'], r['batch'])),
+    return markdown_table(
+        [
+            image(r)
+            | {
                 'model': r['model'],
                 'launches a layer': f'{r["launches"] / r["layers"]:.1f}',
                 'host us a layer': f'{1e6 * r["host_seconds"] / r["layers"]:.0f}',
             }
-        )
-    return markdown_table(rows)
+            for r in records
+        ]
+    )
 
 
 def crossover(sides: list[int], ours: list[float], theirs: list[float]) -> float | None:
@@ -275,7 +258,7 @@ def crossovers(records: list[Record]) -> str:
             if side == sides[0]:
                 text = f'at every side from {sides[0]} on'
             lines.append({'what': f'{MODES[mode]}: {unit}', 'ours': name, 'below DeiT': text})
-    return markdown_table(lines) if lines else ''
+    return markdown_table(lines)
 
 
 def report(records: list[Record]) -> str:
@@ -287,12 +270,11 @@ def report(records: list[Record]) -> str:
             continue
         parts.append(f'## {MODES[mode][0].upper() + MODES[mode][1:]}')
         for key, scale, unit in (TIME, MEMORY):
-            if all(key in r for r in part):
-                parts.append(f'{unit}:\n\n{pivot(part, key, scale)}')
+            if not all(key in r for r in part):
+                continue
+            parts.append(f'{unit}:\n\n{by_model(part, key, scale)}')
             for peer in PEERS:
-                others = {r['model'] for r in part} - {*PEERS}
-                if others and any(r['model'] == peer and key in r for r in part):
-                    table = ratios(part, key, peer)
+                if table := ratios(part, key, peer):
                     parts.append(f'{unit}, {peer} over the column:\n\n{table}')
         if all('launches' in r for r in part):
             parts.append(f'Host:\n\n{host_table(part)}')

@@ -10,14 +10,13 @@ time over that of the first backend. What cannot run here is left out, and said.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from typing import Any
 
-from _command_line import DTYPES, METHODS, Names, add_run_arguments, end, parse_first
+from _command_line import DTYPES, METHODS, Names, add_run_arguments, end, parse_first, parser_of
 
 BACKENDS = Names('vim_mm.ops', 'BACKENDS')
 MODES = ('infer', 'graph', 'train')
@@ -29,9 +28,7 @@ def image_sizes(word: str) -> list[tuple[int, int]]:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         '--backends', nargs='+', type=BACKENDS, default=['native', 'triton', 'torch']
     )
@@ -57,7 +54,7 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 import torch
 
 from benchmarks.benchmark_scan import TABLE
-from benchmarks.measure.tables import figures, markdown_table, write_text
+from benchmarks.measure.tables import figures, pivot, publish
 from benchmarks.measure.timing import DTYPES as DTYPE_OF
 from benchmarks.measure.timing import (
     ScanShape,
@@ -130,23 +127,16 @@ def model_records(args: argparse.Namespace) -> Iterator[Record]:
                 yield {'image': image, 'backend': backend, 'mode': mode, **result}
 
 
-def compare(records: list[Record], row: tuple[str, ...], key: str, scale: float) -> str:
+def compare(records: list[Record], case: tuple[str, ...], key: str, scale: float) -> str:
     """A row for each case, a column for each backend, with its time over the first one's."""
-    rows: dict[tuple, dict[str, Any]] = {}
-    for record in records:
-        case = tuple(record[name] for name in row)
-        rows.setdefault(case, dict(zip(row, case)))[record['backend']] = scale * record[key]
-    names = [*dict.fromkeys(r['backend'] for r in records)]
-    table = []
-    for line in rows.values():
-        found = [name for name in names if name in line]
-        texts = {
-            name: figures(line[name])
-            + ('' if name == found[0] else f' ({line[name] / line[found[0]]:.2f})')
-            for name in found
-        }
-        table.append({name: line[name] for name in row} | {n: texts.get(n, '') for n in names})
-    return markdown_table(table)
+    first: dict[tuple, Record] = {}
+
+    def cell(record: Record) -> str:
+        base = first.setdefault(tuple(record[name] for name in case), record)
+        ratio = '' if base is record else f' ({record[key] / base[key]:.2f})'
+        return figures(scale * record[key]) + ratio
+
+    return pivot(records, lambda r: {name: r[name] for name in case}, 'backend', cell)
 
 
 def report(scans: list[Record], models: list[Record]) -> str:
@@ -181,13 +171,8 @@ def main(args: argparse.Namespace) -> None:
     scans = [*scan_records(args)] if args.shapes else []
     print(f'{head}\n\n{report(scans, [])}', flush=True)
     models = [*model_records(args)]
-    tables = f'{head}\n\n{report(scans, models)}'
-    print(tables)
-    if args.markdown:
-        write_text(args.markdown, tables)
-    if args.out:
-        records = {'environment': facts, 'units': 'seconds, bytes', 'records': scans + models}
-        write_text(args.out, json.dumps(records, indent=2))
+    result = {'environment': facts, 'units': 'seconds, bytes', 'records': scans + models}
+    publish(args, f'{head}\n\n{report(scans, models)}', result)
 
 
 if __name__ == '__main__':

@@ -66,7 +66,7 @@ from benchmarks.measure.timing import (
     synchronize,
     warm_up,
 )
-from benchmarks.measure.whole_models import adapt, build, make_batch
+from benchmarks.measure.whole_models import adapt, build, make_batch, renewed
 from vim_mm.engine import BFloat16OptimWrapper, activate
 from vim_mm.engine.cli import import_task_library
 from vim_mm.engine.optimization.compiled_parts import CompiledParts
@@ -97,9 +97,7 @@ def make_step(name: str, form: str, args: Namespace) -> Callable[[], dict]:
         train = GraphedStep(model, form == 'compiled')
 
     def step() -> dict:
-        # A preprocessor puts other tensors into a batch and its samples.
-        samples = [sample.new() for sample in given['data_samples']]
-        return train(dict(inputs=[*given['inputs']], data_samples=samples), wrapper)
+        return train(renewed(given), wrapper)
 
     return step
 

@@ -14,12 +14,10 @@ takes a thread for every processor that this process may use (``taskset`` limits
 """
 
 import argparse
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from _command_line import add_debug, add_device, end, parse_first, positive
+from _command_line import add_run_arguments, end, parse_first, parser_of
 
 SHAPES = [(1, 192, 196), (32, 60, 512), (2, 384, 1024), (1, 192, 4096)]
 
@@ -34,17 +32,10 @@ def shape(word: str) -> tuple[int, int, int]:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument('--shapes', nargs='+', type=shape, default=SHAPES, metavar='BxDxL')
-    add_device(parser, default='cpu')
     parser.add_argument('--clock', choices=['processor', 'wall'], default='processor')
-    parser.add_argument('--threads', type=positive, help="of PyTorch (default: PyTorch's)")
-    parser.add_argument('--n_trials', type=positive, default=10)
-    parser.add_argument('--out', type=Path, help='write every figure as JSON to this file')
-    parser.add_argument('--markdown', type=Path, help='write the tables to this file as well')
-    add_debug(parser)
+    add_run_arguments(parser)
     args = parser.parse_args()
     if args.device == 'cuda':
         args.clock = 'wall'
@@ -62,7 +53,7 @@ import numpy as np
 import torch
 from jax import Array
 
-from benchmarks.measure.tables import figures, markdown_table, write_text
+from benchmarks.measure.tables import figures, markdown_table, publish
 from benchmarks.measure.timing import ScanShape, describe, environment, make_inputs
 from vim_mm.jax import selective_scan_fn
 from vim_mm.ops import selective_scan_fn as torch_scan
@@ -221,15 +212,8 @@ def main(args: argparse.Namespace) -> None:
     records = []
     for sizes in progress(args.shapes, 'shapes'):
         records.append(measure(sizes, args.n_trials, clock, args.device))
-    text = f'{describe(facts)}\n\nMilliseconds:\n\n{table(records)}'
-    print(text)
-    if args.markdown:
-        write_text(args.markdown, text)
-    if args.out:
-        write_text(
-            args.out,
-            json.dumps({'environment': facts, 'units': 'seconds', 'records': records}, indent=2),
-        )
+    result = {'environment': facts, 'units': 'seconds', 'records': records}
+    publish(args, f'{describe(facts)}\n\nMilliseconds:\n\n{table(records)}', result)
 
 
 if __name__ == '__main__':

@@ -11,21 +11,18 @@ waits for, in mode ``graph`` that of the device in a CUDA graph; memory is the p
 """
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from _command_line import DTYPES, METHODS, add_run_arguments, end, parse_first, positive
+from _command_line import DTYPES, METHODS, add_run_arguments, end, parse_first, parser_of, positive
 
 MODES = ('infer', 'graph', 'train')
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument('--images', type=positive, default=32, help='(default: %(default)s)')
     parser.add_argument(
         '--sides', type=positive, nargs=2, default=[128, 512], metavar=('LEAST', 'GREATEST')
@@ -52,7 +49,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.measure.tables import figures, markdown_table, write_text
+from benchmarks.measure.tables import figures, markdown_table, publish
 from benchmarks.measure.timing import DTYPES as DTYPE_OF
 from benchmarks.measure.timing import describe, device_times, environment, peak_memory, wall_times
 from vim_mm.models import VisionMamba
@@ -153,13 +150,8 @@ def main(args: argparse.Namespace) -> None:
     facts = environment(args.device)
     facts |= {'tokens': tokens, 'tokens with padding': padded}
     records = [*records_of(args, model, images)]
-    text = f'{describe(facts)}\n\n{report(records)}'
-    print(text)
-    if args.markdown:
-        write_text(args.markdown, text)
-    if args.out:
-        result = {'environment': facts, 'units': 'seconds, bytes', 'records': records}
-        write_text(args.out, json.dumps(result, indent=2))
+    result = {'environment': facts, 'units': 'seconds, bytes', 'records': records}
+    publish(args, f'{describe(facts)}\n\n{report(records)}', result)
 
 
 if __name__ == '__main__':

@@ -17,14 +17,21 @@ Markdown go to the terminal, progress to its error output.
 """
 
 import argparse
-import json
 import math
 from functools import partial
 from itertools import product
 from statistics import geometric_mean
 from typing import Any
 
-from _command_line import DTYPES, add_methods, add_run_arguments, end, parse_first, positive
+from _command_line import (
+    DTYPES,
+    add_methods,
+    add_run_arguments,
+    end,
+    parse_first,
+    parser_of,
+    positive,
+)
 
 # (B, D, L) and dtype: Vim's, by size and image side (b: batch), and the shape of the seed notes.
 TABLE = {
@@ -44,9 +51,7 @@ SETS = {'all': TABLE, 'linear': LINEAR}
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument('--batch', type=positive, default=2, help='B')
     parser.add_argument('--dim', type=positive, default=384, help='D')
     parser.add_argument('--seqlen', type=positive, default=1024, help='L')
@@ -79,7 +84,7 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 import torch
 
 from benchmarks.measure.floors import Card
-from benchmarks.measure.tables import figures, markdown_table, write_text
+from benchmarks.measure.tables import figures, markdown_table, pivot, publish
 from benchmarks.measure.timing import (
     Scan,
     ScanShape,
@@ -164,21 +169,24 @@ def measure(args: argparse.Namespace, card: Card | None, peers: dict[str, Peer])
     return records
 
 
-def pivot(records: list[Record], key: str, scale: float, per: str | None = None) -> str:
+def by_scan(records: list[Record], key: str, scale: float, per: str | None = None) -> str:
     """A table of ``scale`` times a field, divided by the field ``per``.
 
     A row for each shape; a column for each scan, after the floors of that field where it has any.
     """
-    rows: dict[str, dict[str, str]] = {}
-    for record in records:
-        scaled = scale / (record[per] if per else 1)
-        shape = f'({record["batch"]}, {record["dim"]}, {record["seqlen"]}) {record["dtype"]}'
-        row = rows.setdefault(record['shape'], {'shape': record['shape'], '(B, D, L)': shape})
+
+    def scaled(record: Record, name: str) -> str:
+        return figures(scale * record[name] / (record[per] if per else 1))
+
+    def head(record: Record) -> dict[str, str]:
+        sizes = f'({record["batch"]}, {record["dim"]}, {record["seqlen"]}) {record["dtype"]}'
+        cells = {'shape': record['shape'], '(B, D, L)': sizes}
         for limit in ('ex2', 'memory'):
-            if f'{key}_{limit}_floor' in record:
-                row[f'{limit} floor'] = figures(scaled * record[f'{key}_{limit}_floor'])
-        row[record['scan']] = figures(scaled * record[key])
-    return markdown_table([*rows.values()])
+            if (floor := f'{key}_{limit}_floor') in record:
+                cells[f'{limit} floor'] = scaled(record, floor)
+        return cells
+
+    return pivot(records, head, 'scan', lambda record: scaled(record, key))
 
 
 def ratios(records: list[Record], key: str, base: str, over_base: bool) -> str:
@@ -209,8 +217,8 @@ def report(records: list[Record], peers: list[str]) -> str:
         step = math.log1p(math.exp(dt_bias))
         parts.append(f'## dt about {figures(step, 1)} (bias {dt_bias:g}), N = {part[0]["dstate"]}')
         for key in PASSES:
-            parts.append(f'{key.capitalize()}, microseconds:\n\n{pivot(part, key, 1e6)}')
-        memory = pivot(part, 'peak_bytes', 2**-20)
+            parts.append(f'{key.capitalize()}, microseconds:\n\n{by_scan(part, key, 1e6)}')
+        memory = by_scan(part, 'peak_bytes', 2**-20)
         parts.append(f'Peak memory of forward and backward, MiB:\n\n{memory}')
         columns = {r['scan'] for r in part}
         for base, key in product([*peers, 'zoh'], PASSES):
@@ -229,7 +237,7 @@ def report_linear(records: list[Record]) -> str:
     for dt_bias, key in product(dict.fromkeys(r['dt_bias'] for r in records), PASSES):
         part = [r for r in records if r['dt_bias'] == dt_bias]
         title = f'{key.capitalize()}, nanoseconds per step of the sequence, bias {dt_bias:g}'
-        parts.append(f'{title}:\n\n{pivot(part, key, 1e9, per="seqlen")}')
+        parts.append(f'{title}:\n\n{by_scan(part, key, 1e9, per="seqlen")}')
     return '\n\n'.join(parts)
 
 
@@ -251,15 +259,9 @@ def main(args: argparse.Namespace) -> None:
         lines.append(report(others, [*peers]))
     if linear:
         lines.append(report_linear(linear))
-    tables = '\n\n'.join(lines)
-    print(tables)
-    if args.markdown:
-        write_text(args.markdown, tables)
-    if args.out:
-        floors = {} if card is None else vars(card)
-        units = 'seconds, bytes'
-        result = {'environment': facts, 'n_trials': args.n_trials, 'units': units, 'card': floors}
-        write_text(args.out, json.dumps(result | {'records': records}, indent=2))
+    floors = {} if card is None else vars(card)
+    result = {'environment': facts, 'n_trials': args.n_trials, 'units': 'seconds, bytes'}
+    publish(args, '\n\n'.join(lines), result | {'card': floors, 'records': records})
 
 
 if __name__ == '__main__':

@@ -20,7 +20,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from _command_line import add_debug, add_device, choose_device, end, parse_first, positive
+from _command_line import (
+    add_debug,
+    add_device,
+    add_outputs,
+    choose_device,
+    end,
+    parse_first,
+    positive,
+)
 
 LEAST = 2  # images: batch norm of UPerNet's pooled maps needs as many
 DTYPES = {'float32': 'OptimWrapper', 'bfloat16': 'BFloat16OptimWrapper'}
@@ -36,8 +44,7 @@ def parse_args() -> Namespace:
     parser.add_argument('--steps', type=positive, default=4, help='steps that are timed')
     add_device(parser)
     parser.add_argument('--budget', type=float, default=600, help='begin nothing after S seconds')
-    parser.add_argument('--out', type=Path, help='write the rows as JSON to this file')
-    parser.add_argument('--markdown', type=Path, help='write the table to this file')
+    add_outputs(parser)
     add_debug(parser)
     args = parser.parse_args()
     if args.most is not None and args.most < LEAST:
@@ -51,13 +58,18 @@ ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 import torch
 from mmengine.config import Config
 from mmengine.logging import MMLogger
-from mmengine.model import BaseModel, revert_sync_batchnorm
+from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper, build_optim_wrapper
-from mmengine.registry import MODELS, init_default_scope
-from mmengine.structures import PixelData
 
-from benchmarks.measure.tables import figures, markdown_table, write_text
-from benchmarks.measure.timing import describe, environment, steady_times
+from benchmarks.measure.tables import figures, markdown_table, publish
+from benchmarks.measure.timing import begin_peak, describe, environment, steady_times
+from benchmarks.measure.whole_models import (
+    build,
+    forget_pretrained,
+    make_batch,
+    on_device,
+    renewed,
+)
 from vim_mm.engine.cli import read_config
 from vim_mm.progress import progress
 
@@ -77,67 +89,26 @@ def resolution(cfg: Config) -> tuple[int, int]:
     return side, side
 
 
-def random_batch(cfg: Config, batch: int, device: str) -> dict[str, Any]:
-    """Pictures and labels as a loader of the config's task gives them."""
-    height, width = resolution(cfg)
-    model = cfg.model
-    if cfg.default_scope == 'mmdet':
-        from mmdet.testing import demo_mm_inputs
-
-        roi_head = model.get('roi_head', {})
-        head = roi_head.get('mask_head', roi_head.get('bbox_head', model.get('bbox_head')))
-        shapes, masks = [(3, height, width)] * batch, 'mask_head' in roi_head
-        return demo_mm_inputs(
-            batch,
-            image_shapes=shapes,
-            num_items=[8] * batch,
-            num_classes=head.num_classes,
-            with_mask=masks,
-            device=device,
-        )
-    inputs = torch.randint(0, 256, (batch, 3, height, width), dtype=torch.uint8, device=device)
-    if cfg.default_scope == 'mmpretrain':
-        from mmpretrain.structures import DataSample
-
-        labels = torch.randint(model.head.num_classes, (batch,))
-        return dict(inputs=inputs, data_samples=[DataSample().set_gt_label(x) for x in labels])
-    from mmseg.structures import SegDataSample
-
-    shape = dict(img_shape=(height, width), ori_shape=(height, width))
-    labels = torch.randint(model.decode_head.num_classes, (batch, 1, height, width), device=device)
-    samples = [SegDataSample(gt_sem_seg=PixelData(data=x), metainfo=shape) for x in labels]
-    return dict(inputs=[*inputs], data_samples=samples)
-
-
-def build(cfg: Config, dtype: str, with_cp: bool, device: str) -> tuple[BaseModel, OptimWrapper]:
-    """The model of a config in training mode, and its optimizer."""
-    init_default_scope(cfg.default_scope)
-    torch.manual_seed(0)
-    torch.backends.cudnn.benchmark = cfg.env_cfg.cudnn_benchmark
-    model_cfg = cfg.model.copy()
-    model_cfg.backbone = {**model_cfg.backbone, 'with_cp': with_cp, 'init_cfg': None}
-    model = revert_sync_batchnorm(MODELS.build(model_cfg)).to(device).train()
+def trained(cfg: Config, dtype: str, with_cp: bool, device: str) -> tuple[BaseModel, OptimWrapper]:
+    """The model of a config, in training mode, and its optimizer."""
+    cfg.model.backbone.with_cp = with_cp
+    forget_pretrained(cfg.model)
+    model = build(cfg, device)
     optimizer = build_optim_wrapper(model, {**cfg.optim_wrapper, 'type': DTYPES[dtype]})
     optimizer.initialize_count_status(model, 0, -1)
     return model, optimizer
 
 
-def measure(
-    model: BaseModel, optimizer: OptimWrapper, data: dict[str, Any], steps: int, device: str
-) -> dict[str, float | None]:
-    """Peak of the memory in GiB and images per second of training steps with one batch.
+def measure(step: Callable[[], Any], images: int, steps: int, device: str) -> dict[str, Any]:
+    """Peak of the memory in GiB and images per second of training steps with so many images.
 
     Raises:
         torch.OutOfMemoryError: It does not fit.
     """
-    on_gpu = device != 'cpu'
-
-    if on_gpu:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    (seconds,) = steady_times(lambda: model.train_step(data, optimizer), steps, rounds=1)
-    peak = torch.cuda.max_memory_reserved() / GIB if on_gpu else None
-    return {'memory': peak, 'images/s': len(data['data_samples']) / seconds}
+    begin_peak()
+    (seconds,) = steady_times(step, steps, rounds=1)
+    peak = torch.cuda.max_memory_reserved() / GIB if device != 'cpu' else None
+    return {'memory': peak, 'images/s': images / seconds}
 
 
 def largest(
@@ -164,7 +135,8 @@ def rows_of(path: str, dtype: str, with_cp: bool, args: Namespace) -> Iterator[d
     """A row for each card, smallest first; the search goes on where the card before ended."""
     device = args.device
     cfg = read_config(Namespace(config=path, cfg_options={}))
-    model, optimizer = build(cfg, dtype, with_cp, device)
+    model, optimizer = trained(cfg, dtype, with_cp, device)
+    size = resolution(cfg)
     most = args.most or cfg.auto_scale_lr.base_batch_size
     start = LEAST
     for card in sorted(args.memory):
@@ -173,16 +145,20 @@ def rows_of(path: str, dtype: str, with_cp: bool, args: Namespace) -> Iterator[d
             torch.cuda.set_per_process_memory_fraction(min(1, (card - RESERVED) * GIB / total))
 
         def try_batch(batch: int) -> dict[str, Any]:
+            data = make_batch(cfg, size, batch)
+
+            def step() -> None:
+                model.train_step(renewed(data), optimizer)
+
             try:
-                data = random_batch(cfg, batch, device)
-                return measure(model, optimizer, data, args.steps, device)
+                data = on_device(data, device)
+                return measure(step, batch, args.steps, device)
             finally:
                 # Of a step that broke off as well.
                 optimizer.zero_grad()
 
         row = largest(try_batch, start, most)
-        height, width = resolution(cfg)
-        head = {'config': Path(path).stem, 'size': f'{height} x {width}', 'dtype': dtype}
+        head = {'config': Path(path).stem, 'size': '{} x {}'.format(*size), 'dtype': dtype}
         head |= {'with_cp': with_cp, 'card': card, 'recipe': cfg.auto_scale_lr.base_batch_size}
         yield head | (row or {'batch': 0, 'memory': None, 'images/s': None})
         start = row['batch'] if row else start
@@ -214,13 +190,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def report(rows: list[dict[str, Any]], args: Namespace) -> None:
     """Print the table, and write the files."""
     facts = environment(args.device)
-    text = f'{describe(facts)}\n\n{table(rows)}'
-    print(text)
-    if args.markdown:
-        write_text(args.markdown, text)
-    if args.out:
-        result = {'environment': facts, 'rows': rows}
-        write_text(args.out, json.dumps(result, indent=2))
+    publish(args, f'{describe(facts)}\n\n{table(rows)}', {'environment': facts, 'rows': rows})
 
 
 def main(args: Namespace) -> None:

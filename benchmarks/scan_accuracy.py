@@ -11,15 +11,13 @@ NaN. A table in Markdown, and exit code 1 where an error is above ``BOUNDS``.
 import argparse
 from itertools import product
 
-from _command_line import add_debug, add_methods, end, parse_first, positive
+from _command_line import add_debug, add_methods, end, parse_first, parser_of, positive
 
 LENGTHS = (1, 2, 63, 64, 197, 1000, 1024, 1025, 4097, 6084)
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add_methods(parser)
     parser.add_argument('--lengths', nargs='+', type=positive, default=LENGTHS)
     add_debug(parser)

@@ -13,7 +13,7 @@ from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 # Before PyTorch: threads that wait for work leave their core to others, which on a busy machine is
 # several times as fast; see docs/training.md.
@@ -167,6 +167,13 @@ def same_file(first: str | Path, second: str | Path) -> bool:
         return False
 
 
+def parser_of(docstring: str, **options: Any) -> ArgumentParser:
+    """A parser whose ``--help`` shows the docstring of a script as it stands."""
+    return ArgumentParser(
+        description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter, **options
+    )
+
+
 def add_debug(parser: ArgumentParser) -> None:
     """Add ``--debug``, which :func:`end` looks at."""
     parser.add_argument(
@@ -219,9 +226,14 @@ def add_run_arguments(parser: ArgumentParser) -> None:
     add_device(parser, default='cpu')
     parser.add_argument('--threads', type=positive, help="of the CPU (default: PyTorch's)")
     parser.add_argument('--n_trials', type=positive, default=20)
+    add_outputs(parser)
+    add_debug(parser)
+
+
+def add_outputs(parser: ArgumentParser) -> None:
+    """Add ``--out`` and ``--markdown``, which ``benchmarks.measure.tables.publish`` writes."""
     parser.add_argument('--out', type=Path, help='write every figure as JSON to this file')
     parser.add_argument('--markdown', type=Path, help='write the tables to this file as well')
-    add_debug(parser)
 
 
 def add_arguments(parser: ArgumentParser, launcher: bool = True) -> None:

@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections import deque
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import train
-from _command_line import end, numbers, positive
+from _command_line import end, numbers, parser_of, positive
 
 if TYPE_CHECKING:
     from vim_mm.engine.saving.lock import FolderLock
@@ -346,9 +346,7 @@ def stop(processes: list[subprocess.Popen]) -> None:
 
 
 def parse_args() -> tuple[Namespace, list[str]]:
-    parser = ArgumentParser(
-        description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = parser_of(__doc__, allow_abbrev=False)
     env = os.environ.get
     parser.add_argument(
         '--config', default=env('CONFIG'), help='{method} stands for its name; variable CONFIG'

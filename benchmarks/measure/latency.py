@@ -151,7 +151,7 @@ def best_table(records: list[Record]) -> str:
         row[f'{MODES[mode]}, images/s'] = figures(r['images_per_second'])
         row[f'{MODES[mode]}, MiB'] = f'{r["peak_bytes"] / MIB:.0f}'
         row[f'{MODES[mode]}, form'] = r['form']
-    return markdown_table([*rows.values()]) if rows else ''
+    return markdown_table([*rows.values()])
 
 
 def head(result: Result) -> str:

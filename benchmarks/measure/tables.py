@@ -1,13 +1,21 @@
 """Tables as ``tools/`` print them: to be read in a terminal and pasted into a document."""
 
-from collections.abc import Iterable
+import json
+from argparse import Namespace
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from vim_mm.whole_file import whole_file
 
 
 def markdown_table(rows: list[dict[str, str]]) -> str:
-    """Rows of the same columns as an aligned Markdown table; the first column is text."""
+    """Rows of the same columns as an aligned Markdown table; the first column is text.
+
+    '' of no rows.
+    """
+    if not rows:
+        return ''
     columns = list(rows[0])
     widths = [max(len(name), *(len(row[name]) for row in rows)) for name in columns]
     lines = [columns, ['-' * width for width in widths], *([*row.values()] for row in rows)]
@@ -17,6 +25,28 @@ def markdown_table(rows: list[dict[str, str]]) -> str:
         + ' |'
         for first, *rest in lines
     )
+
+
+def pivot(
+    records: list[dict[str, Any]],
+    head: Callable[[dict[str, Any]], dict[str, str]],
+    column: str,
+    cell: Callable[[dict[str, Any]], str],
+) -> str:
+    """A table with a row for each case, a column for each of what was measured, and gaps.
+
+    Args:
+        records: What was measured, in the order of the table.
+        head: From a record to the cells that name its case, by their columns.
+        column: The field of a record that names its column.
+        cell: From a record to its cell.
+    """
+    gaps = dict.fromkeys((record[column] for record in records), '')
+    rows: dict[tuple, dict[str, str]] = {}
+    for record in records:
+        case = head(record)
+        rows.setdefault(tuple(case.values()), case | gaps)[record[column]] = cell(record)
+    return markdown_table([*rows.values()])
 
 
 def without_empty_columns(rows: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -54,3 +84,12 @@ def write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as part:
         part.write_text(text + '\n')
+
+
+def publish(args: Namespace, text: str, result: dict[str, Any]) -> None:
+    """Print a text, and write it and its figures to the files of ``--markdown`` and ``--out``."""
+    print(text)
+    if args.markdown:
+        write_text(args.markdown, text)
+    if args.out:
+        write_text(args.out, json.dumps(result, indent=2))

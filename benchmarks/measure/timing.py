@@ -1,5 +1,6 @@
 """Time and memory for ``tools/analysis``: a scan's inputs, clocks, and the machine."""
 
+import gc
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -260,6 +261,14 @@ def gpu_events(recorded: torch.profiler.profile) -> Iterator[tuple[str, float]]:
     for event in recorded.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:
             yield event.name, 1e-6 * event.time_range.elapsed_us()
+
+
+def begin_peak() -> None:
+    """Free what nobody holds, and let the peak of the GPU's memory begin from here."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def peak_memory(function: Callable[[], object], device: str) -> int:

@@ -153,6 +153,17 @@ def make_batch(cfg: Config, size: tuple[int, int], batch: int) -> dict[str, list
     )
 
 
+def on_device(batch: dict[str, list], device: str | torch.device) -> dict[str, list]:
+    """Pictures and labels of a batch on a device."""
+    return {name: [x.to(device) for x in values] for name, values in batch.items()}
+
+
+def renewed(batch: dict[str, list]) -> dict[str, list]:
+    """The batch in lists and samples of its own: a preprocessor puts other tensors into them."""
+    samples = [sample.new() for sample in batch['data_samples']]
+    return dict(inputs=[*batch['inputs']], data_samples=samples)
+
+
 def _classification_sample(classes: int) -> Any:
     from mmpretrain.structures import DataSample
 
@@ -226,9 +237,8 @@ class Passes:
     def __init__(self, model: BaseModel, batch: dict[str, list], dtype: str, training: bool):
         self.model = model.train(training)
         # Before the hooks of mixed precision: detectors hand their parts' outputs over in float32.
-        self.given = {**batch}
-        batch = self.batch()
-        data = model.data_preprocessor(batch, training)
+        self.given = on_device(batch, next(model.parameters()).device)
+        data = model.data_preprocessor(renewed(self.given), training)
         self.images: Tensor = data['inputs']
         self.samples: list = data['data_samples']
         self.training = training
@@ -244,14 +254,6 @@ class Passes:
         self.wrapper = kinds[dtype](optimizer=optimizer)
         self.wrapper.initialize_count_status(model, 0, 10**9)
         self.function = total_loss if training else prediction
-
-    def batch(self) -> dict[str, list]:
-        """The images and labels, in lists of their own: preprocessing changes these."""
-        device = next(self.model.parameters()).device
-        for name in ('inputs', 'data_samples'):
-            self.given[name] = [x.to(device) for x in self.given[name]]
-        samples = [sample.new() for sample in self.given['data_samples']]
-        return dict(inputs=[*self.given['inputs']], data_samples=samples)
 
     @property
     def whole(self) -> bool:
@@ -311,7 +313,7 @@ class Passes:
             step = GraphedStep(self.model, compiled=True)
 
             def train() -> Any:
-                return step(self.batch(), self.wrapper)['loss']
+                return step(renewed(self.given), self.wrapper)['loss']
 
             return train
         if not hasattr(self.model, 'small_logits'):

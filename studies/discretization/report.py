@@ -13,16 +13,14 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from _command_line import add_debug, end, parse_first
+from _command_line import add_debug, end, parse_first, parser_of
 
 HERE = Path(__file__).resolve().parent
 ROUND_ONE = ('fashion', 'scenes', 'recall', 'long')  # tasks whose runs have to be there
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument('--runs', type=Path, help='print the tables of this folder of runs')
     add_debug(parser)
     return parser.parse_args()

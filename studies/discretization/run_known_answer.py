@@ -12,13 +12,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from _command_line import add_debug, end, numbers, parse_first, positive
+from _command_line import add_debug, end, numbers, parse_first, parser_of, positive
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument('--seeds', type=numbers, default=[*range(12)], help="'0..11' or '0,3'")
     parser.add_argument(
         '--iterations', type=positive, help="of a training, instead of the protocol's"

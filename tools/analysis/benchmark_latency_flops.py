@@ -22,7 +22,7 @@ a multiply-add. What fails or does not fit into --budget is left out, and said.
 """
 
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,8 +33,10 @@ from _command_line import (
     ConfigOptions,
     add_debug,
     add_device,
+    add_outputs,
     choose_device,
     end,
+    parser_of,
     positive,
 )
 
@@ -73,7 +75,7 @@ def image_size(text: str) -> tuple[int, int]:
 
 
 def parse_args() -> Namespace:
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument('configs', nargs='+', metavar='CONFIG')
     parser.add_argument('--methods', nargs='+', type=METHODS, metavar='METHOD',
                         help='what {method} stands for (default: the six)')  # fmt: skip
@@ -99,8 +101,7 @@ def parse_args() -> Namespace:
     parser.add_argument('--seconds', type=float, default=20.0, help='for the calls of one figure')
     parser.add_argument('--budget', type=float, default=1e9,
                         help='seconds after which no record is begun')  # fmt: skip
-    parser.add_argument('--out', type=Path, help='write every figure as JSON to this file')
-    parser.add_argument('--markdown', type=Path, help='write the tables to this file as well')
+    add_outputs(parser)
     add_debug(parser)
     args = parser.parse_args()
     missing = missing_config(args.configs)
@@ -158,6 +159,8 @@ def set_threads(threads: int | None) -> None:
 
 def measure(case: Case, args: Namespace) -> dict[str, Any]:
     """The figures of a case, or why it was left out."""
+    from benchmarks.measure.timing import begin_peak
+
     set_threads(args.threads)
     begin_peak()  # the model of the case before is gone when this one's is built
     try:
@@ -168,23 +171,11 @@ def measure(case: Case, args: Namespace) -> dict[str, Any]:
         return {'left_out': f'{type(error).__name__}: {reason[:160]}'}
 
 
-def begin_peak() -> None:
-    """Free what nobody holds, and let the peak of the GPU's memory begin from here."""
-    import gc
-
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-
-
 def figures_of(case: Case, args: Namespace) -> dict[str, Any]:
     """Parameters, operations, path, seconds and bytes of a case."""
     import torch
 
-    from benchmarks.measure.timing import peak_memory
+    from benchmarks.measure.timing import begin_peak, peak_memory
     from benchmarks.measure.whole_models import Passes, build, count_operations, make_batch
     from vim_mm.engine.watching.run_record import PYTORCH, observe
     from vim_mm.models import Mamba

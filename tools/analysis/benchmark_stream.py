@@ -12,9 +12,9 @@ memory to the prediction in host memory; `sum / wall` compares all stages with t
 Then all frames as tools/stream.py takes them, stages side by side, without encoding: frames/s, and
 the time between predictions. Shares are those of frames beyond 16.67 ms.
 
-Forms: ``eager``; ``graph``, CUDA graphs; ``compile``, torch.compile. What fails, or is not begun
-within ``--budget``, is left out, and said. Without ``--video`` a video of moving discs is written
-for each size (MPEG-4 part 2, which OpenCV's wheels can write).
+Forms: ``eager``; ``graph``, CUDA graphs; ``compile``, torch.compile. What fails is left out, and
+said. Without ``--video`` a video of moving discs is written for each size (MPEG-4 part 2, which
+OpenCV's wheels can write).
 
 The postprocess of a detector has little to do where random weights find nothing:
 ``--cfg-options model.test_cfg.rcnn.score_thr=0`` lets it draw 100 instances on each frame.
@@ -34,9 +34,11 @@ from _command_line import (
     ConfigOptions,
     add_debug,
     add_device,
+    add_outputs,
     choose_device,
     end,
     parse_first,
+    parser_of,
     positive,
 )
 
@@ -51,9 +53,7 @@ def size(text: str) -> tuple[int, int]:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         'configs', nargs='+', help='paths, configs that vim_mm ships, or mmseg::... and mmdet::...'
     )
@@ -64,10 +64,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--frames', type=positive, default=300, help='that are measured, each way')
     parser.add_argument('--video', type=Path, help='in place of those that are made')
     add_device(parser)
-    parser.add_argument('--budget', type=float, default=1e9, help='seconds; no case begins later')
     parser.add_argument('--cfg-options', nargs='+', action=ConfigOptions, default={}, metavar='K=V')
-    parser.add_argument('--out', type=Path, help='write every figure as JSON to this file')
-    parser.add_argument('--markdown', type=Path, help='write the tables to this file as well')
+    add_outputs(parser)
     add_debug(parser)
     args = parser.parse_args()
     missing = missing_config(args.configs)
@@ -84,8 +82,8 @@ from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, init_default_scope
 
-from benchmarks.measure.tables import figures, markdown_table, write_text
-from benchmarks.measure.timing import describe, environment
+from benchmarks.measure.tables import figures, markdown_table, publish
+from benchmarks.measure.timing import begin_peak, describe, environment
 from vim_mm.engine.cli import read_config
 from vim_mm.engine.reader import class_meta, prediction_pipeline
 from vim_mm.progress import progress
@@ -260,7 +258,6 @@ def measure(args: argparse.Namespace, cfg: Config, form: str, video: Path) -> di
 
 def run(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     """Measure case by case; what cannot be measured is a record with its reason."""
-    start = perf_counter()
     videos = {} if args.video is None else {'': args.video}
     for width, height in [] if args.video is not None else args.sizes:
         videos[f'{width}x{height}'] = folder / f'{width}x{height}.mp4'
@@ -273,9 +270,7 @@ def run(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
         for form in args.forms:
             for size, video in videos.items():
                 record: dict[str, Any] = dict(model=Path(name).stem, size=size, form=form)
-                if perf_counter() - start > args.budget:
-                    yield record | {'left_out': 'the budget is spent'}
-                elif form == 'graph' and args.device != 'cuda':
+                if form == 'graph' and args.device != 'cuda':
                     yield record | {'left_out': 'CUDA graphs need CUDA'}
                 else:
                     yield record | attempt(args, cfg, form, video)
@@ -284,10 +279,7 @@ def run(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
 def attempt(args: argparse.Namespace, cfg: Config, form: str, video: Path) -> dict[str, Any]:
     """:func:`measure`, or why it failed."""
     gc.unfreeze()
-    gc.collect()
-    if args.device == 'cuda':
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    begin_peak()
     try:
         return measure(args, cfg, form, video)
     except Exception as error:  # whatever a form meets
@@ -350,12 +342,8 @@ def main(args: argparse.Namespace) -> None:
                 records.append(record)
                 print(json.dumps(record), file=sys.stderr, flush=True)
     finally:  # also of what was measured before Ctrl-C
-        text = describe(host) + '\n\n' + tables(records)
-        print(text)
-        if args.markdown:
-            write_text(args.markdown, text)
-        if args.out:
-            write_text(args.out, json.dumps({'environment': host, 'records': records}, indent=2))
+        result = {'environment': host, 'records': records}
+        publish(args, f'{describe(host)}\n\n{tables(records)}', result)
 
 
 if __name__ == '__main__':

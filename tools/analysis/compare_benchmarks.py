@@ -10,14 +10,14 @@ instead, and prints each model at its best form. Results of unlike machines, thr
 torch are refused.
 """
 
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from pathlib import Path
 
-from _command_line import add_debug, end
+from _command_line import add_debug, end, parser_of
 
 
 def parse_args() -> Namespace:
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument('results', nargs='+', type=Path, metavar='JSON')
     parser.add_argument('--merge', action='store_true', help='parts of one run, not two runs')
     parser.add_argument(

@@ -10,13 +10,11 @@ says how to read them.
 import argparse
 from pathlib import Path
 
-from _command_line import add_debug, end, parse_first
+from _command_line import add_debug, end, parse_first, parser_of
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         'results', nargs='+', type=Path, help='folders of runs, or the folder above them'
     )

@@ -41,14 +41,13 @@ from _command_line import (
     choose_device,
     end,
     parse_first,
+    parser_of,
     positive,
 )
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument('--batch', type=positive, default=8, help='B')
     parser.add_argument('--dim', type=positive, default=512, help='D')
     parser.add_argument('--seqlen', type=positive, default=1024, help='L')

@@ -27,13 +27,11 @@ import pathlib
 from collections.abc import Iterator
 from itertools import combinations
 
-from _command_line import add_debug, add_methods, end, parse_first, positive
+from _command_line import add_debug, add_methods, end, parse_first, parser_of, positive
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add_methods(parser)
     parser.add_argument('--batch', type=positive, default=2, help='B of part 3')
     parser.add_argument('--dim', type=positive, default=16, help='D of part 3')

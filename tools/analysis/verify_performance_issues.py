@@ -14,12 +14,20 @@ a check fails. With --work-dirs, checks 1, 3 and 4 look at the runs of run_all_m
 import json
 import sys
 import time
-from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from _command_line import add_debug, add_device, add_methods, choose_device, end, positive
+from _command_line import (
+    add_debug,
+    add_device,
+    add_methods,
+    choose_device,
+    end,
+    parser_of,
+    positive,
+)
 
 # Of the GPU as the first notes have it; what a CPU does in the same time.
 SIZES = {'cuda': (8, 512, 1024, 16), 'cpu': (1, 64, 128, 16)}
@@ -44,7 +52,7 @@ def checks_of(text: str) -> set[int]:
 
 
 def parse_args() -> Namespace:
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument('--skip-checks', type=checks_of, default=set(), metavar='1,3')
     parser.add_argument('--json', action='store_true', help='print JSON instead of text')
     add_methods(parser)

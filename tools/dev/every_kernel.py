@@ -11,7 +11,7 @@ import argparse
 import os
 from itertools import product
 
-from _command_line import add_debug, add_methods, end, parse_first
+from _command_line import add_debug, add_methods, end, parse_first, parser_of
 
 # By what chooses kernels (csrc/cuda/dispatch/configurations.cuh) on a GPU of about 132
 # multiprocessors: batch and channels. Last chunks of few steps have a launch of their own in `most`
@@ -45,9 +45,7 @@ STATES = 16
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add_methods(parser)
     parser.add_argument('--layouts', nargs='+', choices=LAYOUTS, default=LAYOUTS)
     parser.add_argument('--rows', nargs='+', choices=ROWS, default=tuple(ROWS))

@@ -22,7 +22,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from _command_line import add_debug, end, positive
+from _command_line import add_debug, end, parser_of, positive
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ['-std=c++17', '-O3']  # what decides about machine code in setup.py
@@ -32,9 +32,7 @@ USED = re.compile(
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         'sources', nargs='*', type=Path, help='CUDA sources (default: all of csrc/cuda)'
     )

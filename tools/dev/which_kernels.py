@@ -9,13 +9,11 @@ general path, which is not tuned, the first line says why.
 
 import argparse
 
-from _command_line import DTYPES, add_debug, add_methods, end, parse_first, positive
+from _command_line import DTYPES, add_debug, add_methods, end, parse_first, parser_of, positive
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add_methods(parser)
     parser.add_argument('--batch', type=positive, default=8)
     parser.add_argument('--groups', type=positive, default=1, help='with B and C of their own')
