@@ -45,11 +45,11 @@ def test_the_table_of_graphs():
     quoted = rows('docs/benchmarks.md', '| backbone | M parameters | inference, images/s |')
     assert [row[0] for row in quoted] == [*NAMES]
     for row in quoted:
-        infer, train = (found[row[0], 'graph', mode] for mode in ('infer', 'train'))
-        parameters = f'{infer["parameters"] / 1e6:.1f}'
-        speeds = [shown(each['images_per_second']) for each in (infer, train)]
-        peaks = [f'{each["peak_bytes"] / MIB:.0f}' for each in (infer, train)]
-        assert row[1:] == [parameters, speeds[0], peaks[0], speeds[1], peaks[1]]
+        infer = found[row[0], 'graph', 'infer']
+        assert row[1:] == [
+            f'{infer["parameters"] / 1e6:.1f}', shown(infer['images_per_second']),
+            f'{infer["peak_bytes"] / MIB:.0f}',
+        ]  # fmt: skip
 
 
 FORMS = {'`--graph`': 'graph', '`--graph --compile`': 'tools'}
@@ -111,28 +111,9 @@ def test_the_table_of_detectors():
 
 
 def test_the_table_of_forms():
-    found = records('upernet_h100') | records('upernet_compiled_h100')
+    found = records('upernet_h100')
     quoted = rows('docs/benchmarks.md', '| backbone | form | inference, ms | kernels')
-    assert len(quoted) == 9
+    assert len(quoted) == 8
     for backbone, form, *cells in quoted:
-        infer, train = (found[backbone, form, mode] for mode in ('infer', 'train'))
-        keys = ('latency', 'kernel_seconds')
-        expected = [shown(1000 * each[key]) for each in (infer, train) for key in keys]
-        assert cells == [*expected, f'{train["peak_bytes"] / MIB:.0f}']
-
-
-def test_the_table_of_compiled_models():
-    alone, shared = (records(f'upernet_compiled_{name}h100') for name in ('', 'shared_'))
-    quoted = rows('docs/benchmarks.md', '| backbone, compiled | card |')
-    assert len(quoted) == 4
-    for backbone, card, *cells in quoted:
-        found = alone if card == 'alone' else shared
-        for mode, (speed, kernels, peak) in zip(('infer', 'train'), (cells[:3], cells[3:])):
-            record = found.get((backbone, 'compiled', mode))
-            if record is None:
-                assert speed == kernels == peak == ''
-                continue
-            assert kernels == shown(1000 * record['kernel_seconds'])
-            assert peak == f'{record["peak_bytes"] / MIB:.0f}'
-            too_little = card == 'shared' and mode == 'train'
-            assert speed == ('' if too_little else f'{record["images_per_second"]:.0f}')
+        infer = found[backbone, form, 'infer']
+        assert cells == [shown(1000 * infer[key]) for key in ('latency', 'kernel_seconds')]
