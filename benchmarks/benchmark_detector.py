@@ -66,7 +66,7 @@ from benchmarks.measure.timing import (
     synchronize,
     warm_up,
 )
-from benchmarks.measure.whole_models import adapt, build, make_batch, renewed
+from benchmarks.measure.whole_models import adapt, build, make_batch, on_device
 from vim_mm.engine import BFloat16OptimWrapper, activate
 from vim_mm.engine.cli import import_task_library
 from vim_mm.engine.optimization.compiled_parts import CompiledParts
@@ -97,7 +97,7 @@ def make_step(name: str, form: str, args: Namespace) -> Callable[[], dict]:
         train = GraphedStep(model, form == 'compiled')
 
     def step() -> dict:
-        return train(renewed(given), wrapper)
+        return train(on_device(given, 'cpu'), wrapper)  # where the loader leaves it
 
     return step
 

@@ -27,10 +27,10 @@ from _command_line import (
     DTYPES,
     add_methods,
     add_run_arguments,
+    add_sizes,
     end,
     parse_first,
     parser_of,
-    positive,
 )
 
 # (B, D, L) and dtype: Vim's, by size and image side (b: batch), and the shape of the seed notes.
@@ -52,10 +52,7 @@ SETS = {'all': TABLE, 'linear': LINEAR}
 
 def parse_args() -> argparse.Namespace:
     parser = parser_of(__doc__)
-    parser.add_argument('--batch', type=positive, default=2, help='B')
-    parser.add_argument('--dim', type=positive, default=384, help='D')
-    parser.add_argument('--seqlen', type=positive, default=1024, help='L')
-    parser.add_argument('--dstate', type=positive, default=16, help='N')
+    add_sizes(parser, 2, 384, 1024, 16)
     parser.add_argument(
         '--shapes',
         nargs='+',

@@ -22,10 +22,8 @@ Where a segmentation config finds no data, pictures of ADE20K's usual size, 683 
 into a temporary folder: smooth ones with grain as JPEG, labels as PNG.
 """
 
-import io
 import json
 import math
-import pickle
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
@@ -72,6 +70,7 @@ from mmengine.runner import IterBasedTrainLoop, Runner
 
 from benchmarks.measure.tables import figures, markdown_table, write_text
 from benchmarks.measure.timing import describe, environment, gpu_events
+from benchmarks.measure.whole_models import on_device
 from vim_mm.config import merge_options
 from vim_mm.engine import build_runner
 from vim_mm.engine.cli import read_config
@@ -103,37 +102,10 @@ def draw_ade20k(root: Path, classes: int) -> None:
             cv2.imwrite(str(root / 'annotations' / split / f'{i:04}.png'), labels)
 
 
-class _Pickler(pickle.Pickler):
-    """Pickles a batch without its tensors, which it keeps."""
-
-    def __init__(self, file: io.BytesIO):
-        super().__init__(file)
-        self.tensors: list[torch.Tensor] = []
-
-    def persistent_id(self, value: Any) -> int | None:
-        if not isinstance(value, torch.Tensor):
-            return None
-        self.tensors.append(value)
-        return len(self.tensors) - 1
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]):
-        super().__init__(file)
-        self.persistent_load = tensors.__getitem__
-
-
-def copies(batch: Any) -> Iterator[Any]:
-    """A batch over and over, in copies that share its tensors, which stay pinned.
-
-    A preprocessor puts other tensors into a batch and its samples.
-    """
-    file = io.BytesIO()
-    pickler = _Pickler(file)
-    pickler.dump(batch)
+def copies(batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A batch over and over, in copies that share its tensors, which stay pinned."""
     while True:
-        file.seek(0)
-        yield _Unpickler(file, pickler.tensors).load()
+        yield on_device(batch, 'cpu')
 
 
 @LOOPS.register_module(force=True)  # by force: tests run this file more than once in a process

@@ -11,6 +11,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib import import_module
+from itertools import zip_longest
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -219,6 +220,13 @@ def add_methods(parser: ArgumentParser) -> None:
         metavar='METHOD',
         help='discretizations (default: all of vim_mm.ops.METHODS)',
     )
+
+
+def add_sizes(parser: ArgumentParser, *defaults: int) -> None:
+    """Add the sizes of a scan, B, D, L and N, with their defaults or without any."""
+    names = {'batch': 'B', 'dim': 'D', 'seqlen': 'L', 'dstate': 'N'}
+    for (name, letter), default in zip_longest(names.items(), defaults):
+        parser.add_argument(f'--{name}', type=positive, default=default, help=letter)
 
 
 def add_run_arguments(parser: ArgumentParser) -> None:

@@ -153,15 +153,15 @@ def make_batch(cfg: Config, size: tuple[int, int], batch: int) -> dict[str, list
     )
 
 
-def on_device(batch: dict[str, list], device: str | torch.device) -> dict[str, list]:
-    """Pictures and labels of a batch on a device."""
-    return {name: [x.to(device) for x in values] for name, values in batch.items()}
+def on_device(batch: dict[str, Any], device: str | torch.device) -> dict[str, Any]:
+    """A batch on a device, in lists and samples of its own: a preprocessor changes them.
 
-
-def renewed(batch: dict[str, list]) -> dict[str, list]:
-    """The batch in lists and samples of its own: a preprocessor puts other tensors into them."""
-    samples = [sample.new() for sample in batch['data_samples']]
-    return dict(inputs=[*batch['inputs']], data_samples=samples)
+    Tensors that are on the device already are shared.
+    """
+    return {
+        name: values.to(device) if isinstance(values, Tensor) else [x.to(device) for x in values]
+        for name, values in batch.items()
+    }
 
 
 def _classification_sample(classes: int) -> Any:
@@ -237,8 +237,9 @@ class Passes:
     def __init__(self, model: BaseModel, batch: dict[str, list], dtype: str, training: bool):
         self.model = model.train(training)
         # Before the hooks of mixed precision: detectors hand their parts' outputs over in float32.
-        self.given = on_device(batch, next(model.parameters()).device)
-        data = model.data_preprocessor(renewed(self.given), training)
+        self.device = next(model.parameters()).device
+        self.given = on_device(batch, self.device)
+        data = model.data_preprocessor(on_device(self.given, self.device), training)
         self.images: Tensor = data['inputs']
         self.samples: list = data['data_samples']
         self.training = training
@@ -313,7 +314,7 @@ class Passes:
             step = GraphedStep(self.model, compiled=True)
 
             def train() -> Any:
-                return step(renewed(self.given), self.wrapper)['loss']
+                return step(on_device(self.given, self.device), self.wrapper)['loss']
 
             return train
         if not hasattr(self.model, 'small_logits'):

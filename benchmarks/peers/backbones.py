@@ -52,7 +52,7 @@ class Contender:
 
 
 def vim(
-    arch: str,
+    arch: str | dict[str, int],
     method: str,
     side: int,
     with_cp: bool = False,

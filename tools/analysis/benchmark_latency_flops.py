@@ -36,6 +36,7 @@ from _command_line import (
     add_outputs,
     choose_device,
     end,
+    parse_first,
     parser_of,
     positive,
 )
@@ -108,15 +109,43 @@ def parse_args() -> Namespace:
     return args if missing is None else parser.error(missing)
 
 
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
+
+import json
+import signal
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import product
+from multiprocessing import active_children, get_context
+from statistics import median, quantiles
+from time import perf_counter
+
+import torch
+from mmengine.config import Config
+
+from benchmarks.measure import timing, whole_models
+from benchmarks.measure.latency import distinct_names, measured, own_name, report
+from benchmarks.measure.tables import write_text
+from benchmarks.runs import work_dir
+from vim_mm.checkpoints.provenance import check_switches
+from vim_mm.checkpoints.reading import load_whole_model
+from vim_mm.config import merge_options
+from vim_mm.engine import activate
+from vim_mm.engine.cli import import_task_library
+from vim_mm.engine.processes import end_with_parent
+from vim_mm.engine.watching.run_record import PYTORCH, observe, versions
+from vim_mm.models import Mamba
+from vim_mm.ops import METHODS as ALL_METHODS
+from vim_mm.progress import progress
+
+
 def resolve(
     name: str, methods: list[str], each_method: bool
 ) -> list[tuple[str, str, str | None, str | None]]:
     """What a CONFIG stands for: file or folder, its config, checkpoint to load, method to set."""
-    from benchmarks.runs.work_dir import find_checkpoint
-    from benchmarks.runs.work_dir import find_config as dumped_config
-
     if Path(name).is_dir():
-        return [(name, str(dumped_config(name)), str(find_checkpoint(name)), None)]
+        return [(name, str(work_dir.find_config(name)), str(work_dir.find_checkpoint(name)), None)]
     if '{method}' not in name:
         file = str(find_config(name))
         return [(file, file, None, method) for method in (methods if each_method else [None])]
@@ -126,10 +155,6 @@ def resolve(
 
 def cases(args: Namespace) -> list[Case]:
     """What to measure, in order; a path or heads that a config does not have are left out."""
-    from itertools import product
-
-    from benchmarks.measure.latency import distinct_names, own_name
-
     sources = [
         found for name in args.configs for found in resolve(name, args.methods, args.each_method)
     ]
@@ -151,18 +176,14 @@ def cases(args: Namespace) -> list[Case]:
 
 
 def set_threads(threads: int | None) -> None:
-    import torch
-
     if threads:
         torch.set_num_threads(threads)
 
 
 def measure(case: Case, args: Namespace) -> dict[str, Any]:
     """The figures of a case, or why it was left out."""
-    from benchmarks.measure.timing import begin_peak
-
     set_threads(args.threads)
-    begin_peak()  # the model of the case before is gone when this one's is built
+    timing.begin_peak()  # the model of the case before is gone when this one's is built
     try:
         return figures_of(case, args)
     # Whatever a form meets: one that waits for the device cannot be captured, say.
@@ -173,25 +194,17 @@ def measure(case: Case, args: Namespace) -> dict[str, Any]:
 
 def figures_of(case: Case, args: Namespace) -> dict[str, Any]:
     """Parameters, operations, path, seconds and bytes of a case."""
-    import torch
-
-    from benchmarks.measure.timing import begin_peak, peak_memory
-    from benchmarks.measure.whole_models import Passes, build, count_operations, make_batch
-    from vim_mm.engine.watching.run_record import PYTORCH, observe
-    from vim_mm.models import Mamba
-
     cuda = args.device == 'cuda'
     cfg = read(case, args.cfg_options)
-    model = build(cfg, args.device)
+    model = whole_models.build(cfg, args.device)
     if case.checkpoint:
-        from vim_mm.checkpoints.provenance import check_switches
-        from vim_mm.checkpoints.reading import load_whole_model
-
         loaded = load_whole_model(model, case.checkpoint)
         check_switches(model, loaded, case.checkpoint, allow=False)
     record: dict[str, Any] = {'parameters': sum(p.numel() for p in model.parameters())}
-    passes = Passes(model, make_batch(cfg, case.size, case.batch), case.dtype, case.mode == 'train')
-    record['operations'] = count_operations(passes) / case.batch
+    passes = whole_models.Passes(
+        model, whole_models.make_batch(cfg, case.size, case.batch), case.dtype, case.mode == 'train'
+    )
+    record['operations'] = whole_models.count_operations(passes) / case.batch
     mixers = sum(isinstance(module, Mamba) for module in model.modules())
     if mixers:
         with observe() as seen:
@@ -201,7 +214,7 @@ def figures_of(case: Case, args: Namespace) -> dict[str, Any]:
             raise ValueError(f'the compiled scan did not run, but: {record["ran"]}')
         record['kernels'] = seen.our_kernels
     # Operations are counted with the mixer unfused, which takes more memory than what is measured.
-    begin_peak()
+    timing.begin_peak()
     run = passes.form(case.form)
     first = run()
     if case.mode == 'train':
@@ -217,45 +230,34 @@ def figures_of(case: Case, args: Namespace) -> dict[str, Any]:
         torch.cuda.synchronize()
         record['peak_bytes'] = torch.cuda.max_memory_allocated()
     else:
-        record['peak_bytes'] = peak_memory(run, 'cpu') + passes.held_bytes()
+        record['peak_bytes'] = timing.peak_memory(run, 'cpu') + passes.held_bytes()
     return record
 
 
 def times(run: Any, case: Case, args: Namespace) -> dict[str, Any]:
     """Seconds of a call that is waited for and of one among others, and the clocks meanwhile."""
-    from statistics import median, quantiles
-
-    from benchmarks.measure.timing import clock_rates, kernel_seconds, steady_times, wall_times
-
-    alone = wall_times(run, args.n_trials, args.seconds)
+    alone = timing.wall_times(run, args.n_trials, args.seconds)
     calls = max(1, min(args.n_trials, int(args.seconds / 3 / median(alone))))
-    steady = median(steady_times(run, calls))
+    steady = median(timing.steady_times(run, calls))
     record = {
         'latency': median(alone),
         'latency_deciles': quantiles(alone, n=10)[::8] if len(alone) > 1 else alone * 2,
         'seconds': steady,
         'images_per_second': case.batch / steady,
-        'clocks': clock_rates(args.device),
+        'clocks': timing.clock_rates(args.device),
     }
     if args.device == 'cuda':
-        record['kernel_seconds'] = kernel_seconds(run, 3)
+        record['kernel_seconds'] = timing.kernel_seconds(run, 3)
     return record
 
 
 def read(case: Case, options: dict[str, Any]) -> Any:
     """The config of a case, ready to be built; its library is imported."""
-    from mmengine.config import Config
-
-    from benchmarks.measure.whole_models import adapt
-    from vim_mm.config import merge_options
-    from vim_mm.engine import activate
-    from vim_mm.engine.cli import import_task_library
-
     activate()
     cfg = Config.fromfile(case.config)
     merge_options(cfg, options)
     import_task_library(cfg)
-    adapt(cfg, case.size, case.path, case.heads, case.method)
+    whole_models.adapt(cfg, case.size, case.path, case.heads, case.method)
     return cfg
 
 
@@ -266,12 +268,6 @@ class Worker:
         self.pool: Any = None
 
     def measure(self, case: Case, args: Namespace) -> dict[str, Any]:
-        from concurrent.futures import ProcessPoolExecutor
-        from concurrent.futures.process import BrokenProcessPool
-        from multiprocessing import get_context
-
-        from vim_mm.engine.processes import end_with_parent
-
         self.pool = self.pool or ProcessPoolExecutor(
             1, get_context('spawn'), initializer=end_with_parent
         )
@@ -284,8 +280,6 @@ class Worker:
         return record
 
     def close(self) -> None:
-        from multiprocessing import active_children
-
         if self.pool is not None:
             for child in active_children():  # it may still compile
                 child.terminate()
@@ -295,10 +289,6 @@ class Worker:
 
 def run(args: Namespace) -> Iterator[dict[str, Any]]:
     """Measure case by case; what cannot be measured is a record with its reason."""
-    from time import perf_counter
-
-    from vim_mm.progress import progress
-
     start, worker = perf_counter(), Worker()
     try:
         for case in progress([*cases(args)], 'cases'):
@@ -318,32 +308,21 @@ def run(args: Namespace) -> Iterator[dict[str, Any]]:
 
 def facts(args: Namespace) -> dict[str, Any]:
     """What the figures depend on: machine, commit, versions, clocks."""
-    from benchmarks.measure.timing import clock_rates, environment
-    from vim_mm.engine.watching.run_record import versions
-
-    return environment(args.device) | {
+    return timing.environment(args.device) | {
         'versions': versions(),
-        'clocks': clock_rates(args.device),
+        'clocks': timing.clock_rates(args.device),
         'clock': 'time.perf_counter; the GPU is waited for after each call (latency) or round',
     }
 
 
 def complete(args: Namespace) -> None:
     """Fill in the defaults that depend on the machine."""
-    from vim_mm.ops import METHODS
-
     args.device = choose_device(args.device)
     args.dtypes = args.dtypes or ['bf16' if args.device == 'cuda' else 'fp32']
-    args.methods = args.methods or [m for m in METHODS if not METHODS[m].control]
+    args.methods = args.methods or [m for m in ALL_METHODS if not ALL_METHODS[m].control]
 
 
 def main(args: Namespace) -> None:
-    import json
-    import signal
-
-    from benchmarks.measure.latency import measured, report
-    from benchmarks.measure.tables import write_text
-
     complete(args)
     set_threads(args.threads)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit keeps the tables
@@ -366,4 +345,4 @@ def main(args: Namespace) -> None:
 
 
 if __name__ == '__main__':
-    end(main, parse_args())
+    end(main, ARGUMENTS)

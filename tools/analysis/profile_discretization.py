@@ -38,6 +38,7 @@ from _command_line import (
     add_debug,
     add_device,
     add_methods,
+    add_sizes,
     choose_device,
     end,
     parse_first,
@@ -48,10 +49,7 @@ from _command_line import (
 
 def parse_args() -> argparse.Namespace:
     parser = parser_of(__doc__)
-    parser.add_argument('--batch', type=positive, default=8, help='B')
-    parser.add_argument('--dim', type=positive, default=512, help='D')
-    parser.add_argument('--seqlen', type=positive, default=1024, help='L')
-    parser.add_argument('--dstate', type=positive, default=16, help='N')
+    add_sizes(parser, 8, 512, 1024, 16)
     parser.add_argument(
         '--n_trials', type=positive, default=100, help='calls that are timed, at most'
     )

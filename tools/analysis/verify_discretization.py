@@ -27,16 +27,13 @@ import pathlib
 from collections.abc import Iterator
 from itertools import combinations
 
-from _command_line import add_debug, add_methods, end, parse_first, parser_of, positive
+from _command_line import add_debug, add_methods, add_sizes, end, parse_first, parser_of
 
 
 def parse_args() -> argparse.Namespace:
     parser = parser_of(__doc__)
     add_methods(parser)
-    parser.add_argument('--batch', type=positive, default=2, help='B of part 3')
-    parser.add_argument('--dim', type=positive, default=16, help='D of part 3')
-    parser.add_argument('--seqlen', type=positive, default=1025, help='L of part 3')
-    parser.add_argument('--dstate', type=positive, default=16, help='N of part 3')
+    add_sizes(parser, 2, 16, 1025, 16)  # of part 3
     parser.add_argument(
         '--pictures', type=pathlib.Path, metavar='DIR', help='draw the methods into this folder'
     )

@@ -16,6 +16,7 @@ import sys
 import time
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from _command_line import (
     add_debug,
     add_device,
     add_methods,
+    add_sizes,
     choose_device,
     end,
+    parse_first,
     parser_of,
-    positive,
 )
 
 # Of the GPU as the first notes have it; what a CPU does in the same time.
@@ -57,8 +59,7 @@ def parse_args() -> Namespace:
     parser.add_argument('--json', action='store_true', help='print JSON instead of text')
     add_methods(parser)
     add_device(parser)
-    for name, letter in (('batch', 'B'), ('dim', 'D'), ('seqlen', 'L'), ('dstate', 'N')):
-        parser.add_argument(f'--{name}', type=positive, help=letter)
+    add_sizes(parser)
     parser.add_argument(
         '--work-dirs', nargs='+', type=Path, default=[], help='folders of runs, or above them'
     )
@@ -67,6 +68,34 @@ def parse_args() -> Namespace:
     if args.skip_checks >= CHECKS:
         parser.error('--skip-checks skips every check: nothing would be checked')
     return args
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
+
+import torch
+from mmengine.config import Config
+
+from benchmarks.comparison.run_folders import find_runs
+from benchmarks.measure import fairness
+from benchmarks.measure.latency import distinct_names, own_name
+from benchmarks.measure.timing import (
+    ScanShape,
+    describe,
+    device_times,
+    environment,
+    kernel_seconds,
+    make_inputs,
+    steady_times,
+    wall_times,
+    warm_up,
+)
+from benchmarks.peers.backbones import Workload, vim
+from benchmarks.runs.work_dir import find_config
+from vim_mm.config import config_names, config_path
+from vim_mm.engine.watching.run_record import PYTORCH
+from vim_mm.json_lines import read_json
+from vim_mm.ops import path_of, selective_scan_fn
 
 
 def flatten(value: Any, name: str = '') -> dict[str, str]:
@@ -85,8 +114,6 @@ def flatten(value: Any, name: str = '') -> dict[str, str]:
 
 def entries(file: str | Path) -> dict[str, str]:
     """What a config says, but for what may differ."""
-    from mmengine.config import Config
-
     flat = flatten(Config.fromfile(file).to_dict())
     return {name: value for name, value in flat.items() if name not in _FREE}
 
@@ -99,11 +126,6 @@ class Subjects:
     """
 
     def __init__(self, args: Namespace):
-        from benchmarks.comparison.run_folders import find_runs
-        from benchmarks.measure.latency import distinct_names, own_name
-        from benchmarks.measure.timing import ScanShape
-        from vim_mm.json_lines import read_json
-
         self.device, self.methods = args.device, args.methods
         self.shape = ScanShape(args.batch, args.dim, args.seqlen, args.dstate)
         names = distinct_names(find_runs(args.work_dirs), own_name)
@@ -117,17 +139,10 @@ class Subjects:
         self.given = {method: self.inputs(args.seqlen) for method in self.methods}
 
     def inputs(self, length: int) -> dict[str, Any]:
-        from dataclasses import replace
-
-        from benchmarks.measure.timing import make_inputs
-
         return make_inputs(replace(self.shape, seqlen=length), self.device)
 
     def scan(self, method: str, given: dict[str, Any], kernel: bool | None = None) -> Callable:
         """A scan, forward and backward, that chooses its path as a model does."""
-        import torch
-
-        from vim_mm.ops import selective_scan_fn
 
         def call() -> None:
             out = selective_scan_fn(
@@ -143,41 +158,27 @@ class Subjects:
 
     def steps(self) -> tuple[dict[str, Callable], int]:
         """A training step of a backbone by method, and its number of layers."""
-        import torch
-
-        from vim_mm.models import VisionMamba
-
-        on_gpu = self.device == 'cuda'
-        arch = 'tiny' if on_gpu else dict(embed_dims=32, num_layers=2)
-        batch, side = (8, 224) if on_gpu else (1, 64)
-        calls = {}
-        for method in self.methods:
-            torch.manual_seed(0)
-            model = VisionMamba(arch, img_size=side, discretization_method=method).to(self.device)
-            images = torch.randn(batch, 3, side, side, device=self.device)
-            calls[method] = step_of(model, images)
-        return calls, len(model.layers)
+        arch, batch, side, dtype = 'tiny', 8, 224, 'bf16'
+        if self.device == 'cpu':
+            arch, batch, side, dtype = dict(embed_dims=32, num_layers=2), 1, 64, 'fp32'
+        images = torch.randn(batch, 3, side, side, device=self.device)
+        models = {method: vim(arch, method, side).to(self.device) for method in self.methods}
+        calls = {method: Workload(model, images, dtype).train for method, model in models.items()}
+        return calls, len(models[self.methods[0]].layers)
 
     def expected_path(self) -> str:
         """That of the backend which the environment asks for, or of the best there is."""
-        from vim_mm.engine.watching.run_record import PYTORCH
-        from vim_mm.ops import path_of
-
         kernels = {'native': f'{self.device.upper()} kernel', 'triton': 'Triton kernel'}
         return kernels.get(path_of(self.device).name, PYTORCH)
 
     def configs(self) -> dict[str, dict[str, str]]:
         """What the shipped configs of the methods say."""
-        from vim_mm.config import config_names, config_path
-
         names = {method: SHIPPED.format(method=method) for method in self.methods}
         shipped = [*config_names()]
         return {m: entries(config_path(name)) for m, name in names.items() if name in shipped}
 
     def dumped(self) -> dict[str, dict[str, dict[str, str]]]:
         """What the dumped configs of the runs say, by task and run."""
-        from benchmarks.runs.work_dir import find_config
-
         found: dict[str, dict[str, dict[str, str]]] = {}
         for name, run in self.runs.items():
             # A record of train.py alone has no task.
@@ -189,23 +190,8 @@ class Subjects:
         return {run: record['ran'][name] for run, record in self.runs.items()}
 
 
-def step_of(model: Any, images: Any) -> Callable:
-    """Forward and backward under bfloat16 autocast on a GPU; the gradients are released."""
-    import torch
-
-    def call() -> None:
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda):
-            maps = model(images)
-        sum(m.float().sum() for m in maps).backward()
-        model.zero_grad(set_to_none=True)
-
-    return call
-
-
 def clocks(device: str) -> dict[str, Callable]:
     """The clocks of our own benchmarks."""
-    from benchmarks.measure.timing import device_times, steady_times, wall_times
-
     found = {
         'wall_times': lambda call: wall_times(call, TRIALS),
         'steady_times': lambda call: steady_times(call, 1, TRIALS),
@@ -217,8 +203,6 @@ def clocks(device: str) -> dict[str, Callable]:
 
 def busy_gpu(seconds: float) -> None:
     """Let the GPU work at least so long, also inside a CUDA graph, for check 5."""
-    import torch
-
     torch.cuda._sleep(int(CYCLES * seconds))
 
 
@@ -226,8 +210,6 @@ class Gpu:
     """Work of some milliseconds on the GPU, for check 2."""
 
     def __init__(self):
-        import torch
-
         self.matrix = torch.randn(4096, 4096, device='cuda')
 
     def run(self) -> None:
@@ -236,17 +218,12 @@ class Gpu:
 
     def busy_seconds(self) -> float:
         """By the profiler: the time of the kernels."""
-        from benchmarks.measure.timing import kernel_seconds, warm_up
-
         warm_up(self.run)
         return kernel_seconds(self.run)
 
 
 def perform(number: int, on: Subjects) -> Any:
     """One check."""
-    from benchmarks.measure import fairness
-    from benchmarks.measure.timing import wall_times
-    from vim_mm.ops import path_of
 
     def clock(call: Callable) -> list[float]:
         return wall_times(call, TRIALS, seconds=2.0)
@@ -300,9 +277,6 @@ def complete(args: Namespace) -> None:
 
 
 def main(args: Namespace) -> None:
-    from benchmarks.measure.fairness import FAILED
-    from benchmarks.measure.timing import describe, environment
-
     complete(args)
     facts = environment(args.device)
     on = Subjects(args)
@@ -313,7 +287,7 @@ def main(args: Namespace) -> None:
         results.append(perform(number, on))
         if not args.json:
             show(results[-1])
-    failed = [result.number for result in results if result.status == FAILED]
+    failed = [result.number for result in results if result.status == fairness.FAILED]
     if args.json:
         checks = [vars(result) | {'title': result.title} for result in results]
         print(json.dumps({'environment': facts, 'checks': checks}, indent=2))
@@ -324,4 +298,4 @@ def main(args: Namespace) -> None:
 
 
 if __name__ == '__main__':
-    end(main, parse_args())
+    end(main, ARGUMENTS)

@@ -9,7 +9,6 @@ that are left are fitted again each time, to make up for what rounding costs.
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from _command_line import add_debug, end, parse_first
@@ -18,7 +17,6 @@ from _command_line import add_debug, end, parse_first
 def parse_args() -> Namespace:
     parser = ArgumentParser(description='Print csrc/methods/fitted.h.')
     parser.add_argument('--errors', action='store_true', help='print a table of errors instead')
-    parser.add_argument('--plot', type=Path, help='draw the error curves into this image instead')
     add_debug(parser)
     return parser.parse_args()
 
@@ -236,30 +234,8 @@ def table() -> str:
     return '\n'.join(lines)
 
 
-def plot(path: Path) -> None:
-    """The error curves of all polynomials, of rounded coefficients and of unrounded ones."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(3, 3, figsize=(12, 9), layout='constrained')
-    for fit, axis in zip(FITS, axes.flat, strict=True):
-        powers = fit.powers()
-        for name, solve in (('float32', rounded), ('unrounded', optimum)):
-            axis.plot(fit.nodes(), (powers @ solve(powers) - 1).astype(float), label=name)
-        axis.set_title(f'{fit.formula}, {fit.accuracy}, {fit.terms} terms')
-        axis.axhline(0, color='grey', linewidth=0.5)
-    axes[0, 0].legend()
-    figure.supylabel('relative error')
-    figure.supxlabel('bits = z / ln(2); of log(1 + z) / z: z')
-    figure.savefig(path)
-
-
 def main(args: Namespace) -> None:
-    if args.plot:
-        plot(args.plot)
-    elif args.errors:
-        print(table())
-    else:
-        print(header(), end='')
+    print(f'{table()}\n' if args.errors else header(), end='')
 
 
 if __name__ == '__main__':

@@ -9,17 +9,23 @@ general path, which is not tuned, the first line says why.
 
 import argparse
 
-from _command_line import DTYPES, add_debug, add_methods, end, parse_first, parser_of, positive
+from _command_line import (
+    DTYPES,
+    add_debug,
+    add_methods,
+    add_sizes,
+    end,
+    parse_first,
+    parser_of,
+    positive,
+)
 
 
 def parse_args() -> argparse.Namespace:
     parser = parser_of(__doc__)
     add_methods(parser)
-    parser.add_argument('--batch', type=positive, default=8)
+    add_sizes(parser, 8, 384, 1024, 16)  # D are the channels of a group
     parser.add_argument('--groups', type=positive, default=1, help='with B and C of their own')
-    parser.add_argument('--dim', type=positive, default=384, help='channels of a group')
-    parser.add_argument('--seqlen', type=positive, default=1024)
-    parser.add_argument('--dstate', type=positive, default=16)
     parser.add_argument('--dtype', choices=DTYPES, default='bf16', help='of u, delta, z, B and C')
     parser.add_argument('--complex', action='store_true', help='A, B and C')
     parser.add_argument('--constant', action='store_true', help='B and C do not vary in time')
