@@ -4,11 +4,12 @@
     python benchmarks/benchmark_backbone.py --images 64x1 --modes infer train --n_trials 3
 
 ``--images`` takes SIDExBATCH, or names of sets of them: ``standard``, the sizes of classification,
-segmentation and detection; ``sweep``, sides from 224 to 2048 at batch 2, which ``--picture`` draws
-and whose crossover points, the sides from which ours are cheaper than DeiT, are printed.
+segmentation and detection; ``sweep``, sides from 224 to 4096 at batch 2, which ``--picture`` draws
+and whose crossover points, the sides from which ours are cheaper than timm's, are printed.
 
 Backbones are built for the size of the image, run under autocast and return all tokens after the
-last norm; DeiT is timm's, on PyTorch's fused attention. Public Vim is written anew over the kernels
+last norm; DeiT, on PyTorch's fused attention, and
+ConvNeXt are timm's. Public Vim is written anew over the kernels
 of mamba_ssm and causal_conv1d (``peers/published_vim.py``), with the class token of its
 release in the middle and without; its output in float32 is held to that of our ``zoh`` first. What
 cannot run here is left out, and said.
@@ -34,7 +35,7 @@ from _command_line import DTYPES, METHODS, Names, add_run_arguments, end, parse_
 
 SETS = {
     'standard': [(224, 64), (512, 8), (1024, 2), (1248, 2)],
-    'sweep': [(side, 2) for side in (224, 384, 512, 768, 1024, 1248, 1536, 2048)],
+    'sweep': [(side, 2) for side in (224, 384, 512, 768, 1024, 1248, 1536, 2048, 3072, 4096)],
 }
 
 Size = tuple[int, int]
@@ -95,9 +96,11 @@ import torch
 from benchmarks.measure.tables import figures, markdown_table, pivot, write_text
 from benchmarks.measure.timing import describe, environment
 from benchmarks.peers.backbones import (
+    GRAPHS,
     MODES,
     PEERS,
     PUBLIC_VIM,
+    TIMM_PEERS,
     Contender,
     Workload,
     absence,
@@ -125,7 +128,7 @@ def skip_reason(contender: Contender, mode: str, device: str) -> str | None:
     """Why a backbone is not measured in a mode, or None."""
     if mode not in contender.modes:
         return f'it has no such mode ({MODES[mode]})'
-    if mode == 'graph' and device != 'cuda':
+    if mode in GRAPHS and device != 'cuda':
         return 'CUDA graphs need CUDA'
     return None
 
@@ -243,12 +246,12 @@ def curves(records: list[Record], mode: str, key: str) -> dict[str, dict[int, fl
 
 
 def crossovers(records: list[Record]) -> str:
-    """From which side ours are cheaper than DeiT, by mode; empty without DeiT or with one side."""
+    """From which side ours are cheaper than timm's, by mode; empty with one side."""
     part, lines = sweeps(records), []
     fields = [(mode, TIME) for mode in MODES] + [('infer', MEMORY), ('train', MEMORY)]
-    for mode, (key, _, unit) in fields:
+    for (mode, (key, _, unit)), peer in product(fields, TIMM_PEERS):
         found = curves(part, mode, key)
-        theirs = found.pop('DeiT', {})
+        theirs = found.get(peer, {})
         for name, ours in found.items():
             sides = [side for side in ours if side in theirs]
             if name in PEERS or len(sides) < 2:
@@ -257,7 +260,8 @@ def crossovers(records: list[Record]) -> str:
             text = f'not up to {sides[-1]}' if side is None else f'from {side:.0f} on'
             if side == sides[0]:
                 text = f'at every side from {sides[0]} on'
-            lines.append({'what': f'{MODES[mode]}: {unit}', 'ours': name, 'below DeiT': text})
+            what = f'{MODES[mode]}: {unit}'
+            lines.append({'what': what, 'ours': name, 'peer': peer, 'ours are below': text})
     return markdown_table(lines)
 
 
@@ -279,17 +283,17 @@ def report(records: list[Record]) -> str:
         if all('launches' in r for r in part):
             parts.append(f'Host:\n\n{host_table(part)}')
     if table := crossovers(records):
-        parts.append(f'## Where ours are below DeiT\n\n{table}')
+        parts.append(f'## Where ours cost less\n\n{table}')
     return '\n\n'.join(parts)
 
 
 def draw(records: list[Record], path: Path) -> None:
     """Latency and memory over the side of the image."""
     part = sweeps(records)
-    graph = any(r['mode'] == 'graph' for r in part)
+    inference = next((m for m in (*GRAPHS[::-1], 'infer') if curves(part, m, TIME[0])), 'infer')
     panels = {}
     for mode, (key, scale, unit) in (
-        ('graph' if graph else 'infer', TIME), ('train', TIME), ('train', MEMORY),
+        (inference, TIME), ('train', TIME), ('train', MEMORY),
     ):  # fmt: skip
         found = curves(part, mode, key)
         if found:

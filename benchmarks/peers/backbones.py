@@ -26,9 +26,12 @@ from .published_vim import PublishedVim
 
 PATCH = 16
 DEIT_LAYERS = 12
+CONVNEXT_LAYERS = {'tiny': 18, 'small': 36, 'base': 36}
 # By name, the class token: as released for classification, and as ours is for dense prediction.
 PUBLIC_VIM = {'public Vim': 'middle', 'public Vim without class token': 'none'}
-PEERS = (*PUBLIC_VIM, 'DeiT')
+# timm's, which every mode can run.
+TIMM_PEERS = ('DeiT', 'ConvNeXt')
+PEERS = (*PUBLIC_VIM, *TIMM_PEERS)
 # Of float32 tokens, relative to the largest: a peer that differs more computes something else.
 AGREEMENT = 1e-3
 
@@ -89,14 +92,27 @@ def deit(arch: str, side: int, with_cp: bool = False) -> nn.Module:
     return model
 
 
+def convnext(arch: str, side: int, with_cp: bool = False) -> nn.Module:
+    """timm's ConvNeXt of that size, without its head: other parameters, and other widths."""
+    torch.manual_seed(0)
+    model = timm.create_model(f'convnext_{arch}', num_classes=0)
+    model.set_grad_checkpointing(with_cp)
+    model.forward = model.forward_features
+    return model
+
+
 MODES = {
     'infer': 'inference, eager',
     'graph': 'inference in a CUDA graph',
+    'compiled_graph': 'inference, torch.compile for this size, in a CUDA graph',
     'compile': 'inference, torch.compile for this size',
     'dynamic': 'inference, torch.compile for any size',
     'train': 'training step, eager',
     'train_cp': 'training step, eager, layers recomputed in backward',
 }
+
+GRAPHS = ('graph', 'compiled_graph')
+COMPILED = ('compile', 'dynamic', 'compiled_graph')
 
 
 def contenders(arch: str, methods: list[str], peers: list[str]) -> dict[str, Contender]:
@@ -110,6 +126,7 @@ def contenders(arch: str, methods: list[str], peers: list[str]) -> dict[str, Con
             for name, cls_token in PUBLIC_VIM.items()
         },
         'DeiT': (DEIT_LAYERS, partial(deit, arch), everything),
+        'ConvNeXt': (CONVNEXT_LAYERS[arch], partial(convnext, arch), everything),
     }
     ours = {name: (depth, partial(vim, arch, name), everything) for name in methods}
     chosen = ours | {name: known[name] for name in peers}
@@ -172,7 +189,8 @@ def measure(workload: Workload, mode: str, trials: int, seconds: float) -> dict[
     """Figures of a workload in one mode.
 
     Args:
-        workload (Workload): On CUDA for 'graph'. Of a model that recomputes layers for 'train_cp'.
+        workload (Workload): On CUDA for ``GRAPHS``. For 'train_cp' of a model that recomputes
+            layers.
         mode (str): One of ``MODES``.
         trials (int): Calls that are timed at most.
         seconds (float): Limit on the time for them.
@@ -186,14 +204,14 @@ def measure(workload: Workload, mode: str, trials: int, seconds: float) -> dict[
     training = mode.startswith('train')
     workload.model.train(training)
     run = workload.train if training else workload.infer
-    if mode in ('compile', 'dynamic'):
+    if mode in COMPILED:
         torch.compiler.reset()
         model = torch.compile(workload.model, fullgraph=True, dynamic=mode == 'dynamic')
         run = Workload(model, workload.images, workload.dtype).infer
-    if mode == 'graph':
+    if mode in GRAPHS:
         return {'seconds': median(device_times(lambda: run, trials))}
     figures = {'seconds': median(wall_times(run, trials, seconds))}
-    if mode in ('compile', 'dynamic'):
+    if mode in COMPILED:
         return figures
     figures['peak_bytes'] = peak_memory(run, device) + workload.stored_bytes()
     if device == 'cuda':

@@ -8,7 +8,7 @@ import cv2
 import pytest
 import torch
 
-from benchmarks.peers.backbones import Workload, hold_to, measure
+from benchmarks.peers.backbones import GRAPHS, PUBLIC_VIM, Workload, contenders, hold_to, measure
 from tests.benchmarks.test_benchmark_scan import table_under
 from tests.models.small import small_backbone
 from tests.scripts import load
@@ -31,6 +31,7 @@ def test_tables_hold_what_the_file_holds(tool, tmp_path, monkeypatch, capsys):
     run(
         tool, monkeypatch, *TINY, '--images', '16x2', '48x1', '--modes', 'infer', 'graph', 'train',
         'train_cp', '--out', 'figures.json', '--markdown', 'tables.md', '--picture', 'sweep.png',
+        '--peers', *PUBLIC_VIM, 'DeiT',
     )  # fmt: skip
     printed = ''.join(capsys.readouterr())
     tables = (tmp_path / 'tables.md').read_text()
@@ -70,6 +71,17 @@ def test_recomputed_layers_take_less_memory():
     assert peaks['train_cp'] < 0.6 * peaks['train']
 
 
+@pytest.mark.parametrize('arch', ['tiny', 'small'])
+def test_layers_of_convnext(arch):
+    """As many as what launches and the CPU's time are divided by."""
+    peer = contenders(arch, [], ['ConvNeXt'])['ConvNeXt']
+    with torch.device('meta'):
+        model = peer.build(64, True)
+        assert model(torch.empty(2, 3, 64, 64)).shape == (2, 768, 2, 2)
+    assert sum(len(stage.blocks) for stage in model.stages) == peer.layers
+    assert all(stage.grad_checkpointing for stage in model.stages)
+
+
 @pytest.fixture(scope='module')
 def tool():
     return load('benchmarks/benchmark_backbone.py')
@@ -100,8 +112,8 @@ def test_report_by_hand(tool):
     text = tool['report'](records)
     assert table_under('Milliseconds:', text)['DeiT'] == ('2', '16')
     assert table_under('Milliseconds, public Vim over the column', text)['zoh'] == ('3.00', '1.50')
-    crossing = table_under('## Where ours are below DeiT', text)
-    assert crossing['ours'] == ('zoh',) and crossing['below DeiT'] == ('from 512 on',)
+    crossing = table_under('## Where ours cost less', text)
+    assert crossing['ours'] == ('zoh',) and crossing['ours are below'] == ('from 512 on',)
     host = tool['host_table']([records[0] | {'launches': 240, 'host_seconds': 24e-4}])
     assert '| 10.0 |' in host.replace('  ', '') and host.splitlines()[-1].endswith(' 100 |')
 
@@ -117,8 +129,8 @@ def test_what_is_missing_leaves_a_gap(tool):
     text = tool['report'](records)
     ratio = table_under('Milliseconds, DeiT over the column', text)
     assert ratio['zoh'] == ('0.50', '') and ratio['bilinear'] == ('0.50', '2.00')
-    crossing = table_under('## Where ours are below DeiT', text)
-    assert crossing['ours'] == ('bilinear',) and crossing['below DeiT'] == ('from 1024 on',)
+    crossing = table_under('## Where ours cost less', text)
+    assert crossing['ours'] == ('bilinear',) and crossing['ours are below'] == ('from 1024 on',)
 
 
 def test_an_interrupted_run_keeps_what_it_has(tool, tmp_path, monkeypatch, capsys):
@@ -177,9 +189,10 @@ def test_a_peer_that_computes_something_else_is_an_error():
 def test_on_a_gpu(tmp_path):
     run_tool(
         'benchmarks/benchmark_backbone.py', *TINY, '--images', '32x1', '--device', 'cuda', '--out',
-        'figures.json', cwd=tmp_path, CUDA_VISIBLE_DEVICES='0',
+        'figures.json', '--modes', 'infer', 'graph', 'compiled_graph', 'train',
+        cwd=tmp_path, CUDA_VISIBLE_DEVICES='0',
     )  # fmt: skip
     records = json.loads((tmp_path / 'figures.json').read_text())['records']
-    eager = [r for r in records if r['mode'] != 'graph']
-    assert eager and len(eager) < len(records)
+    eager = [r for r in records if r['mode'] not in GRAPHS]
+    assert {r['mode'] for r in records} == {'infer', 'graph', 'compiled_graph', 'train'}
     assert all(r['launches'] > r['layers'] and r['host_seconds'] > 0 for r in eager)

@@ -12,9 +12,9 @@ memory to the prediction in host memory; `sum / wall` compares all stages with t
 Then all frames as tools/stream.py takes them, stages side by side, without encoding: frames/s, and
 the time between predictions. Shares are those of frames beyond 16.67 ms.
 
-Forms: ``eager``; ``graph``, CUDA graphs; ``compile``, torch.compile. What fails is left out, and
-said. Without ``--video`` a video of moving discs is written for each size (MPEG-4 part 2, which
-OpenCV's wheels can write).
+Forms: ``eager``; ``graph``, CUDA graphs; ``compile``, torch.compile; ``tools``, both, as
+``tools/stream.py --compile`` runs on a GPU. What fails is left out, and said. Without ``--video`` a
+video of moving discs is written for each size (MPEG-4 part 2, which OpenCV's wheels can write).
 
 The postprocess of a detector has little to do where random weights find nothing:
 ``--cfg-options model.test_cfg.rcnn.score_thr=0`` lets it draw 100 instances on each frame.
@@ -44,7 +44,8 @@ from _command_line import (
 
 from benchmarks.measure.configs import find_config, missing_config
 
-FORMS = ('eager', 'graph', 'compile')
+FORMS = ('eager', 'graph', 'compile', 'tools')
+GRAPHS = ('graph', 'tools')
 
 
 def size(text: str) -> tuple[int, int]:
@@ -225,8 +226,8 @@ def measure(args: argparse.Namespace, cfg: Config, form: str, video: Path) -> di
         model,
         prediction_pipeline(cfg).transforms,
         amp=args.amp,
-        graph=form == 'graph',
-        compile=form == 'compile',
+        graph=form in GRAPHS,
+        compile=form in ('compile', 'tools'),
         timed=True,
     )
     meta = class_meta(cfg)
@@ -270,7 +271,7 @@ def run(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
         for form in args.forms:
             for size, video in videos.items():
                 record: dict[str, Any] = dict(model=Path(name).stem, size=size, form=form)
-                if form == 'graph' and args.device != 'cuda':
+                if form in GRAPHS and args.device != 'cuda':
                     yield record | {'left_out': 'CUDA graphs need CUDA'}
                 else:
                     yield record | attempt(args, cfg, form, video)
