@@ -27,7 +27,7 @@ def parse_args() -> argparse.Namespace:
         '--images',
         type=positive,
         default=8,
-        help='images to draw, four times as many of a classifier',
+        help='images to draw, four times as many of a classifier (default: %(default)s)',
     )
     add_debug(parser)
     return parser.parse_args()

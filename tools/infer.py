@@ -1,4 +1,4 @@
-"""Draws predictions over pictures: ``python tools/infer.py CONFIG CHECKPOINT INPUT``."""
+"""Draws predictions over images: ``python tools/infer.py CONFIG CHECKPOINT INPUT``."""
 
 import sys
 from argparse import ArgumentParser, Namespace
@@ -17,18 +17,18 @@ MOST_NAMED = 5  # pictures that failed, in the last line
 
 
 def parse_args() -> Namespace:
-    parser = ArgumentParser(description='Draw predictions over a picture, or all in a folder.')
+    parser = ArgumentParser(description='Draw predictions over an image, or all in a folder.')
     add_arguments(parser, launcher=False)
     add_speed_arguments(parser)
     add_bands(parser)
     parser.add_argument('checkpoint', help='path or URL of the weights')
-    parser.add_argument('input', type=Path, help='a picture, or a folder of pictures')
+    parser.add_argument('input', type=Path, help='an image, or a folder of images')
     parser.add_argument(
         '--out',
         type=Path,
         default=Path('work_dirs/infer'),
         metavar='DIR',
-        help='for the overlays, NAME.png of each picture (default: %(default)s)',
+        help='for the overlays, NAME.png of each image (default: %(default)s)',
     )
     return parser.parse_args()
 

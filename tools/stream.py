@@ -17,11 +17,11 @@ if TYPE_CHECKING:  # --help takes no PyTorch
 
 def parse_args() -> Namespace:
     parser = ArgumentParser(
-        description='Predict a video, a folder of pictures or a camera, frame by frame.'
+        description='Predict a video, a folder of images or a camera, frame by frame.'
     )
     add_arguments(parser, launcher=False)
     parser.add_argument('checkpoint', help='path or URL of the weights')
-    parser.add_argument('source', help='a video file, a folder of pictures, or index of a camera')
+    parser.add_argument('source', help='a video file, a folder of images, or index of a camera')
     parser.add_argument(
         '--out', type=Path, metavar='FILE', help='the video with the predictions: .mkv, .avi, .mp4'
     )
@@ -33,7 +33,12 @@ def parse_args() -> Namespace:
         help='predict frames at their own size and as a whole, without the resizing and the '
         "windows of the config's test",
     )
-    parser.add_argument('--score', type=float, default=0.3, help='of instances that are drawn')
+    parser.add_argument(
+        '--score',
+        type=float,
+        default=0.3,
+        help='least one of instances that are drawn (default: %(default)s)',
+    )
     parser.add_argument('--amp', action='store_true', help='predict in bfloat16')
     parser.add_argument('--compile', action='store_true', help='predict through torch.compile')
     parser.add_argument(

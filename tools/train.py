@@ -33,7 +33,7 @@ def parse_args(arguments: list[str] | None = None) -> Namespace:
     parser.add_argument(
         '--graph',
         action='store_true',
-        help='replay forward and backward pass of a step as a CUDA graph, which leaves the host '
+        help='replay forward and backward pass of a step as a CUDA graph, which leaves the CPU '
         'little to do; the results stay',
     )
     parser.add_argument(
@@ -47,7 +47,7 @@ def parse_args(arguments: list[str] | None = None) -> Namespace:
         type=Path,
         metavar='FILE',
         help='note in this JSON file which path the scans of the first iteration took, by the '
-        "profiler's names, with commit and versions; a run that goes on by another path is refused",
+        "profiler's names, with commit and versions; to continue by another path is refused",
     )
     parser.add_argument(
         '--batch-per-gpu',

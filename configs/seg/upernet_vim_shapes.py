@@ -20,12 +20,16 @@ model = dict(
     ),
     # Patches of 4 pixels: strides 2, 4, 8 and 16.
     neck=dict(embed_dim=96, rescales=[2, 1, 0.5, 0.25]),
+    # No label is ignored, so the mean is the same; MMSegmentation warns where nothing is said.
     decode_head=dict(
         in_channels=[96, 96, 96, 96],
         channels=32,
         num_classes=7,
+        loss_decode=dict(avg_non_ignore=True),
     ),
-    auxiliary_head=dict(in_channels=96, channels=32, num_classes=7),
+    auxiliary_head=dict(
+        in_channels=96, channels=32, num_classes=7, loss_decode=dict(avg_non_ignore=True)
+    ),
     test_cfg=dict(_delete_=True, mode='whole'),
 )
 optim_wrapper = dict(

@@ -237,6 +237,8 @@ def test_how_a_loss_averages_matters_where_one_is_computed(logger, capsys):
          dict(val_evaluator=dict(type='E', metrics=[dict(type='A'), dict(type='B')])), True),
         ('The prefix is not set in metric class A.',
          dict(val_evaluator=dict(type='E', metrics=[dict(type='A')])), False),
+        ('The prefix is not set in metric class A.',
+         dict(test_evaluator=[dict(type='A'), dict(type='LabelMaps', folder='out')]), False),
     ],
 )  # fmt: skip
 def test_relatives_of_false_alarms(message, cfg, shown, logger):

@@ -25,7 +25,7 @@ from mmengine.hooks import logger_hook
 from mmengine.logging import MMLogger
 from mmengine.logging.logger import MMFormatter, print_log
 
-from vim_mm.config import part
+from vim_mm.config import part, type_name
 
 WIDTH = 120  # columns of a line about an interval
 # Of whose messages those below alone are shown; all that others say is.
@@ -93,7 +93,12 @@ def _metrics(cfg: Mapping) -> int:
     """The most metrics that an evaluator has; their names cannot be mixed up with one."""
     given = (cfg.get(f'{split}_evaluator') for split in ('val', 'test'))
     metrics = (each.get('metrics') if isinstance(each, Mapping) else each for each in given)
-    return max(len(each) if isinstance(each, list | tuple) else 1 for each in metrics)
+    many = (each if isinstance(each, list | tuple) else [each] for each in metrics)
+    writers = ('LabelMaps', 'LabelFile')  # of `test.py --out`, which give no value
+    return max(
+        sum(not (isinstance(one, Mapping) and type_name(one) in writers) for one in each)
+        for each in many
+    )
 
 
 FALSE_ALARMS = (

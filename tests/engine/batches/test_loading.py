@@ -50,6 +50,11 @@ def test_the_machine_is_asked(monkeypatch):
     assert workers == 1
     assert '1 loader workers instead of 8' in note and '64 MiB of /dev/shm' in note
     assert fit_workers(1, 1, dataset) == (1, None)
+    usage.free = 64 << 30
+    monkeypatch.setattr(loading.os, 'sched_getaffinity', lambda _: range(4))
+    monkeypatch.setenv('LOCAL_WORLD_SIZE', '2')
+    workers, note = fit_workers(8, 1, dataset)
+    assert workers == 2 and note.endswith('There are 4 cores shared by 2 processes.')
 
 
 def test_samples_are_pinned_with_their_tensors(monkeypatch):

@@ -73,10 +73,13 @@ def fit_workers(asked: int, batch_size: int, dataset) -> tuple[int, str | None]:
     workers = fitting_workers(asked, batch_bytes, cores, free, processes)
     if workers == asked:
         return asked, None
+    said = f'{workers} loader workers instead of {asked}; results do not depend on the number. '
+    share = f'shared by {processes} processes' if processes > 1 else 'for this process'
+    if workers == max(cores // processes, 1):
+        return workers, f'{said}There are {cores} cores {share}.'
     return workers, (
-        f'{workers} loader workers instead of {asked}: {cores} cores and {free >> 20} MiB of '
-        f'/dev/shm are free for {processes} processes, and a batch has {batch_bytes / 2**20:.1f} '
-        'MiB. Results do not depend on the number; a container gets more memory by --shm-size.'
+        f'{said}There are {free >> 20} MiB of /dev/shm {share}, and a batch has '
+        f'{batch_bytes / 2**20:.1f} MiB; a container gets more by --shm-size.'
     )
 
 
