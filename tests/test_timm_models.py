@@ -288,6 +288,30 @@ def test_a_copy_names_the_same_parameters():
         assert {id(p) for n, p in other.named_parameters() if n in names} <= undecayed
 
 
+@pytest.mark.parametrize('features_only', [False, True])
+def test_device_and_dtype(features_only):
+    given = dict(SMALL, patch_size=16, features_only=features_only, device='meta')
+    model = timm.create_model('vim_tiny_patch16_224_pyramid', dtype=torch.float64, **given)
+    tensors = [*model.parameters(), *model.buffers()]
+    assert {(x.device.type, x.dtype) for x in tensors} == {('meta', torch.float64)}
+    with pytest.raises(TypeError, match='int32'):
+        timm.create_model('vim_tiny_patch16_224', dtype=torch.int32, **given)
+
+    weights = create().state_dict()
+    model = load(weights, device='cpu', dtype=torch.bfloat16)
+    assert torch.equal(model.layers[1].mixer.D, weights['layers.1.mixer.D'].bfloat16())
+    assert model(images().bfloat16()).dtype == torch.bfloat16
+
+
+def test_what_is_replaced_stays_frozen_and_evaluated():
+    model = create().requires_grad_(False)
+    model.reset_classifier(0)
+    model.set_input_size(img_size=64, patch_size=4)
+    assert not any(weight.requires_grad for weight in model.parameters())
+    model.reset_classifier(2)
+    assert not any(module.training for module in model.modules())
+
+
 @pytest.mark.parametrize('class_token', ['none', 'middle'])
 def test_set_input_size(class_token):
     model = create(class_token=class_token, global_pool='avg')

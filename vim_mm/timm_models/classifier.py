@@ -78,6 +78,7 @@ class VisionMambaClassifier(VisionMamba):
         )
         check_rate('drop_rate', drop_rate)
         self.img_size = parse_size('img_size', img_size)
+        self.in_chans = in_chans
         self.num_features = self.head_hidden_size = embed_dim
         self.num_prefix_tokens = len(self.cls_names)
         self.feature_info = [
@@ -114,6 +115,7 @@ class VisionMambaClassifier(VisionMamba):
                 self.num_features, num_classes, device=weight.device, dtype=weight.dtype
             )
             self._init_head()
+        self.head.train(self.training)
 
     def reset_parameters(self) -> None:
         """Initialize everything as Vim does, the head included."""
@@ -160,6 +162,7 @@ class VisionMambaClassifier(VisionMamba):
             return
         stride = height if old.stride == old.patch_size else old.stride
         self.patch_embed = PatchEmbed(old.in_channels, self.embed_dims, height, stride)
+        self.patch_embed.train(old.training)
         with torch.no_grad():
             weight = resample_patch_embed(old.proj.weight, [height, width])
         self.patch_embed.proj.weight = nn.Parameter(weight, old.proj.weight.requires_grad)

@@ -1,10 +1,12 @@
 """Vim's sizes as timm lists them: importing this registers ``vim_*`` for ``timm.create_model``."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import resample_patch_embed
 from timm.models import (
@@ -126,23 +128,26 @@ def _create(
             f'{kwargs["discretization_method"]!r}'
         )
     out_indices = kwargs.pop('out_indices', (0, 1, 2, 3) if of_pyramid else 3)
+    # timm's models take these in their constructors, the backbone does not.
+    device, dtype = kwargs.pop('device', None), kwargs.pop('dtype', None)
     given = None
     if pretrained:
         overlay = dict(kwargs.pop('pretrained_cfg_overlay', None) or {})
         cfg = resolve_pretrained_cfg(variant, kwargs.pop('pretrained_cfg', None), overlay)
         given = read_weights(cfg, kwargs.get('cache_dir')) or cfg.state_dict
         kwargs['pretrained_cfg'] = replace(cfg, **PLACES, state_dict=given)
-    model = build_model_with_cfg(
-        VisionMambaPyramid if of_pyramid else VisionMambaClassifier,
-        variant,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg=dict(out_indices=out_indices, feature_cls='getter'),
-        **{**of_variant, **kwargs},
-    )
+    with nullcontext() if device is None else torch.device(device):
+        model = build_model_with_cfg(
+            VisionMambaPyramid if of_pyramid else VisionMambaClassifier,
+            variant,
+            pretrained,
+            pretrained_filter_fn=checkpoint_filter_fn,
+            feature_cfg=dict(out_indices=out_indices, feature_cls='getter'),
+            **{**of_variant, **kwargs},
+        )
     if pretrained and given is not None:
         _check_notes(given, getattr(model, 'model', model))  # features_only wraps it
-    return model
+    return model if dtype is None else model.to(dtype=dtype)
 
 
 def _entry_point(variant: str, of_variant: dict[str, Any]) -> Callable[..., Any]:
