@@ -260,9 +260,40 @@ def test_our_mixer_is_the_same_layer():
 def test_bad_inputs_are_named():
     inputs = scan_inputs()
     u, delta, A, B, C, D, bias = inputs.values()
-    with pytest.raises(ValueError, match='A: '):
-        mamba_ssm.selective_scan_cuda.fwd(u, delta, A[:-1], B, C, D, None, bias, True)
-    with pytest.raises(TypeError, match='B: '):
-        mamba_ssm.selective_scan_cuda_core.fwd(u, delta, A, B.long(), C, D, bias, True, 1)
-    with pytest.raises(ValueError, match='delta: '):
-        mamba_ssm.selective_scan_cuda_oflex.fwd(u, delta[:, :4], A, B, C, D, bias, True, 1, True)
+    z, dout = torch.randn_like(u), torch.randn_like(u)
+    raw, core, oflex = (
+        mamba_ssm.selective_scan_cuda,
+        mamba_ssm.selective_scan_cuda_core,
+        mamba_ssm.selective_scan_cuda_oflex,
+    )
+
+    def fwd(u=u, A=A, z=None):
+        return raw.fwd(u, delta, A, B, C, D, z, bias, True)
+
+    def bwd(dout=dout, out=None, dz=None, recompute=False, B=B):
+        return raw.bwd(u, delta, A, B, C, D, z, bias, dout, None, out, dz, True, recompute)
+
+    def oflex_fwd(u=u, delta=delta, bias=bias):
+        return oflex.fwd(u, delta, A, B, C, D, bias, True, 1, True)
+
+    for call, error, message in (
+        (lambda: fwd(A=A[:-1]), ValueError, 'A: '),
+        (lambda: fwd(z=z[:, :4]), ValueError, 'z: expected shape'),
+        (lambda: fwd(u=None), TypeError, 'u: expected a tensor'),
+        (lambda: bwd(dout=None), TypeError, 'dout: expected a tensor'),
+        (lambda: bwd(dout=dout[..., :1]), ValueError, 'dout: expected shape'),
+        (lambda: bwd(dout=dout.int()), TypeError, 'dout: expected a floating'),
+        (lambda: bwd(dz=torch.empty(3, *u.shape)), ValueError, 'dz: expected shape'),
+        (lambda: bwd(recompute=True), TypeError, 'out: expected a tensor'),
+        (lambda: bwd(B=B.detach().long()), TypeError, 'B: expected'),
+        (lambda: core.fwd(u, delta, A, B.long(), C, D, bias, True, 1), TypeError, 'B: '),
+        (lambda: core.fwd(u, delta[:, :2], A, B, C, D, bias, True, 1), ValueError, 'delta: '),
+        (lambda: core.bwd(*inputs.values(), None, None, True, 1), TypeError, 'dout: expected'),
+        (lambda: oflex_fwd(delta=delta[:, :4]), ValueError, 'delta: .* divides D = 6, got 4'),
+        (lambda: oflex_fwd(delta=delta[:, :0]), ValueError, 'delta: .* divides D = 6, got 0'),
+        (lambda: oflex_fwd(delta=None), TypeError, 'delta: expected a tensor'),
+        (lambda: oflex_fwd(delta=delta[:, :2]), ValueError, r'delta_bias: .*\(2,\).*got \(6,\)'),
+        (lambda: oflex_fwd(u=u.detach().int()), TypeError, 'u: expected'),
+    ):
+        with pytest.raises(error, match=message):
+            call()

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vim_mm.errors import UserValueError
+from vim_mm.errors import UserTypeError, UserValueError
 from vim_mm.ops import causal_conv1d, selective_scan_fn
+from vim_mm.ops.discretization import check_device, check_tensor
 
 __all__ = [
     'bimamba_inner_fn',
@@ -223,7 +224,10 @@ def _gradients(
 
     ``shares`` says whether neighbouring channels may share delta.
     """
-    inputs = [x if x is None else x.detach().requires_grad_() for x in arguments]
+    inputs = [x if x is None else x.detach() for x in arguments]
+    for x in inputs:
+        if x is not None and (x.is_floating_point() or x.is_complex()):
+            x.requires_grad_()  # the scan names the others
     with torch.enable_grad():
         u, delta, *matrices_and_gate, delta_bias = inputs
         if shares:
@@ -240,7 +244,19 @@ def _fwd(u, delta, A, B, C, D, z, delta_bias, delta_softplus):
         out, states = _forward(u, delta, A, B, C, D, delta_bias, delta_softplus)
         if z is None:
             return [out, states]
+        _check_like_u('z', z, u)
         return [out, states, _gate(out, z)]
+
+
+def _check_like_u(name: str, x: Any, u: Tensor) -> None:
+    """What :func:`vim_mm.ops.selective_scan_fn` does not see, or sees after it was used."""
+    check_tensor('u', u)
+    check_tensor(name, x)
+    check_device(name, x, 'u', u)
+    if x.shape != u.shape:
+        raise UserValueError(f'{name}: expected shape (B, D, L) = {(*u.shape,)}, got {(*x.shape,)}')
+    if not x.is_floating_point():
+        raise UserTypeError(f'{name}: expected a floating point dtype, got {x.dtype}')
 
 
 def _gate(out: Tensor, z: Tensor) -> Tensor:
@@ -253,13 +269,19 @@ def _bwd(u, delta, A, B, C, D, z, delta_bias, dout, x, out, dz, delta_softplus, 
 
     ``dz`` may be memory for the gradient of z. ``x``, the states of the forward pass, is not read.
     """
+    recompute_out_z = recompute_out_z and z is not None
+    _check_like_u('dout', dout, u)
+    if dz is not None:
+        _check_like_u('dz', dz, u)
+    if recompute_out_z:
+        _check_like_u('out', out, u)
     found = _gradients([u, delta, A, B, C, D, z, delta_bias], delta_softplus, dout)
     results = [*found[:6], found[7]]
     if z is not None:
         results.append(found[6] if dz is None else dz.copy_(found[6]))
-        if recompute_out_z:
-            with torch.no_grad():
-                results.append(_gate(out, z))
+    if recompute_out_z:
+        with torch.no_grad():
+            results.append(_gate(out, z))
     return results
 
 
@@ -275,24 +297,38 @@ def _oflex_fwd(u, delta, A, B, C, D, delta_bias, delta_softplus, nrows, out_floa
     delta is then (B, D / n, L) and its bias (D / n,).
     """
     with torch.no_grad():
-        wide = u.float() if out_float and u.dtype != torch.float64 else u
         delta, delta_bias = _for_each_channel(u, delta, delta_bias)
+        wide = u.float() if out_float and u.dtype in (torch.float16, torch.bfloat16) else u
         return [*_forward(wide, delta, A, B, C, D, delta_bias, delta_softplus)]
 
 
 def _for_each_channel(
     u: Tensor, delta: Tensor, delta_bias: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    sharing = u.shape[1] // delta.shape[1]
-    if sharing == 1:
+    for name, x in (('u', u), ('delta', delta)):
+        check_tensor(name, x)
+    if u.dim() != 3 or delta.dim() != 3 or u.shape[1] == delta.shape[1]:
         return delta, delta_bias
+    channels, shared = u.shape[1], delta.shape[1]
+    if shared == 0 or channels % shared:
+        raise UserValueError(
+            f'delta: expected a number of channels that divides D = {channels}, got {shared}'
+        )
+    sharing = channels // shared
     if delta_bias is not None:
+        check_tensor('delta_bias', delta_bias)
+        if delta_bias.shape != (shared,):
+            raise UserValueError(
+                f'delta_bias: expected shape ({shared},), as delta has it, got '
+                f'{(*delta_bias.shape,)}'
+            )
         delta_bias = delta_bias.repeat_interleave(sharing)
     return delta.repeat_interleave(sharing, dim=1), delta_bias
 
 
 def _core_bwd(u, delta, A, B, C, D, delta_bias, dout, x, delta_softplus, nrows, *, shares=False):
     """VMamba's: gradients of u, delta, A, B, C, D and delta_bias."""
+    _check_like_u('dout', dout, u)
     wide = u.to(torch.promote_types(u.dtype, dout.dtype))
     found = _gradients([wide, delta, A, B, C, D, None, delta_bias], delta_softplus, dout, shares)
     return [found[0].to(u.dtype), *found[1:6], found[7]]
