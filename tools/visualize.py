@@ -78,9 +78,10 @@ from vim_mm.ops import METHODS
 from vim_mm.progress import progress
 
 
-def load_inputs(cfg: Config, args: Namespace) -> tuple[nn.Module, Tensor, list]:
-    """The model, images as it takes them (B, C, H, W), and each without padding, uint8 RGB."""
+def load_inputs(cfg: Config, args: Namespace) -> tuple[nn.Module, list[int], Tensor, list]:
+    """Backbone, layers to draw, images for the model (B, C, H, W), and each unpadded, uint8 RGB."""
     model, _ = load_model(cfg, args.checkpoint)
+    backbone = inspect.find_backbone(model)
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     loaded = keep_loaded(dataset)
     chosen = spread_evenly(len(dataset), args.images)
@@ -94,7 +95,7 @@ def load_inputs(cfg: Config, args: Namespace) -> tuple[nn.Module, Tensor, list]:
     each = [preprocess(pseudo_collate([s]), False)['inputs'][0] for s in samples]
     height, width = (max(image.shape[k] for image in each) for k in (1, 2))
     inputs = torch.stack([F.pad(t, (0, width - t.shape[2], 0, height - t.shape[1])) for t in each])
-    return model, inputs, pictures
+    return backbone, choose_layers(backbone, args.layers), inputs, pictures
 
 
 def without_padding(maps: Tensor, strides: tuple[int, int], pictures: list) -> list[Tensor]:
@@ -151,9 +152,7 @@ def draw_methods(cfg: Config, args: Namespace, path: Path) -> None:
 
 
 def draw_features(cfg: Config, args: Namespace, path: Path) -> None:
-    model, inputs, pictures = load_inputs(cfg, args)
-    backbone = inspect.find_backbone(model)
-    layers = choose_layers(backbone, args.layers)
+    backbone, layers, inputs, pictures = load_inputs(cfg, args)
     maps = {}
     for i, features in zip(layers, inspect.feature_maps(backbone, inputs, layers), strict=True):
         features = without_padding(features, backbone.patch_embed.strides, pictures)
@@ -163,18 +162,14 @@ def draw_features(cfg: Config, args: Namespace, path: Path) -> None:
 
 
 def draw_receptive_field(cfg: Config, args: Namespace, path: Path) -> None:
-    model, inputs, _ = load_inputs(cfg, args)
-    backbone = inspect.find_backbone(model)
-    layers = choose_layers(backbone, args.layers)
+    backbone, layers, inputs, _ = load_inputs(cfg, args)
     fields = inspect.receptive_fields(backbone, inputs, layers)
     named = {f'layer {i + 1}': f.cpu().numpy() for i, f in zip(layers, fields, strict=True)}
     panels.plot_receptive_fields(named, backbone.patch_embed.strides, path)
 
 
 def draw_directions(cfg: Config, args: Namespace, path: Path) -> None:
-    model, inputs, pictures = load_inputs(cfg, args)
-    backbone = inspect.find_backbone(model)
-    layers = choose_layers(backbone, args.layers)
+    backbone, layers, inputs, pictures = load_inputs(cfg, args)
     named = {}
     for i, share in zip(layers, inspect.forward_shares(backbone, inputs, layers), strict=True):
         cut = without_padding(share, backbone.patch_embed.strides, pictures)

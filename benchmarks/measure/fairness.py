@@ -117,6 +117,13 @@ class Witness(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def witnessed(call: Call) -> Witness:
+    """What a witness saw of a call."""
+    with Witness() as witness:
+        call()
+    return witness
+
+
 def check_inputs(
     calls: Mapping[str, Call],
     given: Mapping[str, Mapping[str, Tensor]],
@@ -131,11 +138,7 @@ def check_inputs(
         configs: By method all entries of its config but the method's name.
         recorded: The same of runs, by task and run.
     """
-    received = {}
-    for method, call in calls.items():
-        with Witness() as witness:
-            call()
-        received[method] = witness.arguments
+    received = {method: witnessed(call).arguments for method, call in calls.items()}
     facts = {m: {name: describe(x) for name, x in given[m].items()} for m in given}
     faults = [f'inputs differ: {line}' for line in differences(facts)]
     faults += [f'the scan receives: {line}' for line in differences(received)]
@@ -193,9 +196,7 @@ def check_threads(
     """
     found = {}
     for method, call in calls.items():
-        with Witness() as witness:
-            call()
-        seen = witness.threads | {torch.get_num_threads()}
+        seen = witnessed(call).threads | {torch.get_num_threads()}
         found[method] = {'threads': ', '.join(map(str, sorted(seen)))}
     faults = differences(found)
     faults += [
@@ -312,11 +313,7 @@ def check_operations(
     """
     faults, evidence = [], []
     for method, of_length in calls.items():
-        counts = []
-        for length in lengths:
-            with Witness() as witness:
-                of_length(length)()
-            counts.append(witness.operators)
+        counts = [witnessed(of_length(length)).operators for length in lengths]
         mine, python = (median(clock(f(lengths[0]))) for f in (of_length, reference[method]))
         evidence.append(
             f'{method}: {1e3 * mine:.3f} ms, Python {1e3 * python:.3f} ms; {counts[0]} operators '
