@@ -11,11 +11,11 @@ them take about 45 processor minutes.
 
 import argparse
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
-import struct
 import subprocess
 import tempfile
 from collections import Counter
@@ -61,21 +61,10 @@ def run(*command: str) -> subprocess.CompletedProcess:
 
 
 def sections(cubin: bytes) -> dict[str, bytes]:
-    """The sections of an ELF file of 64 bits, by name."""
-    (table,) = struct.unpack_from('<Q', cubin, 0x28)
-    size, count, names = struct.unpack_from('<HHH', cubin, 0x3A)
-    headers = [struct.unpack_from('<IIQQQQ', cubin, table + i * size) for i in range(count)]
-    begin = headers[names][4]
+    """The sections of an ELF file by name; one without bytes, such as shared memory, has a size."""
+    from elftools.elf.elffile import ELFFile
 
-    def name(at: int) -> str:
-        return cubin[begin + at : cubin.index(b'\0', begin + at)].decode()
-
-    empty = 8  # such as shared memory: a size without bytes
-    return {
-        name(at): cubin[offset : offset + length]
-        for at, kind, _, _, offset, length in headers
-        if kind != empty
-    }
+    return {part.name: part.data() for part in ELFFile(io.BytesIO(cubin)).iter_sections()}
 
 
 def fingerprints(cubin: bytes, report: str) -> dict[str, list]:
