@@ -58,6 +58,7 @@ template <class...> using void_t = void;
 SEQUENTIAL = 'SequentialShape<1, 1, 4, 2, 2, 2, 2, true>'
 KERNELS = {
     'forward': ('forward/kernel.cuh', f'forward_kernel<Zoh, {SEQUENTIAL}, Layout::half, false>'),
+    'splits': ('forward/splits.cuh', 'split_ends_kernel<Zoh, SplitEnds, Layout::half>'),
     'sweep': ('boundary/sweep.cuh', 'sweep_kernel<Zoh, SixChannelShape<1>, Layout::half, false>'),
     'segments': (
         'boundary/segments.cuh',

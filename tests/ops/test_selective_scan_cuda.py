@@ -180,6 +180,32 @@ def test_rows(method, batch, channels, length, dtype, reverse):
     compare(inputs, delta_softplus=True, discretization_method=method, reverse=reverse)
 
 
+def scan_on_cpu(**arguments):
+    """The compiled scan of the CPU, which is fast enough for many steps."""
+    moved = {name: x.cpu() if torch.is_tensor(x) else x for name, x in arguments.items()}
+    return tuple(x.cuda() for x in selective_scan_fn(**moved))
+
+
+# Few rows of many steps, whose time is split: see csrc/cuda/dispatch/configurations.cuh. Splits of
+# one unit of 256 steps and of more; the last one of fewer, and of a few steps.
+@each_method
+@pytest.mark.parametrize('reverse', [False, True], ids=['forwards', 'reverse'])
+@pytest.mark.parametrize(
+    ('dtype', 'batch', 'channels', 'length', 'states'),
+    [
+        (torch.bfloat16, 1, 384, 16384, 16),
+        (torch.float16, 2, 9, 8452, 13),
+        (torch.bfloat16, 1, 528, 8196, 16),
+    ],
+)
+def test_splits(method, dtype, batch, channels, length, states, reverse):
+    inputs = inputs_in(dtype, batch=batch, channels=channels, length=length, states=states)
+    options = {'discretization_method': method, 'reverse': reverse, 'delta_softplus': True}
+    results = compare(inputs, reference=scan_on_cpu, **options)
+    for name, value in results_and_gradients(cuda_scan, on_cuda(inputs), **options).items():
+        assert torch.equal(value, results[name]), name
+
+
 # So many channels that one to four blocks share those of a chunk, the last of which adds up the
 # gradients of B and C: of whole tiles and of parts, in registers or by tiles of states in memory.
 @pytest.mark.parametrize('method', ['zoh', 'poly'])
@@ -473,18 +499,26 @@ def test_bits_of_a_row_do_not_depend_on_the_number_of_rows(method, dtype, length
 @pytest.mark.usefixtures('nondeterministic')  # what fills memory would come between the launches
 @pytest.mark.parametrize('method', ['zoh', 'poly'])
 @pytest.mark.parametrize(
-    ('batch', 'channels', 'states'),
-    [(2, 384, 16), (2, 380, 16), (4, 384, 16), (8, 384, 16), (12, 384, 16), (2, 384, 20)],
-    ids=['fewest', 'fewest-of-eight', 'uneven', 'few', 'many', 'any'],
+    ('batch', 'channels', 'states', 'length'),
+    [
+        (2, 384, 16, 2048),
+        (2, 380, 16, 2048),
+        (4, 384, 16, 2048),
+        (8, 384, 16, 2048),
+        (12, 384, 16, 2048),
+        (2, 384, 20, 2048),
+        (1, 384, 16, 8192),
+    ],
+    ids=['fewest', 'fewest-of-eight', 'uneven', 'few', 'many', 'any', 'splits'],
 )
-def test_launches_that_begin_early(method, batch, channels, states):
+def test_launches_that_begin_early(method, batch, channels, states, length):
     """Each scan has what the last one gave, forward and backward, and waits for it.
 
     Behind a pause, so that launches queue up and come one right behind the other; each against the
     direction of the one before, so that it begins with what that one writes last; and of other
     inputs each time, so that what was left in memory is wrong.
     """
-    sizes = {'batch': batch, 'channels': channels, 'length': 2048, 'states': states}
+    sizes = {'batch': batch, 'channels': channels, 'length': length, 'states': states}
     options = {'delta_softplus': True, 'discretization_method': method}
 
     def chain(inputs, pause):

@@ -15,7 +15,8 @@ from _command_line import add_debug, add_methods, end, parse_first, parser_of
 
 # By what chooses kernels (csrc/cuda/dispatch/configurations.cuh) on a GPU of about 132
 # multiprocessors: batch and channels. Last chunks of few steps have a launch of their own in `most`
-# and `tails`. Two, three or four blocks share a chunk in the last three.
+# and `tails`. Two, three or four blocks share a chunk in the last three. Time is split in `splits`,
+# which has more steps.
 ROWS = {
     'six': (2, 60),
     'eight': (2, 64),
@@ -25,10 +26,12 @@ ROWS = {
     'few': (40, 60),
     'most': (72, 60),
     'tails': (128, 64),
+    'splits': (1, 12),
     'shared_by_2': (2, 72),
     'shared_by_3': (2, 130),
     'shared_by_4': (2, 200),
 }
+STEPS = {'splits': 8192}  # besides those of the layout
 # dtype, and the length: rows are aligned as it says.
 ALIGNED = {
     'bf16_aligned': ('bfloat16', 196),
@@ -66,6 +69,7 @@ def make_inputs(layout: str, rows: str) -> dict[str, torch.Tensor]:
     """Arguments of ``selective_scan_fn`` on the GPU, requiring grad."""
     batch, channels = ROWS[rows]
     name, length = ALIGNED.get(layout, ('float32', 100))
+    length += STEPS.get(rows, 0)
     dtype = getattr(torch, name)
     states = torch.complex64 if layout == 'complex' else torch.float32
     of_B = (channels, STATES) if layout == 'constant' else (batch, STATES, length)

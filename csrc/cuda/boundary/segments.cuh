@@ -18,9 +18,11 @@ struct EdgesArguments {
   void *edges, *other_edges;
   int64_t chunks;
   uint32_t* counts;          // [B, G, chunks], set to zero on the way; or null
-  float* step_sums;          // room for [B, G, H, chunks], where there are other edges
+  float* step_sums;          // room for [B, G, H, chunks], where there are other edges or splits
   const uint64_t* cuts;      // of Bounds
   void* grad_initial_state;  // contiguous [B, G, H, N]: what leaves the first step; or null
+  float* ends;  // contiguous [B, G, H, splits, N], where time is split (boundary/splits.cuh)
+  Splits splits;
 };
 
 inline namespace VIM_MM_ISA {

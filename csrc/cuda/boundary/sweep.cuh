@@ -10,6 +10,7 @@
 #include "../sequential/lane.cuh"
 #include "../sequential/loader.cuh"
 #include "segments.cuh"
+#include "splits.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
@@ -28,6 +29,7 @@ __device__ __forceinline__ void load_sweep(const EdgesArguments& p, const Work& 
   using Rows = WindowLoader<Shape, layout, Format, Aligned, 1, false, Bounded>;
   using Places = typename Rows::Places;
   const View* const matrices[] = {&scan.C};
+  constexpr bool sums_steps = !Method::causal || is_split<Shape>;
   const int windows = int(work.windows), group = Shape::group();
   const auto window_of = [&](int i) { return windows - 1 - i; };
   Rows rows(scan, work, p.grad_out, matrices, scan.gated);
@@ -43,11 +45,12 @@ __device__ __forceinline__ void load_sweep(const EdgesArguments& p, const Work& 
     float sum_of_dt[Rows::count] = {};
     int entry = 0;
     rows.fill(shared.inputs[stage], window_of(i), raw, [&](float dt, float value, float z) {
-      if constexpr (!Method::causal) sum_of_dt[entry++ / Rows::width] += dt;
+      if constexpr (sums_steps) sum_of_dt[entry++ / Rows::width] += dt;
       if (scan.gated) value *= z * sigmoid(z);
       return weight * value;
     });
-    if constexpr (!Method::causal) {
+    if constexpr (sums_steps) {
+      const int64_t chunk = first_chunk<Shape>(work, p) + window_of(i);
 #pragma unroll
       for (int k = 0; k < Rows::count; ++k) {
         float sum = sum_of_dt[k];
@@ -55,7 +58,7 @@ __device__ __forceinline__ void load_sweep(const EdgesArguments& p, const Work& 
         for (int bit = 1; bit < Places::per_row; bit *= 2) sum += shuffle_xor(sum, bit);
         const int row = rows.slots.row(k);
         if (rows.slots.step(k) == 0 && row < work.channels)
-          p.step_sums[work.row(scan, row) * p.chunks + window_of(i)] = sum;
+          p.step_sums[work.row(scan, row) * p.chunks + chunk] = sum;
       }
     }
     shared.pipeline.producer_commit(i);
@@ -102,7 +105,10 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   extern __shared__ float4 memory[];
   auto& shared = *reinterpret_cast<SweepShared<Shape, layout>*>(memory);
   let_next_begin();
-  const Work work = work_of_block<Shape>(p.scan);
+  const Work work = [&] {
+    if constexpr (is_split<Shape>) return work_of_split<Shape>(p.scan, p.splits);
+    else return work_of_block<Shape>(p.scan);
+  }();
   shared.pipeline.begin();
   if (Shape::is_producer()) {
     specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) {
@@ -120,6 +126,12 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
                Shape::scan_threads);
   const LaneMap<Shape> lane;
   LaneStates<Shape> of(p.scan, work, lane, p.grad_last_state);
+  if constexpr (is_split<Shape>) {
+    if (work.split + 1 < p.splits.count) {
+#pragma unroll
+      for (int m = 0; m < Shape::states; ++m) of.x[m] = 0.0f;
+    }
+  }
   using Steps = LaneRecurrence<Method, layout>;
   Steps recurrence[Shape::states];
 #pragma unroll
@@ -127,7 +139,7 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   const int windows = int(work.windows);
   shared.pipeline.sync();
-  const int64_t last = (row * p.chunks + windows - 1) * states;
+  const int64_t last = (row * p.chunks + first_chunk<Shape>(work, p) + windows - 1) * states;
   float* edges = static_cast<float*>(p.edges) + last;
   float* other_edges = static_cast<float*>(p.other_edges) + (Method::causal ? 0 : last);
   // The adjoint is A_bar times the gradient of the state: `factor` is the A_bar that is due. Of the other
@@ -186,6 +198,7 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   }
   if constexpr (Bounded)
     if (p.grad_initial_state) of.store(static_cast<float*>(p.grad_initial_state) + row * states);
+  if constexpr (is_split<Shape>) of.store(p.ends + (row * p.splits.count + work.split) * states);
   if constexpr (!Method::causal)
     enter_in_order(of, other_edges + states, p.step_sums + row * p.chunks, windows, states);
 }

@@ -54,6 +54,11 @@ struct Bounds {
   bool any() const { return initial_state.data || cuts; }
 };
 
+// How many parts a scan's time is cut into, and chunks of each; the last one may have fewer.
+struct Splits {
+  int64_t count, chunks;
+};
+
 // States at the edges of chunks are contiguous [B, G, H, chunks, N], float or complex of float:
 // those that enter each chunk. Methods that are not causal have them for both directions: those of
 // the other one, which enter a chunk at its last step, behind the first ones.
@@ -63,10 +68,12 @@ struct ForwardArguments {
   void* last_state;  // contiguous [B, G, H, N]
   void *edges, *other_edges;
   int64_t chunks;
-  // Of a scan that goes over time twice, what the way back leaves (forward/averaged.cuh): count_between_ways of
-  // both.
+  // Of a scan that goes over time twice, what the way back leaves (forward/averaged.cuh): count_scratch of both.
   float *first_sums, *across;
   Bounds bounds;
+  // Of a scan that is split in time (forward/splits.cuh), contiguous [B, G, H, splits, N] and [B, G, H, splits].
+  float *ends, *step_sums;
+  Splits splits;
 };
 
 // So many chunks of each group, and how many blocks share the channels of one: its slabs.
@@ -97,6 +104,9 @@ struct BackwardArguments {
   } next;
   Bounds bounds;
   void* grad_initial_state;  // contiguous [B, G, H, N]; null: nobody asks
+  // Of a sweep that is split in time, contiguous [B, G, H, splits, N]; plan_backward knows the number, or 0.
+  float* ends;
+  Splits splits;
 };
 
 // One gradient that several blocks hold parts of, which are contiguous:
@@ -114,11 +124,13 @@ struct Sums {
   int count = 0;
 };
 
-// The floats that scan_forward has to be given room for, where it goes over time twice.
-struct BetweenWays {
-  int64_t first_sums, across;
+// The floats that scan_forward has to be given room for, where it goes over time twice or is split in time.
+struct ForwardScratch {
+  int64_t first_sums, across, ends, step_sums;
+
+  bool any() const { return first_sums > 0 || ends > 0; }
 };
-BetweenWays count_between_ways(const ForwardArguments&);
+ForwardScratch count_scratch(const ForwardArguments&);
 // Shares the work out: what scan_backward has to be given room for.
 void plan_backward(BackwardArguments&);
 

@@ -43,7 +43,7 @@ class StateMatrix {
 
   __device__ __forceinline__ void begin(const Work& work, int64_t window) {
     if (constant()) return;
-    const char* const base = view_.data + work.b * view_.batch + work.g * view_.group;
+    const char* const base = view_.data + work.b * view_.batch + work.g * view_.group + work.offset;
     stream_.begin(view_, base, slots_, work, window);
   }
   __device__ __forceinline__ void next(int windows) {

@@ -210,6 +210,8 @@ struct Work {
   int64_t b, g, first_channel, steps, windows;
   int channels;  // of the group, from first_channel on, no more than the block has
   bool reverse;
+  // Of a block that has but a split of time: which one, and where in memory its steps begin, in bytes.
+  int64_t split = 0, offset = 0;
 
   // 32 bits where they suffice: division is slow.
   __device__ __forceinline__ Work(const ScanArguments& scan, uint32_t bg, int window)

@@ -60,6 +60,14 @@ void scan_share(const BackwardArguments& p, const ChunkShare& share, bool is_tai
 template <class Method>
 void ScanOf<Method>::plan_backward(BackwardArguments& p) {
   const ScanArguments& scan = p.scan;
+  p.splits = {};
+  dispatch_layout(
+      scan, layout_of<Method>(scan, p.bounds.any(), {p.grad_out}), [&](auto, auto layout) {
+        choose_edges<Method, layout()>(scan, p.bounds.any(), [&](auto shape, auto, const Row&) {
+          using Block = decltype(shape);
+          if constexpr (is_split<Block>) p.splits = splits_of<Block>(scan);
+        });
+      });
   const int64_t all = scan.batch * scan.groups, left = scan.steps % kChunk;
   const int64_t chunks = p.chunks = chunks_of(scan);
   const int64_t slabs = count_slabs(all * chunks, scan.channels);
@@ -86,8 +94,9 @@ void ScanOf<Method>::scan_backward(const BackwardArguments& p, void* stream) {
   if constexpr (!Method::causal) {
     const int64_t floats = rows_of(scan) * p.chunks * scan.states * (scan.is_complex ? 2 : 1);
     edges.other_edges = static_cast<float*>(p.grad_edges) + floats;
-    edges.step_sums = p.grad_bias;  // nothing is there yet
   }
+  edges.step_sums = p.grad_bias;  // nothing is there yet
+  edges.ends = p.ends;
   edges.grad_initial_state = p.grad_initial_state;
   launch_edges<Method, true>(edges, p.bounds, stream);
   scan_share<Method>(p, p.body, false, stream);

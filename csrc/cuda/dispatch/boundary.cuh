@@ -21,8 +21,15 @@ void launch_edges(EdgesArguments p, const Bounds& bounds, void* stream) {
       using Block = decltype(shape);
       const unsigned grid = grid_of(blocks_of<Block>(scan));
       if constexpr (Block::sequential) {
+        if constexpr (is_split<Block>) p.splits = splits_of<Block>(scan);
         launch(sweep_kernel<Method, Block, layout(), bounded()>,
                {grid, Block::all_threads, sizeof(SweepShared<Block, layout()>)}, stream, p);
+        if constexpr (is_split<Block>) {
+          const int64_t threads = rows_of(scan) * scan.states * (p.splits.count - 1);
+          launch(enter_splits_kernel<Method>,
+                 {grid_of((threads + kEnterThreads - 1) / kEnterThreads), kEnterThreads, 0}, stream,
+                 p);
+        }
       } else {
         const LaunchSize size{grid, Block::threads,
                               sizeof(SegmentSweepShared<E, Block>) +

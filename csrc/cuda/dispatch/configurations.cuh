@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "../common/launch.cuh"
-#include "../sequential/shape.cuh"
+#include "../sequential/splits.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
@@ -64,6 +64,10 @@ struct Row {
   const char *when, *measured;
 };
 constexpr Row kBoundedRow{"an initial state or resets", "not yet"};
+constexpr Row kSplitRow{
+    "at most 66 times eight channels, 8192 steps or more, 16 bits, aligned, causal, A_bar = e^z: "
+    "time is split",
+    "not yet"};
 
 // The general path. Twice as many warps, each with half of the loads of B and C, are a third less code.
 template <class F>
@@ -80,8 +84,24 @@ constexpr int64_t kFewRows = 2048;
 #endif
 
 template <class Shape>
-int64_t blocks_of(const ScanArguments& scan) {
+int64_t sets_of(const ScanArguments& scan) {
   return scan.batch * scan.groups * ((scan.channels + Shape::channels - 1) / Shape::channels);
+}
+// Time is cut so that the blocks of all splits fill 132 multiprocessors once. What enters a split is found from the
+// others one by one, so there are not many.
+template <class Shape>
+Splits splits_of(const ScanArguments& scan) {
+  constexpr int64_t max_splits = kFewRows / 64;
+  const int64_t units = (scan.steps + kSplitUnit - 1) / kSplitUnit;
+  const int64_t sets = std::max<int64_t>(1, sets_of<Shape>(scan));
+  const int64_t most = std::min(max_splits, Shape::min_blocks * kMultiprocessors / sets);
+  const int64_t each = (units + most - 1) / most;
+  return {(units + each - 1) / each, each * (kSplitUnit / kChunk)};
+}
+template <class Shape>
+int64_t blocks_of(const ScanArguments& scan) {
+  if constexpr (is_split<Shape>) return sets_of<Shape>(scan) * splits_of<Shape>(scan).count;
+  else return sets_of<Shape>(scan);
 }
 // Whether there are so many rows that lanes of two states and 16 channels in a block pay, which take fewer
 // instructions.
@@ -103,6 +123,20 @@ bool choose_six(const ScanArguments& scan, const char* measured, const F& f) {
   return false;
 }
 
+// Calls f with a shape of splits where the blocks of all rows leave half of the multiprocessors idle and steps are so
+// many that two launches pay (docs/kernels.md counts), and returns whether it did.
+template <class Method, class Shape, Layout layout, class F>
+bool choose_split(const ScanArguments& scan, const F& f) {
+  if constexpr (Method::causal && Method::exponential && layout == Layout::half) {
+    if (scan.aligned && sets_of<Shape>(scan) <= kMultiprocessors / 2 &&
+        scan.steps >= 4 * kFewRows) {
+      f(SplitShape<Shape>(), std::false_type(), kSplitRow);
+      return true;
+    }
+  }
+  return false;
+}
+
 // Few rows want lanes that do not wait for themselves, nor for those that load. Both halves of
 // float32 need registers; psi functions need so many that little is left for strides to interleave, and
 // nothing where rows are not the fewest. With six channels, one or two strides by what ptxas makes of them. A
@@ -111,6 +145,7 @@ template <class Method, Layout layout, class F>
 void choose_forward(const ScanArguments& scan, bool bounded, const F& f) {
   constexpr bool straight = Method::Tuning::interleaves, roomy = layout == Layout::single;
   constexpr std::false_type unbounded;
+  using Rows = SequentialShape<1, 1, 2, 1, 4, 3, straight ? 1 : 2, straight>;
   if constexpr (layout == Layout::any) {
     choose_general(bounded, f);
   } else if (bounded) {
@@ -123,10 +158,11 @@ void choose_forward(const ScanArguments& scan, bool bounded, const F& f) {
             "two states a lane: the fewest instructions; with fewer rows (2, 768, 6084) took 124, "
             "not 109"});
   } else if (rows_of(scan) >= kFewRows) {
-    f(SequentialShape<1, 1, 2, 1, 4, 3, straight ? 1 : 2, straight>(), unbounded,
+    f(Rows(), unbounded,
       Row{"2048 rows or more",
           "t512: 28.7; with four stages 29.0, with two groups of producers 30.3"});
-  } else if (!choose_six<SixChannelShape<Method::Tuning::strides_of_six>, layout>(
+  } else if (!choose_split<Method, Rows, layout>(scan, f) &&
+             !choose_six<SixChannelShape<Method::Tuning::strides_of_six>, layout>(
                  scan,
                  "t1024: 35.1, with eight channels 38.4; rk4 by two strides 43.8, by one 47.7",
                  f)) {
@@ -154,6 +190,7 @@ void choose_edges(const ScanArguments& scan, bool bounded, const F& f) {
       return f(SequentialShape<2, 2, 2, 1, 4, 3, 2>(), unbounded,
                Row{"4096 rows or more, of more than 8 channels", "t512b32: 71.3, by segments 98"});
     if constexpr (Method::causal) {
+      if (choose_split<Method, OtherRows, layout>(scan, f)) return;
       if (rows < kFewRows && rows >= kFewRows / 2)
         return f(Shape<8, 16, 4, 3>(), unbounded,
                  Row{"1024 to 2047 rows, causal: by segments",

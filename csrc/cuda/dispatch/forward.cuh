@@ -25,13 +25,20 @@ void choose_kernel(const ForwardArguments& p, const F& f) {
 }
 
 template <class Method>
-BetweenWays ScanOf<Method>::count_between_ways(const ForwardArguments& p) {
-  BetweenWays count{};
+ForwardScratch ScanOf<Method>::count_scratch(const ForwardArguments& p) {
+  ForwardScratch count{};
   choose_kernel<Method>(p, [&](auto, auto shape, auto, auto) {
     using Block = decltype(shape);
-    if constexpr (Block::sequential && !Method::causal)
-      count = {blocks_of<Block>(p.scan) * p.chunks * (Block::channels * kChunk),
-               rows_of(p.scan) * p.chunks * kPieces * p.scan.states};
+    if constexpr (Block::sequential) {
+      if constexpr (!Method::causal) {
+        count.first_sums = blocks_of<Block>(p.scan) * p.chunks * (Block::channels * kChunk);
+        count.across = rows_of(p.scan) * p.chunks * kPieces * p.scan.states;
+      }
+      if constexpr (is_split<Block>) {
+        count.step_sums = rows_of(p.scan) * splits_of<Block>(p.scan).count;
+        count.ends = count.step_sums * p.scan.states;
+      }
+    }
   });
   return count;
 }
@@ -44,9 +51,17 @@ void ScanOf<Method>::scan_forward(const ForwardArguments& p, void* stream) {
     using Block = decltype(shape);
     const int64_t blocks = blocks_of<Block>(scan);
     if constexpr (Block::sequential) {
+      ForwardArguments q = p;
+      if constexpr (is_split<Block>) {
+        q.splits = splits_of<Block>(scan);
+        launch(split_ends_kernel<Method, SplitEnds, layout()>,
+               {grid_of(blocks_of<SplitEnds>(scan) * (q.splits.count - 1)), SplitEnds::threads,
+                sizeof(SplitEndsShared<SplitEnds>)},
+               stream, q);
+      }
       constexpr size_t bytes = sizeof(ForwardShared<Block, layout()>);
       launch(forward_kernel<Method, Block, layout(), bounded()>,
-             {grid_of(blocks), Block::all_threads, bytes}, stream, p);
+             {grid_of(blocks), Block::all_threads, bytes}, stream, q);
     } else {
       if constexpr (!Method::causal) {
         if (scan.steps > 0)

@@ -6,10 +6,9 @@
 
 namespace vim_mm {
 
-BetweenWays count_between_ways(const ForwardArguments& p) {
-  BetweenWays count{};
-  dispatch_method(p.scan.method,
-                  [&](auto m) { count = ScanOf<decltype(m)>::count_between_ways(p); });
+ForwardScratch count_scratch(const ForwardArguments& p) {
+  ForwardScratch count{};
+  dispatch_method(p.scan.method, [&](auto m) { count = ScanOf<decltype(m)>::count_scratch(p); });
   return count;
 }
 void scan_forward(const ForwardArguments& p, void* stream) {

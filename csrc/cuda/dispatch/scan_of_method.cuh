@@ -12,7 +12,7 @@ namespace vim_mm {
 // The functions of common/scan_arguments.h that have these names.
 template <class Method>
 struct ScanOf {
-  static BetweenWays count_between_ways(const ForwardArguments&);
+  static ForwardScratch count_scratch(const ForwardArguments&);
   static void scan_forward(const ForwardArguments&, void* stream);
   static void plan_backward(BackwardArguments&);
   static void scan_backward(const BackwardArguments&, void* stream);

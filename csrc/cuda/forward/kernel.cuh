@@ -4,6 +4,7 @@
 #pragma once
 
 #include "averaged.cuh"
+#include "splits.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
@@ -48,6 +49,10 @@ __device__ __forceinline__ void scan_states(const ForwardArguments& p, const Wor
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   shared.pipeline.sync();
   float* edges = static_cast<float*>(p.edges) + row * p.chunks * states;
+  if constexpr (is_split<Shape>) {
+    enter_split(p, work, row, of);
+    edges += work.split * p.splits.chunks * states;
+  }
   const Cuts<Bounded> all_cuts(p.bounds, work, p.chunks);
 
   // Several strides at once, or the lane would wait for its own results; where whole windows are one
@@ -157,6 +162,8 @@ __device__ __forceinline__ void scan_states(const ForwardArguments& p, const Wor
 #pragma unroll 1
   for (; turn < int(work.windows); ++turn) scan_in_pieces(turn);
 
+  if constexpr (is_split<Shape>)
+    if (work.split + 1 < p.splits.count) return;
   of.store(static_cast<float*>(p.last_state) + row * states);
 }
 
@@ -179,7 +186,10 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   let_next_begin();
   extern __shared__ float4 memory[];
   auto& shared = *reinterpret_cast<ForwardShared<Shape, layout>*>(memory);
-  const Work work = work_of_block<Shape>(p.scan);
+  const Work work = [&] {
+    if constexpr (is_split<Shape>) return work_of_split<Shape>(p.scan, p.splits);
+    else return work_of_block<Shape>(p.scan);
+  }();
   shared.pipeline.begin();
   if (Shape::is_producer()) {
     specialize<layout>(p.scan.u.storage, work.reverse, [&](auto format) VIM_MM_INLINED {

@@ -82,7 +82,7 @@ __device__ __forceinline__ void load_and_store(const ForwardArguments& p, const 
   };
   // What it takes to finish a window: u once more, which to keep would take registers.
   typename Rows::RowStream out;
-  out.begin(p.out, work.at(p.out), rows.slots, work, rows.lowest);
+  out.begin(p.out, work.at(p.out) + work.offset, rows.slots, work, rows.lowest);
   out.settle();
   using Sums = FirstSums<Shape, typename Rows::Places>;
   const Sums first_sums(p.first_sums, work, rows.slots);

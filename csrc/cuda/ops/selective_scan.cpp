@@ -134,13 +134,16 @@ void scan_into(ScanArguments scan, const View& out, void* edges, void* last_stat
   p.bounds = bounds;
   p.edges = edges;
   p.other_edges = static_cast<float*>(edges) + count_states(scan);
-  std::optional<Workspace> between_ways;
-  if (const BetweenWays count = count_between_ways(p); count.first_sums > 0) {
+  std::optional<Workspace> scratch;
+  if (const ForwardScratch count = count_scratch(p); count.any()) {
     WorkspaceLayout layout;
     const Buffer first_sums = layout.add("first_sums", ScalarType::Float, {count.first_sums});
     const Buffer across = layout.add("across", ScalarType::Float, {count.across});
-    between_ways.emplace(layout, like);
-    p.first_sums = between_ways->floats(first_sums), p.across = between_ways->floats(across);
+    const Buffer ends = layout.add("ends", ScalarType::Float, {count.ends});
+    const Buffer step_sums = layout.add("step_sums", ScalarType::Float, {count.step_sums});
+    scratch.emplace(layout, like);
+    p.first_sums = scratch->floats(first_sums), p.across = scratch->floats(across);
+    p.ends = scratch->floats(ends), p.step_sums = scratch->floats(step_sums);
   }
   scan_forward(p, stream);
 }
@@ -200,7 +203,9 @@ void scan_backward_into(ScanArguments scan, const ScanGradients& gradients, cons
   const Buffer D_parts = layout.add("D_parts", real, {rows * chunks});
   const Buffer bias_parts = layout.add("bias_parts", real, {rows * chunks});
   const Buffer counts = layout.add("counts", ScalarType::Int, {is_shared ? all_chunks : 0});
+  const Buffer ends = layout.add("ends", real, {rows * p.splits.count * scan.states});
   const Workspace scratch(layout, like);
+  p.ends = scratch.floats(ends);
   p.grad_edges = scratch.data(grad_edges);
   p.B_parts = scratch.data(B_parts), p.C_parts = scratch.data(C_parts);
   p.grad_D = scratch.floats(D_parts), p.grad_bias = scratch.floats(bias_parts);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "../common/pipeline.cuh"
+#include "splits.cuh"
 #include "window.cuh"
 
 namespace vim_mm {
@@ -19,12 +20,13 @@ __device__ __forceinline__ void start_loads(bool whole, const F& f) {
   else f(integral_constant<Loads, Loads::aligned>());
 }
 
-// Calls f with whether quads can be moved at once, as a constant. Six channels are chosen for aligned rows alone, and
-// so is what is bounded.
+// Calls f with whether quads can be moved at once, as a constant. Six channels and splits are chosen for aligned rows
+// alone, and so is what is bounded.
 template <class Shape, bool Bounded, class F>
 __device__ __forceinline__ void specialize_alignment(const ScanArguments& scan, const F& f) {
-  if (Shape::mixed || Bounded || scan.aligned) f(std::true_type());
-  else if constexpr (!Shape::mixed && !Bounded) f(std::false_type());
+  constexpr bool always = Shape::mixed || is_split<Shape> || Bounded;
+  if (always || scan.aligned) f(std::true_type());
+  else if constexpr (!always) f(std::false_type());
 }
 
 // What the threads of a group have of a scan: the rows that drive it, the step sizes, the gate and
@@ -69,14 +71,15 @@ struct WindowLoader {
                   : 0),
         lowest(Format::reversed ? int(work.windows) - 1 : 0), slots(driving, work),
         matrix_slots(driving, work) {
-    drive.begin(driving, work.at(driving), slots, work, lowest);
-    delta.begin(scan.delta, work.at(scan.delta), slots, work, lowest);
-    z.begin(scan.z, work.at(scan.z), slots, work, lowest);
+    drive.begin(driving, work.at(driving) + work.offset, slots, work, lowest);
+    delta.begin(scan.delta, work.at(scan.delta) + work.offset, slots, work, lowest);
+    z.begin(scan.z, work.at(scan.z) + work.offset, slots, work, lowest);
     drive.settle(), delta.settle(), z.settle();
 #pragma unroll
     for (int i = 0; i < Matrices; ++i) {
       const View& v = *(matrices[i] = matrices_[i]);
-      matrix[i].begin(v, v.data + work.b * v.batch + work.g * v.group, matrix_slots, work, lowest);
+      matrix[i].begin(v, v.data + work.b * v.batch + work.g * v.group + work.offset, matrix_slots,
+                      work, lowest);
       matrix[i].settle();
     }
   }
