@@ -44,7 +44,13 @@ from mmengine.registry import init_default_scope
 from benchmarks.measure.tables import bullets, markdown_table
 from benchmarks.runs.work_dir import spread_evenly
 from vim_mm.config import dataset_options
-from vim_mm.engine.batches.samples import IGNORED_LABEL, CheckedDataset, SampleError
+from vim_mm.engine.batches.samples import (
+    IGNORED_LABEL,
+    CheckedDataset,
+    SampleError,
+    classes_of,
+    leaves,
+)
 from vim_mm.engine.checks.data import check_data
 from vim_mm.engine.checks.first_samples import (
     Findings,
@@ -119,13 +125,31 @@ def browse(
 
 def _of_all(dataset, name: str, findings: Findings, crushed: list, ignored: list[int]) -> list[str]:
     """What looks wrong of the samples together."""
-    lines = [left_out(dataset, name), one_class(findings, dataset, name, ignored)]
+    lines = [
+        left_out(dataset, name),
+        one_class(findings, dataset, name, ignored),
+        _shifted(dataset, findings, ignored),
+    ]
     for look in (lambda: lost_objects(dataset, name), lambda: of_depth(crushed, name)):
         try:
             lines += look()
         except (SampleError, ValueError) as error:
             lines.append(str(error))
     return [line for line in lines if line]
+
+
+def _shifted(dataset, findings: Findings, ignored: list[int]) -> str | None:
+    """What looks as if 0 were a class in the files: the last class has no pixel, and 0 has many."""
+    classes = classes_of(dataset) or ()
+    void = sum(findings.labels[label] for label in ignored)
+    reduced = any(getattr(inner, 'reduce_zero_label', False) for inner, _ in leaves(dataset, ''))
+    if not (reduced and void and classes) or findings.labels[len(classes) - 1]:
+        return None
+    return (
+        f'reduce_zero_label=True: 0 in the files is ignored, {len(classes)} is {classes[-1]}. No '
+        f'pixel is {classes[-1]}, and {100 * void / findings.labels.total():.1f} percent are '
+        'ignored. If 0 is a class in the files, set reduce_zero_label=False'
+    )
 
 
 def histogram(counts: Counter, classes: list[str], what: str) -> str:

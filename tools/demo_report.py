@@ -102,6 +102,8 @@ def next_commands(work_dir: Path) -> list[str]:
     from benchmarks.runs.work_dir import find_checkpoint, find_config
 
     config, checkpoint = find_config(work_dir), find_checkpoint(work_dir)
+    if checkpoint.is_relative_to(Path.cwd()):
+        checkpoint = checkpoint.relative_to(Path.cwd())
     return [
         'Next, in this environment (. .venv/bin/activate):',
         f'  python tools/infer.py {config} {checkpoint} IMAGE        # your own image',

@@ -46,6 +46,17 @@ def test_masks_of_validation_that_hold_one_class(folder):
 
 
 @pytest.mark.slow
+def test_a_background_that_is_ignored_though_it_is_a_class(folder):
+    rest = "train_dataloader['dataset'].update(reduce_zero_label=True)"
+    log = browse(folder, CONFIG.format(root=str(folder / 'data'), rest=rest))
+    assert re.search(
+        r'\* reduce_zero_label=True: 0 in the files is ignored, 3 is green\. No pixel is green, '
+        r'and \d\d\.\d percent are ignored\. If 0 is a class in the files, set reduce_zero',
+        log,
+    )
+
+
+@pytest.mark.slow
 def test_boxes(tmp_path):
     pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
     log = browse(tmp_path, coco(tmp_path))

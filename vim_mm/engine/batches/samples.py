@@ -227,7 +227,7 @@ def _label_problem(
                 return f'the map of labels has {shape} pixels, the picture {picture}.'
         for label in ignored:
             labels = labels[labels != label]
-        problem = out_of_range(labels, num_classes, bool(info.get('reduce_zero_label')))
+        problem = out_of_range(labels, num_classes, info.get('reduce_zero_label'))
         if problem is None or IGNORED_LABEL in ignored:
             return problem
         return f'{problem} Of other labels the heads ignore {[*ignored] or "none"}.'
@@ -240,8 +240,11 @@ def _label_problem(
     return None
 
 
-def out_of_range(labels: torch.Tensor, num_classes: int, reduced: bool = False) -> str | None:
-    """What is wrong with labels, as the file has them if they were ``reduced`` by one."""
+def out_of_range(labels: torch.Tensor, num_classes: int, reduced: bool | None = None) -> str | None:
+    """What is wrong with labels, as the file has them if they were ``reduced`` by one.
+
+    None is of data sets whose labels are never reduced.
+    """
     if labels.numel() == 0:
         return None
     low, high = (int(x) for x in labels.aminmax())
@@ -251,6 +254,8 @@ def out_of_range(labels: torch.Tensor, num_classes: int, reduced: bool = False) 
     problem = f'a label is {value}, but there are {num_classes} classes, from 0.'
     if reduced and value != IGNORED_LABEL:  # which 0 and 255 of the file become
         return f'the file has the label {value + 1}; after reduce_zero_label {problem}'
+    if reduced is False and value == num_classes:
+        problem += ' If 0 in the files is no class, set reduce_zero_label=True.'
     return problem
 
 

@@ -268,7 +268,7 @@ def look_at_loaded(
         values, counts = np.unique(labels, return_counts=True)
         findings.labels.update(dict(zip(values.tolist(), counts.tolist())))
         if ignored is not None and labels.ndim == 2 and 'instances' not in results:
-            reduced = bool(results.get('reduce_zero_label'))
+            reduced = results.get('reduce_zero_label')
             if problem := outside_of_classes(dataset, values, ignored, reduced):
                 raise SampleError(f'{file}: {problem}')
     return lost_depth(path, image)
@@ -284,7 +284,7 @@ def lost_depth(path: str | None, image: np.ndarray | None) -> tuple[str, int, in
 
 
 def outside_of_classes(
-    dataset, labels: np.ndarray, ignored: Sequence[int], reduced: bool
+    dataset, labels: np.ndarray, ignored: Sequence[int], reduced: bool | None
 ) -> str | None:
     """What is wrong with labels that are neither classes of a data set nor ignored."""
     classes = classes_of(dataset)
