@@ -161,6 +161,20 @@ def test_what_overflows_may_decay_to_nothing(reverse):
     assert not last_state.isnan().any()
 
 
+@each_split_method
+@both_directions
+def test_no_gradient_stays_none_where_states_grow(method, reverse):
+    """Likewise of the adjoint, which is 0 behind the steps whose outputs count."""
+    inputs = steady(0.7, (1.0, 0.5))
+    inputs['u'][...] = 0
+    first, others = (slice(-8, None), slice(-8)) if reverse else (slice(8), slice(8, None))
+    wanted = [inputs[name].requires_grad_() for name in ('u', 'delta')]
+    out, _ = run(inputs, discretization_method=method, reverse=reverse)
+    for grad in torch.autograd.grad(out[..., first].sum(), wanted):
+        assert torch.equal(grad[..., others], torch.zeros_like(grad[..., others]))
+        assert torch.isfinite(grad).all()
+
+
 @pytest.mark.parametrize('grown', [slice(1, 256), slice(256, 512)], ids=['within', 'over'])
 def test_what_grows_beyond_e_to_the_88(grown):
     """That is infinite in float32; a tiny state that grows by as much is not."""
