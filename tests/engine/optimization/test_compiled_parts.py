@@ -8,12 +8,22 @@ import torch
 from mmengine.config import Config
 from mmengine.optim import OptimWrapper
 
-from tests.engine.optimization.test_graphed_step import Net, counts, results, train, wrapped
+from tests.engine.optimization.test_graphed_step import (
+    STEPS,
+    Net,
+    counts,
+    prebatched,
+    results,
+    train,
+    wrapped,
+)
+from tests.graphs import assert_same_bits
 from tests.own_process import ROOT
 from vim_mm.engine.optimization import compiled_parts
 from vim_mm.engine.optimization.compiled_parts import CompiledParts
 from vim_mm.engine.optimization.graphed_step import train_by_graph
 from vim_mm.engine.optimization.mixed_precision import BFloat16OptimWrapper
+from vim_mm.engine.watching.nonfinite import NonFiniteLossError
 
 
 class Quiet(Net):
@@ -90,6 +100,22 @@ def test_channels_are_last_in_weights_and_in_the_optimizer(compiled_calls):
         assert torch.equal(x, before[name])
 
 
+def test_a_resumed_optimizer_steps_in_the_form_of_this_run(compiled_calls):
+    """A checkpoint of a run without --compile says fused=None for each group."""
+    model, wrapper = make()
+    model(torch.rand(2, 3, 8, 8), mode='loss')['loss_square'].backward()
+    wrapper.step()
+    fused = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    fused.load_state_dict(wrapper.optimizer.state_dict())
+    assert not fused.param_groups[0]['fused'], 'it is what PyTorch does'
+    CompiledParts(model, OptimWrapper(optimizer=fused))
+    assert all(group['fused'] and not group['foreach'] for group in fused.param_groups)
+    before = model.head.weight.clone()
+    fused.step()
+    assert not torch.equal(model.head.weight, before)
+    assert all(float(state['step']) == 2 for state in fused.state.values())
+
+
 def test_bfloat16_is_handed_over(compiled_calls):
     model, wrapper = make(BFloat16OptimWrapper)
     dtypes = []
@@ -132,10 +158,36 @@ def test_compile_without_graph_is_refused():
     assert '--graph' in done.stderr.splitlines()[-1]
 
 
+COMPILED = dict(type='GraphedStepHook', compile=True)
+
+
+@pytest.mark.usefixtures('graph_device')
+def test_a_resumed_training_ends_in_the_same_bits(compiled_calls, tmp_path):
+    whole = train(tmp_path / 'whole', False, custom_hooks=[COMPILED])
+    options = dict(load_from=str(tmp_path / 'whole' / 'iter_3.pth'), resume=True)
+    resumed = train(tmp_path / 'resumed', False, custom_hooks=[COMPILED], **options)
+    assert counts(resumed[0]) == (STEPS - 4, 1)
+    assert_same_bits(
+        *(
+            {name: x for name, x in results(*run).items() if name.startswith(('model', 'optim'))}
+            for run in (resumed, whole)
+        )
+    )
+
+
+@pytest.mark.usefixtures('graph_device')
+def test_a_loss_that_is_not_finite_is_found(compiled_calls, tmp_path):
+    pictures = [torch.rand(2, 3, 8, 8) for _ in range(6)]
+    pictures[3][0] = float('nan')
+    with pytest.raises(NonFiniteLossError, match='loss of iteration 4 is nan'):
+        train(tmp_path, False, custom_hooks=[COMPILED], train_dataloader=prebatched(pictures))
+    assert compiled_calls
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures('graph_device')
 def test_a_training_changes_by_rounding(tmp_path, monkeypatch):
-    """With accumulation, clipping, averages and validations, and resumed on the way."""
+    """With accumulation, clipping, averages and validations."""
     monkeypatch.setenv('TORCHINDUCTOR_CACHE_DIR', str(tmp_path / 'cache'))
     # TF32 keeps 10 bits: a convolution of another layout in memory rounds otherwise.
     monkeypatch.setattr(torch.backends.cudnn, 'allow_tf32', False)
@@ -146,7 +198,7 @@ def test_a_training_changes_by_rounding(tmp_path, monkeypatch):
     )
     hooks = dict(custom_hooks=[dict(type='EMAHook', update_buffers=True)])
     plain = results(*train(tmp_path / 'plain', False, **options, **hooks))
-    hooks['custom_hooks'] += [dict(type='GraphedStepHook', compile=True)]
+    hooks['custom_hooks'] += [COMPILED]
     runner, reader = train(tmp_path / 'compiled', False, **options, **hooks)
     compiled = results(runner, reader)
     assert counts(runner)[0] > 0

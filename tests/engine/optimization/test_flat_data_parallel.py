@@ -109,6 +109,31 @@ def _begin(rank, folder):
     torch.save(module.state_dict(), folder / f'{rank}.pth')
 
 
+def _compiled(rank, folder):
+    found = {}
+    for name, hooks in (('flat', []), ('compiled', [dict(type='GraphedStepHook', compile=True)])):
+        trained = train(folder / name, False, custom_hooks=hooks, **options(), **CASES['clipped'])
+        found[name] = results(*trained)
+    assert counts(trained[0]) == (STEPS - 1, 1)
+    torch.save(found, folder / f'{rank}.pth')
+
+
+@needs_forks
+def test_compiled_parts_train_in_two_processes(tmp_path, monkeypatch):
+    """Of the compilation its place alone; weights have their channels last, which rounds."""
+    emulate_training_graphs(monkeypatch)
+    monkeypatch.setattr(torch, 'compile', lambda function, dynamic: function)
+    run_processes(_compiled, 2, tmp_path)
+    first, second = (torch.load(tmp_path / f'{i}.pth', weights_only=False) for i in range(2))
+    for name, value in first['compiled'].items():
+        if name.startswith('model') and 'running' not in name:
+            assert torch.equal(value, second['compiled'][name]), name
+        if not name.startswith('optimizer'):
+            torch.testing.assert_close(
+                *(torch.as_tensor(x) for x in (value, first['flat'][name])), rtol=1e-3, atol=1e-4
+            )
+
+
 @needs_forks
 def test_processes_begin_with_the_weights_of_the_first(tmp_path):
     run_processes(_begin, 2, tmp_path)

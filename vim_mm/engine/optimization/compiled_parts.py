@@ -35,6 +35,7 @@ class CompiledParts:
         cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
         os.environ.setdefault('TORCHINDUCTOR_CACHE_DIR', str(cache / 'vim_mm' / 'inductor'))
         model.to(memory_format=torch.channels_last)
+        _keep_form(wrapper.optimizer)
         for state in wrapper.optimizer.state.values():
             for name, value in state.items():
                 if isinstance(value, torch.Tensor) and value.dim() == 4:
@@ -56,6 +57,21 @@ class CompiledParts:
         for undo in self._undo:
             undo()
         self._undo.clear()
+
+
+def _keep_form(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer step as it was made; a resumed state says how the other run stepped."""
+    form = {
+        name: optimizer.defaults[name]
+        for name in ('foreach', 'fused')
+        if name in optimizer.defaults
+    }
+    for group in optimizer.param_groups:
+        group.update(form)
+        for param in group['params'] if form.get('fused') else ():
+            state = optimizer.state.get(param, {})
+            if 'step' in state:  # which lies on the CPU otherwise
+                state['step'] = torch.as_tensor(state['step'], dtype=torch.float32).to(param.device)
 
 
 def _compile(part: nn.Module) -> Callable[[], None]:
