@@ -7,8 +7,8 @@ With z = dt a, v_t = B_t u_t, and t - 1 the step before t in scan order (v is 0 
 
 The first is the rule of Mamba-3 (arXiv 2603.15569), whose weight w, its lambda, is 1/2 or learned.
 The second is the first-order hold of control textbooks: exact where v is linear between samples.
-:func:`two_sample_ref` is these lines, :func:`two_sample_scan` the same function by the compiled
-scans, with their gradients.
+:func:`two_sample_scan` computes them by the compiled scans, with their gradients. Tests hold it to
+these lines, step by step.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vim_mm.ops import selective_scan_grouped_fn
-from vim_mm.ops.discretization import psi
-from vim_mm.ops.reference import real_dtype, skip_and_gate, state_dtype, step_sizes
+from vim_mm.ops.reference import real_dtype, skip_and_gate, step_sizes
 
 RULES = ('exp_trapezoidal', 'foh_two_sample')
 _LEAST = 1e-30  # of |dt|, by which the input is divided
@@ -109,52 +108,6 @@ def two_sample_scan(
     return skip_and_gate(y, signal, D, z).to(u.dtype)
 
 
-def two_sample_ref(
-    rule: str,
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    delta_bias: Tensor | None = None,
-    delta_softplus: bool = False,
-    reverse: Sequence[bool] = (False, True),
-    *,
-    weight: Tensor | float = 0.5,
-) -> Tensor:
-    """:func:`two_sample_scan` step by step, which :func:`two_sample_scan` is held to.
-
-    Any step size is legal here, 0 too. Memory is O(B K D L N).
-    """
-    check_rule(rule, weight)
-    state, signal = state_dtype(u, A), u.to(real_dtype(u))
-    dt = step_sizes(delta, delta_bias, delta_softplus, signal.dtype)
-    w = torch.as_tensor(weight, dtype=dt.dtype, device=dt.device).expand_as(dt)[..., None]
-    z_of_step = dt[..., None] * A.to(state)[:, :, None]  # (B, K, D, L, N)
-    v = _each_state(B, state) * signal[..., None]
-    readout = _each_state(C, state).expand_as(v)
-    # psi with a step of 1 is phi, with derivatives.
-    phi_0, phi_1, phi_2 = (psi(torch.ones_like(z_of_step.real), z_of_step, k) for k in range(3))
-    if rule == 'exp_trapezoidal':
-        old, new = (1 - w) * phi_0, w
-    else:
-        old, new = phi_1 - phi_2, phi_2
-    outputs = []
-    for k, flag in enumerate(reverse):
-        x = last = torch.zeros_like(v[:, k, :, 0])
-        y: dict[int, Tensor] = {}
-        for t in reversed(range(u.shape[3])) if flag else range(u.shape[3]):
-            at, step = (slice(None), k, slice(None), t), dt[:, k, :, t, None]
-            x = phi_0[at] * x + step * (old[at] * last + new[at] * v[at])
-            last = v[at]
-            y[t] = (readout[at] * x).sum(-1)
-        outputs.append(torch.stack([y[t] for t in sorted(y)], dim=-1))
-    y = torch.stack(outputs, dim=1)
-    return skip_and_gate(y, signal, D, z).to(u.dtype)
-
-
 def _from_next(x: Tensor, reverse: Sequence[bool]) -> Tensor:
     """x (B, K, .., L) of the step after each in scan order, 0 at the last.
 
@@ -174,8 +127,3 @@ def _products(B: Tensor, C: Tensor) -> Tensor:
 def _for_channels(M: Tensor) -> Tensor:
     """B or C, (B, K, N, L) or (K, D, N), as (B or 1, K, D or 1, N, L or 1)."""
     return M.unsqueeze(2) if M.dim() == 4 else M[None, ..., None]
-
-
-def _each_state(M: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same as (B or 1, K, D or 1, L or 1, N)."""
-    return _for_channels(M).transpose(3, 4).to(dtype)

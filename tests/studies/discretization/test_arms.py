@@ -18,7 +18,7 @@ from studies.discretization.models.arms import (
     width_at,
 )
 from studies.discretization.models.other_models import PEERS
-from studies.discretization.models.two_sample import two_sample_ref
+from tests.studies.discretization.two_sample_ref import two_sample_ref
 from vim_mm.models.mamba import Mamba
 from vim_mm.models.weight_decay import undecayed_parameters
 from vim_mm.ops import METHODS

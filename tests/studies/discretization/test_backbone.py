@@ -6,8 +6,8 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 
 from studies.discretization.models.backbone import TwoSampleVisionMamba
-from studies.discretization.models.two_sample import two_sample_ref
 from tests.scripts import ROOT
+from tests.studies.discretization.two_sample_ref import two_sample_ref
 from vim_mm.models.state_dict import describe_differences
 
 SMALL = dict(arch=dict(embed_dims=16, num_layers=2), img_size=32, patch_size=8)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from scipy import integrate, signal
 
-from studies.discretization.models.two_sample import RULES, two_sample_ref, two_sample_scan
+from studies.discretization.models.two_sample import RULES, two_sample_scan
+from tests.studies.discretization.two_sample_ref import two_sample_ref
 from vim_mm.ops import selective_scan_grouped_fn
 
 TOLERANCE = dict(rtol=1e-12, atol=1e-12)

@@ -1,6 +1,6 @@
 """Kills a small training at random points, resumes it, and compares it bit by bit.
 
-    python tools/dev/kill_and_resume.py --kills 20
+    python -m tests.tools.kill_and_resume --kills 20
 
 The reference runs from start to end. The other run keeps one checkpoint and the best one, is ended
 again and again, and resumed each time: in turn killed by SIGKILL from outside at a random moment,
@@ -18,30 +18,9 @@ import signal
 import sys
 import tempfile
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from multiprocessing import get_context
 from pathlib import Path
-
-from _command_line import add_debug, end, parse_first, positive
-
-
-def parse_args() -> Namespace:
-    parser = ArgumentParser(description=__doc__.partition('\n')[0])
-    parser.add_argument(
-        '--kills',
-        type=positive,
-        default=20,
-        help='of trainings that had not ended before the moment',
-    )
-    parser.add_argument('--iterations', type=positive, default=30)
-    parser.add_argument('--workers', type=int, default=1, help='loader workers')
-    parser.add_argument('--seed', type=int, default=0, help='of the moments')
-    add_debug(parser)
-    return parser.parse_args()
-
-
-# Above PyTorch, so that --help and a wrong option are answered at once.
-ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
 
 import torch
 from mmengine.config import Config
@@ -77,7 +56,7 @@ launcher = 'none'
 """
 
 
-def make_config(folder: Path, iterations: int, workers: int) -> Config:
+def make_config(folder: Path, iterations: int) -> Config:
     """The config of the shipped shapes, shrunk, and its data."""
     write_dataset(folder / 'shapes', ShapesConfig(train=10, val=2, size=32))
     (folder / 'small.py').write_text(SMALL)
@@ -86,8 +65,7 @@ def make_config(folder: Path, iterations: int, workers: int) -> Config:
     cfg.train_cfg.max_iters = iterations
     for name in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
         cfg[name].dataset.data_root = str(folder / 'shapes')
-        cfg[name].num_workers = workers
-        cfg[name].persistent_workers = workers > 0
+        cfg[name].update(num_workers=1, persistent_workers=True)
     import_task_library(cfg)
     return cfg
 
@@ -158,14 +136,14 @@ def first_difference(a, b, path: str = '') -> str | None:
     return next(filter(None, (first_difference(x, y, f'{path}/{k}') for k, x, y in items)), None)
 
 
-def run(folder: Path, kills: int, iterations: int, workers: int, seed: int) -> None:
+def run(folder: Path, kills: int, iterations: int, seed: int) -> None:
     """Both trainings, which must end in the same bits.
 
     Raises:
         SystemExit: They differ, or one of them fails by itself.
     """
     rng = random.Random(seed)
-    cfg = make_config(folder, iterations, workers)
+    cfg = make_config(folder, iterations)
     start = time.monotonic()
     if attempt(cfg, folder / 'whole'):
         raise SystemExit('The uninterrupted training failed.')
@@ -234,10 +212,15 @@ def compare(cfg: Config, folder: Path) -> None:
     print(f'{last[1].name}: the same bits')
 
 
-def main(args: Namespace) -> None:
+def main() -> None:
+    parser = ArgumentParser(description=__doc__.partition('\n')[0])
+    parser.add_argument('--kills', type=int, default=20, help='of trainings that had not ended')
+    parser.add_argument('--iterations', type=int, default=30)
+    parser.add_argument('--seed', type=int, default=0, help='of the moments')
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        run(Path(folder), args.kills, args.iterations, args.workers, args.seed)
+        run(Path(folder), args.kills, args.iterations, args.seed)
 
 
 if __name__ == '__main__':
-    end(main, ARGUMENTS)
+    main()
