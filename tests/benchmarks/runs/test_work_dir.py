@@ -17,6 +17,7 @@ from tests.scripts import TOOLS, load
 from vim_mm.config import config_path, merge_options
 from vim_mm.datasets.shapes import ShapesConfig, write_dataset
 from vim_mm.engine import VimRunner
+from vim_mm.engine.screen import close_screen
 
 TINY = {
     'model.backbone.arch': {'embed_dims': 16, 'num_layers': 4},
@@ -121,7 +122,10 @@ def test_report_on_a_tiny_run(config, data_root, tmp_path, monkeypatch, capsys):
     VimRunner.from_cfg(cfg).train()
     work_dir = (tmp_path / 'before').rename(tmp_path / 'moved')
     monkeypatch.setattr(sys, 'argv', ['demo_report.py', str(work_dir), '--images', '2'])
-    load('demo_report.py', '__main__')
+    try:
+        load('demo_report.py', '__main__')
+    finally:
+        close_screen()  # else later tests print to it
     said = capsys.readouterr().out
     assert 'on held-out images after 2 iterations' in said
     for name in ('curves.png', 'predictions.png'):
