@@ -43,7 +43,7 @@ def compiled_calls(monkeypatch):
     """The parts that were compiled, by name of their class; they are computed as they are."""
     seen = []
 
-    def compile(function, dynamic):
+    def compile(function, dynamic, options):
         assert dynamic is False
 
         def call(*args, **kwargs):
@@ -77,6 +77,16 @@ def test_training_alone_is_compiled(compiled_calls):
     model.train()(x, mode='loss')
     assert len(compiled_calls) == 4
     assert not any('forward' in vars(module) for module in model.modules())
+
+
+def test_deterministic_training_chooses_no_kernel_by_its_time(monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch, 'compile', lambda function, **options: seen.append(options))
+    CompiledParts(*make())
+    monkeypatch.setattr(torch, 'are_deterministic_algorithms_enabled', lambda: True)
+    CompiledParts(*make())
+    assert seen[0] == dict(dynamic=False, options=None)
+    assert seen[-1] == dict(dynamic=False, options={'deterministic': True})
 
 
 def test_a_forward_that_somebody_gave_is_given_back(compiled_calls):

@@ -122,7 +122,7 @@ def _compiled(rank, folder):
 def test_compiled_parts_train_in_two_processes(tmp_path, monkeypatch):
     """Of the compilation its place alone; weights have their channels last, which rounds."""
     emulate_training_graphs(monkeypatch)
-    monkeypatch.setattr(torch, 'compile', lambda function, dynamic: function)
+    monkeypatch.setattr(torch, 'compile', lambda function, **_: function)
     run_processes(_compiled, 2, tmp_path)
     first, second = (torch.load(tmp_path / f'{i}.pth', weights_only=False) for i in range(2))
     for name, value in first['compiled'].items():

@@ -74,11 +74,20 @@ def _keep_form(optimizer: torch.optim.Optimizer) -> None:
                 state['step'] = torch.as_tensor(state['step'], dtype=torch.float32).to(param.device)
 
 
+def _options() -> dict[str, bool] | None:
+    """Of the compiler. In deterministic training kernels are not chosen by how fast they ran."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return None
+    from torch._inductor import list_options  # takes a second
+
+    return {'deterministic': True} if 'deterministic' in list_options() else None
+
+
 def _compile(part: nn.Module) -> Callable[[], None]:
     """Compile the training of a part, and return what undoes it."""
     plain, given = part.forward, vars(part).get('forward')
     # Sizes of a training are few; a dynamic one would make the kernels of all slower.
-    compiled = torch.compile(plain, dynamic=False)
+    compiled = torch.compile(plain, dynamic=False, options=_options())
 
     def forward(*args, **kwargs):
         call = compiled if part.training and torch.is_grad_enabled() else plain
