@@ -483,6 +483,12 @@ def test_a_pyramid_has_features_of_four_strides():
         torch.testing.assert_close(level, expected)
     two = timm.create_model(name, **small, out_indices=(1, -1)).eval()
     assert [m.shape[2] for m in two(x)] == [8, 2] and two.feature_info.reduction() == [8, 32]
+    for output_stride, reductions in ((16, [4, 8, 16, 16]), (8, [4, 8, 8, 8])):
+        dilated = timm.create_model(name, **small, output_stride=output_stride).eval()
+        assert dilated.feature_info.reduction() == reductions
+        assert [64 // m.shape[2] for m in dilated(x)] == reductions
+    finer = timm.create_model(name, **small, patch_size=8, output_stride=8).eval()
+    assert [64 // m.shape[2] for m in finer(x)] == finer.feature_info.reduction() == [2, 4, 8, 8]
     with pytest.raises(ValueError, match='indices must name some of 4 features'):
         model.model.forward_intermediates(x, [4])
     plain = create(name)  # the classifier of that size

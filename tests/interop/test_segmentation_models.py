@@ -11,17 +11,19 @@ smp = pytest.importorskip('segmentation_models_pytorch')
 SMALL = dict(embed_dim=32, img_size=64, ssm_cfg=dict(d_state=4))
 
 
-def train_a_step(model):
-    logits = model(torch.randn(2, 3, 64, 96))
-    assert logits.shape == (2, 5, 64, 96)
-    torch.nn.functional.cross_entropy(logits, torch.randint(5, (2, 64, 96))).backward()
+def train_a_step(model, height=64):
+    logits = model(torch.randn(2, 3, height, height + 32))
+    assert logits.shape == (2, 5, height, height + 32)
+    torch.nn.functional.cross_entropy(logits, torch.randint(5, logits[:, 0].shape)).backward()
     mixers = [(n, w) for n, w in model.named_parameters() if '.mixer.' in n]
     assert len(mixers) > 20
     for name, weight in mixers:
         assert weight.grad.abs().sum() > 0, name
 
 
-@pytest.mark.parametrize('decoder', ['Unet', 'FPN', 'UPerNet'])
+@pytest.mark.parametrize(
+    'decoder', ['Unet', 'FPN', 'UPerNet', 'MAnet', 'DeepLabV3', 'DeepLabV3Plus', 'PAN']
+)
 def test_pyramids(decoder):
     model = getattr(smp, decoder)(
         'tu-vim_tiny_patch16_224_pyramid', encoder_weights=None, classes=5, pyramid_channels=16,
@@ -29,7 +31,7 @@ def test_pyramids(decoder):
     )  # fmt: skip
     assert model.encoder.out_channels == [3, 0, 16, 16, 16, 16]
     assert model.encoder.model.model.layers[0].mixer.discretization_method == 'bilinear'
-    train_a_step(model)
+    train_a_step(model, 128 if decoder == 'PAN' else 64)  # PAN pools stride 16 by eight
 
 
 def test_fewer_levels():

@@ -52,6 +52,15 @@ def test_start_level_leaves_the_finer_ones_out():
     assert all(p.grad is not None and p.grad.any() for p in neck.parameters())
 
 
+@pytest.mark.parametrize('output_stride, sizes', [(16, [32, 16, 8, 8]), (8, [32, 16, 16, 16])])
+def test_coarse_levels_keep_the_output_stride(output_stride, sizes):
+    neck = SimpleFPN(16, 8, num_outs=4, output_stride=output_stride)
+    outs = neck((torch.randn(1, 16, 8, 8),))
+    assert [o.shape[-1] for o in outs] == sizes and not torch.equal(outs[2], outs[3])
+    sum(o.square().sum() for o in outs).backward()
+    assert all(p.grad is not None and p.grad.any() for p in neck.parameters())
+
+
 @pytest.mark.parametrize(
     'arguments, message',
     [
@@ -60,6 +69,9 @@ def test_start_level_leaves_the_finer_ones_out():
         ),
         pytest.param(dict(in_channels=16, start_level=4), 'start_level.* 4', id='start_level'),
         pytest.param(dict(in_channels=16, num_outs=3), 'num_outs.* 3', id='num_outs'),
+        pytest.param(
+            dict(in_channels=16, output_stride=4), 'output_stride.* 4', id='output_stride'
+        ),
         pytest.param(dict(in_channels=18), 'in_channels.* 18', id='in_channels'),
     ],
 )

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from vim_mm.errors import UserValueError
 from vim_mm.models.arguments import check_counts, check_int
 
+OUTPUT_STRIDES = (8, 16, 32)
+
 
 def _lateral(in_channels: int, out_channels: int) -> nn.Sequential:
     return nn.Sequential(
@@ -16,6 +18,21 @@ def _lateral(in_channels: int, out_channels: int) -> nn.Sequential:
         nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False),
         LayerNorm2d(out_channels),
     )
+
+
+def _rescale(channels: int, level: int) -> nn.Module:
+    """To four, two, one or half times the size."""
+    half, quarter = channels // 2, channels // 4
+    if level == 0:
+        return nn.Sequential(
+            nn.ConvTranspose2d(channels, half, 2, stride=2),
+            LayerNorm2d(half),
+            nn.GELU(),
+            nn.ConvTranspose2d(half, quarter, 2, stride=2),
+        )
+    if level == 1:
+        return nn.ConvTranspose2d(channels, half, 2, stride=2)
+    return nn.Identity() if level == 2 else nn.MaxPool2d(2)
 
 
 class SimpleFPN(nn.Module):
@@ -30,42 +47,40 @@ class SimpleFPN(nn.Module):
         out_channels (int): Channels of every level.
         num_outs (int): Number of levels, at least ``4 - start_level``.
         start_level (int): The finest level that is made: 0 is stride 4, 1 is stride 8.
+        output_stride (int): 8, 16 or 32: levels that would be coarser have this stride, as a
+            dilated network has them. The levels are of their own all the same.
 
     Raises:
         TypeError: A number is no integer.
-        ValueError: ``start_level`` is not in [0, 3], ``num_outs`` too small, ``in_channels`` not
-            divisible by 4, or forward gets more than one map, or one of other channels.
+        ValueError: ``start_level`` is not in [0, 3], ``output_stride`` none of the three,
+            ``num_outs`` too small, ``in_channels`` not divisible by 4, or forward gets more than
+            one map, or one of other channels.
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int = 256, num_outs: int = 5, *, start_level: int = 0
+        self,
+        in_channels: int,
+        out_channels: int = 256,
+        num_outs: int = 5,
+        *,
+        start_level: int = 0,
+        output_stride: int = 32,
     ):
         super().__init__()
         check_int('start_level', start_level, 0, 3)
+        if output_stride not in OUTPUT_STRIDES:
+            raise UserValueError(f'output_stride must be 8, 16 or 32, got {output_stride!r}')
         check_int('num_outs', num_outs, 4 - start_level)
         check_counts(in_channels=in_channels, out_channels=out_channels)
         if in_channels % 4:
             raise UserValueError(f'in_channels must be divisible by 4, got {in_channels}')
         self.in_channels = in_channels
         self.num_outs = num_outs
-        half, quarter = in_channels // 2, in_channels // 4
-        self.rescale = nn.ModuleList(
-            [
-                nn.Sequential(
-                    nn.ConvTranspose2d(in_channels, half, 2, stride=2),
-                    LayerNorm2d(half),
-                    nn.GELU(),
-                    nn.ConvTranspose2d(half, quarter, 2, stride=2),
-                ),
-                nn.ConvTranspose2d(in_channels, half, 2, stride=2),
-                nn.Identity(),
-                nn.MaxPool2d(2),
-            ][start_level:]
-        )
-        self.lateral = nn.ModuleList(
-            _lateral(channels, out_channels)
-            for channels in (quarter, half, in_channels, in_channels)[start_level:]
-        )
+        coarsest = 1 + OUTPUT_STRIDES.index(output_stride)
+        levels = [min(level, coarsest) for level in range(start_level, 4)]
+        channels = (in_channels // 4, in_channels // 2, in_channels, in_channels)
+        self.rescale = nn.ModuleList(_rescale(in_channels, level) for level in levels)
+        self.lateral = nn.ModuleList(_lateral(channels[level], out_channels) for level in levels)
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """One map (B, in_channels, H, W), in a sequence, to ``num_outs`` maps, finest first."""

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from vim_mm.errors import UserValueError
-from vim_mm.models.arguments import check_choice
+from vim_mm.models.arguments import check_choice, check_counts
 from vim_mm.models.simple_fpn import SimpleFPN
 from vim_mm.timm_models.classifier import VisionMambaClassifier
 
@@ -20,6 +20,8 @@ class VisionMambaPyramid(VisionMambaClassifier):
     Args:
         *args: As of :class:`VisionMambaClassifier`.
         pyramid_channels (int): Channels of every level.
+        output_stride (int, optional): Levels that would be coarser have this stride in pixels, as
+            decoders of dilated networks want it: 8, 16 or 32 for patches 16 pixels apart.
         **kwargs: As of :class:`VisionMambaClassifier`.
 
     Raises:
@@ -29,9 +31,21 @@ class VisionMambaPyramid(VisionMambaClassifier):
 
     head_names = ('head', 'pyramid')
 
-    def __init__(self, *args: Any, pyramid_channels: int = 256, **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        pyramid_channels: int = 256,
+        output_stride: int | None = None,
+        **kwargs: Any,
+    ):
         super().__init__(*args, **kwargs)
-        self.pyramid = SimpleFPN(self.embed_dims, pyramid_channels, num_outs=4)
+        self.coarsest = 32  # of patches 16 pixels apart, as SimpleFPN counts
+        if output_stride is not None:
+            check_counts(output_stride=output_stride)
+            self.coarsest = min(output_stride * 16 // self.patch_embed.strides[0], 32)
+        self.pyramid = SimpleFPN(
+            self.embed_dims, pyramid_channels, num_outs=4, output_stride=self.coarsest
+        )
         self.feature_info = [
             dict(module=f'pyramid.lateral.{i}', num_chs=pyramid_channels) for i in range(4)
         ]
@@ -42,7 +56,7 @@ class VisionMambaPyramid(VisionMambaClassifier):
         if stride % 4:
             raise UserValueError(f'a pyramid needs a stride divisible by 4, got {stride}')
         for i, level in enumerate(self.feature_info):
-            level['reduction'] = stride * 2**i // 4
+            level['reduction'] = stride * min(2**i * 4, self.coarsest) // 16
 
     def _resize_patches(self, patch_size: int | tuple[int, int]) -> None:
         super()._resize_patches(patch_size)
