@@ -278,7 +278,7 @@ def _backbone(config: str | None) -> torch.nn.Module:
 
     from vim_mm.engine.cli import read_config
 
-    args = argparse.Namespace(config=config, cfg_options={})
+    args = argparse.Namespace(config=config, cfg_options={}, verbose=False)
     cfg = read_config(args)
     with torch.device('meta'):
         return MODELS.build(cfg.model.backbone)
