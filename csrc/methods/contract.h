@@ -106,9 +106,9 @@ struct DefaultTuning {
   static constexpr bool interleaves = true;
   // Forward, blocks of six channels: how many strides are loaded ahead, one or two.
   static constexpr int strides_of_six = 1;
-  // Backward: rows of the next channels wait for their turn in shared memory, not in registers, and in
-  // tensors of 16 bits the addresses of gradients do, too.
-  static constexpr bool copies_rows = false, keeps_addresses = false;
+  // Backward, in tensors of 16 bits: the addresses of gradients wait for their turn in shared memory, and aligned rows
+  // of the next channels in registers, not there.
+  static constexpr bool keeps_addresses = false, holds_rows = false;
   template <Accuracy>
   static constexpr Kept kept = Kept::none;
 };

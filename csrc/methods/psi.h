@@ -296,7 +296,7 @@ struct HalfPsiStep {
 
 // Psi functions leave few registers.
 struct PsiTuning : DefaultTuning {
-  static constexpr bool interleaves = false, copies_rows = true, keeps_addresses = true;
+  static constexpr bool interleaves = false, keeps_addresses = true;
 };
 
 template <class Method>

@@ -10,6 +10,9 @@ inline namespace VIM_MM_ISA {
 
 struct Zoh : MethodDefaults<Zoh> {
   static constexpr bool exponential = true;
+  struct Tuning : DefaultTuning {
+    static constexpr bool keeps_addresses = true, holds_rows = true;
+  };
   template <class V>
   static VIM_MM_INLINE Coefficients<V> coefficients(RealOf<V> dt, V a) {
     return {exp_of_product(dt, a), V(dt)};

@@ -1,50 +1,16 @@
-// The backward scan of one chunk of time, given what crosses its edges: the states that enter it
-// (kept by forward) and their adjoint (from segment_sweep_kernel). Chunks do not wait for each other.
-//
-// A block owns a chunk and goes over its share of the channels, a few at a time. Each lane
-// recomputes the states of its segment and runs the adjoint recurrence over them, all in registers.
-// Gradients of u and delta are sums over states: over those of a warp in registers, over warps in
-// shared memory. Gradients of B and C are sums over channels: a warp always has the same states, so
-// that each lane adds up in registers over all channels of the block, then lanes, then blocks: the
-// last one to be done. Every sum has one order.
+// A block's work on a chunk in backward (docs/kernels.md). Gradients of u and delta are sums over states: over those
+// of a warp in registers, over warps in shared memory. Those of B and C are sums over channels: over all of the block
+// in registers, then over lanes, then over blocks.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "../common/arrival.cuh"
 #include "../common/dependent_launch.cuh"
-#include "segment_vjp.cuh"
+#include "matrices.cuh"
+#include "rows.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
-
-// An entry (channel, step): what its gradients are multiplied with. grad_y is that of y + D u, in
-// front of the gate.
-struct alignas(16) BackwardEntry {
-  float u, grad_y, gate_slope, dt_slope;
-};
-
-// Own: what a thread keeps here to save registers.
-template <class E, class Shape, class Own>
-struct BackwardShared {
-  RowTile<Shape> dt, drive, grad_y;
-  StateTile<E, Shape> B, C;
-  RowTile<Shape> y[Shape::warps], grad_input[Shape::warps], grad_dt[Shape::warps];
-  // A and the edges of the channels at hand, by channel and state; padded to spread channels, and
-  // in the last one states, over the banks.
-  E a[Shape::channels][kStateTile + 1];
-  Edges<E> edges[Shape::channels][kStateTile + 1];
-  // Of each segment: those of a channel are neighbours.
-  alignas(16) E grad_a[kStateTile][Shape::channels * Shape::segments + kQuad];
-  BackwardEntry entries[Shape::channels * Shape::window];  // each thread's own, too
-  Own own;
-  float bias[Shape::channels], D[Shape::channels];  // of the channels that come next
-  // Of each thread that loads one of these: where the next one is, and how far from that the one after.
-  struct {
-    const char* at;  // null: there is none
-    int64_t step;
-  } parameters[2 * Shape::channels];
-};
 
 // Gradients of B and C stay in registers over all channels of the block, but with Layout::any each
 // set of channels adds its part in memory.
@@ -53,45 +19,18 @@ class BackwardBlock {
   static constexpr int steps = Shape::steps, segments = Shape::segments;
   static constexpr int states_of_warp = kStateTile / Shape::warps;
   static constexpr bool fast = layout != Layout::any;
-  using Steps = typename Method::template Backward<accuracy_of(layout), E>;
-  using Places = Slots<Shape::channels, Shape, layout>;
-  using Rows = Stream<float, Shape::channels, Shape, layout, !Aligned>;
-  static constexpr int count = Places::count, width = Places::width;
+  using Rows = BackwardRows<Method, E, Shape, layout, Aligned>;
   static constexpr int channels_apart = Shape::threads / kStateTile;
   static constexpr int edges_of_thread =
       Shape::channels > channels_apart ? Shape::channels / channels_apart : 1;
-  static_assert(kChunk % Shape::window == 0, "a block has the first window of a chunk");
-  static constexpr bool is_tail = Shape::window < kChunk;  // blocks have the last chunk
-  // Some methods leave few registers. Where rows wait in them for their turn, the compiler spills some, and
-  // waits for what it spills. So they wait in shared memory, and in 16 bits so may the addresses of gradients.
-  static constexpr bool copies = Method::Tuning::copies_rows && fast;
-  static constexpr bool keeps_places =
-      copies && layout == Layout::half && Method::Tuning::keeps_addresses;
-  struct Copied {
-    typename Rows::Held u[Shape::threads], delta[Shape::threads], z[Shape::threads],
-        grad_out[Shape::threads];
-  };
-  struct KeptPlaces {
-    char *grad_u[Shape::threads], *grad_delta[Shape::threads], *grad_z[Shape::threads];
-  };
-  template <int>
-  struct Nothing {};
-  struct Own : std::conditional<copies, Copied, Nothing<0>>::type,
-               std::conditional<keeps_places, KeptPlaces, Nothing<1>>::type {};
 
  public:
-  using Shared = BackwardShared<E, Shape, Own>;
+  using Shared = typename Rows::Shared;
 
   __device__ __forceinline__ BackwardBlock(const BackwardArguments& p, Shared& shared)
-      : p_(p), scan_(p.scan), shared_(shared), slabs_(int(p.share.slabs)),
-        slab_(blockIdx.x % uint32_t(slabs_)),
-        chunk_(is_tail ? int(p.chunks) - 1
-                       : int(blockIdx.x / uint32_t(slabs_) % uint32_t(p.share.chunks))),
-        window_(int64_t(chunk_) * (kChunk / Shape::window)),
-        work_(scan_, blockIdx.x / uint32_t(slabs_) / uint32_t(p.share.chunks), Shape::window),
-        slots_(scan_.u, work_), warp_(threadIdx.x / 32), segment_(segment_of_lane<Shape>()),
-        left_(work_.steps_from(window_, Shape::window)), B_(scan_.B, scan_.constant_B, work_),
-        C_(scan_.C, scan_.constant_C, work_) {}
+      : p_(p), scan_(p.scan), shared_(shared), at_(p), rows_(p, shared, at_),
+        warp_(threadIdx.x / 32), segment_(segment_of_lane<Shape>()),
+        B_(scan_.B, scan_.constant_B, at_.work), C_(scan_.C, scan_.constant_C, at_.work) {}
 
   __device__ __forceinline__ void run() {
     wait_for_previous();
@@ -101,161 +40,82 @@ class BackwardBlock {
 #pragma unroll
       for (int m = 0; m < states_of_warp; ++m) clear(grad_B_[m]), clear(grad_C_[m]);
     }
-    const int channels = int(scan_.channels), stride = slabs_ * Shape::channels;
-    const int begins = slab_ * Shape::channels;
+    const int channels = int(scan_.channels), stride = at_.slabs * Shape::channels;
+    const int begins = at_.slab * Shape::channels;
     begin();
-    load_rows(work_.channels);
-    load_edges(work_.channels, 0, false);
-    commit_parameters();
+    rows_.load(at_, at_.work.channels);
+    load_edges(at_.work.channels, 0, false);
+    rows_.commit_parameters();
     __syncthreads();
-    specialize<layout>(scan_.u.storage, work_.reverse,
-                       [&](auto format) { commit_rows<decltype(format)>(); });
+    specialize<layout>(scan_.u.storage, at_.work.reverse,
+                       [&](auto format) { rows_.template commit<decltype(format)>(at_); });
     commit_edges();
 #pragma unroll 1
     for (int first = begins; first < channels; first += stride) {
       const int left = channels - first - stride;
       const int later = left < Shape::channels ? left : Shape::channels;
       __syncthreads();
-      if (first > begins) write_row_sums(work_.channels);
-      work_.set_channels(scan_, first, Shape::channels);
+      if (first > begins) rows_.write_sums(at_);
+      at_.work.set_channels(scan_, first, Shape::channels);
       if (later > 0) {
-        load_rows(later);
+        rows_.load(at_, later);
         if (fast) load_edges(later, 0, true);
       }
       advance(first == begins);
-      commit_parameters();
+      rows_.commit_parameters();
       __syncthreads();
       write_grad_A(fast ? 0 : (int(scan_.states) - 1) / kStateTile * kStateTile);
       // Together, because each of the two waits often. After the last channels what is committed is
       // of no use.
-      specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
+      specialize<layout>(scan_.u.storage, at_.work.reverse, [&](auto format) {
         using Format = decltype(format);
-        Gradients gradients[count];
-        finish_rows(gradients);
-        commit_rows<Format>();
-        store_rows<Format>(gradients);
+        typename Rows::AllGradients gradients;
+        rows_.finish(gradients);
+        rows_.template commit<Format>(at_);
+        rows_.template store<Format>(at_, gradients);
       });
       edge_ += p_.next.edges, A_ += p_.next.A;
       if (!fast && later > 0) load_edges(later, 0, false);
       commit_edges();
     }
     __syncthreads();
-    write_row_sums(work_.channels);
-    write_matrices();
+    rows_.write_sums(at_);
+    if constexpr (fast) {
+#pragma unroll
+      for (int m = 0; m < states_of_warp; ++m) {
+        put_sums(shared_.B, warp_ * states_of_warp + m, grad_B_[m]);
+        put_sums(shared_.C, warp_ * states_of_warp + m, grad_C_[m]);
+      }
+      __syncthreads();
+    }
+    MatrixGradients<E, Shape, layout, Aligned>(p_, at_).write(shared_.B, shared_.C);
   }
 
  private:
-  // Of a thread's entries of a row, and what sum_over_row makes of them.
-  struct Gradients {
-    float u[width], delta[width], z[width], row_sum;
-  };
-
   static __device__ __forceinline__ void clear(E (&x)[steps]) {
 #pragma unroll
     for (int i = 0; i < steps; ++i) x[i] = E(0.0f);
   }
 
   __device__ __forceinline__ void find_cuts() {
-    const Cuts<Bounded> cuts(p_.bounds, work_, p_.chunks);
-    cuts_ = {cuts.before(chunk_)};
-    if (!Method::causal) other_cuts_ = {cuts.behind(chunk_)};
+    const Cuts<Bounded> cuts(p_.bounds, at_.work, p_.chunks);
+    cuts_ = {cuts.before(at_.chunk)};
+    if (!Method::causal) other_cuts_ = {cuts.behind(at_.chunk)};
   }
   __device__ __forceinline__ void begin() {
-    work_.set_channels(scan_, slab_ * Shape::channels, Shape::channels);
-    const auto begin = [&](auto& stream, const View& v) {
-      stream.begin(v, work_.at(v), slots_, work_, window_);
-    };
-    begin(u_, scan_.u), begin(delta_, scan_.delta), begin(z_, scan_.z);
-    begin(grad_out_, p_.grad_out), begin(grad_u_, p_.grad_u), begin(grad_delta_, p_.grad_delta);
-    begin(grad_z_, p_.grad_z);
-    put_places();
-    // What is read, if for nothing, where there is no gate.
-    if constexpr (copies) shared_.own.z[threadIdx.x] = {};
-    if (threadIdx.x < 2 * Shape::channels) begin_parameters();
+    at_.work.set_channels(scan_, at_.slab * Shape::channels, Shape::channels);
+    rows_.begin(at_);
     const int c = threadIdx.x / kStateTile, n = threadIdx.x % kStateTile;
-    edge_ = edge_at(work_.first_channel + c, n);
-    A_ = work_.at(scan_.A) + c * scan_.A.row + n * scan_.A.last;
+    edge_ = edge_at(at_.work.first_channel + c, n);
+    A_ = at_.work.at(scan_.A) + c * scan_.A.row + n * scan_.A.last;
   }
-  __device__ __forceinline__ void put_places() {
-    if constexpr (keeps_places) {
-      Own& own = shared_.own;
-      own.grad_u[threadIdx.x] = grad_u_.place(), own.grad_delta[threadIdx.x] = grad_delta_.place();
-      own.grad_z[threadIdx.x] = grad_z_.place();
-    }
-  }
-  __device__ __forceinline__ void take_places() {
-    if constexpr (keeps_places) {
-      const Own& own = shared_.own;
-      grad_u_.place() = own.grad_u[threadIdx.x], grad_delta_.place() = own.grad_delta[threadIdx.x];
-      grad_z_.place() = own.grad_z[threadIdx.x];
-    }
-  }
-  __device__ __forceinline__ bool is_whole(int channels) const {
-    return left_ == Shape::window && channels == Shape::channels;
-  }
-  // Starts the loads of so many channels, which are next in the streams.
-  __device__ __forceinline__ void load_rows(int channels) {
-    const auto each = [&](auto how) {
-      constexpr Loads loads = decltype(how)::value;
-      if constexpr (copies) {
-        Own& own = shared_.own;
-        const auto copy = [&](const auto& stream, const View& v, auto& to) {
-          stream.template copy<loads>(v, slots_, channels, left_, to[threadIdx.x]);
-        };
-        copy(u_, scan_.u, own.u), copy(delta_, scan_.delta, own.delta);
-        if (scan_.gated) copy(z_, scan_.z, own.z);
-        copy(grad_out_, p_.grad_out, own.grad_out);
-      } else {
-        const auto load = [&](auto& stream, const View& v) {
-          stream.template load<loads>(v, slots_, channels, left_);
-        };
-        load(u_, scan_.u), load(delta_, scan_.delta);
-        if (scan_.gated) load(z_, scan_.z);
-        load(grad_out_, p_.grad_out);
-      }
-    };
-    using std::integral_constant;
-    if constexpr (Aligned && copies) each(integral_constant<Loads, Loads::aligned>());
-    else if (fast && is_whole(channels))
-      each(integral_constant<Loads, Aligned ? Loads::whole : Loads::shifted>());
-    else each(integral_constant<Loads, Loads::apart>());
-    u_.next(p_.next.u), delta_.next(p_.next.delta), z_.next(p_.next.z);
-    grad_out_.next(p_.next.grad_out);
-    if (threadIdx.x < 2 * Shape::channels) load_parameter(channels);
-  }
-  __device__ __forceinline__ void begin_parameters() {
-    const View& v = threadIdx.x < Shape::channels ? scan_.delta_bias : scan_.D;
-    const int64_t channel = work_.first_channel + threadIdx.x % Shape::channels;
-    auto& parameter = shared_.parameters[threadIdx.x];
-    parameter = {nullptr, 0};
-    if (v.data)
-      parameter = {v.data + work_.g * v.group + channel * v.row, slabs_ * Shape::channels * v.row};
-  }
-  __device__ __forceinline__ void load_parameter(int channels) {
-    auto& parameter = shared_.parameters[threadIdx.x];
-    const char* const at = parameter.at;
-    const bool inside = at && int(threadIdx.x % Shape::channels) < channels;
-    parameter.at = at + parameter.step;
-    parameter_ = 0.0f;
-    if (scan_.delta_bias.storage == Storage::float32 && scan_.D.storage == Storage::float32) {
-      if (inside) parameter_ = *reinterpret_cast<const float*>(at);
-    } else if (inside) {
-      const View& v = threadIdx.x < Shape::channels ? scan_.delta_bias : scan_.D;
-      parameter_ = load_real(at, v.storage);
-    }
-  }
-  __device__ __forceinline__ void commit_parameters() {
-    float* const to = threadIdx.x < Shape::channels ? shared_.bias : shared_.D;
-    if (threadIdx.x < 2 * Shape::channels) to[threadIdx.x % Shape::channels] = parameter_;
-  }
-
   __device__ __forceinline__ void load_matrices(int first_state) {
     const int states = int(scan_.states);
-    B_.begin(work_, window_);
-    C_.begin(work_, window_);
-    B_.load(first_state, states, left_);
-    C_.load(first_state, states, left_);
-    specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
+    B_.begin(at_.work, at_.window);
+    C_.begin(at_.work, at_.window);
+    B_.load(first_state, states, at_.left);
+    C_.load(first_state, states, at_.left);
+    specialize<layout>(scan_.u.storage, at_.work.reverse, [&](auto format) {
       using Format = decltype(format);
       B_.template commit<Format>(shared_.B);
       C_.template commit<Format>(shared_.C);
@@ -298,25 +158,16 @@ class BackwardBlock {
       if (!Method::causal) edges.other_x = x[all], edges.other_grad_x = grad_x[all];
     });
   }
-  // In [B, G, chunks].
-  __device__ __forceinline__ int64_t chunks_before() const {
-    return (work_.b * scan_.groups + work_.g) * p_.chunks + chunk_;
-  }
   // In [B, G, H, chunks, N], for channel h of the group.
   __device__ __forceinline__ int64_t edge_at(int64_t h, int n) const {
-    return ((first_row_ + h) * p_.chunks + chunk_) * scan_.states + n;
+    return ((first_row_ + h) * p_.chunks + at_.chunk) * scan_.states + n;
   }
   __device__ __forceinline__ void commit_edges() {
     each_edge([&](int i, int c, int n) VIM_MM_INLINED {
-      if (is_tail || c < Shape::channels) shared_.a[c][n] = a_[i], shared_.edges[c][n] = edges_[i];
+      if (ChunkPlace<Shape>::is_tail || c < Shape::channels)
+        shared_.a[c][n] = a_[i], shared_.edges[c][n] = edges_[i];
     });
   }
-
-  __device__ __forceinline__ BackwardEntry& entry(int k, int i) {
-    return shared_.entries[(k * width + i) * Shape::threads + threadIdx.x];
-  }
-  template <class Format>
-  __device__ __forceinline__ void commit_rows();
 
   __device__ __forceinline__ void advance(bool first_of_block) {
 #pragma unroll 1
@@ -361,7 +212,7 @@ class BackwardBlock {
       if (first > 0) {
         __syncthreads();
         write_grad_A(first - kStateTile);
-        load_edges(work_.channels, first, false);
+        load_edges(at_.work.channels, first, false);
         commit_edges();
       }
       load_matrices(first);
@@ -389,8 +240,8 @@ class BackwardBlock {
     const int channel = channel_of_lane<Shape>(set);
     return enter_state<Method, E, Shape, layout>(
         lane, dt_around, shared_.a[channel][in_tile],
-        B_.segment(shared_.B, work_, channel, segment_, in_tile, n),
-        C_.segment(shared_.C, work_, channel, segment_, in_tile, n),
+        B_.segment(shared_.B, at_.work, channel, segment_, in_tile, n),
+        C_.segment(shared_.C, at_.work, channel, segment_, in_tile, n),
         shared_.edges[channel][in_tile], cuts_, other_cuts_);
   }
   __device__ __forceinline__ void leave(
@@ -409,7 +260,7 @@ class BackwardBlock {
       E parts[segments];
       load_segment(&shared_.grad_a[n][c * segments], parts);
       const E total = sum(parts);
-      if (c >= work_.channels || first_state + n >= scan_.states) return;
+      if (c >= at_.work.channels || first_state + n >= scan_.states) return;
       const int64_t apart = i * channels_apart * p_.chunks * scan_.states;
       static_cast<E*>(p_.grad_edges)[edge_ + first_state + apart] = total;
     });
@@ -419,58 +270,34 @@ class BackwardBlock {
   __device__ __forceinline__ void write_row_gradient(void* to, int n, E value) {
     const int channel = channel_of_lane<Shape>(0);
     value = sum_over_segments<Shape>(value);
-    if (segment_ == 0 && channel < work_.channels && n < scan_.states)
-      static_cast<E*>(to)[edge_at(work_.first_channel + channel, n)] = value;
+    if (segment_ == 0 && channel < at_.work.channels && n < scan_.states)
+      static_cast<E*>(to)[edge_at(at_.work.first_channel + channel, n)] = value;
   }
-  // What the block of that slab has of B's or C's gradient in this chunk, in scan order.
-  __device__ __forceinline__ E* part(void* parts, int slab, int n, int step) const;
   // To this block's own part, summed over the channels.
-  __device__ __forceinline__ void add_to_part(void* parts, int n, E (&value)[steps], bool fresh);
+  __device__ __forceinline__ void add_to_part(void* parts, int n, E (&value)[steps], bool fresh) {
+#pragma unroll
+    for (int i = 0; i < steps; ++i) value[i] = sum_over_channels<Shape>(value[i]);
+    if (channel_of_lane<Shape>(0) != 0 || n >= scan_.states) return;
+    E* const to = at_.template part<E>(parts, at_.slab, n, segment_ * steps);
+#pragma unroll
+    for (int i = 0; i < steps; ++i) to[i] = fresh ? value[i] : to[i] + value[i];
+  }
   // To shared memory, in the place of B or C, summed over the channels.
-  __device__ __forceinline__ void put_sums(StateTile<E, Shape>& tile, int n, E (&value)[steps]);
-
-  // The gradients of B and C over the chunk: this block's, or where others share it, by the last of them to come
-  // here, those of all in the order of slabs.
-  __device__ __forceinline__ void write_matrices();
-  // A thread's entries of a tile of B's or C's gradient.
-  using MatrixPlaces = Slots<kStateTile, Shape, layout>;
-  struct Entries {
-    E value[MatrixPlaces::count][MatrixPlaces::width];
-  };
-  static __device__ __forceinline__ void take(StateTile<E, Shape>& tile, const MatrixPlaces& slots,
-                                              Entries& to);
-  // The sum over slabs, of the tile that begins with that state; of a block that shares nothing it is in `tile`.
-  __device__ __forceinline__ void store_sum(const View& v, void* parts, const MatrixPlaces& slots,
-                                            int first, StateTile<E, Shape>& tile) const;
-  __device__ __forceinline__ void leave_part(void* parts, const MatrixPlaces& slots,
-                                             StateTile<E, Shape>& tile) const;
-  __device__ __forceinline__ void store_matrix(const View& v, const MatrixPlaces& slots, int first,
-                                               const Entries& from) const;
-
-  __device__ __forceinline__ void finish_rows(Gradients (&gradients)[count]);
-  template <class Format>
-  __device__ __forceinline__ void store_rows(const Gradients (&gradients)[count]);
-
-  // The gradients of D and of delta_bias over the chunk, from those of threads that share a row: the first of
-  // them gets that of D, the one in the middle the other.
-  __device__ __forceinline__ float sum_over_row(int k, float to_D, float to_bias);
-  // By the warp that stores the next sums there.
-  __device__ __forceinline__ void write_row_sums(int channels);
-  __device__ __forceinline__ void write_channel_sum(float* to, int c, float sum);
+  __device__ __forceinline__ void put_sums(StateTile<E, Shape>& tile, int n, E (&value)[steps]) {
+#pragma unroll
+    for (int i = 0; i < steps; ++i) value[i] = sum_over_channels<Shape>(value[i]);
+    if (channel_of_lane<Shape>(0) == 0) store_segment(tile.at(n, segment_ * steps), value);
+  }
 
   const BackwardArguments& p_;
   const ScanArguments& scan_;
   Shared& shared_;
-  const int slabs_, slab_, chunk_;
-  const int64_t window_;  // the chunk's first
-  Work work_;
-  const Places slots_;
-  const int warp_, segment_, left_;
+  ChunkPlace<Shape> at_;  // with the channels at hand
+  Rows rows_;
+  const int warp_, segment_;
   CutsOfSegment<Bounded, Shape> cuts_{0}, other_cuts_{0};  // before steps and behind them
   StateMatrix<E, Shape, layout> B_, C_;
-  Rows u_, delta_, z_, grad_out_, grad_u_, grad_delta_, grad_z_;
-  float parameter_ = 0.0f, D_[count];
-  const int64_t first_row_ = (work_.b * scan_.groups + work_.g) * scan_.channels;
+  const int64_t first_row_ = (at_.work.b * scan_.groups + at_.work.g) * scan_.channels;
   // A thread's first channel and state, in the first tile of states.
   int64_t edge_;
   const char* A_;

@@ -4,8 +4,7 @@
 #pragma once
 
 #include "../common/dependent_launch.cuh"
-#include "matrices.cuh"
-#include "rows.cuh"
+#include "chunk.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {

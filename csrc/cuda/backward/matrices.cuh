@@ -4,129 +4,96 @@
 #pragma once
 
 #include "../common/arrival.cuh"
-#include "chunk.cuh"
+#include "../common/tile_stream.cuh"
+#include "place.cuh"
 
 namespace vim_mm {
 inline namespace VIM_MM_ISA {
 
-template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
-__device__ __forceinline__ E* BackwardBlock<Method, E, Shape, layout, Aligned, Bounded>::part(
-    void* parts, int slab, int n, int step) const {
-  const int64_t at = chunks_before() * p_.parts + slab;
-  return static_cast<E*>(parts) + (at * scan_.states + n) * kChunk + step;
-}
+// Writes them at a block's end: this block's, which `B` and `C` hold, or where others share the chunk, by the last of
+// them to come here, those of all in the order of slabs. With Layout::any all are in memory.
+template <class E, class Shape, Layout layout, bool Aligned>
+class MatrixGradients {
+  static constexpr bool fast = layout != Layout::any;
+  using Tile = StateTile<E, Shape>;
+  using Places = Slots<kStateTile, Shape, layout>;
+  static constexpr int count = Places::count, width = Places::width;
+  struct Entries {  // those of a thread
+    E value[count][width];
+  };
 
-template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
-__device__ __forceinline__ void
-BackwardBlock<Method, E, Shape, layout, Aligned, Bounded>::add_to_part(void* parts, int n,
-                                                                       E (&value)[steps],
-                                                                       bool fresh) {
-#pragma unroll
-  for (int i = 0; i < steps; ++i) value[i] = sum_over_channels<Shape>(value[i]);
-  if (channel_of_lane<Shape>(0) != 0 || n >= scan_.states) return;
-  E* const to = part(parts, slab_, n, segment_ * steps);
-#pragma unroll
-  for (int i = 0; i < steps; ++i) to[i] = fresh ? value[i] : to[i] + value[i];
-}
+  const BackwardArguments& p_;
+  const ScanArguments& scan_;
+  const ChunkPlace<Shape>& at_;
 
-template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
-__device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned, Bounded>::put_sums(
-    StateTile<E, Shape>& tile, int n, E (&value)[steps]) {
-#pragma unroll
-  for (int i = 0; i < steps; ++i) value[i] = sum_over_channels<Shape>(value[i]);
-  if (channel_of_lane<Shape>(0) == 0) store_segment(tile.at(n, segment_ * steps), value);
-}
+ public:
+  __device__ __forceinline__ MatrixGradients(const BackwardArguments& p,
+                                             const ChunkPlace<Shape>& at)
+      : p_(p), scan_(p.scan), at_(at) {}
 
-template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
-__device__ __forceinline__ void
-BackwardBlock<Method, E, Shape, layout, Aligned, Bounded>::write_matrices() {
-  const MatrixPlaces B_slots(p_.grad_B, work_), C_slots(p_.grad_C, work_);
-  if constexpr (fast) {
-#pragma unroll
-    for (int m = 0; m < states_of_warp; ++m) {
-      put_sums(shared_.B, warp_ * states_of_warp + m, grad_B_[m]);
-      put_sums(shared_.C, warp_ * states_of_warp + m, grad_C_[m]);
+  __device__ __forceinline__ void write(const Tile& B, const Tile& C) const {
+    const Places B_slots(p_.grad_B, at_.work), C_slots(p_.grad_C, at_.work);
+    const bool is_shared = at_.slabs > 1;
+    if constexpr (fast) {
+      if (is_shared) leave_part(p_.B_parts, B_slots, B), leave_part(p_.C_parts, C_slots, C);
     }
-    __syncthreads();
-    if (slabs_ > 1) {
-      leave_part(p_.B_parts, B_slots, shared_.B);
-      leave_part(p_.C_parts, C_slots, shared_.C);
-    }
-  }
-  if (slabs_ > 1 && !is_last_to_arrive(p_.counts + chunks_before(), slabs_)) return;
+    if (is_shared && !is_last_to_arrive(p_.counts + at_.chunks_before(), at_.slabs)) return;
 #pragma unroll 1
-  for (int first = 0; first < (fast ? 1 : int(scan_.states)); first += kStateTile) {
-    if (!B_.constant()) store_sum(p_.grad_B, p_.B_parts, B_slots, first, shared_.B);
-    if (!C_.constant()) store_sum(p_.grad_C, p_.C_parts, C_slots, first, shared_.C);
-  }
-}
-
-template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
-__device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned, Bounded>::take(
-    StateTile<E, Shape>& tile, const MatrixPlaces& slots, Entries& to) {
-  if (!slots.has_any()) return;
-#pragma unroll
-  for (int k = 0; k < MatrixPlaces::count; ++k)
-    load_segment(tile.at(slots.row(k), slots.step(k)), to.value[k]);
-}
-
-template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
-__device__ __forceinline__ void BackwardBlock<Method, E, Shape, layout, Aligned,
-                                              Bounded>::store_sum(const View& v, void* parts,
-                                                                  const MatrixPlaces& slots,
-                                                                  int first,
-                                                                  StateTile<E, Shape>& tile) const {
-  Entries sum;
-  const bool alone = fast && slabs_ == 1;
-  if (alone) take(tile, slots, sum);
-#pragma unroll 1
-  for (int slab = 0; slab < (alone ? 0 : slabs_); ++slab) {
-#pragma unroll
-    for (int k = 0; k < MatrixPlaces::count; ++k) {
-      const int n = first + slots.row(k);
-      if (n >= scan_.states) continue;
-      const E* const from = part(parts, slab, n, slots.step(k));
-      E value[MatrixPlaces::width];
-      if constexpr (fast) load_segment(from, value);
-      else value[0] = from[0];
-#pragma unroll
-      for (int i = 0; i < MatrixPlaces::width; ++i)
-        sum.value[k][i] = slab == 0 ? value[i] : sum.value[k][i] + value[i];
+    for (int first = 0; first < (fast ? 1 : int(scan_.states)); first += kStateTile) {
+      if (fast || !scan_.constant_B) store_sum(p_.grad_B, p_.B_parts, B_slots, first, B);
+      if (fast || !scan_.constant_C) store_sum(p_.grad_C, p_.C_parts, C_slots, first, C);
     }
   }
-  store_matrix(v, slots, first, sum);
-}
 
-template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
-__device__ __forceinline__ void
-BackwardBlock<Method, E, Shape, layout, Aligned, Bounded>::leave_part(
-    void* parts, const MatrixPlaces& slots, StateTile<E, Shape>& tile) const {
-  Entries from;
-  take(tile, slots, from);
+ private:
+  static __device__ __forceinline__ void take(const Tile& tile, const Places& slots, Entries& to) {
+    if (!slots.has_any()) return;
 #pragma unroll
-  for (int k = 0; k < MatrixPlaces::count; ++k)
-    if (slots.row(k) < scan_.states)
-      store_segment(part(parts, slab_, slots.row(k), slots.step(k)), from.value[k]);
-}
-
-template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
-__device__ __forceinline__ void
-BackwardBlock<Method, E, Shape, layout, Aligned, Bounded>::store_matrix(const View& v,
-                                                                        const MatrixPlaces& slots,
-                                                                        int first,
-                                                                        const Entries& from) const {
-  const int states = int(scan_.states) - first;
-  const bool whole = Aligned && left_ == Shape::window && states == kStateTile;
-  Stream<E, kStateTile, Shape, layout> to;
-  to.begin(v, v.data + work_.b * v.batch + work_.g * v.group + first * v.row, slots, work_,
-           window_);
-  specialize<layout>(scan_.u.storage, work_.reverse, [&](auto format) {
-    using Format = decltype(format);
+    for (int k = 0; k < count; ++k) load_segment(tile.at(slots.row(k), slots.step(k)), to.value[k]);
+  }
+  __device__ __forceinline__ void leave_part(void* parts, const Places& slots,
+                                             const Tile& tile) const {
+    Entries from;
+    take(tile, slots, from);
 #pragma unroll
-    for (int k = 0; k < MatrixPlaces::count; ++k)
-      to.template store<Format>(v, slots, k, from.value[k], whole, states, left_);
-  });
-}
+    for (int k = 0; k < count; ++k)
+      if (slots.row(k) < scan_.states)
+        store_segment(at_.template part<E>(parts, at_.slab, slots.row(k), slots.step(k)),
+                      from.value[k]);
+  }
+  // Of the tile that begins with that state.
+  __device__ __forceinline__ void store_sum(const View& v, void* parts, const Places& slots,
+                                            int first, const Tile& tile) const {
+    Entries sum;
+    const bool alone = fast && at_.slabs == 1;
+    if (alone) take(tile, slots, sum);
+#pragma unroll 1
+    for (int slab = 0; slab < (alone ? 0 : at_.slabs); ++slab) {
+#pragma unroll
+      for (int k = 0; k < count; ++k) {
+        const int n = first + slots.row(k);
+        if (n >= scan_.states) continue;
+        const E* const from = at_.template part<E>(parts, slab, n, slots.step(k));
+        E value[width];
+        if constexpr (fast) load_segment(from, value);
+        else value[0] = from[0];
+#pragma unroll
+        for (int i = 0; i < width; ++i)
+          sum.value[k][i] = slab == 0 ? value[i] : sum.value[k][i] + value[i];
+      }
+    }
+    const int states = int(scan_.states) - first;
+    const bool whole = Aligned && at_.left == Shape::window && states == kStateTile;
+    Stream<E, kStateTile, Shape, layout> to;
+    to.begin(v, v.data + at_.work.b * v.batch + at_.work.g * v.group + first * v.row, slots,
+             at_.work, at_.window);
+    specialize<layout>(scan_.u.storage, at_.work.reverse, [&](auto format) {
+#pragma unroll
+      for (int k = 0; k < count; ++k)
+        to.template store<decltype(format)>(v, slots, k, sum.value[k], whole, states, at_.left);
+    });
+  }
+};
 
 }  // namespace VIM_MM_ISA
 }  // namespace vim_mm

@@ -1,5 +1,4 @@
-// What a lane of the backward scan does with one state over its segment of time: it recomputes the states, runs
-// the adjoint recurrence over them, and adds up gradients.
+// One state over a lane's segment of time in backward: its states once more, the adjoint recurrence, gradients.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

@@ -1,10 +1,8 @@
 // What the scan kernels share, and how those that scan by segments cover channels, time and states.
 //
-// A block advances some channels of one (b, g) by a window of time at once. Steps count in scan
-// order; only loads and stores know the direction. Past the last step a window holds dt = 0, u = 0,
-// which leaves every state as it is. By segments, every lane of a warp has one channel and one
-// segment of the window: `Steps` consecutive steps, held in registers. The warps of a block divide
-// the states among them.
+// Steps count in scan order; only loads and stores know the direction. Past the last step a window holds
+// dt = 0, u = 0, which leaves every state as it is. By segments, every lane of a warp has one channel and one
+// segment of the window, in registers, and the warps of a block divide the states among them.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -102,6 +100,9 @@ struct StateTile {
     return values[state] + segment * pitch;
   }
   __device__ __forceinline__ E* at(int state, int step) {
+    return values[state] + step / Shape::steps * pitch + step % Shape::steps;
+  }
+  __device__ __forceinline__ const E* at(int state, int step) const {
     return values[state] + step / Shape::steps * pitch + step % Shape::steps;
   }
 };

@@ -67,16 +67,12 @@ class Stream {
   template <Loads loads>
   __device__ __forceinline__ void load(const View& v, const Places& slots, int rows, int steps,
                                        int64_t offset, Held& to) const {
-    static_assert(!shifted || loads == Loads::shifted || loads == Loads::apart,
-                  "slots are not aligned");
+    static_assert(loads != Loads::shifted && (!shifted || loads == Loads::apart),
+                  "those are copied");
     if constexpr (loads == Loads::whole) {
       load_whole(v, slots, offset, to.raw);
-    } else if constexpr (loads == Loads::apart || (loads == Loads::shifted && !shifted)) {
+    } else if constexpr (loads == Loads::apart) {
       load(v, slots, rows, steps, offset, to.raw);
-    } else if constexpr (loads == Loads::shifted) {
-#pragma unroll
-      for (int k = 0; k < count; ++k)
-        if (v.data) load_shifted(at(v, slots, k) + offset, to.raw + k * words_held);
     } else {
 #pragma unroll
       for (int k = 0; k < count; ++k) {
@@ -253,14 +249,6 @@ class Stream {
   // Whether an address is in the middle of a word.
   static __device__ __forceinline__ bool is_in_mid_word(const char* p) {
     return reinterpret_cast<uintptr_t>(p) & 2;
-  }
-  // Half a word, a word and half a word, or two words: nothing is made of them before they are there.
-  static __device__ __forceinline__ void load_shifted(const char* p, uint32_t* raw) {
-    const bool odd = is_in_mid_word(p);
-    if (odd) raw[0] = *reinterpret_cast<const uint16_t*>(p);
-    raw[1] = *reinterpret_cast<const uint32_t*>(odd ? p + 2 : p);
-    if (odd) raw[2] = *reinterpret_cast<const uint16_t*>(p + 6);
-    else raw[2] = *reinterpret_cast<const uint32_t*>(p + 4);
   }
   // In the order of memory, and those that are not inside zero.
   static __device__ __forceinline__ void load_apart(const char* p, int inside, bool reverse,
