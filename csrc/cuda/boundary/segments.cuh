@@ -65,18 +65,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     shared.bias[threadIdx.x] =
         channel_value(scan.delta_bias, scan, work.g, work.first_channel + threadIdx.x);
   States carried(scan, work, &shared + 1);
-  if (p.grad_last_state.data && channel < work.channels) {
-    const View& v = p.grad_last_state;
-#pragma unroll 1
-    for (int first = 0; first < (fast ? 1 : states); first += kStateTile) {
-#pragma unroll(fast ? States::of_warp : 1)
-      for (int m = 0; m < States::of_warp; ++m) {
-        const int n = first + warp * States::of_warp + m;
-        if (n < states)
-          carried.put(m, n, load_element<E>(work.at(v) + channel * v.row + n * v.last, v.storage));
-      }
-    }
-  }
+  carried.begin(p.grad_last_state, work);
   const Cuts<Bounded> cuts({{}, p.cuts}, work, p.chunks);
   __syncthreads();
 
@@ -96,17 +85,20 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
       fast && scan.aligned && work.channels == Shape::channels && states == kStateTile;
   // Starts the loads of a window that has so many steps.
   const auto load_window = [&](int left) {
+    const auto load_rows = [&](auto how) {
+      constexpr Loads loads = decltype(how)::value;
+      drive.template load<loads>(driving, slots, work.channels, left);
+      delta.template load<loads>(scan.delta, slots, work.channels, left);
+      if (Adjoint && scan.gated) z.template load<loads>(scan.z, slots, work.channels, left);
+    };
+    using std::integral_constant;
     if (fast && can_be_whole && left == Shape::window) {
-      drive.template load<Loads::whole>(driving, slots, work.channels, left);
-      delta.template load<Loads::whole>(scan.delta, slots, work.channels, left);
-      if (Adjoint && scan.gated) z.template load<Loads::whole>(scan.z, slots, work.channels, left);
+      load_rows(integral_constant<Loads, Loads::whole>());
       matrix.load_whole();
-      return;
+    } else {
+      load_rows(integral_constant<Loads, Loads::apart>());
+      matrix.load(0, states, left);
     }
-    drive.template load<Loads::apart>(driving, slots, work.channels, left);
-    delta.template load<Loads::apart>(scan.delta, slots, work.channels, left);
-    if (Adjoint && scan.gated) z.template load<Loads::apart>(scan.z, slots, work.channels, left);
-    matrix.load(0, states, left);
   };
   load_window(work.steps_from(first_window, Shape::window));
 
@@ -203,16 +195,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     }
   }
   if constexpr (Bounded && Adjoint && !Ascending) {
-    E* const to = static_cast<E*>(p.grad_initial_state);
-    if (!to || channel >= work.channels || segment != 0) return;
-#pragma unroll 1
-    for (int first = 0; first < states; first += kStateTile) {
-#pragma unroll 1
-      for (int m = 0; m < States::of_warp; ++m) {
-        const int n = first + warp * States::of_warp + m;
-        if (n < states) to[work.row(scan, channel) * states + n] = carried.x(m, n);
-      }
-    }
+    if (p.grad_initial_state) carried.write(static_cast<E*>(p.grad_initial_state), scan, work);
   }
 }
 

@@ -1,6 +1,5 @@
-// The forward scan by segments, for Layout::any: a block goes over time, window by window. In each,
-// every lane scans its segment from zero, the lanes of a channel combine what they found, and every
-// lane scans again from the state that enters there.
+// The forward scan by segments, for Layout::any, window by window: every lane scans its segment from zero, the lanes of a
+// channel combine what they found, and every lane scans again from the state that enters there.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -23,21 +22,16 @@ class CarriedStates {
                                            void* memory)
       : memory_(static_cast<E*>(memory)), states_(int(scan.states)) {
     const int channel = channel_of_lane<Shape>(0);
-    const auto a = [&](int n) {
-      if (channel >= work.channels || n >= states_) return E(0.0f);
-      return load_element<E>(work.at(scan.A) + channel * scan.A.row + n * scan.A.last,
-                             scan.A.storage);
-    };
-    const int first = threadIdx.x / 32 * of_warp;
-    if constexpr (fast) {
-#pragma unroll
-      for (int m = 0; m < of_warp; ++m) a_[m] = a(first + m), x_[m] = E(0.0f);
-    } else {
-      for (int tile = 0; tile < states_; tile += kStateTile)
-        for (int m = 0; m < of_warp && tile + first + m < states_; ++m)
-          at(0, tile + first + m) = a(tile + first + m), at(1, tile + first + m) = E(0.0f);
-      __syncwarp();
-    }
+    each([&](int m, int n) {
+      E a = E(0.0f);
+      if (channel < work.channels)
+        a = load_element<E>(work.at(scan.A) + channel * scan.A.row + n * scan.A.last,
+                            scan.A.storage);
+      if constexpr (fast) a_[m] = a;
+      else at(0, n) = a;
+      put(m, n, E(0.0f));
+    });
+    if constexpr (!fast) __syncwarp();
   }
   static __host__ __device__ size_t bytes(int64_t states) {
     return fast ? 0 : 2 * states * Shape::channels * sizeof(E);
@@ -45,18 +39,19 @@ class CarriedStates {
 
   // Carries these in, [B, G, H, N], where there are any.
   __device__ __forceinline__ void begin(const View& v, const Work& work) {
-    const int channel = channel_of_lane<Shape>(0), warp = threadIdx.x / 32;
-    if (v.data && channel < work.channels) {
-#pragma unroll 1
-      for (int first = 0; first < (fast ? 1 : states_); first += kStateTile) {
-#pragma unroll(fast ? of_warp : 1)
-        for (int m = 0; m < of_warp; ++m) {
-          const int n = first + warp * of_warp + m;
-          if (n < states_)
-            put(m, n, load_element<E>(work.at(v) + channel * v.row + n * v.last, v.storage));
-        }
-      }
-    }
+    const int channel = channel_of_lane<Shape>(0);
+    if (!v.data || channel >= work.channels) return;
+    each([&](int m, int n) {
+      put(m, n, load_element<E>(work.at(v) + channel * v.row + n * v.last, v.storage));
+    });
+  }
+  // Writes them to contiguous [B, G, H, N].
+  __device__ __forceinline__ void write(E* rows, const ScanArguments& scan,
+                                        const Work& work) const {
+    const int channel = channel_of_lane<Shape>(0);
+    if (channel >= work.channels || segment_of_lane<Shape>() != 0) return;
+    E* const row = rows + work.row(scan, channel) * states_;
+    each([&](int m, int n) { row[n] = x(m, n); });
   }
 
   // State n, the m-th of this warp in its tile.
@@ -74,13 +69,24 @@ class CarriedStates {
     }
   }
 
+ private:
+  static constexpr bool fast = layout != Layout::any;
+  // Calls f(m, n) for each state n of this warp, the m-th in its tile.
+  template <class F>
+  __device__ __forceinline__ void each(const F& f) const {
+#pragma unroll 1
+    for (int first = 0; first < (fast ? 1 : states_); first += kStateTile) {
+#pragma unroll(fast ? of_warp : 1)
+      for (int m = 0; m < of_warp; ++m) {
+        const int n = first + int(threadIdx.x / 32) * of_warp + m;
+        if (n < states_) f(m, n);
+      }
+    }
+  }
   __device__ __forceinline__ void put(int m, int n, E x) {
     if constexpr (fast) x_[m] = x;
     else at(1, n) = x;
   }
-
- private:
-  static constexpr bool fast = layout != Layout::any;
   __device__ __forceinline__ E& at(int kind, int n) const {
     return memory_[(kind * states_ + n) * Shape::channels + channel_of_lane<Shape>(0)];
   }
@@ -88,7 +94,7 @@ class CarriedStates {
   E* const memory_;
   const int states_;
   static_assert(Shape::sets == 1, "a lane has one channel");
-  E a_[fast ? of_warp : 1], x_[fast ? of_warp : 1];
+  E a_[fast ? of_warp : 1] = {}, x_[fast ? of_warp : 1] = {};
 };
 
 template <class E, class Shape>
@@ -330,16 +336,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     edges += Shape::window / kChunk * states;
   }
 
-  E* const last_state = static_cast<E*>(p.last_state);
-  if (channel >= work.channels || segment != 0) return;
-#pragma unroll 1
-  for (int first = 0; first < states; first += kStateTile) {
-#pragma unroll 1
-    for (int m = 0; m < States::of_warp; ++m) {
-      const int n = first + warp * States::of_warp + m;
-      if (n < states) last_state[row * states + n] = carried.x(m, n);
-    }
-  }
+  carried.write(static_cast<E*>(p.last_state), scan, work);
 }
 
 }  // namespace VIM_MM_ISA
