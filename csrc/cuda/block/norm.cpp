@@ -17,8 +17,9 @@ using torch::stable::accelerator::DeviceGuard;
 
 void* data_of(const std::optional<Tensor>& t) { return t ? t->data_ptr() : nullptr; }
 
-// Checks what forward and backward have in common.
-void check(const Tensor& residual, const Tensor& weight, ScalarType dtype) {
+// What forward and backward have in common.
+template <class P>
+P arguments_of(const Tensor& residual, const Tensor& weight, ScalarType dtype) {
   STD_TORCH_CHECK(residual.dim() >= 1, "vim_mm: expected residual [.., C]");
   expect_contiguous(residual, "residual", residual.sizes());
   expect_contiguous(weight, "weight", {residual.size(residual.dim() - 1)});
@@ -28,39 +29,34 @@ void check(const Tensor& residual, const Tensor& weight, ScalarType dtype) {
       "vim_mm: expected a normalized sum of float32, float16 or bfloat16");
   expect_type(residual, "residual", {ScalarType::Float, dtype});
   expect_type(weight, "weight", {ScalarType::Float, dtype});
+  P p{};
+  p.channels = weight.numel();
+  p.rows = p.channels ? residual.numel() / p.channels : 0;
+  p.residual_storage = storage_of(residual), p.weight_storage = storage_of(weight);
+  p.storage = storage_of(dtype);
+  p.weight = weight.data_ptr();
+  return p;
 }
 
 }  // namespace
 
 AddRmsNorm norm_arguments(const Tensor& residual, const std::optional<Tensor>& update,
                           const Tensor& weight, double eps, ScalarType dtype) {
-  check(residual, weight, dtype);
+  AddRmsNorm p = arguments_of<AddRmsNorm>(residual, weight, dtype);
   if (update) {
     expect_contiguous(*update, "update", residual.sizes());
     expect_type(*update, "update", {dtype});
     expect_device(*update, "update", residual);
   }
-  AddRmsNorm p{};
-  p.channels = weight.numel();
-  p.rows = p.channels ? residual.numel() / p.channels : 0;
   p.eps = static_cast<float>(eps);
-  p.residual_storage = storage_of(residual);
-  p.storage = storage_of(dtype);
-  p.weight_storage = storage_of(weight);
-  p.residual = residual.data_ptr(), p.update = data_of(update), p.weight = weight.data_ptr();
+  p.residual = residual.data_ptr(), p.update = data_of(update);
   return p;
 }
 
 AddRmsNormBackward norm_backward_arguments(const Tensor& sum, const Tensor& weight,
                                            ScalarType dtype) {
-  check(sum, weight, dtype);
-  AddRmsNormBackward p{};
-  p.channels = weight.numel();
-  p.rows = p.channels ? sum.numel() / p.channels : 0;
-  p.residual_storage = storage_of(sum);
-  p.storage = storage_of(dtype);
-  p.weight_storage = storage_of(weight);
-  p.sum = sum.data_ptr(), p.weight = weight.data_ptr();
+  AddRmsNormBackward p = arguments_of<AddRmsNormBackward>(sum, weight, dtype);
+  p.sum = sum.data_ptr();
   p.blocks = static_cast<int>(rms_norm_backward_blocks(p.rows));
   return p;
 }

@@ -1,10 +1,6 @@
-// The states of a forward scan that is not causal: the mean of both directions, whose coefficients are the same.
-//
-// They are computed once, on the way back, a piece of steps at a time. With them a lane scans the piece in both
-// directions: against the scan order from what the piece before has left, along it from nothing. The sums over
-// both states go to memory, and what the states along the scan order leave the piece with (`across`). So the
-// way forth has but to add what enters each piece and decays there, by sums of step sizes that producer warps make of
-// every quad.
+// The states of a forward scan that is not causal: the mean of both directions, whose coefficients are the same and
+// computed once, on the way back, a piece of steps at a time (docs/kernels.md). To memory go the sums over both
+// states and what the states along the scan order leave each piece with (`across`).
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

@@ -52,9 +52,8 @@ struct SequentialShape {
 
 // For blocks that have a multiprocessor each: six channels, with three warps that scan. Every fourth warp of
 // a block is on the same scheduler. Three schedulers have one each that scans and, beside it, warps that do
-// nothing; the fourth has all that load and store rows. So no warp that scans shares its scheduler, as it
-// would with eight channels and four of them, and there are a third more blocks. Of the 16 states there are
-// four parts, but three warps, with eight channels' lanes each (`mixed`):
+// nothing; the fourth has all that load and store rows. Of the 16 states there are four parts, but three warps,
+// with eight channels' lanes each (`mixed`):
 //
 //   row_of_warp   channel        part
 //   0 to 5        all six        0, 1 or 2: the warp's own
