@@ -69,7 +69,7 @@ KERNELS = {
         'general_forward_kernel<Foh, Complex<float>, Shape<8, 8, 4>, false>',
     ),
     'backward': (
-        'backward/kernel.cuh',
+        'backward/chunk.cuh',
         'backward_kernel<Zoh, float, Shape<8, 8, 4, 2, 2>, Layout::half, true, false>',
     ),
 }

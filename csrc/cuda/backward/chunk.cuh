@@ -306,5 +306,15 @@ class BackwardBlock {
   E grad_B_[fast ? states_of_warp : 1][steps], grad_C_[fast ? states_of_warp : 1][steps];
 };
 
+// `Aligned`: quads can be moved at once; with Layout::any it is not asked.
+template <class Method, class E, class Shape, Layout layout, bool Aligned, bool Bounded>
+__global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
+    backward_kernel(const __grid_constant__ BackwardArguments p) {
+  extern __shared__ float4 memory[];
+  using Block = BackwardBlock<Method, E, Shape, layout, Aligned, Bounded>;
+  let_next_begin();
+  Block(p, *reinterpret_cast<typename Block::Shared*>(memory)).run();
+}
+
 }  // namespace VIM_MM_ISA
 }  // namespace vim_mm

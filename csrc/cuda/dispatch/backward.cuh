@@ -3,7 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "../backward/kernel.cuh"
+#include "../backward/chunk.cuh"
 #include "../common/launch.cuh"
 #include "boundary.cuh"
 #include "configurations.cuh"
