@@ -37,9 +37,9 @@ struct BackwardShared {
   } parameters[2 * Shape::channels];
 };
 
-// The rows of a few channels at a time. With Layout::any the next ones wait for their turn in registers. Else those
-// are few, and the compiler would spill some and wait for what it spills: so they wait in shared memory, and of some
-// methods the addresses of gradients, in 16 bits, do too.
+// The rows of a few channels at a time. Registers are few: the compiler would spill some of the next rows, and wait for
+// what it spills. So these wait for their turn in shared memory, and so do addresses of gradients, where a method's
+// Tuning does not say otherwise; with Layout::any in registers.
 template <class Method, class E, class Shape, Layout layout, bool Aligned>
 class BackwardRows {
   static constexpr bool fast = layout != Layout::any;
@@ -71,8 +71,8 @@ class BackwardRows {
   };
   using AllGradients = Gradients[count];
 
-  using Place =
-      ChunkPlace<Shape>;  // with the channels at hand; kept here, it would be kept in memory
+  // With the channels at hand. A reference to it among the members would put all of them into memory.
+  using Place = ChunkPlace<Shape>;
 
   __device__ __forceinline__ BackwardRows(const BackwardArguments& p, Shared& shared,
                                           const Place& at)
