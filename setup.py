@@ -66,7 +66,7 @@ def build_cuda() -> bool:
 
 
 def nvcc_flags() -> list[str]:
-    """Those of nvcc. What saves a fifth of the library needs a driver of CUDA 12.4: 13 implies it."""
+    """Those of nvcc. Compression for size needs a driver of CUDA 12.4, which CUDA 13 implies."""
     from torch.version import cuda  # the toolkit is of the same major version, or torch refuses it
 
     newest = int((cuda or '0').partition('.')[0]) >= 13
