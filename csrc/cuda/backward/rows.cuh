@@ -197,8 +197,7 @@ class BackwardRows {
                             gradients[k].row_sum);
       }
     };
-    // Where rows are not aligned both do the same; with one alone the compiler spills.
-    if (is_whole(at, at.work.channels)) store_all(std::true_type());
+    if (Aligned && is_whole(at, at.work.channels)) store_all(std::true_type());
     else store_all(std::false_type());
     grad_u_.next(p_.next.grad_u), grad_delta_.next(p_.next.grad_delta);
     grad_z_.next(p_.next.grad_z);
