@@ -99,12 +99,9 @@ def check_names(cfg: Config) -> None:
 
 
 def _variables_read(text: str) -> set[str]:
-    """Variables of the files of a config, in Python, that these files read themselves.
-
-    Args:
-        text (str): Of MMEngine's Config: the files one after the other, the path above each.
-    """
+    """Variables of the files of a config, in Python, that these files read themselves."""
     names = set()
+    # MMEngine's Config has the files one after the other, the path above each.
     for file in re.split(r'^/.*$', text, flags=re.MULTILINE):
         with suppress(SyntaxError):  # a base in YAML
             for node in ast.walk(ast.parse(file)):

@@ -13,9 +13,9 @@ import sys
 import time
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
+from types import FrameType
 from typing import NoReturn
 
 from vim_mm.errors import UserError, did_you_mean
@@ -92,8 +92,10 @@ def is_mistake(error: BaseException) -> bool:
     # Files that are missing or unreadable; a worker of a DataLoader passes its error on as text.
     if isinstance(error, OSError | ImportError | SyntaxError):
         return True
-    frames = [*_frames(error.__traceback__)]
-    if not isinstance(error, Exception) or any(_runs(frame) for frame in frames):
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not isinstance(error, Exception) or any(
+        _is(frame, *place) for frame in frames for place in _RUNNING
+    ):
         return False
     # The checks of this package raise UserError: a plain error of its own code is a bug.
     if type(error) in (ValueError, AssertionError) and frames and _is_own(frames[-1]):
@@ -104,7 +106,8 @@ def is_mistake(error: BaseException) -> bool:
     if isinstance(error, TypeError) and any(words in str(error) for words in _WRONG_CALLS):
         return True
     # MMEngine compiles a config without a file name.
-    return bool(frames) and (_file(frames[-1]) in ('', '<string>') or _looks_up(error, frames[-1]))
+    file = frames[-1].f_code.co_filename if frames else None
+    return file in ('', '<string>') or (bool(frames) and _looks_up(error, frames[-1]))
 
 
 def sentence(error: BaseException) -> str:
@@ -184,32 +187,18 @@ def note_for_torchrun(line: str) -> None:
         Path(path).write_text(json.dumps(dict(message=dict(message=line, extraInfo=extra))))
 
 
-def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
+def _is_own(frame: FrameType) -> bool:
+    return Path(frame.f_code.co_filename).is_relative_to(_PACKAGE)
 
 
-def _file(frame: TracebackType) -> str:
-    return frame.tb_frame.f_code.co_filename
-
-
-def _is_own(frame: TracebackType) -> bool:
-    return Path(_file(frame)).is_relative_to(_PACKAGE)
-
-
-def _looks_up(error: Exception, frame: TracebackType) -> bool:
+def _looks_up(error: Exception, frame: FrameType) -> bool:
     """Whether a library's error comes from where it reads what a user named."""
-    module = frame.tb_frame.f_globals.get('__name__', '')
+    module = frame.f_globals.get('__name__', '')
     if isinstance(error, AttributeError):  # 'ConfigDict' object has no attribute
         return module.startswith('mmengine.config.')
     in_library = module.partition('.')[0] in _LOOKING_UP or _is(frame, *_LOADING)
     return in_library and isinstance(error, _LOOKED_UP)
 
 
-def _runs(frame: TracebackType) -> bool:
-    return any(_is(frame, *place) for place in _RUNNING)
-
-
-def _is(frame: TracebackType, file: str, function: str) -> bool:
-    return _file(frame).endswith(file) and frame.tb_frame.f_code.co_name == function
+def _is(frame: FrameType, file: str, function: str) -> bool:
+    return frame.f_code.co_filename.endswith(file) and frame.f_code.co_name == function

@@ -266,6 +266,32 @@ def test_rates_of_the_released_detection():
         assert factor == pytest.approx(min(0.001 + 0.999 * i / 250, 1), rel=1e-9), i
 
 
+@pytest.mark.slow
+def test_steps_of_the_released_detection():
+    cfg = load('det/cascade_mask_rcnn_vim_t_zoh_released.py')
+    assert cfg.train_cfg.max_iters == 184375
+    factors = learning_rates(cfg, [163888, 163889, 177545, 177546, 184374])
+    assert factors == pytest.approx([1, 0.1, 0.1, 0.01, 0.01])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('name', 'max_iters', 'warmup'),
+    [
+        ('seg/upernet_vim_t_zoh.py', 160000, 1500),
+        ('det/cascade_mask_rcnn_vim_t_zoh.py', 380000, 250),
+    ],
+)
+def test_rates_of_the_papers(name, max_iters, warmup):
+    """A linear warmup, times a linear decay that ends with the training."""
+    cfg = load(name)
+    assert cfg.train_cfg.max_iters == max_iters
+    iterations = [warmup // 2, warmup, max_iters // 2, max_iters - 1]
+    for i, factor in zip(iterations, learning_rates(cfg, iterations), strict=True):
+        expected = min(i / warmup, 1) * (1 - i / max_iters)
+        assert factor == pytest.approx(expected, rel=1e-2, abs=1e-4), i
+
+
 def test_released_switches():
     """Of the backbones and the heads, as the original's configs set them."""
     for size, drop_path in (('t', 0.0), ('s', 0.05)):

@@ -214,14 +214,6 @@ def test_files_of_a_list(folder):
         train(folder, rest=rest)
 
 
-def test_a_label_is_named_as_the_file_has_it(folder):
-    each_label(folder / 'data', lambda labels: np.array([1, 2, 7], np.uint8)[labels])
-    with pytest.raises(
-        SampleError, match=r'00\d\.png: the file has the label 7; after reduce_zero'
-    ):
-        train(folder, rest=REDUCED)
-
-
 def test_images_of_several_sizes_in_a_batch(folder):
     for kind in ('images', 'annotations'):
         path = folder / 'data' / kind / 'training/003.png'

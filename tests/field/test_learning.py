@@ -381,6 +381,8 @@ STRATEGY = "runner_type = 'FlexibleRunner'\nstrategy = dict(type='SingleDeviceSt
 )
 def test_trainings_by_a_strategy(rest, said, folder):
     assert 'WARNING - param_scheduler' not in train(folder, rest=STRATEGY)
+    log = train(folder, rest=STRATEGY + 'log_processor = dict(by_epoch=True)\n')
+    assert log.count('WARNING - log_processor.by_epoch should be False') == 1
     with pytest.raises(ValueError, match=said):
         train(folder, rest=STRATEGY + rest)
 

@@ -3,12 +3,10 @@ import inspect
 import pytest
 import torch
 import torch.nn.functional as F
-from mmengine.registry import MODELS
 
 from tests.models import vim_equations
 from tests.models.small import DEPTH, images, small_backbone
 from vim_mm.models import SimpleFPN, VisionMamba
-from vim_mm.models.arguments import ARCHS
 from vim_mm.models.state_dict import describe_differences, wrong_entry
 from vim_mm.models.vision_mamba import OUT_FEATURES, PatchEmbed
 
@@ -316,12 +314,6 @@ def test_autocast_gives_features_its_dtype(out_feature):
     with torch.autocast('cpu', torch.bfloat16):
         (out,) = small_backbone(out_feature=out_feature)(images())
     assert out.dtype == torch.bfloat16
-
-
-def test_registered_in_the_root_registry():
-    model = MODELS.build(dict(type='VisionMamba', arch=dict(embed_dims=16, num_layers=1)))
-    assert isinstance(model, VisionMamba)
-    assert set(ARCHS) == {'tiny', 'small', 'base'}
 
 
 def test_weights_in_bf16():

@@ -113,17 +113,6 @@ def test_test_repeats_the_metric_and_writes_a_table(folder, tmp_path, monkeypatc
     assert 100 * correct == pytest.approx(accuracy)
 
 
-@pytest.mark.parametrize('tool', ['test.py', 'infer.py'])
-def test_another_method_is_refused(tool, folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    picture = next((folder / 'classes/test').rglob('*.png'))
-    pictures = [] if tool == 'test.py' else [picture]
-    options = ('--cfg-options', f'data_root={folder / "classes"}')
-    arguments = (folder / 'small.py', folder / 'run/iter_4.pth', *pictures, *options)
-    with pytest.raises(SystemExit, match=r"was trained with discretization_method 'foh'"):
-        run(tool, *arguments)
-
-
 def test_infer_names_the_class_on_a_picture_of_any_size(folder, tmp_path):
     rng = np.random.default_rng(0)
     picture = tmp_path / 'wide.jpg'

@@ -1,18 +1,9 @@
 """Everything about files of weights: what they hold, as data; what of it is ours; who may use it.
 
-- :mod:`~vim_mm.checkpoints.file` reads a file as data, whatever its format, by
-  :mod:`~vim_mm.checkpoints.torch_file`, :mod:`~vim_mm.checkpoints.unpickle` and
-  :mod:`~vim_mm.checkpoints.plain`; :mod:`~vim_mm.checkpoints.download` brings it from a URL;
-- :mod:`~vim_mm.checkpoints.conversion` gives weights of Vim from elsewhere the names of our models,
-  by :mod:`~vim_mm.checkpoints.container`, :mod:`~vim_mm.checkpoints.names` and
-  :mod:`~vim_mm.checkpoints.switches`, and :mod:`~vim_mm.checkpoints.report` accounts for them;
-- :mod:`~vim_mm.checkpoints.reading` is what MMEngine reads by, and
-  :mod:`~vim_mm.checkpoints.state` checks the state of a training in a file,
-  :mod:`~vim_mm.checkpoints.pretrained` what ``init_cfg`` of a backbone does;
-- :mod:`~vim_mm.checkpoints.provenance` compares what a file notes with a model.
-
-What is imported here needs no OpenMMLab library. The last four and
-``converted_file`` need MMEngine.
+Start at :mod:`~vim_mm.checkpoints.file` for how a file is read, at
+:mod:`~vim_mm.checkpoints.conversion` for weights from elsewhere, at
+:mod:`~vim_mm.checkpoints.reading` for what MMEngine reads by. What is imported here needs no
+OpenMMLab library; ``converted_file``, ``pretrained``, ``provenance``, ``reading`` and ``state`` do.
 """
 
 from vim_mm.checkpoints.container import ConversionError

@@ -65,7 +65,7 @@ def unwrap(checkpoint: Any) -> Contents:
     named = OrderedDict(
         (name, _tensor(name, value))
         for name, value in arrays.items()
-        if isinstance(name, str) and _is_array(value)
+        if isinstance(name, str) and isinstance(value, Tensor | np.ndarray)
     )
     if not named:
         raise ConversionError(_nothing(checkpoint))
@@ -171,10 +171,6 @@ def _nothing(checkpoint: Any) -> str:
             "published figures are those of 'model'. To take it, save it under that name"
         )
     return f'there are no weights in it: it holds {[*checkpoint][:5]}'
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, Tensor | np.ndarray)
 
 
 def _tensor(name: str, value: Tensor | np.ndarray) -> Tensor:

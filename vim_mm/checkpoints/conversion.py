@@ -120,10 +120,8 @@ def convert_checkpoint(checkpoint: Any, switches: Mapping[str, Any] | None = Non
 def _fold_layer_scales(contents: Contents) -> tuple[Contents, list[str]]:
     """Multiply each layer's scale into the projection before it, whose output it scales.
 
-    A Vim with ``init_layer_scale`` has one, as the Base models of the code with six methods.
-
-    Returns:
-        tuple: The contents without scales, and the names of these.
+    A Vim with ``init_layer_scale`` has one, as the Base models of the code with six methods. Also
+    returns the names of the scales.
     """
     weights = dict(contents.weights)
     scales = [name for name in weights if re.search(LAYER_SCALE, name)]
@@ -176,11 +174,7 @@ def needs_conversion(checkpoint: Any) -> bool:
 
 
 def _find_root(contents: Contents) -> str:
-    """What stands before the names of the Vim.
-
-    Raises:
-        ConversionError: There is none, or there are several.
-    """
+    """What stands before the names of the Vim; ConversionError for none, and for several."""
     other = other_architecture(contents.weights) or _named_otherwise(contents)
     if other is not None:
         raise ConversionError(f'it is of another architecture than Vim: {other}')
@@ -219,11 +213,7 @@ _SIZES_OF_OPTIONS = {'pos_embed': 3, 'rope.freqs_cos': 2, 'rope.freqs_sin': 2}
 
 
 def _check_sizes(weights: Mapping[str, Tensor], root: str) -> None:
-    """Insist on what the arguments of the Vim under ``root`` are read from.
-
-    Raises:
-        ConversionError: Something of it is missing or misshapen.
-    """
+    """Insist on what the arguments of the Vim under ``root`` are read from."""
     ranks = {name: rank for name, rank in _SIZES_OF_OPTIONS.items() if f'{root}{name}' in weights}
     if 'rope.freqs_cos' in ranks or 'rope.freqs_sin' in ranks:
         ranks |= {name: _SIZES_OF_OPTIONS[name] for name in ('rope.freqs_cos', 'rope.freqs_sin')}
@@ -239,11 +229,7 @@ def is_half(weight: Tensor) -> bool:
 
 
 def _insist_on_numbers(name: str, weight: Tensor) -> None:
-    """Refuse weights of a training that had failed.
-
-    Raises:
-        ConversionError: There is a NaN or an infinity.
-    """
+    """Refuse weights of a training that had failed."""
     if weight.is_floating_point() and not weight.is_meta and not weight.isfinite().all():
         raise ConversionError(f'{name} has values that are NaN or infinite')
 

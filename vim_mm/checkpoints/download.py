@@ -4,7 +4,6 @@ import hashlib
 import http.client
 import re
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -48,7 +47,8 @@ def _download(url: str, path: Path) -> None:
             expected = int(length) if re.fullmatch(r'\d{1,18}', length) else None
             blocks = None if expected is None else -(-expected // _BLOCK)
             with path.open('xb') as file:
-                for block in progress(_blocks(answer), f'{url}, in MiB', blocks):
+                parts = iter(lambda: answer.read(_BLOCK), b'')
+                for block in progress(parts, f'{url}, in MiB', blocks):
                     file.write(block)
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, 'reason', None) or error
@@ -56,8 +56,3 @@ def _download(url: str, path: Path) -> None:
     size = path.stat().st_size
     if expected is not None and size != expected:
         raise OSError(f'{url} cannot be downloaded: {size} of {expected} bytes came')
-
-
-def _blocks(answer: http.client.HTTPResponse) -> Iterator[bytes]:
-    while block := answer.read(_BLOCK):
-        yield block

@@ -87,12 +87,7 @@ def _head(path: Path) -> bytes:
 
 
 def _reader(path: Path, head: bytes, name: str) -> Callable[[Path], Any]:
-    """What reads such a file.
-
-    Raises:
-        NotACheckpointError: The file is something else.
-        UnpicklingError: It is a tar archive.
-    """
+    """What reads such a file; of others NotACheckpointError, of a tar archive UnpicklingError."""
     # Eight bytes with the length of a JSON object, and its first brace.
     if len(head) > 8 and head[8:9] == b'{' and int.from_bytes(head[:8], 'little') < 2**27:
         return load_file

@@ -2,7 +2,8 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from mmengine.logging import print_log
 from mmengine.model.weight_init import PretrainedInit, update_init_info
@@ -81,12 +82,18 @@ class PretrainedPart(PretrainedInit):
             update_init_info(module, init_info=self._get_init_info())
 
 
-def with_own_reader(init_cfg: dict | list[dict] | None, reader: type[PretrainedInit]) -> list[dict]:
-    """The config with one of these initializers in place of MMEngine's for checkpoints, last."""
-    cfgs = init_cfg if isinstance(init_cfg, list) else [init_cfg] if init_cfg else []
+@contextmanager
+def own_reader(module: nn.Module, reader: type[PretrainedInit]) -> Iterator[None]:
+    """Meanwhile ``init_cfg`` has this initializer in place of MMEngine's for checkpoints, last."""
+    given = module.init_cfg
+    cfgs = given if isinstance(given, list) else [given] if given else []
     pretrained = [cfg for cfg in cfgs if is_pretrained(cfg)]
     others = [cfg for cfg in cfgs if cfg not in pretrained]
-    return [*others, *({**cfg, 'type': reader} for cfg in pretrained)]
+    module.init_cfg = [*others, *({**cfg, 'type': reader} for cfg in pretrained)] or None
+    try:
+        yield
+    finally:
+        module.init_cfg = given
 
 
 def find_backbone(state_dict: Mapping[str, Tensor], prefix: str | None, filename: str) -> str:

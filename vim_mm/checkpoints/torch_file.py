@@ -19,7 +19,15 @@ from typing import IO, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vim_mm.checkpoints.unpickle import PLAIN, Known, Ordered, Refused, check_sizes, read_pickle
+from vim_mm.checkpoints.unpickle import (
+    PLAIN,
+    Known,
+    Ordered,
+    Refused,
+    check_sizes,
+    read_pickle,
+    taking,
+)
 
 # torch's pickles before 1.6 begin with a pickle of this number, in any protocol.
 MAGIC = 0x1950A86A20F9469CFC6C
@@ -90,7 +98,7 @@ def read_zip(path: Path) -> Any:
         value = read_pickle(BytesIO(archive.read(records['data.pkl'])), _KNOWN, _persistent(load))
         for name, record in records.items():
             if name.removeprefix('data/') not in read:
-                _verify(archive, record)
+                _read_record(archive, record)  # for its checksum
     return value
 
 
@@ -134,12 +142,6 @@ def _fill(content: Tensor, file: IO[bytes]) -> None:
             raise EOFError('it ends too early')
         view[: len(block)] = block
         view = view[len(block) :]
-
-
-def _verify(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:
-    with archive.open(record) as file:
-        while file.read(_BLOCK):
-            pass
 
 
 def read_legacy(path: Path) -> Any:
@@ -278,20 +280,16 @@ def _tensor_with_attributes(function: Any, kind: Any, arguments: Any, _: Any) ->
     return function.make(*arguments)
 
 
-def _size(*arguments: Any) -> tuple:
+def _size(sizes: Any) -> tuple:
     """torch.Size, as a tuple."""
-    if len(arguments) != 1 or type(arguments[0]) not in (tuple, list):
-        raise Refused('Unsupported call of torch.Size')
-    return check_sizes(tuple(arguments[0]))
+    return check_sizes(tuple(sizes) if type(sizes) is list else sizes)
 
 
-def _device(*arguments: Any) -> str:
+def _device(kind: str, *index: int) -> str:
     """torch.device, by its name."""
-    if not 1 <= len(arguments) <= 2 or type(arguments[0]) is not str:
+    if not kind.isidentifier():
         raise Refused('Unsupported call of torch.device')
-    if not arguments[0].isidentifier() or not all(type(index) is int for index in arguments[1:]):
-        raise Refused('Unsupported call of torch.device')
-    return ':'.join(map(str, arguments))
+    return ':'.join(map(str, (kind, *index)))
 
 
 _TENSORS: dict[str, Callable] = {
@@ -305,7 +303,7 @@ _CALLS: dict[str, Callable] = {
     **_TENSORS,
     'torch._tensor._rebuild_from_type_v2': _tensor_with_attributes,
     'torch.Size': _size,
-    'torch.device': _device,
+    'torch.device': taking(_device, str, int, least=1),
 }
 _CLASSES = [Known('torch.Tensor'), Known('torch.nn.parameter.Parameter')]
 _STORAGE_TYPES = {Known(f'torch.{name}'): dtype for name, dtype in _STORAGES.items()}

@@ -12,7 +12,7 @@ import pickle
 import pickletools
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -151,84 +151,48 @@ class _History(Stateful):
         return History(*arrays, length)
 
 
-def _latin1(text: Any, encoding: Any) -> bytes:
+def taking(make: Callable, *kinds: type, least: int | None = None) -> Callable:
+    """``make``, called with arguments of just these classes, of which ``least`` need be there."""
+
+    def checked(*arguments: Any) -> Any:
+        fewest = len(kinds) if least is None else least
+        fits = fewest <= len(arguments) <= len(kinds)
+        if not fits or any(type(given) is not kind for given, kind in zip(arguments, kinds)):
+            raise Refused(f'Unsupported call of {make.__name__.strip("_")}')
+        return make(*arguments)
+
+    return checked
+
+
+def _latin1(text: str, encoding: str) -> bytes:
     """Bytes in the protocols below 3, which Python writes as an encoding of text."""
-    if type(text) is not str or encoding != 'latin1':
+    if encoding != 'latin1':
         raise Refused(f'Unsupported call of _codecs.encode with {encoding!r:.40}')
     return text.encode('latin1')
 
 
-def _bytes(*arguments: Any) -> bytes:
-    if arguments:
-        raise Refused('Unsupported call of bytes')
-    return b''
+def _set(items: Iterable[Any] = ()) -> set:
+    return {check_key(item) for item in items}
 
 
-def _bytearray(*arguments: Any) -> bytes:
-    if arguments and (len(arguments) > 1 or type(arguments[0]) is not bytes):
-        raise Refused('Unsupported call of bytearray')
-    return arguments[0] if arguments else b''
+def _frozenset(items: Iterable[Any] = ()) -> frozenset:
+    return frozenset(_set(items))
 
 
-def _set(*arguments: Any) -> set:
-    if len(arguments) > 1 or not all(type(items) is list for items in arguments):
-        raise Refused('Unsupported call of set')
-    return {check_key(item) for items in arguments for item in items}
-
-
-def _frozenset(*arguments: Any) -> frozenset:
-    return frozenset(_set(*arguments))
-
-
-def _complex(*arguments: Any) -> complex:
-    if len(arguments) != 2 or not all(type(number) is float for number in arguments):
-        raise Refused('Unsupported call of complex')
-    return complex(*arguments)
-
-
-def _ordered(*arguments: Any) -> Ordered:
+def _ordered(pairs: Iterable[Any] = ()) -> Ordered:
     """OrderedDict(), or as Python 2 wrote it OrderedDict([[key, value], ...])."""
-    if len(arguments) > 1 or not all(type(pairs) is list for pairs in arguments):
-        raise Refused('Unsupported call of collections.OrderedDict')
     made = Ordered()
-    for pair in arguments[0] if arguments else ():
+    for pair in pairs:
         if type(pair) not in (list, tuple) or len(pair) != 2:
             raise Refused('Unsupported call of collections.OrderedDict')
         made[check_key(pair[0])] = pair[1]
     return made
 
 
-def _counter(*arguments: Any) -> Counter:
-    """As a schedule with milestones keeps them."""
-    if len(arguments) > 1 or not all(type(counts) is dict for counts in arguments):
-        raise Refused('Unsupported call of collections.Counter')
-    counts = arguments[0] if arguments else {}
-    if not all(type(count) is int for count in counts.values()):
-        raise Refused('Unsupported call of collections.Counter')
-    return Counter(counts)
-
-
-def _config(*arguments: Any) -> dict:
-    """MMEngine's ConfigDict, in a note of a data set that was given by its config."""
-    if len(arguments) != 1 or type(arguments[0]) is not dict:
-        raise Refused('Unsupported call of a ConfigDict')
-    return arguments[0]
-
-
-def _no_arguments(kind: type) -> Callable:
-    def make(*arguments: Any) -> Any:
-        if arguments:
-            raise Refused(f'Unsupported call of a {kind.__name__.strip("_")} with arguments')
-        return kind()
-
-    return make
-
-
 def _reconstruct(*arguments: Any) -> _Array:
     """What arrays are built by: it makes an empty one, which the file then gives its state."""
-    if len(arguments) != 3 or arguments[0] is not _NDARRAY or arguments[1] != (0,):
-        raise Refused('Unsupported call of numpy _reconstruct')
-    if arguments[2] not in (b'b', 'b'):
+    rest = (((0,), b'b'), ((0,), 'b'))
+    if not arguments or arguments[0] is not _NDARRAY or arguments[1:] not in rest:
         raise Refused('Unsupported call of numpy _reconstruct')
     return _Array()
 
@@ -287,26 +251,26 @@ def check_key(key: Any) -> Any:
 _STATISTICS = ('min', 'max', 'current', 'mean')
 _BUFFER = 'mmengine.logging.history_buffer.HistoryBuffer'
 _NDARRAY = Known('numpy.ndarray')
-_HISTORY = Known(_BUFFER, _no_arguments(_History))
+_HISTORY = Known(_BUFFER, taking(_History))
 # The module has one name under numpy 2 and another under numpy 1.
 _CORES = ('numpy._core', 'numpy.core')
+_BUILTINS: dict[str, Callable] = {
+    'bytes': taking(bytes),
+    'set': taking(_set, list, least=0),
+    'frozenset': taking(_frozenset, list, least=0),
+    'complex': taking(complex, float, float),
+    'getattr': _statistic,
+}
 _CALLS: dict[str, Callable] = {
-    '_codecs.encode': _latin1,
-    '__builtin__.bytes': _bytes,
-    'builtins.bytes': _bytes,
-    'builtins.bytearray': _bytearray,
-    'builtins.set': _set,
-    '__builtin__.set': _set,
-    'builtins.frozenset': _frozenset,
-    '__builtin__.frozenset': _frozenset,
-    'builtins.complex': _complex,
-    '__builtin__.complex': _complex,
-    'builtins.getattr': _statistic,
-    '__builtin__.getattr': _statistic,
-    'collections.OrderedDict': _ordered,
-    'collections.Counter': _counter,
-    'argparse.Namespace': _no_arguments(_Arguments),
-    'mmengine.config.config.ConfigDict': _config,
+    '_codecs.encode': taking(_latin1, str, str),
+    'builtins.bytearray': taking(bytes, bytes, least=0),
+    **{f'builtins.{name}': make for name, make in _BUILTINS.items()},
+    **{f'__builtin__.{name}': make for name, make in _BUILTINS.items()},  # in protocols below 3
+    'collections.OrderedDict': taking(_ordered, list, least=0),
+    'collections.Counter': taking(Counter, dict, least=0),  # of milestones; plain() looks at it
+    'argparse.Namespace': taking(_Arguments),
+    # In a note of a data set that was given by its config.
+    'mmengine.config.config.ConfigDict': taking(dict, dict),
     'numpy.dtype': _DType,
     **{f'{core}.multiarray._reconstruct': _reconstruct for core in _CORES},
     **{f'{core}.multiarray.scalar': _scalar for core in _CORES},

@@ -60,7 +60,8 @@ def draw_scene(rng: np.random.Generator, size: int) -> Scene:
     import cv2  # in functions, so that a command without OpenCV ends in one sentence
 
     height, width = _random_shape(rng, size)
-    canvas = _texture(rng, height, width, _ground_colour(rng), strength=15.0)
+    ground = rng.uniform(40, 90) + rng.uniform(-20, 20, 3)  # a dark grey with a cast
+    canvas = _texture(rng, height, width, ground, strength=15.0)
     masks, areas, labels = [], [], []
     count = 0 if rng.random() < _EMPTY_SCENES else rng.integers(1, _MAX_SHAPES + 1)
     for label in rng.integers(len(SHAPES), size=count):
@@ -86,21 +87,7 @@ def draw_scene(rng: np.random.Generator, size: int) -> Scene:
 
 
 def write_dataset(out: str | Path, config: ShapesConfig) -> bool:
-    """Write the data set unless ``out`` already holds it.
-
-    It is made in a directory beside ``out`` and moved there when complete, so an interrupted run
-    leaves nothing that looks like a data set.
-
-    Args:
-        out (str | Path): Root of the data set.
-        config (ShapesConfig): What to make.
-
-    Returns:
-        bool: True if it was made, False if an identical one was there.
-
-    Raises:
-        FileExistsError: ``out`` holds something else than a shapes data set.
-    """
+    """Write the data set unless ``out`` holds it, see :func:`.layouts.write_once`."""
 
     def write(root: Path) -> None:
         for index, split in enumerate(COCO_SPLITS):
@@ -161,11 +148,6 @@ def _place(rng, shape, height, width):
     cv2.fillPoly(mask, [np.rint(c * 16).astype(np.int32) for c in contours], 1, shift=4)
     areas = [cv2.contourArea(contour.astype(np.float32)) for contour in contours]
     return mask.astype(bool), areas[0] - sum(areas[1:])
-
-
-def _ground_colour(rng):
-    """A dark grey with a cast."""
-    return rng.uniform(40, 90) + rng.uniform(-20, 20, 3)
 
 
 def _shape_colour(rng, below):

@@ -416,11 +416,7 @@ class VimRunner(Runner):
         ]
 
     def _tell_other_values(self, asked: list[dict]) -> None:
-        """Say that the optimizer goes on with the checkpoint's values where the config has others.
-
-        Args:
-            asked (list[dict]): :meth:`_base_values` of the config.
-        """
+        """Say where the optimizer has the checkpoint's :meth:`_base_values`, and not ``asked``."""
         pairs = [*zip(asked, self._base_values(), strict=False)]
         for name in ('lr', 'weight_decay'):
             other = next(((a[name], b[name]) for a, b in pairs if a[name] != b[name]), None)

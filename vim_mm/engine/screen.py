@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
-from typing import NamedTuple
 
 from mmengine.config import Config
 from mmengine.dist import get_rank, get_world_size
@@ -58,20 +57,6 @@ _KEYED = (Mapping, Config)  # MMEngine's config is no Mapping
 _TIMES = {'time', 'data_time', 'memory', 'eta'}
 
 
-class FalseAlarm(NamedTuple):
-    """A library's warning that is shown unless its condition holds.
-
-    Attributes:
-        pattern (str): What it begins with, as a regular expression.
-        condition (str): When it does not concern a run, in words.
-        holds (Callable): Whether that is so, from the screen of the run.
-    """
-
-    pattern: str
-    condition: str
-    holds: Callable[['Screen'], bool]
-
-
 def _uses(cfg: Mapping, *names: str) -> bool:
     """Whether a config holds one of these texts, as a key, as a type or in one."""
     return any(name in text for text in _texts(cfg) for name in names)
@@ -101,47 +86,27 @@ def _metrics(cfg: Mapping) -> int:
     )
 
 
-FALSE_ALARMS = (
-    FalseAlarm(
-        r'Could not import OneDL',
-        'no data set or transform of the config is one of OneDL',
-        lambda run: not _uses(run.cfg, 'OneDL'),
+# By what a library's warning begins with, when it does not concern a run: it is shown unless
+# that holds.
+FALSE_ALARMS: dict[str, Callable[['Screen'], bool]] = {
+    # No data set or transform is one of OneDL.
+    r'Could not import OneDL': lambda run: not _uses(run.cfg, 'OneDL'),
+    # '... This model cannot work without CUDA': no head is the CLRHead, which alone calls it.
+    r'Line NMS is not compiled': lambda run: not _uses(run.cfg, 'CLRHead', 'CLRerNet', 'CLRNet'),
+    r'faster_coco_eval is not installed': lambda run: not _uses(run.cfg, 'FasterCocoMetric'),
+    # Each evaluator has one metric, whose names cannot be mixed up with those of another.
+    r'The prefix is not set in metric class': lambda run: _metrics(run.cfg) == 1,
+    # The config sets no file_client_args; it is MMEngine that calls its own old class.
+    r'"FileClient" will be deprecated|"HardDiskBackend" is the alias': lambda run: (
+        not _uses(run.cfg, 'file_client_args', 'HardDiskBackend')
     ),
-    FalseAlarm(
-        r'Line NMS is not compiled',  # '... This model cannot work without CUDA'
-        'no head of the model is the CLRHead, which alone calls that operator',
-        lambda run: not _uses(run.cfg, 'CLRHead', 'CLRerNet', 'CLRNet'),
+    # The hook for drawings is asked neither to draw nor to show.
+    r'The draw is False, it means that the hook for visualization': lambda run: (
+        not any(part(run.cfg, 'default_hooks.visualization').get(name) for name in ('draw', 'show'))
     ),
-    FalseAlarm(
-        r'faster_coco_eval is not installed',
-        'no evaluator of the config is FasterCocoMetric',
-        lambda run: not _uses(run.cfg, 'FasterCocoMetric'),
-    ),
-    FalseAlarm(
-        r'The prefix is not set in metric class',
-        'each evaluator has one metric, whose names cannot be mixed up with those of another',
-        lambda run: _metrics(run.cfg) == 1,
-    ),
-    FalseAlarm(
-        r'"FileClient" will be deprecated|"HardDiskBackend" is the alias',
-        'the config sets no file_client_args; it is MMEngine that calls its own old class',
-        lambda run: not _uses(run.cfg, 'file_client_args', 'HardDiskBackend'),
-    ),
-    FalseAlarm(
-        r'The draw is False, it means that the hook for visualization',
-        'the config asks the hook neither to draw nor to show',
-        lambda run: (
-            not any(
-                part(run.cfg, 'default_hooks.visualization').get(name) for name in ('draw', 'show')
-            )
-        ),
-    ),
-    FalseAlarm(
-        r'Default ``avg_non_ignore`` is False',
-        'no loss is computed',
-        lambda run: not run.learns,
-    ),
-)
+    # No loss is computed.
+    r'Default ``avg_non_ignore`` is False': lambda run: not run.learns,
+}
 
 
 class Screen(logging.Filter):
@@ -204,8 +169,8 @@ class Screen(logging.Filter):
 
     def _is_false_alarm(self, message: str) -> bool:
         return any(
-            re.match(rf'(\w+: )?({each.pattern})', message) and each.holds(self)
-            for each in FALSE_ALARMS
+            re.match(rf'(\w+: )?({pattern})', message) and holds(self)
+            for pattern, holds in FALSE_ALARMS.items()
         )
 
     def _of_stage(self, head: re.Match, record: logging.LogRecord) -> str | None:

@@ -16,8 +16,6 @@ from torch import nn
 
 from vim_mm.engine.batches.batch import plan_batch
 from vim_mm.engine.batches.samples import build_dataloader
-from vim_mm.engine.checks.classes import ClassesHook
-from vim_mm.engine.checks.learning import LearningHook
 from vim_mm.engine.mmengine_patches import activate
 from vim_mm.engine.processes import choose_allocator, init_process_group
 from vim_mm.engine.runner import VimRunner
@@ -36,7 +34,7 @@ def wrap_vim_blocks(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> 
 
 @RUNNERS.register_module()
 class CheckedFlexibleRunner(FlexibleRunner):
-    """MMEngine's FlexibleRunner, on the same samples and with the same checks of a training."""
+    """MMEngine's FlexibleRunner, on the same samples; :func:`build_runner` gives it our hooks."""
 
     def build_strategy(self, *args, **kwargs) -> BaseStrategy:
         """As in FlexibleRunner; a tool's screen shows a part of its logger's records."""
@@ -46,10 +44,8 @@ class CheckedFlexibleRunner(FlexibleRunner):
         return strategy
 
     def register_hooks(self, *args, **kwargs) -> None:
-        """As in FlexibleRunner, and what looks at data, heads and schedules as VimRunner does."""
+        """As in FlexibleRunner, and what a tool's screen tells of the run."""
         super().register_hooks(*args, **kwargs)
-        self.register_hook(ClassesHook())
-        self.register_hook(LearningHook())
         if opened() is not None:
             self.register_hook(SummaryHook())
 

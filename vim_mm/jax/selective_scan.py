@@ -12,7 +12,7 @@ from vim_mm.errors import UserTypeError
 from vim_mm.jax.calls import Options, scan
 from vim_mm.ops.discretization import method_id
 from vim_mm.ops.reference import TENSORS, ScanInputs
-from vim_mm.ops.selective_scan import check_shapes, check_state_matrices
+from vim_mm.ops.selective_scan import check_bool, check_shapes, check_state_matrices
 
 
 def selective_scan_fn(
@@ -38,30 +38,9 @@ def selective_scan_fn(
     Works under ``jax.jit``, ``jax.vmap`` and ``jax.grad``, in any order; of every argument, and
     through both results. There is no forward mode (``jax.jvp``) and no second derivative.
 
-    Letters: B batch, D channels, L steps, N states, G groups of channels.
-
-    Args:
-        u, delta, z: (B, D, L), float32, float16 or bfloat16 in any mix, or all float64.
-            ``delta`` is the step size before ``delta_bias`` and softplus, ``z`` the gate.
-        A: (D, N), float or complex (conjugate pairs: the output is then twice the real part);
-            1 <= N <= 256.
-        B, C: (D, N), (B, N, L) or (B, G, N, L), dtypes as ``u``, or complex if A is. Channel d
-            reads group d // (D / G).
-        D, delta_bias: (D,), any float.
-        delta_softplus: Apply softplus to ``delta + delta_bias``.
-        return_last_state: Also return the state after the last step in scan order.
-        discretization_method: A name in ``vim_mm.ops.METHODS``.
-        reverse: Scan from the last step to the first.
-        initial_state: (B, D, N), the state before the first step in scan order, as the state that
-            is returned; not with 'poly'.
-        reset: (B, L), bool, no gradient. True where a sequence begins: no state passes between
-            steps t - 1 and t, in either direction.
-
-    Options are Python values: under ``jax.jit`` they are constants, not traced arrays.
-
-    Returns:
-        out (B, D, L) in u's dtype; with ``return_last_state`` also the state (B, D, N), float32
-        (float64 for float64 inputs), complex if A is.
+    Shapes, dtypes and meanings of the arguments and of what is returned are those of that function;
+    B and C are not interleaved. Options are Python values: under ``jax.jit`` they are constants,
+    not traced arrays.
 
     Raises:
         TypeError: An argument has a wrong type or dtype.
@@ -75,12 +54,9 @@ def selective_scan_fn(
     arrays = {name: None if x is None else _as_array(name, x) for name, x in named.items()}
     method = method_id(discretization_method)
     groups = _check(arrays, delta_softplus, method, [reverse])
-    flags = dict(
-        delta_softplus=delta_softplus, return_last_state=return_last_state, reverse=reverse
-    )
-    for name, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise UserTypeError(f'{name}: expected a bool, got {flag!r}')
+    check_bool('delta_softplus', delta_softplus)
+    check_bool('return_last_state', return_last_state)
+    check_bool('reverse', reverse)
     options = Options(delta_softplus, method, (reverse,) * groups)
     out, last_state = scan(options, _split(arrays, groups))
     batch, channels, _ = arrays['u'].shape

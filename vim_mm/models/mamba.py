@@ -365,14 +365,10 @@ class Mamba(nn.Module):
         return y, MambaState(conv, scan.squeeze(1))
 
     def scan_arguments(
-        self,
-        hidden_states: Tensor,
-        path: MixerPath | None = None,
-        initial_state: MambaState | None = None,
-        reset: Tensor | None = None,
+        self, hidden_states: Tensor, path: MixerPath | None = None
     ) -> dict[str, Any]:
         """What :func:`selective_scan_grouped_fn` takes for (B, L, d_model), but ``reverse``."""
-        return self._scan_arguments(hidden_states, path, initial_state, reset)[0]
+        return self._scan_arguments(hidden_states, path, None, None)[0]
 
     def _scan_arguments(
         self,

@@ -7,7 +7,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 
 from vim_mm import models
-from vim_mm.checkpoints.pretrained import PretrainedPart, with_own_reader
+from vim_mm.checkpoints.pretrained import PretrainedPart, own_reader
 
 
 @MODELS.register_module()
@@ -25,9 +25,5 @@ class SimpleFPN(models.SimpleFPN, BaseModule):
 
     def init_weights(self) -> None:
         """Initialize as ``init_cfg`` says."""
-        given = self.init_cfg
-        self.init_cfg = with_own_reader(given, PretrainedPart) or None
-        try:
+        with own_reader(self, PretrainedPart):
             super().init_weights()
-        finally:
-            self.init_cfg = given

@@ -7,7 +7,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 
 from vim_mm import models
-from vim_mm.checkpoints.pretrained import PretrainedBackbone, with_own_reader
+from vim_mm.checkpoints.pretrained import PretrainedBackbone, own_reader
 
 
 @MODELS.register_module()
@@ -30,9 +30,5 @@ class VisionMamba(models.VisionMamba, BaseModule):
         """Initialize as :meth:`reset_parameters`, then as ``init_cfg`` says."""
         if not self.is_init:
             self.reset_parameters()
-        given = self.init_cfg
-        self.init_cfg = with_own_reader(given, PretrainedBackbone)
-        try:
+        with own_reader(self, PretrainedBackbone):
             super().init_weights()
-        finally:
-            self.init_cfg = given

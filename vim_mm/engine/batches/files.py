@@ -1,5 +1,6 @@
 """What the files of a sample hold, apart from what a pipeline makes of them."""
 
+import glob
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +28,8 @@ def why_unreadable(path: str) -> str | None:
 
 def _of_another_suffix(path: Path) -> str:
     """The end of a sentence on a missing file: one beside it that differs by its suffix."""
-    others = sorted(path.parent.glob(f'{_escaped(path.stem)}.*')) if path.parent.is_dir() else []
+    others = sorted(path.parent.glob(f'{glob.escape(path.stem)}.*')) if path.parent.is_dir() else []
     return f'; there is {others[0].name}' if others else ''
-
-
-def _escaped(stem: str) -> str:
-    return ''.join(f'[{letter}]' if letter in '*?[' else letter for letter in stem)
 
 
 def is_cut_off(path: str) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
+from traceback import walk_tb
 
 import torch
 from mmengine.logging import print_log
@@ -34,6 +35,8 @@ class CheckedDataset(Dataset):
         dataset (Mapping): Config of the dataset.
         seed (int, optional): Of the run. None leaves random numbers as they are.
         ignored (Sequence[int]): Labels of pixels that are of no class.
+
+    Attributes:
         truth (Sequence[str]): Names, one of which a data sample must have, such as 'gt_label'.
 
     Raises:
@@ -41,13 +44,10 @@ class CheckedDataset(Dataset):
     """
 
     def __init__(
-        self,
-        dataset: Mapping,
-        seed: int | None,
-        ignored: Sequence[int] = (IGNORED_LABEL,),
-        truth: Sequence[str] = (),
+        self, dataset: Mapping, seed: int | None, ignored: Sequence[int] = (IGNORED_LABEL,)
     ):
-        self.seed, self.ignored, self.truth = seed, ignored, truth
+        self.seed, self.ignored = seed, ignored
+        self.truth: Sequence[str] = ()
         try:
             self.dataset = DATASETS.build(dataset)
             if hasattr(self.dataset, 'full_init'):
@@ -143,11 +143,10 @@ class CheckedDataset(Dataset):
 
 def _being_read(error: Exception):
     """The dataset whose annotations were being read when an error came, None of another error."""
-    found, trace = None, error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_name == 'full_init':
-            found = trace.tb_frame.f_locals['self']
-        trace = trace.tb_next
+    found = None
+    for frame, _ in walk_tb(error.__traceback__):
+        if frame.f_code.co_name == 'full_init':
+            found = frame.f_locals['self']
     return found if hasattr(found, 'ann_file') else None
 
 

@@ -150,11 +150,7 @@ def _check_end_of_epochs(runner: Runner) -> None:
 
 
 def _rates(runner: Runner) -> Iterator[str]:
-    """What is doubtful of the learning rates.
-
-    Raises:
-        ValueError: No parameter has gradients.
-    """
+    """What is doubtful of the learning rates; ValueError if no parameter has gradients."""
     wrapper = runner.optim_wrapper
     wrappers = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
     groups = [
@@ -226,11 +222,7 @@ def _all_schedulers(runner: Runner) -> Iterator[tuple[str, object]]:
 
 
 def _schedules(runner: Runner) -> Iterator[str]:
-    """What is doubtful of the schedules.
-
-    Raises:
-        ValueError: One counts epochs, of which the loop makes none.
-    """
+    """What is doubtful of the schedules; ValueError if one counts epochs that never are."""
     loop = runner.train_loop
     for name, scheduler in _all_schedulers(runner):
         by_epoch = getattr(scheduler, 'by_epoch', False)
