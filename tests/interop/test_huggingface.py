@@ -73,6 +73,20 @@ def test_what_is_misspelled_is_refused():
         VimConfig(**SMALL, out_features=['layers.4'])
 
 
+@pytest.mark.parametrize('asked', ['output_hidden_states', 'output_attentions'])
+def test_a_config_that_asks_for_more_than_maps_is_refused(asked):
+    with pytest.raises(ValueError, match=r'VimBackbone gives no (hidden states|attentions)'):
+        VimBackbone(VimConfig(**SMALL, **{asked: True}))
+
+
+def test_images_too_small_for_a_pyramid():
+    model = VimBackbone(VimConfig(**SMALL, pyramid_channels=16))
+    assert model(images(height=32, width=32)).feature_maps[-1].shape[-2:] == (1, 1)
+    for height, width in ((16, 16), (16, 32), (32, 16)):
+        with pytest.raises(ValueError, match='two rows and columns of patches or more, got'):
+            model(images(height=height, width=width))
+
+
 def test_names_of_transformers_serve_too():
     config = VimConfig(**{**SMALL, 'img_size': 32}, num_channels=5)
     assert config.arguments()['in_channels'] == 5 and config.image_size == 32

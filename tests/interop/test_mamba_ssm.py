@@ -89,6 +89,26 @@ def test_the_raw_functions_of_mamba_ssm(gated):
         close(of_gate[1], expected)
 
 
+def test_raw_gradients_under_inference_mode():
+    torch.manual_seed(0)
+    u, delta, B, C, z, dout = (torch.rand(2, n, 6) for n in (4, 4, 3, 3, 4, 4))
+    A, D, bias = -torch.rand(4, 3), torch.rand(4), torch.rand(4)
+    given = (u, delta, A, B[:, None], C[:, None], D)
+
+    def gradients(copied):
+        mine = [x.clone() if copied else x for x in (*given, z, bias, dout)]  # of that mode
+        found = mamba_ssm.selective_scan_cuda.bwd(*mine, None, None, None, True, False)
+        oflex = mamba_ssm.selective_scan_cuda_oflex.bwd(*mine[:6], *mine[7:], None, True, 1)
+        return [*found, *oflex]
+
+    expected = gradients(False)
+    with torch.inference_mode():
+        assert torch.zeros(1).is_inference()
+        for copied in (False, True):
+            for x, y in zip(gradients(copied), expected, strict=True):
+                assert torch.equal(x, y)
+
+
 def test_what_is_absent_has_no_gradient():
     u, delta, A, B, C, _, _ = scan_inputs().values()
     out, states = mamba_ssm.selective_scan_cuda.fwd(u, delta, A, B, C, None, None, None, False)

@@ -83,3 +83,11 @@ def test_bad_arguments(arguments, message):
 def test_more_than_one_map():
     with pytest.raises(ValueError, match='one map, got 2'):
         SimpleFPN(16)((torch.zeros(1, 16, 4, 4),) * 2)
+
+
+@pytest.mark.parametrize('size', [(1, 1), (1, 4), (4, 1)])
+def test_a_map_too_small_to_be_halved(size):
+    x = torch.randn(1, 8, *size)
+    with pytest.raises(ValueError, match=rf'two rows and .*, got {size[0]} x {size[1]}'):
+        SimpleFPN(8, 8)([x])
+    assert SimpleFPN(8, 8, num_outs=4, output_stride=16)([x])[-1].shape[-2:] == size

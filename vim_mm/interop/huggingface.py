@@ -108,7 +108,8 @@ class VimBackbone(BackboneMixin, PreTrainedModel):
 
     Raises:
         TypeError: An argument of the configuration is of another type.
-        ValueError: An argument of the configuration is wrong.
+        ValueError: An argument of the configuration is wrong, or it asks for hidden states or
+            attentions.
     """
 
     config_class = VimConfig
@@ -120,6 +121,8 @@ class VimBackbone(BackboneMixin, PreTrainedModel):
 
     def __init__(self, config: VimConfig):
         super().__init__(config)
+        # Else models that read them find None, or leave them out, without a word.
+        _refuse_others(config.output_hidden_states, config.output_attentions)
         with_pyramid = config.pyramid_channels is not None
         stages = range(len(config.stage_names))
         layers = -1 if with_pyramid else [stages[i] for i in config.out_indices]
@@ -161,12 +164,7 @@ class VimBackbone(BackboneMixin, PreTrainedModel):
         Raises:
             ValueError: The images have another shape, or hidden states or attentions are asked for.
         """
-        for name, wanted in (
-            ('hidden states', output_hidden_states),
-            ('attentions', output_attentions),
-        ):
-            if wanted:
-                raise UserValueError(f'VimBackbone gives no {name}: choose stages by out_features')
+        _refuse_others(output_hidden_states, output_attentions)
         maps = self.backbone(pixel_values)
         if self.pyramid is not None:
             levels = self.pyramid(maps)
@@ -174,6 +172,13 @@ class VimBackbone(BackboneMixin, PreTrainedModel):
         if return_dict is False:
             return (maps,)
         return BackboneOutput(feature_maps=maps)
+
+
+def _refuse_others(hidden_states: bool | None, attentions: bool | None) -> None:
+    """Raise ValueError where more is asked for than the maps of stages."""
+    for name, wanted in (('hidden states', hidden_states), ('attentions', attentions)):
+        if wanted:
+            raise UserValueError(f'VimBackbone gives no {name}: choose stages by out_features')
 
 
 def _has_value(weight: Tensor) -> bool:

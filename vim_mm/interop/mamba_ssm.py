@@ -224,17 +224,20 @@ def _gradients(
 
     ``shares`` says whether neighbouring channels may share delta.
     """
-    inputs = [x if x is None else x.detach() for x in arguments]
-    for x in inputs:
-        if x is not None and (x.is_floating_point() or x.is_complex()):
-            x.requires_grad_()  # the scan names the others
-    with torch.enable_grad():
+    # Under inference_mode as well, whose tensors take part in no backward pass: copies of them do.
+    with torch.inference_mode(False), torch.enable_grad():
+        grad = grad.clone() if grad.is_inference() else grad
+        inputs = [x.clone() if isinstance(x, Tensor) and x.is_inference() else x for x in arguments]
+        inputs = [x.detach() if isinstance(x, Tensor) else x for x in inputs]
+        for x in inputs:
+            if isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()):
+                x.requires_grad_()  # the scan names the others
         u, delta, *matrices_and_gate, delta_bias = inputs
         if shares:
             delta, delta_bias = _for_each_channel(u, delta, delta_bias)
         out = selective_scan_fn(u, delta, *matrices_and_gate, delta_bias, delta_softplus)
-    given = [x for x in inputs if x is not None]
-    found = iter(torch.autograd.grad(out, given, grad.to(out.dtype)))
+        given = [x for x in inputs if x is not None]
+        found = iter(torch.autograd.grad(out, given, grad.to(out.dtype)))
     return [x if x is None else next(found) for x in inputs]
 
 

@@ -54,7 +54,7 @@ class SimpleFPN(nn.Module):
         TypeError: A number is no integer.
         ValueError: ``start_level`` is not in [0, 3], ``output_stride`` none of the three,
             ``num_outs`` too small, ``in_channels`` not divisible by 4, or forward gets more than
-            one map, or one of other channels.
+            one map, one of other channels, or one too small to be halved.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class SimpleFPN(nn.Module):
             raise UserValueError(f'in_channels must be divisible by 4, got {in_channels}')
         self.in_channels = in_channels
         self.num_outs = num_outs
+        self.halves = output_stride == 32
         coarsest = 1 + OUTPUT_STRIDES.index(output_stride)
         levels = [min(level, coarsest) for level in range(start_level, 4)]
         channels = (in_channels // 4, in_channels // 2, in_channels, in_channels)
@@ -93,6 +94,12 @@ class SimpleFPN(nn.Module):
             raise UserValueError(
                 f'in_channels of SimpleFPN is {self.in_channels}, but the backbone (its '
                 f'embed_dims) gives {inputs[0].shape[1]} channels'
+            )
+        if self.halves and min(inputs[0].shape[-2:]) < 2:
+            rows, columns = inputs[0].shape[-2:]
+            raise UserValueError(
+                'the coarsest level of SimpleFPN is half the size of its map, which must have two '
+                f'rows and columns of patches or more, got {rows} x {columns}: give larger images'
             )
         # LayerNorm2d makes channels-last maps, which mmcv's RoIAlign, unchecked, reads as if NCHW.
         outs = [
