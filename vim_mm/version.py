@@ -15,7 +15,8 @@ def commit(length: int = 10) -> str | None:
     Returns:
         str | None: None where no checkout of git tracks the package, as where it is installed.
     """
-    git = ['git', '-C', str(Path(__file__).resolve().parent)]
+    # Without locks: a training that starts must not stop a commit that is made meanwhile.
+    git = ['git', '--no-optional-locks', '-C', str(Path(__file__).resolve().parent)]
     tracked = ['ls-files', '--error-unmatch', '__init__.py']
     describe = ['describe', '--always', '--dirty', f'--abbrev={length}', '--exclude=*']
     try:

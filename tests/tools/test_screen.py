@@ -6,6 +6,7 @@ import re
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -263,6 +264,15 @@ def test_warnings_that_no_handler_takes_go_to_stderr(size, logger, capsys, monke
         f'{"rank 1: " * (size > 1)}WARNING - {text}'
         for text in ('UserWarning: odd (mm/a.py, line 7)', 'native is missing')
     ]
+
+
+def test_a_line_of_stderr_is_written_at_one_go(logger, monkeypatch):
+    written = []
+    monkeypatch.setattr(sys, 'stderr', SimpleNamespace(write=written.append, flush=lambda: None))
+    open_screen({}).attach(logger)
+    logger.handlers[0].setLevel(logging.ERROR)
+    logging.getLogger('vim_mm.ops').warning('odd')
+    assert written == ['WARNING - odd\n']
 
 
 @pytest.mark.parametrize('level', ['INFO', 'WARNING', 'ERROR'])

@@ -379,7 +379,9 @@ def _handle(record: logging.LogRecord) -> None:
         logger.handle(record)
     elif _opened is not None and (text := _opened.text(record)) is not None:
         rank = f'rank {get_rank()}: ' if get_world_size() > 1 else ''
-        print(f'{rank}{text}', file=sys.stderr, flush=True)
+        # At one go, which lines of other processes do not come between.
+        sys.stderr.write(f'{rank}{text}\n')
+        sys.stderr.flush()
 
 
 class _Forward(logging.Handler):
