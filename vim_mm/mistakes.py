@@ -143,7 +143,9 @@ def check_config(config: str | Path | None) -> None:
         return
     if path.is_dir():
         raise SystemExit(f'config: {config} is a folder, not a file.')
-    beside = [each.name for each in path.parent.glob(f'*{path.suffix}') if each.is_file()]
+    suffixes = {path.suffix, '.py'} if path.suffix else {'.py', ''}
+    beside = [each.name for each in path.parent.glob('*') if each.suffix in suffixes]
+    beside = [name for name in beside if (path.parent / name).is_file()]
     hint = did_you_mean(path.name, beside)
     if hint:
         hint = f'{hint} (in {path.parent})'

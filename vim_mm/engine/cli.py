@@ -85,6 +85,12 @@ def read_config(args: Namespace, import_library: bool = True) -> Config:
         merge_options(cfg, options)
     except Exception as error:
         raise ConfigError(f'--cfg-options {" ".join(options)}: {sentence(error)}') from error
+    given = [name for name in options if name.partition('.')[0] == 'data_preprocessor']
+    if given and entry(cfg, 'model.data_preprocessor') is not None:
+        raise ConfigError(
+            f'--cfg-options {given[0]}: nothing reads it, because the model has its own; give '
+            f'model.{given[0]}'
+        )
     if not isinstance(cfg.get('model'), dict):
         raise UserValueError(f'{args.config}: model must be a dict, got {cfg.get("model")!r}')
     check_channels(cfg.model)
@@ -120,7 +126,10 @@ def _suffix(before: Mapping, options: Mapping) -> str:
     """
     parts = []
     for name, value in sorted(options.items()):
-        if name.partition('.')[0] != 'model' or entry(before, name, _MISSING) == value:
+        if (
+            name.partition('.')[0] not in ('model', 'data_preprocessor')
+            or entry(before, name, _MISSING) == value
+        ):
             continue
         short = name.removeprefix('model.').removeprefix('backbone.')
         plain = f'{value}' if name == _METHOD else f'{short}={value}'

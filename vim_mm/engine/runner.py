@@ -31,6 +31,7 @@ from vim_mm.engine.batches.randomness import NumberedSampler, SeedIterationHook
 from vim_mm.engine.batches.samples import SampleError, build_dataloader, ignored_labels
 from vim_mm.engine.checks.classes import ClassesHook
 from vim_mm.engine.checks.learning import LearningHook
+from vim_mm.engine.checks.unread import misspelled_keys
 from vim_mm.engine.determinism import any_algorithms, sums_in_any_order
 from vim_mm.engine.mmengine_patches import activate
 from vim_mm.engine.optimization.schedule import fast_forward, reset_values, same_schedule
@@ -276,6 +277,11 @@ class VimRunner(Runner):
             ValueError: The optimizer is to accumulate by itself, or there are several, or it is
                 an object already.
         """
+        for key, similar in misspelled_keys(optim_wrapper, self.model):
+            self.logger.warning(
+                f'optim_wrapper.paramwise_cfg.custom_keys.{key} has no effect: '
+                f'it stands in no name of a parameter; did you mean {similar!r}?'
+            )
         counts = 1 if self.batch is None else self.batch.counts
         if counts == 1:
             return super().build_optim_wrapper(optim_wrapper)

@@ -10,7 +10,7 @@ from tests.tools.conftest import configs, data_root  # noqa: F401  fixtures
 from vim_mm.config import config_names, config_path
 from vim_mm.engine.checks.misspelled import check_arguments_of, check_misspelled
 from vim_mm.engine.cli import read_config
-from vim_mm.mistakes import check_checkpoint
+from vim_mm.mistakes import check_checkpoint, check_config
 from vim_mm.ops import METHODS
 
 
@@ -345,3 +345,10 @@ def test_a_run_of_another_model_has_a_folder_of_its_own(configs, tmp_path):  # n
     (tmp_path / 'named.py').write_text(f'_base_ = {str(seg)!r}\nwork_dir = "runs/mine"\n')
     assert folder_of(tmp_path / 'named.py') == 'mine'
     assert folder_of(tmp_path / 'named.py', 'foh') == 'mine_foh'
+
+
+def test_a_config_of_another_suffix_has_a_suggestion(tmp_path):
+    (tmp_path / 'small.py').touch()
+    for name in ('small.yp', 'small.yml', 'smal'):
+        with pytest.raises(SystemExit, match=r"did you mean 'small\.py'"):
+            check_config(tmp_path / name)

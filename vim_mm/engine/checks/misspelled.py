@@ -13,6 +13,7 @@ from mmengine.registry import (
     DATA_SAMPLERS,
     DATASETS,
     EVALUATOR,
+    FUNCTIONS,
     HOOKS,
     LOG_PROCESSORS,
     LOOPS,
@@ -32,6 +33,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from vim_mm.config import dataset_options, entry, part, type_name
+from vim_mm.engine.checks.unread import check_unread
 from vim_mm.errors import UserTypeError, UserValueError
 from vim_mm.mistakes import did_you_mean
 
@@ -56,6 +58,12 @@ _ROOTS = {
 }
 _TYPES = {'optim_wrapper': 'OptimWrapper', 'log_processor': 'LogProcessor'}
 _LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
+_OF_A_LOADER = {
+    'sampler': DATA_SAMPLERS,
+    'batch_sampler': DATA_SAMPLERS,
+    'dataset': DATASETS,
+    'collate_fn': FUNCTIONS,
+}
 _LIKE, _VERY_LIKE = 0.6, 0.82  # of difflib; 'in_index' and 'ignore_index' have 0.8
 _OF_BUILDERS = {'optimizer', 'requires_grad', 'name', 'override', 'position', 'stages', 'priority'}
 _OF_LOADERS = {*inspect.signature(DataLoader).parameters, 'num_batch_per_epoch'}
@@ -67,6 +75,9 @@ _PLAIN = {
     },
     'auto_scale_lr': {'enable', 'base_batch_size'},
     'env_cfg': {'cudnn_benchmark', 'mp_cfg', 'dist_cfg', 'resource_limit'},
+    'env_cfg.dist_cfg': {'backend', 'init_backend', 'init_method', 'timeout', 'port'},
+    'model.data_preprocessor.test_cfg': {'size', 'size_divisor'},
+    'data_preprocessor.test_cfg': {'size', 'size_divisor'},
     'env_cfg.mp_cfg': {'mp_start_method', 'opencv_num_threads'},
 }
 # Parts of a model that are looked up among models whatever the model is.
@@ -91,6 +102,7 @@ def check_misspelled(cfg: Config) -> None:
     if isinstance(level, str) and level not in (*_LEVELS, 'NOTSET', 'WARN', 'FATAL'):
         hint = did_you_mean(level.upper(), _LEVELS)
         raise UserValueError(f'log_level must be one of {[*_LEVELS]}, got {level!r}{hint}')
+    check_unread(cfg)
     for name, options, registry in _parts(cfg):
         within = _scope_at(cfg, name)
         kind = _found(name, options, registry, within)
@@ -177,9 +189,8 @@ def _nested_parts(cfg: Config) -> Iterator[tuple[str, Mapping, Registry, object]
             yield name, {'type': default, **value}, registry, None
         yield from _typed(name, value, registry)
     for loader in _LOADERS:
-        for key in ('sampler', 'batch_sampler', 'dataset'):
-            name, registry = f'{loader}.{key}', DATASETS if key == 'dataset' else DATA_SAMPLERS
-            yield from _typed(name, part(cfg, name), registry)
+        for key, registry in _OF_A_LOADER.items():
+            yield from _typed(f'{loader}.{key}', part(cfg, f'{loader}.{key}'), registry)
 
 
 def _typed(
@@ -285,6 +296,8 @@ def _check_likely(kind, name: str, options: Mapping, owner) -> None:
     known, complete = _arguments(kind)
     if name.endswith('norm_cfg'):
         known = known | {'requires_grad'}  # which the builder of norms takes
+    if name == 'optim_wrapper':
+        known = known | {'paramwise_cfg', 'constructor'}  # which its builder does
     for key in options:
         if key in known or key in _TAKEN or key in _OF_BUILDERS:
             continue

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 from mmengine.config import Config
 
-from vim_mm.config import part
+from vim_mm.config import part, type_name
 from vim_mm.errors import UserValueError
 from vim_mm.mistakes import did_you_mean
 from vim_mm.models.arguments import check_bools, check_int, check_number
+from vim_mm.ops.discretization import get_method
 from vim_mm.segmentation.guards import check_windows
 
 _MOST_SEED = 2**32 - 1  # NumPy's
@@ -17,9 +18,9 @@ _NUMBERS = ('lr', 'weight_decay', 'momentum', 'eps')  # of optimizers
 def check_settings(cfg: Config) -> None:
     """Examine what has its first error elsewhere, and without its name.
 
-    These are optimizer, length of the training, loaders, random numbers, the interval of the log,
-    and of a segmentor its windows and the label that it ignores. What a config leaves out is not
-    looked at.
+    These are optimizer, method of discretization, length of the training, loaders, random numbers,
+    the interval of the log, and of a segmentor its windows and the label that it ignores. What a
+    config leaves out is not looked at.
 
     Args:
         cfg (Config): As it was read.
@@ -32,6 +33,11 @@ def check_settings(cfg: Config) -> None:
     for name in _NUMBERS:
         if name in optimizer:
             check_number(f'optim_wrapper.optimizer.{name}', optimizer[name])
+    if 'betas' in optimizer:
+        _check_betas('optim_wrapper.optimizer.betas', optimizer['betas'])
+    backbone = part(cfg, 'model.backbone')
+    if type_name(backbone) == 'VisionMamba' and 'discretization_method' in backbone:
+        get_method(backbone['discretization_method'])
     train_cfg = part(cfg, 'train_cfg')
     for name in ('max_iters', 'max_epochs', 'val_interval'):
         if name in train_cfg:
@@ -50,6 +56,16 @@ def check_settings(cfg: Config) -> None:
         # MMEngine puts one that stands beside the model into it.
         preprocessor = part(cfg, 'model.data_preprocessor') or part(cfg, 'data_preprocessor')
         _check_ignored_label(part(cfg, 'model'), preprocessor)
+
+
+def _check_betas(name: str, value) -> None:
+    """Adam's averages keep a part of what they were, from 0 to less than 1."""
+    if not isinstance(value, list | tuple) or len(value) not in (2, 3):
+        raise UserValueError(f'{name} must be two numbers, such as 0.9,0.999, got {value!r}')
+    for i, each in enumerate(value):
+        check_number(f'{name}.{i}', each)
+        if not 0 <= each < 1:
+            raise UserValueError(f'{name}.{i} must be from 0 to less than 1, got {each}')
 
 
 def _check_length(name: str, value: float) -> None:
