@@ -58,7 +58,7 @@ void dispatch_layout(const ScanArguments& scan, Layout layout, const F& f) {
 // The table: which kernel a scan gets, from its sizes and from what its tensors have in common. Each function calls
 // f(shape, bounded, row) with the shape of the first row that fits. `bounded`: the scan has Bounds, for which one kernel
 // each is compiled that serves any number of rows; f gets it as a constant. A row says when it is taken and what put it
-// there: us in a graph, `zoh`, bfloat16, one H200, shapes as in docs/benchmarks.md. It was tuned on 132 multiprocessors
+// there: us in a graph, `zoh`, bfloat16, one H200, shapes of docs/scan_benchmarks.md. It was tuned on 132 multiprocessors
 // with 227 KB of shared memory a block; where less fits, kernels run, untuned. A block has channels of one group only.
 struct Row {
   const char *when, *measured;
