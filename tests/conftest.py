@@ -52,21 +52,36 @@ def nothing_old_is_garbage():
     gc.freeze()
 
 
-def scopes_end():
-    """A registry's scopes that a test or a file's fixture sets, as tools do, end with it."""
+def kinds(base: type) -> list[type]:
+    return [base, *(kind for child in base.__subclasses__() for kind in kinds(child))]
 
-    def scopes() -> dict:
-        registry = sys.modules.get('mmengine.registry')
-        return registry.DefaultScope._instance_dict if registry else {}
 
-    before = dict(scopes())
+def instances_end():
+    """What a test or a file's fixture registers in the process, as tools do, ends with it.
+
+    A scope left behind changes what names mean to the next test, and a visualizer writes into the
+    folder of the test that made it.
+    """
+
+    def instances() -> list[dict]:
+        loaded = [sys.modules.get(f'mmengine.{name}') for name in ('registry', 'visualization')]
+        bases = [
+            getattr(module, name)
+            for module, name in zip(loaded, ('DefaultScope', 'Visualizer'), strict=True)
+            if module
+        ]
+        return [kind._instance_dict for base in bases for kind in kinds(base)]
+
+    before = {id(those): dict(those) for those in instances()}
     yield
-    scopes().clear()
-    scopes().update(before)
+    for those in instances():
+        kept = before.get(id(those), {})
+        those.clear()
+        those.update(kept)
 
 
-scopes_of_a_test = pytest.fixture(autouse=True)(scopes_end)
-scopes_of_a_file = pytest.fixture(scope='module', autouse=True)(scopes_end)
+instances_of_a_test = pytest.fixture(autouse=True)(instances_end)
+instances_of_a_file = pytest.fixture(scope='module', autouse=True)(instances_end)
 
 
 @pytest.fixture(autouse=True)

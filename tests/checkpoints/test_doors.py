@@ -272,7 +272,6 @@ PLACES = {
     # The user's own program.
     'vim_mm/activated.py': {'runpy.run_path'},
     # Bytes that the same process has written; arrays without objects, which is NumPy's default.
-    'benchmarks/benchmark_training.py': {'pickle.Pickler', 'pickle.Unpickler'},
     'studies/discretization/tasks.py': {'np.load'},
 }
 
