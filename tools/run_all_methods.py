@@ -380,7 +380,7 @@ def parse_args() -> tuple[Namespace, list[str]]:
 
 def known_methods(args: Namespace) -> list[str]:
     """Those that are asked for, else those that are compared, and the control of a comparison."""
-    from vim_mm.mistakes import did_you_mean
+    from vim_mm.errors import did_you_mean
     from vim_mm.ops import METHODS
 
     if unknown := {*args.methods} - {*METHODS}:

@@ -15,8 +15,7 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.runner import Runner
 
-from vim_mm.errors import UserTypeError, UserValueError
-from vim_mm.mistakes import did_you_mean
+from vim_mm.errors import UserTypeError, UserValueError, did_you_mean
 
 # A link to configs/ in a checkout, a directory in an installed package.
 _CONFIGS = Path(__file__).parent / '.mim' / 'configs'

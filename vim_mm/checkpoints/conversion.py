@@ -18,7 +18,7 @@ from vim_mm.checkpoints.container import (
     unwrap,
 )
 from vim_mm.checkpoints.switches import Switches, find_switches
-from vim_mm.mistakes import did_you_mean
+from vim_mm.errors import did_you_mean
 from vim_mm.models.arguments import parse_arch
 from vim_mm.models.state_dict import (
     FASTVIM,

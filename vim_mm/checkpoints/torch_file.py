@@ -280,9 +280,11 @@ def _tensor_with_attributes(function: Any, kind: Any, arguments: Any, _: Any) ->
     return function.make(*arguments)
 
 
-def _size(sizes: Any) -> tuple:
+def _size(*arguments: Any) -> tuple:
     """torch.Size, as a tuple."""
-    return check_sizes(tuple(sizes) if type(sizes) is list else sizes)
+    if len(arguments) != 1 or type(arguments[0]) not in (tuple, list):
+        raise Refused('Unsupported call of torch.Size')
+    return check_sizes(tuple(arguments[0]))
 
 
 def _device(kind: str, *index: int) -> str:

@@ -22,8 +22,7 @@ from vim_mm.engine.batches.samples import (
     leaves,
 )
 from vim_mm.engine.checks.first_samples import look_at_samples, lost_objects, one_class
-from vim_mm.errors import UserValueError
-from vim_mm.mistakes import did_you_mean
+from vim_mm.errors import UserValueError, did_you_mean
 from vim_mm.segmentation.guards import check_losses
 
 # The samplers of MMEngine and MMDetection that never end.

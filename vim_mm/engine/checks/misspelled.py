@@ -33,9 +33,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from vim_mm.config import dataset_options, entry, part, type_name
-from vim_mm.engine.checks.unread import check_unread
-from vim_mm.errors import UserTypeError, UserValueError
-from vim_mm.mistakes import did_you_mean
+from vim_mm.engine.checks.unread import VERY_LIKE, check_unread
+from vim_mm.errors import UserTypeError, UserValueError, did_you_mean
 
 _LEVELS = ('DEBUG', 'INFO', 'WARNING', 'ERROR', 'CRITICAL')
 # Of paramwise_cfg, by MMEngine's own constructor.
@@ -64,7 +63,7 @@ _OF_A_LOADER = {
     'dataset': DATASETS,
     'collate_fn': FUNCTIONS,
 }
-_LIKE, _VERY_LIKE = 0.6, 0.82  # of difflib; 'in_index' and 'ignore_index' have 0.8
+_LIKE = 0.6  # of difflib
 _OF_BUILDERS = {'optimizer', 'requires_grad', 'name', 'override', 'position', 'stages', 'priority'}
 _OF_LOADERS = {*inspect.signature(DataLoader).parameters, 'num_batch_per_epoch'}
 # Parts without a type, and what is read of them.
@@ -230,11 +229,11 @@ def _found(name: str, options: Mapping, registry: Registry, scope: str | None) -
     found, known = _find(kind, registry, scope)
     if found is None and isinstance(kind, str):
         any_registry = name.startswith('model.') and not _OF_MODELS.fullmatch(name)
-        _check_type(name, kind, known, _VERY_LIKE if any_registry else 0)
+        _check_type(name, kind, known, VERY_LIKE if any_registry else 0)
     return found
 
 
-def _check_type(name: str, kind: str, known: set[str], least: float = _VERY_LIKE) -> None:
+def _check_type(name: str, kind: str, known: set[str], least: float = VERY_LIKE) -> None:
     """Raise ValueError for a type that is not registered, if one of those known is so like it."""
     short = kind.rpartition('.')[2]
     if not least or get_close_matches(short, known, n=1, cutoff=least):
@@ -273,7 +272,7 @@ def check_arguments_of(kind, name: str, options: Mapping, owner=None) -> None:
         if key in known or key in _TAKEN:
             continue
         hint = did_you_mean(key, known)
-        likely = get_close_matches(key, known, n=1, cutoff=_VERY_LIKE)
+        likely = get_close_matches(key, known, n=1, cutoff=VERY_LIKE)
         taken = not likely and owner is not None and _may_take(owner, key)
         if (complete and not taken) or (likely and not _mentions(kind, key)):
             raise UserValueError(f'{name} ({type_name(dict(type=kind))}) has no {key!r}{hint}')
@@ -301,7 +300,7 @@ def _check_likely(kind, name: str, options: Mapping, owner) -> None:
     for key in options:
         if key in known or key in _TAKEN or key in _OF_BUILDERS:
             continue
-        similar = get_close_matches(key, known, n=1, cutoff=_LIKE if complete else _VERY_LIKE)
+        similar = get_close_matches(key, known, n=1, cutoff=_LIKE if complete else VERY_LIKE)
         if similar and not any(_mentions(each, key) for each in (kind, owner) if each is not None):
             raise UserValueError(
                 f'{name} ({type_name(dict(type=kind))}) has no {key!r}; did you mean '

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from mmengine.config import Config
 
 from vim_mm.config import part, type_name
-from vim_mm.errors import UserValueError
-from vim_mm.mistakes import did_you_mean
+from vim_mm.errors import UserValueError, did_you_mean
 from vim_mm.models.arguments import check_bools, check_int, check_number
 from vim_mm.ops.discretization import get_method
 from vim_mm.segmentation.guards import check_windows

@@ -14,7 +14,7 @@ from torch import nn
 from vim_mm.config import dataset_options, entry, part, type_name
 from vim_mm.errors import UserValueError, did_you_mean
 
-_VERY_LIKE = 0.82  # of difflib
+VERY_LIKE = 0.82  # of difflib; 'in_index' and 'ignore_index' have 0.8
 # Parts whose keys are names of a user's own, where 'pet' is no misspelled 'type'.
 _OF_NAMES = {'metainfo', 'custom_keys', 'data_prefix'}
 # Small parts of a model that make no sense without a type, which only who builds them misses.
@@ -79,7 +79,7 @@ def misspelled_keys(optim_wrapper: object, model: nn.Module) -> Iterator[tuple[s
         if any(key in name for name in names):
             continue
         for each in {*key.split('.')} - parts:
-            for similar in get_close_matches(each, parts, n=1, cutoff=_VERY_LIKE):
+            for similar in get_close_matches(each, parts, n=1, cutoff=VERY_LIKE):
                 yield key, similar
 
 
@@ -114,7 +114,7 @@ def _check_like(name: str, options: Mapping, known: set[str]) -> None:
     for key in options:
         if not isinstance(key, str) or key in known:
             continue
-        for similar in get_close_matches(key.lower(), long, n=1, cutoff=_VERY_LIKE):
+        for similar in get_close_matches(key.lower(), long, n=1, cutoff=VERY_LIKE):
             if re.fullmatch(rf'{similar}[_\d]\w*', key):  # so is 'img_path2'
                 continue
             raise UserValueError(f'nothing reads {name}.{key}; did you mean {similar!r}?')
