@@ -3,25 +3,36 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from tests.scripts import load
+
 ROOT = Path(__file__).parents[3]
+PAGE = 'docs/benchmarks.md'
 NAMES = {
     'Vim-T': 'upernet_vim_t_zoh',
+    'Vim-S': 'upernet_vim_s_zoh',
     'DeiT-T': 'upernet_deit_t',
     'Swin-T': 'swin-tiny',
     'ConvNeXt-T': 'convnext-tiny',
 }
+FORMS = [('mmseg', 'eager'), ('fast', 'graph'), ('fast', 'tools')]
+BACKBONES = {'Vim-T': 'zoh', 'DeiT-T': 'DeiT', 'ConvNeXt-T': 'ConvNeXt'}
 MIB = 2**20
 
 
-def records(file):
-    """By backbone, form and mode."""
-    content = json.loads((ROOT / f'docs/benchmarks/{file}.json').read_text())
-    names = {**NAMES, 'Vim-S': 'upernet_vim_s_zoh'}
+def content(file):
+    return json.loads((ROOT / f'docs/benchmarks/{file}_h100.json').read_text())
+
+
+def segmentors(mode, size=512, batch=8):
+    """By backbone, heads and form."""
     return {
-        (backbone, record['form'], record['mode']): record
-        for record in content['records']
-        for backbone, name in names.items()
+        (backbone, record['heads'], record['form']): record
+        for record in content('upernet')['records']
+        for backbone, name in NAMES.items()
         if record['name'].startswith(name)
+        and (record['mode'], record['size'][0], record['batch']) == (mode, size, batch)
     }
 
 
@@ -32,88 +43,121 @@ def rows(page, head):
 
 
 def shown(value):
-    """A number as the tables have it."""
-    return f'{value:.0f}' if value >= 100 else f'{value:.1f}'
+    """A number as the tables have it: three digits, hundredths at most."""
+    rounded = float(f'{value:.3g}')
+    return f'{rounded:.{0 if rounded >= 100 else 1 if rounded >= 10 else 2}f}'
 
 
-def three_digits(value):
-    return f'{float(f"{value:.3g}"):.0f}'
-
-
-def test_the_table_of_graphs():
-    found = records('upernet_h100')
-    quoted = rows('docs/benchmarks.md', '| backbone | M parameters | inference, images/s |')
-    assert [row[0] for row in quoted] == [*NAMES]
-    for row in quoted:
-        infer = found[row[0], 'graph', 'infer']
-        assert row[1:] == [
-            f'{infer["parameters"] / 1e6:.1f}', shown(infer['images_per_second']),
-            f'{infer["peak_bytes"] / MIB:.0f}',
-        ]  # fmt: skip
-
-
-FORMS = {'`--graph`': 'graph', '`--graph --compile`': 'tools'}
-
-
-def test_the_table_of_training_steps():
-    found = records('upernet_tools_h100')
-    quoted = rows('docs/benchmarks.md', '| model | form | ms | images/s | peak MiB | kernels')
-    assert len(quoted) == 6
-    for model, form, *cells in quoted:
-        record = found[model, FORMS[form], 'train']
-        milliseconds = [shown(1000 * record[key]) for key in ('latency', 'kernel_seconds')]
-        peak = three_digits(record['peak_bytes'] / MIB)
-        assert cells == [milliseconds[0], shown(record['images_per_second']), peak, milliseconds[1]]
+def test_the_tables_of_training_steps():
+    found = segmentors('train')
+    quoted = rows(PAGE, '| model | M parameters | MMSegmentation')
+    memory = rows(PAGE, "| model | MMSegmentation's heads, eager, MiB")
+    assert [row[0] for row in quoted] == [row[0] for row in memory] == [*NAMES]
+    for (model, parameters, *times, ratio, speed), (_, *peaks) in zip(quoted, memory, strict=True):
+        runs = [found.get((model, *form)) for form in FORMS]
+        assert parameters == f'{runs[1]["parameters"] / 1e6:.1f}'
+        assert times == [shown(1000 * r['seconds']) if r else 'not measured' for r in runs]
+        assert peaks == [shown(r['peak_bytes'] / MIB) if r else 'not measured' for r in runs]
+        eager, _, fastest = runs
+        assert [ratio, speed] == (
+            [f'{fastest["seconds"] / eager["seconds"]:.3f}', shown(fastest['images_per_second'])]
+            if fastest
+            else ['', '']
+        )
 
 
 def test_the_front_page():
-    found = records('upernet_tools_h100')
-    quoted = rows('README.md', '| backbone | parameters, millions | training with')
-    assert [row[0] for row in quoted] == [*NAMES]
+    train, infer = segmentors('train'), segmentors('infer')
+    quoted = rows('README.md', '| backbone | parameters, millions | training, `--graph`')
+    assert [row[0] for row in quoted] == [name for name in NAMES if name != 'Vim-S']
     for backbone, parameters, *speeds in quoted:
-        assert parameters == f'{found[backbone, "graph", "train"]["parameters"] / 1e6:.1f}'
-        for speed, form in zip(speeds, FORMS.values()):
-            record = found.get((backbone, form, 'train'))
-            assert speed == ('not run' if record is None else shown(record['images_per_second']))
+        graph, tools = ((backbone, *form) for form in FORMS[1:])
+        assert parameters == f'{train[graph]["parameters"] / 1e6:.1f}'
+        runs = [train[graph], train.get(tools), infer[tools]]
+        assert speeds == [shown(r['images_per_second']) if r else 'not measured' for r in runs]
 
 
-def test_the_table_of_predictions_has_the_run():
-    found = records('upernet_tools_h100')
-    first, *_ = rows('docs/benchmarks.md', '| | `--graph`, ms | images/s | `--graph --compile`, ms')
-    graph, tools = (found['Vim-T', form, 'infer'] for form in FORMS.values())
-    assert first[1:4] == [
-        f'{1000 * graph["latency"]:.1f}', shown(graph['images_per_second']),
-        f'{1000 * tools["latency"]:.2f}',
-    ]  # fmt: skip
+def test_the_tables_of_predictions():
+    found = segmentors('infer')
+    quoted = rows(PAGE, '| model | `--graph`, ms | images/s | MiB')
+    assert [row[0] for row in quoted] == [*NAMES]
+    for model, *cells in quoted:
+        runs = [found[(model, *form)] for form in FORMS[1:]]
+        assert cells == [
+            shown(value)
+            for r in runs
+            for value in (1000 * r['latency'], r['images_per_second'], r['peak_bytes'] / MIB)
+        ]
+    quoted = rows(PAGE, '| image | `--graph`, ms | images/s')
+    for (_, *cells), height in zip(quoted, (512, 1088), strict=True):
+        found = segmentors('infer', height, batch=1)
+        runs = [found[('Vim-T', *form)] for form in FORMS[1:]]
+        assert cells == [
+            shown(value) for r in runs for value in (1000 * r['latency'], r['images_per_second'])
+        ]
 
 
 def test_the_table_of_detectors():
-    runs = json.loads((ROOT / 'docs/benchmarks/mask_rcnn_steps_h100.json').read_text())['steps']
-    steps = {
-        (name, step['form']): step
+    runs = content('mask_rcnn_steps')['steps']
+    steps = [
+        (name, step)
         for name, part in (('Vim-T', 'vim_t'), ('Swin-T', 'swin-t'))
         for config, forms in runs.items()
         if part in config
         for step in forms
-    }
-    quoted = rows(
-        'docs/benchmarks.md', '| backbone | form | ms | peak MiB | kernels, ms | launches'
-    )
-    assert len(quoted) == len(steps) == 8
-    for (backbone, form, *cells), ((name, _), step) in zip(quoted, steps.items(), strict=True):
+    ]
+    quoted = rows(PAGE, '| backbone | form | ms | peak MiB | kernels, ms | launches')
+    assert len(steps) == 8
+    for (backbone, form, *cells), (name, step) in zip(quoted, steps, strict=True):
         assert backbone == name
-        peak = three_digits(step['peak MiB'])
-        assert cells[:4] == [
+        peak = shown(step['peak MiB'])
+        assert cells == [
             shown(step['ms']), f'{peak} *' if 'graph' in form else peak,
-            shown(step['kernel ms']), f'{step["launches"]:.0f}',
+            shown(step['kernel ms']), f'{step["launches"]:.0f}', f'{step["waits"]:.0f}',
         ]  # fmt: skip
-        assert cells[4] == (shown(step['waits']) if step['waits'] > 1 else 'at most 1')
 
 
-def test_the_table_of_forms():
-    found = records('upernet_h100')
-    quoted = rows('docs/benchmarks.md', '| backbone | form | inference, ms | kernels')
-    assert len(quoted) == 8
-    for backbone, form, *cells in quoted:
-        infer = found[backbone, form, 'infer']
-        assert cells == [shown(1000 * infer[key]) for key in ('latency', 'kernel_seconds')]
+def test_the_tables_of_videos():
+    found = content('stream')['records']
+    quoted = rows(PAGE, '| frames | form | mask p50')
+    stages = rows(PAGE, '| frames | form | decode')
+    for row, times, record in zip(quoted, stages, found, strict=True):
+        form = {'tools': '`--compile`', 'graph': 'graph'}[record['form']]
+        assert row[:2] == times[:2] == [f'{record["width"]} x {record["height"]}', form]
+        assert row[2:4] == [shown(1000 * record['mask'][p]) for p in ('p50', 'p99')]
+        assert row[5:7] == [shown(record['rate']), shown(1000 * record['interval']['p99'])]
+        assert row[8] == shown(record['peak_bytes'] / MIB)
+        assert times[2:] == [f'{1000 * stage["p50"]:.2f}' for stage in record['stages'].values()]
+
+
+def test_the_tables_of_backbones():
+    found = {(r['model'], r['mode'], r['side']): r for r in content('backbones')['records']}
+    inference = rows(PAGE, '| side | Vim-T | DeiT-T')
+    assert [int(side) for side, *_ in inference] == sorted({side for *_, side in found})
+    for side, *cells in inference:
+        assert cells == [
+            shown(1000 * found[model, mode, int(side)]['seconds'])
+            for mode in ('graph', 'compiled_graph')
+            for model in BACKBONES.values()
+        ]
+    for side, *cells in rows(PAGE, '| side | Vim-T, ms'):
+        runs = [found[model, 'train', int(side)] for model in BACKBONES.values()]
+        times = [shown(1000 * r['seconds']) for r in runs]
+        assert cells == times + [shown(r['peak_bytes'] / MIB) for r in runs]
+
+
+@pytest.mark.parametrize(('column', 'mode'), [(1, 'graph'), (2, 'compiled_graph')])
+def test_the_sizes_from_which_vim_is_faster(column, mode):
+    """DeiT-T's by the tool's own rule, to ten pixels; ConvNeXt-T is slower at every size."""
+    crossover = load('benchmarks/benchmark_backbone.py')['crossover']
+    times = {}
+    for r in content('backbones')['records']:
+        if r['mode'] == mode:
+            times.setdefault(r['model'], {})[r['side']] = r['seconds']
+    deit, convnext = rows(PAGE, '| Vim-T is faster than |')
+    sides = sorted(times['zoh'])
+    ours, theirs = ([times[model][side] for side in sides] for model in ('zoh', 'DeiT'))
+    assert deit[column].startswith(f'from {round(crossover(sides, ours, theirs), -1):,.0f} pixels')
+    assert ('at 224' in deit[column]) == (ours[0] < theirs[0])
+    assert convnext[column] == 'at every size'
+    assert all(a < b for a, b in zip(ours, times['ConvNeXt'].values(), strict=True))
