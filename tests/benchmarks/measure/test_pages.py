@@ -68,7 +68,7 @@ def test_the_tables_of_training_steps():
 
 def test_the_front_page():
     train, infer = segmentors('train'), segmentors('infer')
-    quoted = rows('README.md', '| backbone | parameters, millions | training, `--graph`')
+    quoted = rows('README.md', '| backbone | M parameters | training, `--graph`')
     assert [row[0] for row in quoted] == [name for name in NAMES if name != 'Vim-S']
     for backbone, parameters, *speeds in quoted:
         graph, tools = ((backbone, *form) for form in FORMS[1:])
@@ -106,7 +106,7 @@ def test_the_table_of_detectors():
         if part in config
         for step in forms
     ]
-    quoted = rows(PAGE, '| backbone | form | ms | peak MiB | kernels, ms | launches')
+    quoted = rows(PAGE, '| backbone | mode | ms | peak MiB | kernels, ms | launches')
     assert len(steps) == 8
     for (backbone, form, *cells), (name, step) in zip(quoted, steps, strict=True):
         assert backbone == name
@@ -119,8 +119,8 @@ def test_the_table_of_detectors():
 
 def test_the_tables_of_videos():
     found = content('stream')['records']
-    quoted = rows(PAGE, '| frames | form | mask p50')
-    stages = rows(PAGE, '| frames | form | decode')
+    quoted = rows(PAGE, '| frames | mode | mask p50')
+    stages = rows(PAGE, '| frames | mode | decode')
     for row, times, record in zip(quoted, stages, found, strict=True):
         form = {'tools': '`--compile`', 'graph': 'graph'}[record['form']]
         assert row[:2] == times[:2] == [f'{record["width"]} x {record["height"]}', form]
