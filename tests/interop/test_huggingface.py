@@ -39,9 +39,101 @@ def test_outputs_are_those_of_the_backbone():
     for ours, expected in zip(model(x).feature_maps, own(x), strict=True):
         assert torch.equal(ours, expected)
     assert model.channels == [32, 32] and model.out_features == ['layers.1', 'layers.3']
-    assert model(x, return_dict=False)[0][0].shape == (2, 32, 6, 4)
-    with pytest.raises(ValueError, match='hidden states'):
-        model(x, output_hidden_states=True)
+
+
+def test_without_return_dict_the_answer_is_a_tuple():
+    x = images()
+    for given, asked in ((dict(return_dict=False), {}), ({}, dict(return_dict=False))):
+        model = VimBackbone(VimConfig(**SMALL, **given)).eval()
+        answer = model(x, **asked)
+        assert type(answer) is tuple and len(answer) == 1
+        assert torch.equal(answer[0][0], model(x, return_dict=True).feature_maps[0])
+        maps, states = model(x, output_hidden_states=True, **asked)
+        assert torch.equal(maps[0], answer[0][0]) and len(states) == 5
+
+
+@pytest.mark.parametrize('more', [{}, dict(out_indices=[0, 2]), dict(pyramid_channels=16)])
+@pytest.mark.parametrize('if_rope', [False, True])
+def test_hidden_states_are_the_stream_around_every_layer(more, if_rope):
+    given = dict(SMALL, cls_token='middle', if_rope=if_rope, if_rope_residual=if_rope)
+    model = VimBackbone(VimConfig(**given, **more, output_hidden_states=True)).eval()
+    count = len(model.backbone.layers)
+    assert count == (3 if 'out_indices' in more else 4)
+    taps = dict(out_indices=range(count), out_feature='residual', out_type='raw')
+    own = VisionMamba(**given, **taps).eval()
+    own.load_state_dict(model.backbone.state_dict(), strict=False)  # it has no norms of outputs
+    x = images()
+    answer = model(x)
+    seen = []
+    model.backbone.layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    for state, expected in zip(answer.hidden_states, [None, *own(x)], strict=True):
+        if expected is None:
+            model(x, output_hidden_states=False)
+            (expected,) = seen
+        assert state.shape == (2, 17, 32)
+        # own turns the last one, if a layer of the architecture follows.
+        if state is not answer.hidden_states[-1] or count == 4 or not if_rope:
+            torch.testing.assert_close(state, expected)
+    plain = model(x, output_hidden_states=False)
+    assert plain.hidden_states is None
+    for one, two in zip(answer.feature_maps, plain.feature_maps, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_stages_that_the_model_was_not_built_with_are_refused():
+    model = VimBackbone(VimConfig(**SMALL))
+    for change in (
+        lambda: setattr(model, 'out_features', ['layers.0', 'layers.1']),
+        lambda: setattr(model.config, 'out_indices', [0, 3]),
+    ):
+        change()
+        with pytest.raises(ValueError, match=r"built with out_features \['layers.3'\], got"):
+            model(images())
+    pyramid = VimBackbone(VimConfig(**SMALL, pyramid_channels=16))
+    pyramid.out_features = ['stride8']
+    assert [m.shape[-1] for m in pyramid(images()).feature_maps] == [8]
+
+
+def test_checkpointing_as_transformers_asks_for_it():
+    model = VimBackbone(VimConfig(**SMALL))
+    model.gradient_checkpointing_enable()
+    assert model.backbone.with_cp and model.is_gradient_checkpointing
+    calls = []
+    model.backbone.layers[1].register_forward_pre_hook(lambda *_: calls.append(1))
+    model(images()).feature_maps[0].sum().backward()
+    assert len(calls) == 2
+    model.gradient_checkpointing_disable()
+    assert not model.backbone.with_cp
+
+
+@pytest.mark.parametrize(
+    ('given', 'dtype'),
+    [
+        (dict(dtype=torch.bfloat16), torch.bfloat16),
+        (dict(torch_dtype='bfloat16'), torch.bfloat16),
+        (dict(dtype='auto', device_map='cpu'), torch.float16),
+        (dict(dtype=torch.float32, device_map='auto'), torch.float32),
+        (dict(dtype=torch.float32, device_map={'': 'cpu'}, out_indices=[1, 3]), torch.float32),
+    ],
+)
+def test_what_from_pretrained_takes(given, dtype, tmp_path):
+    model = VimBackbone(VimConfig(**SMALL, out_indices=[0, 1, 3])).half()
+    model.save_pretrained(tmp_path)
+    read = transformers.AutoModel.from_pretrained(tmp_path, **given)
+    assert isinstance(read, VimBackbone) and not read.training
+    assert read.out_indices == given.get('out_indices', [0, 1, 3])
+    assert {w.dtype for w in read.parameters()} == {dtype}
+    for name, weight in read.state_dict().items():
+        assert torch.equal(weight, model.state_dict()[name].to(dtype)), name
+    assert all(m.dtype == dtype for m in read(images().to(dtype)).feature_maps)
+
+
+def test_dtype_of_a_configuration():
+    for given in (dict(dtype='bfloat16'), dict(dtype=torch.bfloat16)):
+        model = transformers.AutoBackbone.from_config(VimConfig(**SMALL, **given))
+        assert model.dtype == torch.bfloat16
+    model = transformers.AutoModel.from_config(VimConfig(**SMALL), dtype=torch.float64)
+    assert model(images().double()).feature_maps[0].dtype == torch.float64
 
 
 @pytest.mark.parametrize('method', METHODS)
@@ -73,10 +165,11 @@ def test_what_is_misspelled_is_refused():
         VimConfig(**SMALL, out_features=['layers.4'])
 
 
-@pytest.mark.parametrize('asked', ['output_hidden_states', 'output_attentions'])
-def test_a_config_that_asks_for_more_than_maps_is_refused(asked):
-    with pytest.raises(ValueError, match=r'VimBackbone gives no (hidden states|attentions)'):
-        VimBackbone(VimConfig(**SMALL, **{asked: True}))
+def test_attentions_are_refused():
+    with pytest.raises(ValueError, match='VimBackbone gives no attentions'):
+        VimBackbone(VimConfig(**SMALL, output_attentions=True))
+    with pytest.raises(ValueError, match='VimBackbone gives no attentions'):
+        VimBackbone(VimConfig(**SMALL))(images(), output_attentions=True)
 
 
 def test_images_too_small_for_a_pyramid():
@@ -132,6 +225,7 @@ def test_upernet(tmp_path):
     )  # fmt: skip
     model = transformers.UperNetForSemanticSegmentation(config)
     train_a_step(model, pixel_values=images(), labels=torch.randint(5, (2, 64, 64)))
+    assert len(model(images(), output_hidden_states=True).hidden_states) == 5
     model.save_pretrained(tmp_path)
     read = transformers.UperNetForSemanticSegmentation.from_pretrained(tmp_path)
     assert read.backbone.backbone.layers[0].mixer.discretization_method == 'rk4'

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoBackbone, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoBackbone, AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.backbone_utils import BackboneConfigMixin, BackboneMixin
 from transformers.modeling_outputs import BackboneOutput
+from transformers.utils import can_return_tuple
 
 from vim_mm.errors import UserTypeError, UserValueError
 from vim_mm.models import SimpleFPN, VisionMamba
@@ -108,8 +109,7 @@ class VimBackbone(BackboneMixin, PreTrainedModel):
 
     Raises:
         TypeError: An argument of the configuration is of another type.
-        ValueError: An argument of the configuration is wrong, or it asks for hidden states or
-            attentions.
+        ValueError: An argument of the configuration is wrong, or it asks for attentions.
     """
 
     config_class = VimConfig
@@ -117,15 +117,13 @@ class VimBackbone(BackboneMixin, PreTrainedModel):
     main_input_name = 'pixel_values'
     input_modalities = ('image',)
     has_attentions = False
-    supports_gradient_checkpointing = False  # with_cp of the configuration recomputes layers
+    supports_gradient_checkpointing = True
 
     def __init__(self, config: VimConfig):
         super().__init__(config)
-        # Else models that read them find None, or leave them out, without a word.
-        _refuse_others(config.output_hidden_states, config.output_attentions)
+        _refuse_attentions(config.output_attentions)
         with_pyramid = config.pyramid_channels is not None
-        stages = range(len(config.stage_names))
-        layers = -1 if with_pyramid else [stages[i] for i in config.out_indices]
+        layers = -1 if with_pyramid else self._layers()
         self.backbone = VisionMamba(**config.arguments(), out_indices=layers)
         channels = self.backbone.embed_dims
         self.pyramid = None
@@ -151,34 +149,75 @@ class VimBackbone(BackboneMixin, PreTrainedModel):
             weight.copy_(value)
         _note_values(weights)
 
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether layers are recomputed in backward; transformers and its Trainer set this."""
+        return self.backbone.with_cp
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, enable: bool) -> None:
+        self.backbone.with_cp = enable
+
+    def _layers(self) -> tuple[int, ...]:
+        """Of the stages that the configuration asks for now."""
+        stages = range(len(self.config.stage_names))
+        return tuple(stages[i] for i in self.config.out_indices)
+
+    @can_return_tuple
     def forward(
         self,
         pixel_values: Tensor,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
-        return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> BackboneOutput | tuple[tuple[Tensor, ...]]:
+    ) -> BackboneOutput:
         """Images (B, in_channels, H, W) to maps (B, C, rows, columns), one for each stage.
 
+        ``output_hidden_states`` adds the residual stream (B, L, C) in front of every layer and
+        after the last one, class tokens where the layers see them. Layers after the last stage are
+        not made. ``return_dict=False`` gives a tuple of the maps and, if asked for, hidden states.
+
         Raises:
-            ValueError: The images have another shape, or hidden states or attentions are asked for.
+            ValueError: The images have another shape, attentions are asked for, or the stages are
+                not those that the model was built with.
         """
-        _refuse_others(output_hidden_states, output_attentions)
-        maps = self.backbone(pixel_values)
+        _refuse_attentions(output_attentions)
+        if self.pyramid is None and self._layers() != tuple(self.backbone.out_indices):
+            built = [self.stage_names[i] for i in self.backbone.out_indices]
+            raise UserValueError(
+                f'VimBackbone was built with out_features {built}, got {self.out_features}: '
+                'build it, or read it by from_pretrained, with these'
+            )
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        if output_hidden_states:
+            maps, states = self._with_states(pixel_values)
+        else:
+            maps, states = self.backbone(pixel_values), None
         if self.pyramid is not None:
             levels = self.pyramid(maps)
             maps = tuple(levels[i] for i in self.config.out_indices)
-        if return_dict is False:
-            return (maps,)
-        return BackboneOutput(feature_maps=maps)
+        return BackboneOutput(feature_maps=maps, hidden_states=states)
+
+    def _with_states(self, images: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """What the backbone returns, and the stream in front of every layer and at the end."""
+        backbone = self.backbone
+
+        def feature(i: int, *of_layer: Any) -> tuple[Tensor | None, ...]:
+            _, stream, update, _ = of_layer
+            wanted = i in backbone.out_indices
+            return backbone._feature(i, *of_layer) if wanted else None, stream, update
+
+        outputs, grid = backbone._tap(images, range(len(backbone.layers)), feature)
+        features, streams, updates = zip(*outputs, strict=True)
+        maps = tuple(backbone._format(x, grid) for x in features if x is not None)
+        return maps, (*streams, streams[-1] + updates[-1])
 
 
-def _refuse_others(hidden_states: bool | None, attentions: bool | None) -> None:
-    """Raise ValueError where more is asked for than the maps of stages."""
-    for name, wanted in (('hidden states', hidden_states), ('attentions', attentions)):
-        if wanted:
-            raise UserValueError(f'VimBackbone gives no {name}: choose stages by out_features')
+def _refuse_attentions(wanted: bool | None) -> None:
+    """Raise ValueError: there is none, and who reads it would find None without a word."""
+    if wanted:
+        raise UserValueError('VimBackbone gives no attentions')
 
 
 def _has_value(weight: Tensor) -> bool:
@@ -194,3 +233,4 @@ def _note_values(weights: Iterable[Tensor]) -> None:
 
 AutoConfig.register(VimConfig.model_type, VimConfig)
 AutoBackbone.register(VimConfig, VimBackbone)
+AutoModel.register(VimConfig, VimBackbone)
