@@ -20,6 +20,7 @@ from torch import nn
 
 from vim_mm.acceleration import parts_of
 from vim_mm.engine.optimization.mixed_precision import BFloat16OptimWrapper
+from vim_mm.engine.optimization.synchronized_norm import trace_synchronized_norms
 
 
 class CompiledParts:
@@ -42,7 +43,7 @@ class CompiledParts:
                     state[name] = value.contiguous(memory_format=torch.channels_last)
         if isinstance(wrapper, BFloat16OptimWrapper):
             wrapper.keep_bfloat16()
-        self._undo: list[Callable[[], None]] = []
+        self._undo = trace_synchronized_norms(model)
         names = [name for name, _ in model.named_children() if name != 'data_preprocessor']
         for part in parts_of(model, of_pictures=True):
             self._undo.append(_compile(part))
