@@ -18,12 +18,13 @@ from tests.emulation.test_emulation import (  # noqa: F401  a fixture and marks
     pytestmark,
 )
 from tests.ops.inputs import grouped_inputs, inputs_in, worst_error
-from tests.ops.test_selective_scan_cuda import BOUNDS
+from tests.ops.test_selective_scan_cuda import BOUNDS, compare_many_steps
 from vim_mm.ops import selective_scan_fn, selective_scan_grouped_fn, selective_scan_ref
 from vim_mm.ops.discretization import METHODS
 
 STEPS = 2048  # the fewest that are split: eight splits of a window
 SPLIT = [method for method in METHODS if method not in ('bilinear', 'poly')]
+each_method = pytest.mark.parametrize('method', METHODS)
 each_split_method = pytest.mark.parametrize('method', SPLIT)
 both_directions = pytest.mark.parametrize('reverse', [False, True])
 
@@ -116,6 +117,17 @@ def test_step_sizes(method, dt, rates, reverse):
     options = dict(discretization_method=method, reverse=reverse)
     wide = {name: x.double() for name, x in inputs.items()}
     assert_near(run(inputs, **options), run(wide, selective_scan_ref, **options))
+
+
+# Over a split, these states keep from nearly all to e^-60 of what enters it.
+@each_method
+@both_directions
+def test_states_that_hardly_decay(method, reverse):
+    inputs = inputs_in(torch.bfloat16, batch=1, channels=8, length=8192, states=16)
+    inputs['A'] = -torch.logspace(-4, -1.4, 8 * 16).view(8, 16).requires_grad_()
+    reference = functools.partial(selective_scan_fn, use_cuda_kernel=False)
+    options = dict(discretization_method=method, reverse=reverse, delta_softplus=True)
+    compare_many_steps(inputs, selective_scan_fn, reference, **options)
 
 
 def test_split_and_unsplit(library):
