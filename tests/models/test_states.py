@@ -279,13 +279,23 @@ def test_packed_through_the_fast_block_on_cuda(bimamba_type, method, dtype):
     with torch.autocast('cuda', dtype, enabled=dtype != torch.float32):
         out = mixer(x, reset=reset)
     found = results(mixer, out, [x], seed.to(out.dtype))
-    wide = x.detach().double().requires_grad_()
-    rows = [
-        torch.cat([truth(piece) for piece in row.split(pieces, dim=1)], dim=1)
-        for row, pieces in zip(wide.split(1), lengths, strict=True)
-    ]
-    expected = results(truth, torch.cat(rows), [wide], seed.double())
-    bound = 1e-5 if dtype == torch.float32 else 0.1
+    # Each sequence alone, with the gradients that it adds to those of the parameters. These may
+    # cancel, and 16 bits round each: so an error is measured by their sizes, not by that of the sum.
+    alone = []
+    for row, seeds, pieces in zip(x.double(), seed.to(out.dtype).double(), lengths, strict=True):
+        for piece, grad in zip(row.split(pieces), seeds.split(pieces), strict=True):
+            piece = piece.detach()[None].requires_grad_()
+            alone.append(results(truth, truth(piece), [piece], grad[None]))
     for name, value in found.items():
-        error = (value - expected[name]).abs().max() / expected[name].abs().max()
-        assert error <= bound, name
+        parts = [sequence[name] for sequence in alone]
+        if name in ('out', 'x'):
+            expected = torch.cat(parts, dim=1).view_as(value)
+            size = expected.abs().max()
+        else:
+            expected = sum(parts)
+            size = sum(part.abs().max() for part in parts)
+        error = (value - expected).abs().max()
+        if dtype == torch.float32:
+            assert error <= 1e-5 * expected.abs().max(), name
+        else:
+            assert error <= 0.06 * size, name
