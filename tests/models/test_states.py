@@ -280,7 +280,7 @@ def test_packed_through_the_fast_block_on_cuda(bimamba_type, method, dtype):
         out = mixer(x, reset=reset)
     found = results(mixer, out, [x], seed.to(out.dtype))
     # Each sequence alone, with the gradients that it adds to those of the parameters. These may
-    # cancel, and 16 bits round each: so an error is measured by their sizes, not by that of the sum.
+    # cancel, and 16 bits round each: an error is measured by their sizes, not by that of the sum.
     alone = []
     for row, seeds, pieces in zip(x.double(), seed.to(out.dtype).double(), lengths, strict=True):
         for piece, grad in zip(row.split(pieces), seeds.split(pieces), strict=True):
