@@ -126,6 +126,14 @@ def _autocast(call: Callable, hand_over: bool) -> Callable:
     return in_bfloat16
 
 
+def _flatten(args: tuple, kwargs: dict) -> tuple[list, str]:
+    """What a call is given, its tensors in a list, and how they lie in it."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):  # most are: it takes no time
+        return [args[0]], ''
+    leaves, structure = tree_flatten((args, kwargs))
+    return leaves, str(structure)
+
+
 @cache
 def _capture_stream(device: int) -> torch.cuda.Stream:
     """Where the graphs of a GPU are recorded: on one stream, or they would share no memory.
@@ -206,11 +214,11 @@ class GraphedCall:
         self.graphs: OrderedDict[tuple, tuple | None] = OrderedDict()
 
     def __call__(self, *args, **kwargs):
-        leaves, structure = tree_flatten((args, kwargs))
+        leaves, structure = _flatten(args, kwargs)
         if torch.is_grad_enabled() or not self._can_be_recorded(leaves):
             return self.function(*args, **kwargs)
         key = (
-            str(structure),
+            structure,
             *((x.shape, x.stride(), x.dtype, x.device) for x in leaves),
             torch.is_autocast_enabled('cuda') and torch.get_autocast_dtype('cuda'),
             torch.is_inference_mode_enabled(),

@@ -444,14 +444,15 @@ class Memory:
 def test_a_peak_is_that_of_its_form(tool, monkeypatch, device, form, peak):
     """Counting takes 100 bytes, with the mixer unfused; capturing 20, a pass 10.
 
-    On the CPU a call's own peak, 30 bytes, does not contain what the model holds, 7 bytes.
+    On the CPU a call's own peak, 30 bytes, does not contain what the model holds, 7 bytes. Nothing
+    is counted, which takes a profiler, before all times are taken.
     """
-    memory = Memory(monkeypatch)
+    memory, done = Memory(monkeypatch), []
     monkeypatch.setattr(timing, 'peak_memory', lambda call, device: 30)
 
     class Passes:
-        def __init__(self, *args):
-            pass
+        def __init__(self, model, *args):
+            self.model = model
 
         def form(self, name):
             memory.use(20)
@@ -462,6 +463,7 @@ def test_a_peak_is_that_of_its_form(tool, monkeypatch, device, form, peak):
 
     def count_operations(passes):
         memory.use(100)
+        done.append('counted')
         return 1
 
     monkeypatch.setattr(whole_models, 'Passes', Passes)
@@ -470,11 +472,15 @@ def test_a_peak_is_that_of_its_form(tool, monkeypatch, device, form, peak):
     monkeypatch.setattr(whole_models, 'make_batch', lambda *args: {})
     figures_of = tool['figures_of']
     monkeypatch.setitem(figures_of.__globals__, 'read', lambda case, options: None)
-    monkeypatch.setitem(figures_of.__globals__, 'times', lambda run, case, args: {})
+    times = {'seconds': 1.0}
+    monkeypatch.setitem(
+        figures_of.__globals__, 'times', lambda run, case, args: done.append('timed') or times
+    )
     size = (32, 32)
     case = tool['Case']('a', 'a.py', None, None, 'config', 'config', size, 4, 'fp32', form, 'infer')
     found = figures_of(case, SimpleNamespace(device=device, cfg_options={}))
     assert (found['peak_bytes'], found['operations']) == (peak, 0.25)
+    assert done == ['timed', 'counted'] and found['seconds'] == 1.0
 
 
 def test_nothing_measured_is_no_success(run, configs, capsys):

@@ -193,27 +193,10 @@ def measure(case: Case, args: Namespace) -> dict[str, Any]:
 
 
 def figures_of(case: Case, args: Namespace) -> dict[str, Any]:
-    """Parameters, operations, path, seconds and bytes of a case."""
+    """Parameters, seconds, bytes, operations and path of a case."""
     cuda = args.device == 'cuda'
-    cfg = read(case, args.cfg_options)
-    model = whole_models.build(cfg, args.device)
-    if case.checkpoint:
-        loaded = load_whole_model(model, case.checkpoint)
-        check_switches(model, loaded, case.checkpoint, allow=False)
-    record: dict[str, Any] = {'parameters': sum(p.numel() for p in model.parameters())}
-    passes = whole_models.Passes(
-        model, whole_models.make_batch(cfg, case.size, case.batch), case.dtype, case.mode == 'train'
-    )
-    record['operations'] = whole_models.count_operations(passes) / case.batch
-    mixers = sum(isinstance(module, Mamba) for module in model.modules())
-    if mixers:
-        with observe() as seen:
-            passes.eager()
-        record['ran'] = seen.path(mixers)
-        if case.path == 'kernel' and record['ran'] in (PYTORCH, 'mixed'):
-            raise ValueError(f'the compiled scan did not run, but: {record["ran"]}')
-        record['kernels'] = seen.our_kernels
-    # Operations are counted with the mixer unfused, which takes more memory than what is measured.
+    passes = prepare(case, args)
+    record: dict[str, Any] = {'parameters': sum(p.numel() for p in passes.model.parameters())}
     timing.begin_peak()
     run = passes.form(case.form)
     first = run()
@@ -231,6 +214,40 @@ def figures_of(case: Case, args: Namespace) -> dict[str, Any]:
         record['peak_bytes'] = torch.cuda.max_memory_allocated()
     else:
         record['peak_bytes'] = timing.peak_memory(run, 'cpu') + passes.held_bytes()
+    del run
+    if case.form != 'eager':  # then its model is changed
+        del passes
+        timing.begin_peak()
+        passes = prepare(case, args)
+    return record | counts(passes, case)
+
+
+def prepare(case: Case, args: Namespace) -> whole_models.Passes:
+    """The passes of a case, its model as written."""
+    cfg = read(case, args.cfg_options)
+    model = whole_models.build(cfg, args.device)
+    if case.checkpoint:
+        loaded = load_whole_model(model, case.checkpoint)
+        check_switches(model, loaded, case.checkpoint, allow=False)
+    batch = whole_models.make_batch(cfg, case.size, case.batch)
+    return whole_models.Passes(model, batch, case.dtype, case.mode == 'train')
+
+
+def counts(passes: whole_models.Passes, case: Case) -> dict[str, Any]:
+    """Operations of an eager pass, and the path and kernels that ran.
+
+    To be called after all times are taken: CUDA's profiler, once it has run, stays attached to its
+    process and slows down what that launches.
+    """
+    record: dict[str, Any] = {'operations': whole_models.count_operations(passes) / case.batch}
+    mixers = sum(isinstance(module, Mamba) for module in passes.model.modules())
+    if mixers:
+        with observe() as seen:
+            passes.eager()
+        record['ran'] = seen.path(mixers)
+        if case.path == 'kernel' and record['ran'] in (PYTORCH, 'mixed'):
+            raise ValueError(f'the compiled scan did not run, but: {record["ran"]}')
+        record['kernels'] = seen.our_kernels
     return record
 
 
@@ -298,10 +315,13 @@ def run(args: Namespace) -> Iterator[dict[str, Any]]:
                 yield record | {'left_out': 'the budget is spent'}
             elif case.form in ('graph', 'tools') and args.device == 'cpu':
                 yield record | {'left_out': 'CUDA graphs need CUDA'}
-            elif case.form == 'eager':
+            elif case.form == 'eager' and args.device == 'cpu':
                 yield record | measure(case, args)
             else:
-                yield record | worker.measure(case, args)
+                record |= worker.measure(case, args)
+                if args.device == 'cuda':  # its profiler would slow down the next case
+                    worker.close()
+                yield record
     finally:
         worker.close()
 

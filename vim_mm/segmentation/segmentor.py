@@ -96,10 +96,12 @@ class FastEncoderDecoder(EncoderDecoder):
             and all(self._is_original(size, meta) for meta in metas or ())
         )
 
-    def _is_original(self, size: tuple[int, int], meta: dict) -> bool:
+    @classmethod
+    def _is_original(cls, size: tuple[int, int], meta: dict) -> bool:
         """Whether an image has its original size, once the padding is cut off."""
-        outline = torch.empty((1, 1, *size), device='meta')
-        return tuple(self._cut(outline, meta).shape[2:]) == tuple(meta['ori_shape'][:2])
+        inside = cls._inside(size, meta)
+        kept = tuple(len(range(*part.indices(n))) for part, n in zip(inside, size, strict=True))
+        return kept == tuple(meta['ori_shape'][:2])
 
     def predicts_in_chunks(self) -> bool:
         """Whether predictions are made here, and not by MMSegmentation."""
@@ -209,14 +211,19 @@ class FastEncoderDecoder(EncoderDecoder):
             return logits
         return resize(logits, shape, None, 'bilinear', self.align_corners, False)
 
-    @staticmethod
-    def _cut(logits: Tensor, meta: dict) -> Tensor:
+    @classmethod
+    def _cut(cls, logits: Tensor, meta: dict) -> Tensor:
         """Without padding, and flipped back."""
-        height, width = logits.shape[2:]
-        padding = meta.get('img_padding_size', meta.get('padding_size', [0] * 4))
-        left, right, top, bottom = padding
-        logits = logits[:, :, top : height - bottom, left : width - right]
+        logits = logits[(..., *cls._inside(tuple(logits.shape[2:]), meta))]
         if meta.get('flip'):
             axis = {'horizontal': 3, 'vertical': 2}[meta['flip_direction']]
             logits = logits.flip(dims=(axis,))
         return logits
+
+    @staticmethod
+    def _inside(size: tuple[int, int], meta: dict) -> tuple[slice, slice]:
+        """Rows and columns of a padded picture that are not padding."""
+        height, width = size
+        padding = meta.get('img_padding_size', meta.get('padding_size', [0] * 4))
+        left, right, top, bottom = padding
+        return slice(top, height - bottom), slice(left, width - right)
