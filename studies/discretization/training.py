@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from studies.discretization.models.arms import ARMS, make_net
+from studies.discretization.models.arms import ARMS, StudyMamba, make_net
 from studies.discretization.models.other_models import PEERS
 from studies.discretization.models.stiffness import IMAGES, stiffness
 from studies.discretization.tasks import (
@@ -118,6 +118,9 @@ class Step:
         """The step as a graph. Nothing is learned: at a learning rate of 0 weights keep their bits;
         what the optimizer has gathered is set to 0 again, and statistics of batch norm are
         those of before."""
+        for module in self.net.modules():
+            if isinstance(module, StudyMamba):
+                module.compiled = True
         buffers = [(buffer, buffer.clone()) for buffer in self.net.buffers()]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())

@@ -148,6 +148,26 @@ def test_a_rule_takes_the_place_of_the_method(arm):
     torch.testing.assert_close(mixer(x), truth, rtol=1e-5, atol=1e-7)  # its dt is float32
 
 
+@pytest.mark.slowest
+@pytest.mark.parametrize('arm', ['exp_trapezoidal', 'foh_two_sample'])
+def test_a_compiled_rule_is_the_rule(arm):
+    """In training; what is tested at other sizes is not compiled."""
+    images = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    found = []
+    for compiled in (False, True):
+        net = make_net(ARMS[arm], SIZE, False, 3, (1e-3, 0.1), 0.0)
+        for mixer in net.mixers():
+            mixer.compiled = compiled
+        torch.compiler.reset()
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            outputs = net(images)
+            outputs.square().sum().backward()
+            net.eval()(images[:1])
+        found.append([outputs, *(p.grad for p in net.parameters())])
+    for ours, truth in zip(*found, strict=True):
+        torch.testing.assert_close(ours, truth, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize('each', ['channel', 'token'])
 def test_a_learned_weight(each):
     """It starts at 1/2, has a gradient, and a value for each channel or token."""
