@@ -22,10 +22,11 @@ from benchmarks.comparison.statistics import (
     simultaneous_interval,
 )
 from benchmarks.measure.tables import without_empty_columns
-from studies.discretization.models.arms import AGAIN, SPACED
+from studies.discretization.models.arms import AGAIN, PUBLISHED, SPACED
 from studies.discretization.models.stiffness import EDGES, mean_shares, stiffness_rows
+from studies.discretization.plans import PLANS
 from studies.discretization.study import MARGINS, StudyTask
-from studies.discretization.tables.first import change
+from studies.discretization.tables.first import change, cost_cells
 
 TRAINED = '4'  # the distance of patches in training, pixels
 PRIMARY = ('2, dt', '8, dt')  # dt multiplied by the ratio of the distances
@@ -33,24 +34,65 @@ SECONDARY = ('2', '8', '2, dt, dilated')
 MARGIN = 0.5  # points of the primary endpoint
 MARGIN_OF = {'spacing': 'scenes'}  # the metric's margin is that of another task
 _PUBLISHED = '_published'
+_LOSS = -1.0  # points of zoh from which exact integration is what to take
+# Comparisons of a family as the protocol has it, however many arms have run.
+_ENDPOINTS, _METRICS, _RANGES = (
+    len(PRIMARY) * (len(SPACED) - 1),
+    len(SPACED) - 1,
+    2 * len(PUBLISHED),
+)
 
 
 def second_tables(tasks: Mapping[str, StudyTask]) -> dict[str, Rows]:
     """Every table of the second round by its name, of the runs that there are."""
-    tables: dict[str, Rows] = {}
+    tables: dict[str, Rows] = {'second: state': state_rows(tasks)}
     for name, task in tasks.items():
         if task.kind == 'spacing':
             tables[f'{name}: spacing'] = spacing_rows(task)
             tables[f'{name}: primary'] = primary_rows(task)
-            tables[f'{name}: metric'] = pair_rows(task, [(arm, CONTROL) for arm in _others(task)])
+            tables[f'{name}: verdict'] = verdict_rows(task)
+            pairs = [(arm, CONTROL) for arm in _others(task)]
+            tables[f'{name}: metric'] = pair_rows(task, pairs, _METRICS)
+            tables[f'{name}: cost'] = cost_rows(task)
             tables[f'{name}: other'] = [
                 row for to in SECONDARY for arm in _others(task) if (row := _row(task, arm, to))
             ]
         tables[f'{name}: published'] = published_rows(task)
+        tables[f'{name}: course'] = course_rows(task)
         tables[f'{name}: again'] = again_rows(task)
         titled = {task.title(arm): runs for arm, runs in task.runs.items()}
         tables[f'{name}: stiffness'] = stiffness_rows(titled)
     return {name: without_empty_columns(rows) for name, rows in tables.items() if rows}
+
+
+def state_rows(tasks: Mapping[str, StudyTask]) -> Rows:
+    """A row for each part and setting of the plan: how many of its runs there are; none of none."""
+    rows, any_made = [], False
+    for part in PLANS['second']:
+        for label in part.labels:
+            name = f'{part.task}_{label}' if label else part.task
+            runs = tasks[name].runs if name in tasks else {}
+            planned = [job for job in part.jobs() if job.label == label]
+            made = [job for job in planned if job.seed in runs.get(job.arm, {})]
+            seeds = [{job.seed for job in made if job.arm == arm} for arm in part.arms]
+            whole = set.intersection(*seeds)
+            any_made = any_made or bool(made)
+            rows.append(
+                {
+                    'runs': f'{name}: ' + ', '.join(part.arms),
+                    'planned': str(len(planned)),
+                    'made': str(len(made)),
+                    'complete': 'all'
+                    if len(made) == len(planned)
+                    else f'{len(whole)} of {len({job.seed for job in planned})} seeds',
+                }
+            )
+    return rows if any_made else []
+
+
+def cost_rows(task: StudyTask) -> Rows:
+    """A row for each arm whose step was measured alone on the card."""
+    return [{'method': task.title(arm), **cost_cells(task, arm)} for arm in task.costs]
 
 
 def _others(task: StudyTask) -> list[str]:
@@ -72,28 +114,76 @@ def _row(task: StudyTask, arm: str, to: str) -> dict[str, str]:
     return change(task, arm, CONTROL, to, TRAINED, 'spacings')[0]
 
 
+def _endpoints(task: StudyTask) -> dict[tuple[str, str], tuple[dict[str, str], Comparison]]:
+    """By arm and distance, the row and the comparison of those that have two pairs."""
+    found = {}
+    for to in PRIMARY:
+        for arm in _others(task):
+            row, comparison = change(task, arm, CONTROL, to, TRAINED, 'spacings')
+            if comparison is not None:
+                pairs = {'pairs': str(comparison.count)}
+                found[arm, to] = row | pairs, comparison
+    return found
+
+
 def primary_rows(task: StudyTask) -> Rows:
     """The primary endpoint: each arm's change from the distance of training, minus the control's.
 
-    Simultaneous intervals and Holm's corrections are over all rows.
+    Simultaneous intervals and Holm's corrections are over the eight of the protocol.
     """
-    changes = [
-        change(task, arm, CONTROL, to, TRAINED, 'spacings')
-        for to in PRIMARY
-        for arm in _others(task)
-    ]
-    found = [(row, comparison) for row, comparison in changes if comparison is not None]
-    return _as_family(found, MARGIN)
+    return _as_family([*_endpoints(task).values()], MARGIN, _ENDPOINTS)
 
 
-def _as_family(found: Sequence[tuple[dict[str, str], Comparison]], margin: float | None) -> Rows:
-    """Rows with what holds for all of them together, and whether they are within a margin."""
+def verdict_rows(task: StudyTask) -> Rows:
+    """What the protocol's fixed rule says of each arm, by the simultaneous intervals."""
+    found = {
+        key: (comparison.mean, *simultaneous_interval(comparison.differences, _ENDPOINTS))
+        for key, (_, comparison) in _endpoints(task).items()
+        if is_testable(comparison.count)
+    }
     rows = []
-    p = holm([comparison.p for _, comparison in found])
+    for arm in _others(task):
+        each = [found.get((arm, to)) for to in PRIMARY]
+        row = {'method': task.title(arm)}
+        row |= {f'at {to}': _verdict(bounds) for to, bounds in zip(PRIMARY, each)}
+        rows.append(row | {'what follows': _what_follows(each) if arm == 'zoh' else ''})
+    return rows
+
+
+Bounds = tuple[float, float, float] | None  # mean, and a simultaneous interval
+
+
+def _verdict(bounds: Bounds) -> str:
+    if bounds is None:
+        return 'too few pairs'
+    _, low, high = bounds
+    words = ['better'] if low > 0 else ['worse'] if high < 0 else []
+    words += ['equivalent'] if low >= -MARGIN and high <= MARGIN else []
+    return ', '.join(words) or 'undecided'
+
+
+def _what_follows(each: Sequence[Bounds]) -> str:
+    if any(bounds and bounds[0] <= _LOSS and bounds[2] < 0 for bounds in each):
+        return 'take exact integration where the spacing of tokens varies'
+    if all(bounds and bounds[1] >= -MARGIN and bounds[2] <= MARGIN for bounds in each):
+        return 'take zoh'
+    return 'undecided'
+
+
+def _as_family(
+    found: Sequence[tuple[dict[str, str], Comparison]], margin: float | None, size: int
+) -> Rows:
+    """Rows with what holds for a family of this size, and whether they are within a margin.
+
+    Comparisons whose runs are missing count: as ones in which nothing is found.
+    """
+    rows = []
+    missing = [1.0] * (size - len(found))
+    p = holm([comparison.p for _, comparison in found] + missing)
     tests = [equivalence_p(each.differences, margin) if margin else 1.0 for _, each in found]
-    for (row, comparison), corrected, within in zip(found, p, holm(tests)):
+    for (row, comparison), corrected, within in zip(found, p, holm(tests + missing)):
         if is_testable(comparison.count):
-            bounds = simultaneous_interval(comparison.differences, len(found))
+            bounds = simultaneous_interval(comparison.differences, size)
             row = {**row, 'p, Holm': f'{corrected:.4f}', SIMULTANEOUS: interval_cell(*bounds)}
             row['TOST, Holm'] = f'{within:.4f}' if margin else ''
         rows.append(row)
@@ -105,12 +195,37 @@ def published_rows(task: StudyTask) -> Rows:
     arms = [arm for arm in task.runs if arm.endswith(_PUBLISHED)]
     pairs = [(arm, 'zoh') for arm in arms]
     pairs += [(arm, arm.removesuffix(_PUBLISHED)) for arm in arms]
-    return pair_rows(task, pairs)
+    return pair_rows(task, pairs, _RANGES)
+
+
+def course_rows(task: StudyTask) -> Rows:
+    """Of published ranges: the runs that collapse or stagnate, as the protocol has these words."""
+    arms = [arm for arm in task.runs if arm.endswith(_PUBLISHED)]
+    if not arms or 'zoh' not in task.runs:
+        return []
+    half = np.mean([run['metric'] for run in task.runs['zoh'].values()]) / 2
+    rows = []
+    for arm in arms:
+        runs = [*task.runs[arm].values()]
+        # A curve has five points: the third is where the last two fifths begin.
+        rises = [run['curve'][-1][1] - run['curve'][-3][1] for run in runs]
+        rows.append(
+            {
+                'method': task.title(arm),
+                'runs': str(len(runs)),
+                'mean': f'{np.mean([run["metric"] for run in runs]):.2f}',
+                'collapsed': str(sum(run['metric'] < half for run in runs)),
+                'stagnating': str(sum(rise <= 0 for rise in rises)),
+                'rise over the last two fifths': f'{np.mean(rises):+.2f}',
+                'diverged': str(sum(bool(run.get('diverged')) for run in runs)),
+            }
+        )
+    return rows
 
 
 def again_rows(task: StudyTask) -> Rows:
     """The control against itself: the same runs again, and by the plain block."""
-    rows = pair_rows(task, [(arm, CONTROL) for arm in AGAIN])
+    rows = pair_rows(task, [(arm, CONTROL) for arm in AGAIN], len(AGAIN))
     return [row | {'same metric': _same(task, row['A'])} for row in rows]
 
 
@@ -121,8 +236,11 @@ def _same(task: StudyTask, title: str) -> str:
     return f'{same} of {len(seeds)}'
 
 
-def pair_rows(task: StudyTask, pairs: Sequence[tuple[str, str]]) -> Rows:
-    """A row for each pair of arms: metric and training loss over the seeds that both have."""
+def pair_rows(task: StudyTask, pairs: Sequence[tuple[str, str]], size: int) -> Rows:
+    """A row for each pair of arms: metric and training loss over the seeds that both have.
+
+    ``size`` is how many comparisons the family has in the protocol.
+    """
     found = []
     for a, b in pairs:
         seeds = task.pairs(a, b)
@@ -136,7 +254,7 @@ def pair_rows(task: StudyTask, pairs: Sequence[tuple[str, str]]) -> Rows:
         if None not in losses[0] + losses[1]:  # of a run that diverged
             row['loss, A - B'] = f'{np.subtract(*losses).mean():+.4f}'
         found.append((row, metric))
-    return _as_family(found, MARGINS.get(MARGIN_OF.get(task.kind, task.kind)))
+    return _as_family(found, MARGINS.get(MARGIN_OF.get(task.kind, task.kind)), size)
 
 
 def plot_stiffness(task: StudyTask, path: Path) -> bool:

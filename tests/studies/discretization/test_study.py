@@ -11,7 +11,8 @@ import pytest
 from scipy import stats
 
 from benchmarks.comparison.results import summary_rows
-from studies.discretization.models.arms import SPACED
+from studies.discretization.models.arms import ROUND_ONE, SPACED
+from studies.discretization.models.other_models import PEERS
 from studies.discretization.study import RUNS, StudyTask, read_detectors, read_results
 from studies.discretization.tables.first import (
     all_tables,
@@ -25,7 +26,13 @@ from studies.discretization.tables.first import (
     short_rows,
     with_costs,
 )
-from studies.discretization.tables.second import plot_stiffness, second_tables
+from studies.discretization.tables.second import (
+    plot_stiffness,
+    primary_rows,
+    second_tables,
+    state_rows,
+    verdict_rows,
+)
 from tests.scripts import ROOT, load
 from tests.tools.conftest import run_tool
 
@@ -65,8 +72,15 @@ def test_every_planned_run_is_there(tasks, report):
     """Of the first part 426 lines, of which 11 are costs."""
     tasks = {name: task for name, task in tasks.items() if not name.startswith('spacing')}
     report['refuse_missing_runs'](tasks)
-    runs = sum(len(runs) for t in tasks.values() for runs in (*t.runs.values(), *t.peers.values()))
-    assert (runs, sum(len(task.costs) for task in tasks.values())) == (415, 11)
+    of_first = {*ROUND_ONE, *PEERS}
+    runs = [
+        len(runs)
+        for task in tasks.values()
+        for arm, runs in (task.runs | task.peers).items()
+        if arm in of_first
+    ]
+    costs = sum(len(of_first & task.costs.keys()) for task in tasks.values())
+    assert (sum(runs), costs) == (415, 11)
     assert {name: task.seeds for name, task in tasks.items()} == {
         **{name: [*range(12)] for name in ('fashion', 'scenes', 'recall', 'recall_dt0.01')},
         'long': [0],
@@ -264,6 +278,63 @@ def test_the_primary_endpoint_of_the_second_round(tmp_path):
     assert not (tmp_path / 'none.png').exists()
 
 
+def test_a_family_has_the_size_of_the_protocol():
+    """Comparisons whose runs are missing count, so intervals do not grow when they come."""
+    task = spacing_task()
+    whole = primary_rows(task)
+    del task.runs['exp_trapezoidal'], task.runs['foh_two_sample']
+    part = primary_rows(task)
+    names = 'simultaneous 95 % interval', 'A - B'
+    assert [[row[name] for name in names] for row in part] == [
+        [row[name] for name in names] for row in whole if row['A'] in ('zoh', 'bilinear')
+    ]
+    assert [row['p, Holm'] for row in part] == [
+        f'{min(1, 8 * 2 / 2**8):.4f}' if row['A - B'] == whole[0]['A - B'] else row['p, Holm']
+        for row in part
+    ]
+
+
+@pytest.mark.parametrize(
+    ('loss', 'seeds', 'expected'),
+    [
+        (1.5, 8, ('worse', 'take exact integration where the spacing of tokens varies')),
+        (0.7, 8, ('worse', 'undecided')),
+        (0.2, 8, ('worse, equivalent', 'take zoh')),
+        (0.0, 8, ('equivalent', 'take zoh')),
+        (-0.7, 8, ('better', 'undecided')),
+        (1.5, 5, ('too few pairs', 'undecided')),
+    ],
+)
+def test_the_fixed_rule(loss, seeds, expected):
+    task = spacing_task()
+    rng = np.random.default_rng(1)
+    for arm, runs in task.runs.items():
+        task.runs[arm] = {seed: run for seed, run in runs.items() if seed < seeds}
+        for run in task.runs[arm].values():
+            run['spacings']['2, dt'] = run['metric'] - 20 - loss * (arm == 'zoh')
+            run['spacings']['2, dt'] += rng.normal(0, 0.02)
+    rows = {row['method']: row for row in verdict_rows(task)}
+    assert (rows['zoh']['at 2, dt'], rows['zoh']['what follows']) == expected
+    assert rows['bilinear']['at 2, dt'] in ('equivalent', 'too few pairs')
+    assert not rows['bilinear']['what follows']
+
+
+def test_what_is_complete_is_said():
+    task = spacing_task()
+    rows = state_rows({'spacing_dt1': task})
+    assert [row['runs'].partition(':')[0] for row in rows] == [
+        'spacing', 'spacing_dt1', 'scenes', 'scenes', 'fashion', 'fashion',
+    ]  # fmt: skip
+    assert [row['made'] for row in rows] == ['0', '40', '0', '0', '0', '0']
+    assert rows[1]['planned'] == '80' and rows[1]['complete'] == '8 of 16 seeds'
+    del task.runs['bilinear'][3], task.runs['zoh'][7]
+    assert state_rows({'spacing_dt1': task})[1]['complete'] == '6 of 16 seeds'
+    for arm in SPACED:
+        task.runs[arm] = dict.fromkeys(range(16), task.runs['zoh'][0])
+    assert state_rows({'spacing_dt1': task})[1]['complete'] == 'all'
+    assert state_rows({}) == []
+
+
 def test_runs_of_the_second_round_leave_the_tables_of_the_first(tasks):
     """They are compared among themselves and with round one's, over the seeds that they have."""
     task = tasks['scenes']
@@ -283,6 +354,14 @@ def test_runs_of_the_second_round_leave_the_tables_of_the_first(tasks):
     against_zoh, against_itself = tables['scenes: published']
     assert (against_zoh['B'], against_itself['B']) == ('zoh', 'rk4')
     assert against_itself['A - B'] == '-2.000' and against_itself['pairs'] == '9'
+    (course,) = tables['scenes: course']
+    assert (course['runs'], course['collapsed'], course['stagnating']) == ('9', '0', '0')
+    for seed, metric in ((0, 20.0), (1, 30.0)):  # half of what zoh has is 23.2
+        run = dict(more.runs['rk4_published'][seed], metric=metric)
+        run['curve'] = [*run['curve'][:-1], [4000, metric, 0.3]]
+        more.runs['rk4_published'][seed] = run
+    (course,) = second_tables({'scenes': more})['scenes: course']
+    assert (course['collapsed'], course['stagnating']) == ('1', '2')
     (again,) = tables['scenes: again']
     assert again['same metric'] == '9 of 9' and again['standard deviation'] == '0.000'
 
