@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
+import mmseg
 import pytest
 import torch
 from mmengine.config import Config
@@ -204,13 +205,17 @@ CONCERNED = {
     'The draw is False, it means that the hook for visualization': dict(
         default_hooks=dict(visualization=dict(draw=True))
     ),
+    'TensorFloat32 tensor cores for float32 matrix multiplication available': dict(
+        optim_wrapper=dict(type='OptimWrapper')
+    ),
 }
 
 
 @pytest.mark.parametrize('message', CONCERNED)
 def test_a_false_alarm_is_shown_where_it_is_none(message, logger, capsys):
-    assert len(CONCERNED) == len(FALSE_ALARMS) - 1  # the next test has the other one
-    for cfg, shown in ((dict(), False), (CONCERNED[message], True)):
+    assert len(CONCERNED) == len(FALSE_ALARMS) - 2  # the next tests have the others
+    mixed = dict(optim_wrapper=dict(type='BFloat16OptimWrapper'))
+    for cfg, shown in ((mixed, False), (CONCERNED[message], True)):
         screen = open_screen(Config(cfg))  # as the tools have it
         record = logger.makeRecord('', logging.WARNING, LIBRARY, 1, message, (), None)
         assert (screen.text(record) is not None) == shown
@@ -225,6 +230,25 @@ def test_how_a_loss_averages_matters_where_one_is_computed(logger, capsys):
     expect_no_loss()
     CrossEntropyLoss()
     assert capsys.readouterr().out == ''
+
+
+@pytest.mark.parametrize(
+    ('file', 'shown'),
+    [
+        (mmseg.__file__, False),
+        ('/site/mmdet/models/backbones/trident_resnet.py', False),
+        ('/home/me/project/transforms.py', True),
+        ('/home/me/project/mmseg.py', True),
+    ],
+)
+@pytest.mark.parametrize(
+    'text', ["invalid escape sequence '\\d'", '"\\d" is an invalid escape sequence. Such']
+)
+def test_the_syntax_of_libraries_is_theirs(file, text, shown, logger, capsys):
+    """Python 3.12 warns of it once, before there are compiled files; in 3.14 in other words."""
+    open_screen({}).attach(logger)
+    warnings.showwarning(text, SyntaxWarning, file, 7)
+    assert ('invalid escape sequence' in capsys.readouterr().out) == shown
 
 
 @pytest.mark.parametrize(
@@ -264,6 +288,18 @@ def test_warnings_that_no_handler_takes_go_to_stderr(size, logger, capsys, monke
         f'{"rank 1: " * (size > 1)}WARNING - {text}'
         for text in ('UserWarning: odd (mm/a.py, line 7)', 'native is missing')
     ]
+
+
+@pytest.mark.parametrize('rank', [0, 1])
+def test_what_libraries_warn_of_is_said_by_the_first_process(rank, logger, capsys, monkeypatch):
+    """Each process has the same config; a user's own code may have other data."""
+    monkeypatch.setattr(screen_module, 'get_world_size', lambda: 2)
+    monkeypatch.setattr(screen_module, 'get_rank', lambda: rank)
+    open_screen({}).attach(logger)
+    logger.handlers[0].setLevel(logging.ERROR)
+    for file in (mmseg.__file__, torch.__file__, '/home/me/project/transforms.py'):
+        warnings.showwarning('odd', UserWarning, file, 7)
+    assert capsys.readouterr().err.count('odd') == 3 - 2 * rank
 
 
 def test_a_line_of_stderr_is_written_at_one_go(logger, monkeypatch):

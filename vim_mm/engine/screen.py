@@ -55,6 +55,7 @@ _HEAD = re.compile(r'(?:Iter|Epoch)\((train|val|test)\)\s*(?:\[[^\]]*\])+')
 _FIRST = ('lr', 'eta', 'time', 'memory', 'loss')  # of an interval's line, before what else fits
 _KEYED = (Mapping, Config)  # MMEngine's config is no Mapping
 _TIMES = {'time', 'data_time', 'memory', 'eta'}
+_IN_16_BITS = ('BFloat16OptimWrapper', 'AmpOptimWrapper', 'ApexOptimWrapper')
 
 
 def _uses(cfg: Mapping, *names: str) -> bool:
@@ -106,6 +107,12 @@ FALSE_ALARMS: dict[str, Callable[['Screen'], bool]] = {
     ),
     # No loss is computed.
     r'Default ``avg_non_ignore`` is False': lambda run: not run.learns,
+    # Of a library's text, which Python compiles when it is imported for the first time.
+    rf'SyntaxWarning: .* \((\S*/)?({"|".join(_LIBRARIES)})/': lambda run: True,
+    # Nothing is trained, or in 16 bits: the compiler says it whatever it compiles.
+    r'TensorFloat32 tensor cores for float32 matrix multiplication available': lambda run: (
+        not run.learns or type_name(part(run.cfg, 'optim_wrapper')) in _IN_16_BITS
+    ),
 }
 
 
@@ -211,7 +218,12 @@ def _is_of_library(record: logging.LogRecord) -> bool:
             frame = frame.f_back
         if frame is not None and frame.f_back is not None:
             file = frame.f_back.f_code.co_filename
-    folders = (getattr(sys.modules.get(name), '__path__', None) for name in _LIBRARIES)
+    return _is_in(file, *_LIBRARIES)
+
+
+def _is_in(file: str, *packages: str) -> bool:
+    """Whether a file is of one of these packages, as far as they are imported."""
+    folders = (getattr(sys.modules.get(name), '__path__', None) for name in packages)
     return any(file.startswith(f'{folder[0]}/') for folder in folders if folder)
 
 
@@ -371,13 +383,16 @@ def _log_warning(message, category, filename, lineno, file=None, line=None) -> N
 def _handle(record: logging.LogRecord) -> None:
     """Give a record to the run's logger, or a warning that none of its handlers takes to stderr.
 
-    In processes but the first, MMEngine's logger has a console for errors alone, and no file.
+    In processes but the first, MMEngine's logger has a console for errors alone, and no file. What
+    PyTorch and the libraries warn of there is the config and the machine, as in the first.
     """
     logger = MMLogger.get_current_instance()
     taken = any(record.levelno >= each.level for each in logger.handlers)
     if taken or record.levelno < logging.WARNING:
         logger.handle(record)
     elif _opened is not None and (text := _opened.text(record)) is not None:
+        if get_rank() > 0 and _is_in(record.pathname, *_LIBRARIES, 'torch'):
+            return
         rank = f'rank {get_rank()}: ' if get_world_size() > 1 else ''
         # At one go, which lines of other processes do not come between.
         sys.stderr.write(f'{rank}{text}\n')

@@ -1,8 +1,13 @@
 """What is told of a run that begins."""
 
+import re
+import time
+
 import pytest
 import torch
+from mmengine.hooks import Hook
 
+from tests.engine.optimization.test_graphed_step import GRAPHED, train
 from tests.engine.toy import ToyModel, make_runner
 from vim_mm import accelerate
 from vim_mm.engine.watching import summary
@@ -49,3 +54,33 @@ def test_the_path_is_that_of_the_dtype_of_a_test(amp, told, tmp_path):
     accelerate(model, amp=amp)
     assert any(line.startswith('Method:') for line in summary.describe(runner, 'test'))
     assert {*told} == {torch.bfloat16 if amp else torch.float32}
+
+
+class SlowBeginning(Hook):
+    """Takes two seconds for an iteration that compiles or is recorded, and no time for others."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter < 2:
+            time.sleep(2)
+
+
+def estimates(folder) -> list[str]:
+    (log,) = folder.glob('*/*.log')
+    return re.findall(r'- INFO - (.* more, and validations besides\.)', log.read_text())
+
+
+@pytest.mark.usefixtures('graph_device')
+def test_the_time_to_go_is_that_of_replays(tmp_path):
+    """Neither ours nor MMEngine's estimate has the compilation in it."""
+    slow = [SlowBeginning(), summary.SummaryHook()]
+    steps = dict(steps=8, val_dataloader=None, val_cfg=None, val_evaluator=None)
+    steps |= dict(train_cfg=dict(by_epoch=False, max_iters=8))
+    train(tmp_path, False, custom_hooks=[*slow, GRAPHED], **steps)
+    assert estimates(tmp_path) == [
+        'At the speed of its graphs the training takes 0:00:00 more, and validations besides.'
+    ]
+    (log,) = tmp_path.glob('*/*.log')
+    assert re.search(r'First iteration after [2-9]\.\d s\.\n', log.read_text())
+    train(tmp_path / 'eager', False, custom_hooks=slow, **steps)
+    (told,) = estimates(tmp_path / 'eager')
+    assert re.search(r'at its speed the training takes 0:00:1\d more', told)

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 
 import torch
-from mmengine.hooks import Hook
+from mmengine.hooks import Hook, IterTimerHook
 from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapper
 from torch import nn
 from torch.utils.data import Dataset
 
 from vim_mm.engine.batches.samples import classes_of, leaves
+from vim_mm.engine.optimization.graphed_step import GraphedStepHook
 from vim_mm.models.fused import path_of_layers, summarize_paths
 from vim_mm.models.mamba import Mamba
 from vim_mm.ops.backends import path_of
@@ -22,6 +23,7 @@ from vim_mm.processor import processor_name
 
 _LAST = 'LOWEST'  # after the checks and the hooks that load weights
 _CLASSES = 6  # that are named
+_REPLAYED = 5  # iterations by graphs, by whose time the others are told
 
 
 class SummaryHook(Hook):
@@ -34,6 +36,10 @@ class SummaryHook(Hook):
 
     def __init__(self):
         self._began: float | None = None
+        self._graphs: GraphedStepHook | None = None
+        # The first iteration by whose time the others are told, and when it began.
+        self._steady: int | None = None
+        self._since = 0.0
 
     def before_train(self, runner) -> None:
         """Say what is trained."""
@@ -41,19 +47,34 @@ class SummaryHook(Hook):
         for line in describe(runner, 'train', 'val'):
             say(_wrapped(line))
         say(f'Training started: {_length(runner)}.')
-        self._began = time.monotonic()
+        self._graphs = next((h for h in runner.hooks if isinstance(h, GraphedStepHook)), None)
+        self._began, self._steady = time.monotonic(), None
 
     def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
-        """After the first iteration, say how long all of them take."""
-        if self._began is None:
+        """Say how long the first iteration took, and how long all of them will take.
+
+        Those that compile or are recorded say nothing of the others: with graphs the iterations are
+        told by some that were replayed, in MMEngine's estimates from then on as well.
+        """
+        if self._began is not None:
+            seconds, self._began = time.monotonic() - self._began, None
+            first = f'First iteration after {seconds:.1f} s'
+            if self._graphs is None:
+                runner.logger.info(f'{first}; at its speed {_remaining(runner, seconds)}')
+            else:
+                runner.logger.info(f'{first}.')
+        elif self._graphs is None:
             return
-        seconds, self._began = time.monotonic() - self._began, None
-        # The timer of MMEngine leaves out what came before the loader.
-        eta = runner.message_hub.runtime_info.get('eta', seconds * (runner.max_iters - runner.iter))
-        runner.logger.info(
-            f'First iteration after {seconds:.1f} s; at its speed the training takes '
-            f'{_duration(eta)} more, and validations besides.'
-        )
+        elif self._steady is None:
+            if self._graphs.step.replayed:
+                self._steady, self._since = runner.iter + 1, time.monotonic()
+                for timer in runner.hooks:
+                    if isinstance(timer, IterTimerHook):
+                        timer.time_sec_tot, timer.start_iter = 0, self._steady
+        elif runner.iter + 1 - self._steady == _REPLAYED:
+            seconds = (time.monotonic() - self._since) / _REPLAYED
+            runner.logger.info(f'At the speed of its graphs {_remaining(runner, seconds)}')
+            self._graphs = None
 
     def after_train(self, runner) -> None:
         """Say where the checkpoints are."""
@@ -182,6 +203,13 @@ def _device(model: nn.Module) -> str:
         threads = torch.get_num_threads()
         name = f'{processor_name() or "CPU"}, {threads} thread{"s" * (threads > 1)}'
     return f'{device} ({name})'
+
+
+def _remaining(runner, seconds: float) -> str:
+    """By MMEngine's estimate, which a validation is no part of, or by seconds of an iteration."""
+    left = runner.max_iters - runner.iter - 1
+    eta = runner.message_hub.runtime_info.get('eta', seconds * left)
+    return f'the training takes {_duration(eta)} more, and validations besides.'
 
 
 def _length(runner) -> str:
