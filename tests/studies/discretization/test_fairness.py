@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from multiprocessing import Pipe
 
 import numpy as np
 import pytest
@@ -108,28 +109,15 @@ def test_the_settings_of_a_label_train_its_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(pool, 'load_splits', lambda *_: None)
     monkeypatch.setattr(pool, 'Data', lambda task, *_: task.name)
     monkeypatch.setattr(torch, 'set_num_threads', lambda count: None)
-    waiting, done = Once([Job('recall', 'foh', 5, 'dt0.01'), Job('recall', 'zoh', 6)]), Once([])
+    desk, worker = Pipe()
+    for job in (Job('recall', 'foh', 5, 'dt0.01'), Job('recall', 'zoh', 6), None):
+        desk.send(job)
     plan = Plan(TASKS, tmp_path, tmp_path, tmp_path, run.SETTINGS, None, 'cpu', math.inf, {})
-    pool._work(waiting, done, plan, 0)
+    pool._work(worker, plan, 0)
     assert used == [
         ('foh', 5, run.SETTINGS['dt0.01'], 4000),
         ('zoh', 6, Settings(), 4000),
     ]
-
-
-class Once:
-    """A queue of what is there."""
-
-    def __init__(self, items):
-        self.items = items
-
-    def get(self, timeout):
-        if not self.items:
-            raise pool.queue.Empty
-        return self.items.pop(0)
-
-    def put(self, item):
-        self.items.append(item)
 
 
 def test_a_step_is_that_of_the_protocol(make_data):
