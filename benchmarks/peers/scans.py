@@ -1,9 +1,13 @@
-"""Others' scans, where installed, for ``benchmarks/benchmark_scan.py`` to time beside ours."""
+"""Others' scans, where installed, for ``benchmark_scan`` and ``benchmark_drop_in`` to time."""
 
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from benchmarks.measure.timing import Scan
@@ -11,41 +15,68 @@ from benchmarks.measure.timing import Scan
 # Takes what make_inputs returns and the gradient of the output.
 Peer = Callable[[dict[str, Tensor], Tensor], Scan]
 
+# By distribution: the module with its scan.
+_MODULES = {'mamba_ssm': 'selective_scan_cuda'}
 
-def mamba_ssm_scan(inputs: dict[str, Tensor], grad_out: Tensor) -> Scan:
-    """The CUDA scan of mamba_ssm, which knows ``zoh``, called without its autograd function.
 
-    Its ``fwd`` returns the output before the gate, the states between its chunks, and the output;
-    its ``bwd`` the gradients of u, delta, A, B, C, D, delta_bias and z. Source: csrc/selective_scan
+def raw_scan(extension: Any, inputs: dict[str, Tensor], grad_out: Tensor) -> Scan:
+    """mamba_ssm's CUDA scan, or what stands in its place, called without an autograd function.
+
+    ``fwd`` returns the output before the gate, the states between its chunks, and the output;
+    ``bwd`` the gradients of u, delta, A, B, C, D, delta_bias and z. Source: csrc/selective_scan
     of state-spaces/mamba.
 
     Args:
-        inputs: As :func:`~benchmarks.measure.timing.make_inputs` returns them, on CUDA, not fp64.
+        extension: Has ``fwd`` and ``bwd``.
+        inputs: As :func:`~benchmarks.measure.timing.make_inputs` returns them; for mamba_ssm's own
+            on CUDA, not fp64.
         grad_out: Gradient of the output.
     """
-    import selective_scan_cuda
-
-    x = {name: tensor.detach() for name, tensor in inputs.items()}
-    tensors = tuple(x[name] for name in ('u', 'delta', 'A', 'B', 'C', 'D', 'z', 'delta_bias'))
+    tensors = tuple(x.detach() for x in inputs.values())
 
     def forward() -> tuple:
-        ungated, states, out = selective_scan_cuda.fwd(*tensors, True)
+        ungated, states, out = extension.fwd(*tensors, True)
         return out, ungated, states
 
     def backward(result: tuple) -> list[Tensor]:
         _, ungated, states = result
-        return selective_scan_cuda.bwd(*tensors, grad_out, states, ungated, None, True, False)
+        return extension.bwd(*tensors, grad_out, states, ungated, None, True, False)
 
     return Scan(forward, backward)
 
 
-# By distribution: the module that must be there, and how to run its scan.
-_KNOWN = {'mamba_ssm': ('selective_scan_cuda', mamba_ssm_scan)}
+class RawScanFunction(torch.autograd.Function):
+    """mamba_ssm's ``selective_scan_fn`` over an extension of its, written anew: softplus, gate."""
+
+    @staticmethod
+    def forward(ctx, extension, u, delta, A, B, C, D, z, delta_bias):
+        tensors = (u, delta, A, B, C, D, z, delta_bias)
+        ungated, states, out = extension.fwd(*tensors, True)
+        ctx.extension = extension
+        ctx.save_for_backward(*tensors, states, ungated)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        *tensors, states, ungated = ctx.saved_tensors
+        *gradients, of_bias, of_gate = ctx.extension.bwd(
+            *tensors, grad_out, states, ungated, None, True, False
+        )
+        return None, *gradients, of_gate, of_bias
+
+
+def installed_extensions() -> dict[str, Any]:
+    """The modules with ``fwd`` and ``bwd`` that can be imported, by name of the distribution."""
+    return {
+        name: import_module(module)
+        for name, module in _MODULES.items()
+        if find_spec(module) is not None
+    }
 
 
 def installed_peers() -> dict[str, Peer]:
-    """Those that can be imported, by name."""
-    return {name: scan for name, (module, scan) in _KNOWN.items() if find_spec(module) is not None}
+    """Their scans, which know ``zoh``, by name."""
+    return {name: partial(raw_scan, module) for name, module in installed_extensions().items()}
 
 
 def peer_version(name: str) -> str:

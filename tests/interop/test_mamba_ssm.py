@@ -266,6 +266,67 @@ def test_vims_layers():
     compare_gradients(ours, expected, dict(inputs, A_b=A_b))
 
 
+# As mamba_ssm's and VMamba's own tests have them; gradients get five and ten times as much there.
+TOLERANCES = {
+    torch.float32: dict(rtol=6e-4, atol=2e-3),
+    torch.float16: dict(rtol=3e-3, atol=5e-3),
+    torch.bfloat16: dict(rtol=3e-2, atol=5e-2),
+}
+ON_A_GPU = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device'),
+]
+
+
+@pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=ON_A_GPU)])
+@pytest.mark.parametrize('dtype', TOLERANCES)
+@pytest.mark.parametrize('groups', [1, 2])
+@pytest.mark.parametrize('which', ['selective_scan_fn', 'mamba_ssm', 'core', 'oflex'])
+def test_in_the_tolerances_of_the_peers(which, groups, dtype, device):
+    torch.manual_seed(0)
+    inputs = scan_inputs(groups, dtype)
+    gated = which in ('selective_scan_fn', 'mamba_ssm')
+    if gated:
+        inputs['z'] = leaf(BATCH, CHANNELS, STEPS, dtype=dtype)
+    exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
+    expected, h, _ = true_scan(**exact)
+    grad = torch.randn_like(expected).to(dtype)
+    truth = dict(zip(exact, torch.autograd.grad(expected, [*exact.values()], grad.double())))
+
+    x = {name: tensor.detach().to(device).requires_grad_() for name, tensor in inputs.items()}
+    grad = grad.to(device)
+    u, delta, A, B, C, D, bias, *z = x.values()
+    if which == 'selective_scan_fn':
+        out, state = mamba_ssm.selective_scan_fn(
+            u, delta, A, B, C, D, *z, bias, delta_softplus=True, return_last_state=True
+        )
+        found = torch.autograd.grad(out, [*x.values()], grad)
+    elif which == 'mamba_ssm':
+        given = (u, delta, A, B, C, D, *z, bias)
+        ungated, states, out = mamba_ssm.selective_scan_cuda.fwd(*given, True)
+        found = mamba_ssm.selective_scan_cuda.bwd(*given, grad, states, ungated, None, True, False)
+        state = states[:, :, -1, 1::2]
+    else:
+        kind = getattr(mamba_ssm, f'selective_scan_cuda_{which}')
+        more = [True] if which == 'oflex' else []
+        out, states = kind.fwd(*x.values(), True, 1, *more)
+        found = kind.bwd(*x.values(), grad.to(out.dtype), states, True, 1)
+        state = states[:, :, -1, 1::2]
+
+    tolerance = TOLERANCES[dtype]
+    of_gradients = dict(rtol=5 * tolerance['rtol'], atol=10 * tolerance['atol'])
+    close(out.detach().double().cpu(), expected.detach(), **tolerance)
+    close(state.detach().double().cpu(), h.detach(), **tolerance)
+    for (name, exact_gradient), gradient in zip(truth.items(), found, strict=True):
+        assert gradient.dtype == inputs[name].dtype and gradient.device.type == device
+        torch.testing.assert_close(
+            gradient.double().cpu(),
+            exact_gradient,
+            msg=lambda m, n=name: f'{n}: {m}',
+            **of_gradients,
+        )
+
+
 def test_our_mixer_is_the_same_layer():
     mixer = Mamba(8, d_state=STATES, bimamba_type='none').double()
     x = torch.randn(BATCH, STEPS, 8, dtype=torch.float64)

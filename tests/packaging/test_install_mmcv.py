@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import tarfile
 from importlib.metadata import Distribution
 from pathlib import Path
 
@@ -21,12 +22,21 @@ class Environment:
 
     def pip(self, command: str, *arguments: str, **environment: str) -> None:
         *_, what = arguments
-        self.calls.append((command, what))
-        if command == 'wheel':
-            folder = next(a.partition('=')[2] for a in arguments if a.startswith('--wheel-dir='))
-            (Path(folder) / WHEEL).touch()
+        options = dict(a.partition('=')[::2] for a in arguments)
+        if command == 'download':
+            setup = Path(options['--dest']) / 'setup.py'
+            setup.write_text("cxx = ['-std=c++17']\ncxx += ['-Wall']\n")
+            with tarfile.open(setup.with_name('onedl_mmcv-1.tar.gz'), 'w:gz') as archive:
+                archive.add(setup, 'onedl_mmcv-1/setup.py')
+            setup.unlink()
+        elif command == 'wheel':
+            # The standard is torch's choice.
+            assert (Path(what) / 'setup.py').read_text() == "cxx = []\ncxx += ['-Wall']\n"
+            (Path(options['--wheel-dir']) / WHEEL).touch()
+            what = Path(what).name
         else:
             self.record(what)
+        self.calls.append((command, what))
 
     def record(self, what: str, version: str | None = None) -> None:
         self.metadata.mkdir(parents=True, exist_ok=True)
@@ -52,6 +62,7 @@ class Environment:
 
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
     spec = importlib.util.spec_from_file_location('install_mmcv', SCRIPT)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
@@ -70,7 +81,8 @@ def test_without_operators_from_source_once(environment, monkeypatch):
 def test_operators_are_built_once_and_serve_every_purpose(environment, monkeypatch):
     wheel = str(environment.script.cache_folder() / WHEEL)
     assert environment.run(monkeypatch, '--with-ops') == [
-        ('wheel', environment.script.REQUIREMENT),
+        ('download', environment.script.REQUIREMENT),
+        ('wheel', 'onedl_mmcv-1'),
         ('install', wheel),
     ]
     assert environment.run(monkeypatch, '--with-ops') == []
@@ -80,7 +92,7 @@ def test_operators_are_built_once_and_serve_every_purpose(environment, monkeypat
 def test_operators_replace_an_mmcv_without(environment, monkeypatch):
     environment.run(monkeypatch)
     calls = environment.run(monkeypatch, '--with-ops')
-    assert [command for command, _ in calls] == ['wheel', 'install']
+    assert [command for command, _ in calls] == ['download', 'wheel', 'install']
 
 
 @pytest.mark.parametrize(

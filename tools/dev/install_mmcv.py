@@ -13,6 +13,7 @@ names another requirement than the pinned one: noxfile.py builds the original mm
 import argparse
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -75,6 +76,20 @@ def is_wheel(found: Distribution | None, wheel: Path | None) -> bool:
     return wheel.as_uri() in (found.read_text('direct_url.json') or '')
 
 
+def fetch_source(folder: Path) -> Path:
+    """Downloads mmcv's source, which then compiles in the C++ that the installed torch asks for.
+
+    mmcv asks for C++17, which the headers of torch 2.14 refuse; where no standard is given, torch
+    gives its own.
+    """
+    pip('download', '--no-build-isolation', f'--no-binary={NAME}', f'--dest={folder}', REQUIREMENT)
+    (archive,) = folder.glob('*.tar.gz')
+    shutil.unpack_archive(archive, folder, filter='data')
+    (setup,) = folder.glob('*/setup.py')
+    setup.write_text(setup.read_text().replace("['-std=c++17']", '[]'))
+    return setup.parent
+
+
 def build_with_ops(folder: Path) -> Path:
     """Builds the wheel with operators; it enters the cache only when it is complete."""
     print(f'Building {REQUIREMENT} with operators: 15 minutes on 2 cores, once', flush=True)
@@ -88,8 +103,8 @@ def build_with_ops(folder: Path) -> Path:
         environment['CUDA_VISIBLE_DEVICES'] = ''
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        options = ['--no-build-isolation', f'--no-binary={NAME}', f'--wheel-dir={work}']
-        pip('wheel', *options, REQUIREMENT, **environment)
+        source = fetch_source(Path(work))
+        pip('wheel', '--no-build-isolation', f'--wheel-dir={work}', str(source), **environment)
         (built,) = Path(work).glob('*.whl')
         return built.replace(folder / built.name)
 

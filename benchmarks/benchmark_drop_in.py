@@ -1,0 +1,168 @@
+"""Times mamba_ssm's scan beside ours in its place (vim_mm.interop.mamba_ssm), and compares results.
+
+    python benchmarks/benchmark_drop_in.py --device cuda --markdown drop_in.md
+    python benchmarks/benchmark_drop_in.py --batch 1 --dim 8 --seqlen 64 --n_trials 3
+
+``selective_scan_fn`` is a call through autograd, ``fwd`` and ``bwd`` are those of the extension
+selective_scan_cuda, of which ``bwd`` alone is timed. Inputs are those of a Mamba layer, with gate
+and softplus; without ``--batch``, ``--dim`` and ``--seqlen`` of Vim-T at 512 and 1,024 pixels and
+of Mamba-130M. A call is what its caller waits for; a time on the GPU is that inside a CUDA graph.
+Medians. The difference is the largest of the output's and every gradient's, each over its largest
+entry. Where mamba_ssm is not installed, or without a GPU, ours is timed alone.
+"""
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from _command_line import DTYPES, add_run_arguments, add_sizes, end, parse_first, parser_of
+
+SHAPES = ((8, 384, 1024), (2, 384, 4096), (8, 1536, 2048))  # (B, D, L)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = parser_of(__doc__)
+    add_sizes(parser, None, None, None, 16)
+    parser.add_argument('--dtype', choices=DTYPES, default='bf16', help='default: %(default)s')
+    add_run_arguments(parser)
+    args = parser.parse_args()
+    sizes = (args.batch, args.dim, args.seqlen)
+    if any(sizes) and not all(sizes):
+        parser.error('--batch, --dim and --seqlen: expected all of them or none')
+    return args
+
+
+# Above PyTorch, so that --help and a wrong option are answered at once.
+ARGUMENTS = parse_first(parse_args) if __name__ == '__main__' else None
+
+from functools import partial
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from benchmarks.measure.tables import figures, markdown_table, publish
+from benchmarks.measure.timing import (
+    Scan,
+    ScanShape,
+    describe,
+    device_times,
+    environment,
+    make_inputs,
+    wall_times,
+)
+from benchmarks.peers.scans import RawScanFunction, installed_extensions, peer_version, raw_scan
+from benchmarks.scan.errors import relative_error
+from vim_mm.interop import mamba_ssm as drop_in
+from vim_mm.progress import progress
+
+THEIRS, OURS = 'mamba_ssm', 'vim_mm'
+Record = dict[str, Any]
+
+
+def differentiated(function: Any, inputs: dict[str, Tensor], grad_out: Tensor) -> Scan:
+    """A scan whose backward pass runs its forward pass too, as a training step does."""
+    tensors = [*inputs.values()]
+
+    def both(_: object = None) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(function(*tensors), tensors, grad_out)
+
+    def forward() -> tuple:
+        with torch.no_grad():
+            return (function(*tensors),)
+
+    return Scan(forward, both)
+
+
+def scans(
+    theirs: Any, inputs: dict[str, Tensor], grad_out: Tensor
+) -> dict[str, tuple[tuple[str, str], dict[str, Scan]]]:
+    """By function: what its two passes are called, and its scan by library."""
+    functions = {OURS: partial(drop_in.selective_scan_fn, delta_softplus=True)}
+    extensions = {OURS: drop_in.selective_scan_cuda}
+    if theirs is not None:
+        functions = {THEIRS: partial(RawScanFunction.apply, theirs), **functions}
+        extensions = {THEIRS: theirs, **extensions}
+    return {
+        'selective_scan_fn': (
+            ('forward', 'forward and backward'),
+            {name: differentiated(f, inputs, grad_out) for name, f in functions.items()},
+        ),
+        'selective_scan_cuda': (
+            ('fwd', 'bwd'),
+            {name: raw_scan(x, inputs, grad_out) for name, x in extensions.items()},
+        ),
+    }
+
+
+def differences(scans: dict[str, Scan]) -> tuple[float, float]:
+    """Ours and theirs: of the output, and the largest of the gradients."""
+    (theirs, of_theirs), (ours, of_ours) = (
+        (result[0], scan.backward(result))
+        for scan in (scans[THEIRS], scans[OURS])
+        for result in [scan.forward()]
+    )
+    gradients = zip(of_ours, of_theirs, strict=True)
+    return (
+        relative_error(ours.float(), theirs.float()),
+        max(relative_error(a.float(), b.float()) for a, b in gradients),
+    )
+
+
+def records_of(args: argparse.Namespace, theirs: Any) -> Iterator[Record]:
+    """One record for each shape, function, pass and library."""
+    given = (args.batch, args.dim, args.seqlen)
+    for sizes in progress([given] if args.batch else [*SHAPES], 'shapes'):
+        inputs = make_inputs(ScanShape(*sizes, args.dstate, args.dtype), args.device)
+        grad_out = torch.randn_like(inputs['u'])
+        for function, (passes, of_library) in scans(theirs, inputs, grad_out).items():
+            differ = differences(of_library) if len(of_library) == 2 else (None, None)
+            for index, (label, difference) in enumerate(zip(passes, differ, strict=True)):
+                for library, scan in of_library.items():
+                    result = scan.forward()
+                    run = partial(scan.backward, result) if index else scan.forward
+                    record = {'function': function, 'pass': label, 'library': library}
+                    record |= {'batch': sizes[0], 'dim': sizes[1], 'seqlen': sizes[2]}
+                    record['call'] = median(wall_times(run, args.n_trials))
+                    if args.device == 'cuda':
+                        record['gpu'] = gpu_seconds(scan, bool(index), args.n_trials)
+                    yield record | {'difference': difference}
+
+
+def gpu_seconds(scan: Scan, backward: bool, trials: int) -> float:
+    """Of a pass alone; the forward pass that a backward one needs runs outside of its graph."""
+
+    def prepare() -> Any:
+        result = scan.forward()
+        return partial(scan.backward, result) if backward else scan.forward
+
+    return median(device_times(prepare, trials))
+
+
+def report(records: list[Record]) -> str:
+    """A row for each shape, function and pass, times in microseconds."""
+    rows: dict[tuple, dict[str, str]] = {}
+    for r in records:
+        sizes = f'({r["batch"]}, {r["dim"]}, {r["seqlen"]})'
+        case = {'function': r['function'], 'pass': r['pass'], '(B, D, L)': sizes}
+        row = rows.setdefault((*case.values(),), case)
+        for key, label in (('call', 'call'), ('gpu', 'on the GPU')):
+            if key in r:
+                row[f'{r["library"]}, {label}'] = figures(1e6 * r[key])
+        if r['difference'] is not None and r['library'] == OURS:
+            row['difference'] = f'{r["difference"]:.1e}'
+    return markdown_table([*rows.values()])
+
+
+def main(args: argparse.Namespace) -> None:
+    torch.set_num_threads(args.threads or torch.get_num_threads())
+    theirs = installed_extensions().get(THEIRS) if args.device == 'cuda' else None
+    facts = environment(args.device)
+    facts[THEIRS] = peer_version(THEIRS) if theirs is not None else 'not timed'
+    records = [*records_of(args, theirs)]
+    result = {'environment': facts, 'n_trials': args.n_trials, 'units': 'seconds'}
+    publish(args, f'{describe(facts)}\n\n{report(records)}', result | {'records': records})
+
+
+if __name__ == '__main__':
+    end(main, ARGUMENTS)

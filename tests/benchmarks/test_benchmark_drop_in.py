@@ -1,0 +1,72 @@
+"""The benchmark of drop-ins, with ours in the place of mamba_ssm's extension as well."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from benchmarks.measure.timing import ScanShape, make_inputs
+from benchmarks.peers.scans import RawScanFunction
+from tests.scripts import load
+from vim_mm.interop import mamba_ssm
+
+SIZES = ['--batch', '2', '--dim', '6', '--seqlen', '10', '--dstate', '3', '--n_trials', '1']
+
+
+@pytest.fixture(scope='module')
+def tool():
+    return load('benchmarks/benchmark_drop_in.py')
+
+
+def arguments_of(tool, monkeypatch, *more):
+    monkeypatch.setattr(sys, 'argv', ['tool', *SIZES, *more])
+    return tool['parse_args']()
+
+
+def test_the_function_over_an_extension_has_every_gradient():
+    inputs = make_inputs(ScanShape(2, 6, 10, 3, 'fp64'), 'cpu')
+    tensors = [*inputs.values()]
+    ours = mamba_ssm.selective_scan_fn(*tensors, delta_softplus=True)
+    written = RawScanFunction.apply(mamba_ssm.selective_scan_cuda, *tensors)
+    torch.testing.assert_close(written, ours)
+    grad = torch.randn_like(ours)
+    expected = torch.autograd.grad(ours, tensors, grad)
+    for name, one, two in zip(inputs, torch.autograd.grad(written, tensors, grad), expected):
+        torch.testing.assert_close(one, two, msg=lambda m, n=name: f'{n}: {m}')
+
+
+def test_results_that_differ_are_told(tool, monkeypatch):
+    class Halved:
+        fwd = staticmethod(mamba_ssm.selective_scan_cuda.fwd)
+
+        @staticmethod
+        def bwd(*arguments):
+            return [x / 2 for x in mamba_ssm.selective_scan_cuda.bwd(*arguments)]
+
+    args = arguments_of(tool, monkeypatch, '--dtype', 'fp32')
+    for extension, wrong in ((mamba_ssm.selective_scan_cuda, 0.0), (Halved, 1.0)):
+        records = [*tool['records_of'](args, extension)]
+        assert [r['library'] for r in records] == ['mamba_ssm', 'vim_mm'] * 4
+        assert all(r['call'] > 0 for r in records)
+        for r in records:
+            expected = wrong if r['pass'] in ('bwd', 'forward and backward') else 0
+            assert abs(r['difference'] - expected) < 1e-5, r
+        row = tool['report'](records).splitlines()[-1]
+        assert 'bwd' in row and (f'{wrong:.1e}' in row or not wrong)
+
+
+def test_without_mamba_ssm_ours_is_timed(tool, tmp_path, monkeypatch, capsys):
+    out = tmp_path / 'drop_in.json'
+    tool['main'](arguments_of(tool, monkeypatch, '--out', str(out)))
+    records = json.loads(out.read_text())['records']
+    assert {(r['function'], r['pass'], r['library']) for r in records} == {
+        ('selective_scan_fn', 'forward', 'vim_mm'),
+        ('selective_scan_fn', 'forward and backward', 'vim_mm'),
+        ('selective_scan_cuda', 'fwd', 'vim_mm'),
+        ('selective_scan_cuda', 'bwd', 'vim_mm'),
+    }
+    assert 'mamba_ssm not timed' in capsys.readouterr().out
+    monkeypatch.setattr(sys, 'argv', ['tool', '--batch', '2'])
+    with pytest.raises(SystemExit):
+        tool['parse_args']()
