@@ -266,6 +266,31 @@ def test_vims_layers():
     compare_gradients(ours, expected, dict(inputs, A_b=A_b))
 
 
+def test_flags_count_by_their_truth():
+    u, delta, A, B, C, D, bias = scan_inputs().values()
+    plain = mamba_ssm.selective_scan_fn(u, delta, A, B, C, D, None, bias)
+    none = mamba_ssm.selective_scan_fn(
+        u, delta, A, B, C, D, z=None, delta_bias=bias, delta_softplus=None, return_last_state=None
+    )  # as MambaVision calls it
+    assert torch.equal(none, plain)
+    out, state = mamba_ssm.selective_scan_fn(u, delta, A, B, C, D, None, bias, 1, 1)
+    y, h, _ = true_scan(u, delta, A, B, C, D, bias)
+    close(out, y)
+    close(state, h)
+    raw = mamba_ssm.selective_scan_cuda
+    grad = torch.randn_like(out)
+    found = [
+        (raw.fwd(*given, flag), raw.bwd(*given, grad, None, None, None, flag, None))
+        for given in [(u, delta, A, B, C, D, None, bias)]
+        for flag in (True, 1)
+    ]
+    for one, two in zip(*(forward + backward for forward, backward in found), strict=True):
+        assert torch.equal(one, two)
+    inputs = inner_inputs()
+    outs = [mamba_ssm.mamba_inner_fn(**inputs, delta_softplus=flag) for flag in (True, 1)]
+    assert torch.equal(*outs)
+
+
 # As mamba_ssm's and VMamba's own tests have them; gradients get five and ten times as much there.
 TOLERANCES = {
     torch.float32: dict(rtol=6e-4, atol=2e-3),

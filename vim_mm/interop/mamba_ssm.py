@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vim_mm import ops
 from vim_mm.errors import UserTypeError, UserValueError
-from vim_mm.ops import causal_conv1d, selective_scan_fn
 from vim_mm.ops.discretization import check_device, check_tensor
 
 __all__ = [
@@ -26,6 +26,27 @@ __all__ = [
     'selective_scan_cuda_oflex',
     'selective_scan_fn',
 ]
+
+
+def selective_scan_fn(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """:func:`vim_mm.ops.selective_scan_fn` of ``zoh``; flags count by their truth, as mamba_ssm's.
+
+    MambaVision passes None for one.
+    """
+    return ops.selective_scan_fn(
+        u, delta, A, B, C, D, z, delta_bias, bool(delta_softplus), bool(return_last_state)
+    )
 
 
 def mamba_inner_fn(
@@ -162,7 +183,7 @@ def _inner(
     if checkpoint_lvl not in (0, 1):
         raise UserValueError(f'checkpoint_lvl must be 0 or 1, got {checkpoint_lvl}')
     x, z = xz.chunk(2, dim=1)
-    u = causal_conv1d(x, conv1d_weight.squeeze(1), conv1d_bias, activation='silu')
+    u = ops.causal_conv1d(x, conv1d_weight.squeeze(1), conv1d_bias, activation='silu')
     projected = F.linear(u.transpose(1, 2), x_proj_weight)  # (B, L, R + 2N)
     rank, states = delta_proj_weight.shape[1], A.shape[1] * (2 if A.is_complex() else 1)
     delta = F.linear(projected[..., :rank], delta_proj_weight)
@@ -174,7 +195,9 @@ def _inner(
     if dt_norm is not None:
         delta = F.rms_norm(delta, dt_norm.shape, dt_norm, eps)
     delta = delta.transpose(1, 2)
-    return selective_scan_fn(u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse=reverse)
+    return ops.selective_scan_fn(
+        u, delta, A, B, C, D, z, delta_bias, bool(delta_softplus), reverse=reverse
+    )
 
 
 def _matrix(
