@@ -43,7 +43,10 @@ class CompiledParts:
                     state[name] = value.contiguous(memory_format=torch.channels_last)
         if isinstance(wrapper, BFloat16OptimWrapper):
             wrapper.keep_bfloat16()
-        self._undo = trace_synchronized_norms(model)
+        # Compiled for another shape, the exchanges of independent layers might have another order:
+        # the images of a detector may differ between processes in size.
+        fixed = not hasattr(model, 'with_fixed_shapes')
+        self._undo = trace_synchronized_norms(model) if fixed else []
         names = [name for name, _ in model.named_children() if name != 'data_preprocessor']
         for part in parts_of(model, of_pictures=True):
             self._undo.append(_compile(part))
