@@ -149,14 +149,14 @@ class _Desk:
         if worker.process.exitcode == 0:
             return
         self.failed, job = True, worker.job
-        if job is None:  # before its first run, as the next one would
-            return
-        say(f'failed, exit code {worker.process.exitcode}: {job}')
-        arm = job.task, job.arm
+        say(f'failed, exit code {worker.process.exitcode}: {job or "before its first run"}')
+        arm = (job.task, job.arm) if job else ('', '')
         self._failures[arm] += 1
-        if self._failures[arm] < _TRIES:
+        if job is None and self._failures[arm] > _TRIES:
+            return  # as the next one would
+        if job is not None and self._failures[arm] < _TRIES:
             self.waiting.appendleft(job)
-        elif self._failures[arm] == _TRIES:
+        elif job is not None and self._failures[arm] == _TRIES:
             say(f'{job.arm} of {job.task} is left out from here on: {_TRIES} of its runs failed')
             others = (other for other in self.waiting if (other.task, other.arm) != arm)
             self.waiting = deque(others)

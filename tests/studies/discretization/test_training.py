@@ -349,6 +349,9 @@ def forked(monkeypatch):
     monkeypatch.setattr(pool, 'Data', lambda *arguments: None)
 
 
+FIGURES = {'metric': 1.0, 'seconds': 1.0}
+
+
 def plan_of(out, device='cpu', deadline=math.inf):
     return Plan(TASKS, out, out, out, {'': Settings()}, None, device, deadline, {})
 
@@ -377,7 +380,7 @@ def test_a_run_that_fails_takes_no_other_with_it(forked, monkeypatch, tmp_path, 
         if arm == 'poly' and not (tmp_path / 'killed').exists():
             (tmp_path / 'killed').touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return result(arm, seed) | {'metric': 1.0, 'seconds': 1.0}
+        return result(arm, seed) | FIGURES
 
     monkeypatch.setattr(pool, 'train', fake)
     arms = ('zoh', 'foh', 'poly', 'rk4')
@@ -390,12 +393,21 @@ def test_a_run_that_fails_takes_no_other_with_it(forked, monkeypatch, tmp_path, 
     assert printed.count('foh of fashion is left out from here on: 3 of its runs failed') == 1
 
 
-def test_processes_that_cannot_begin_end_it(forked, monkeypatch, tmp_path):
+@pytest.mark.parametrize('failures', [1, 100])
+def test_processes_that_cannot_begin(failures, forked, monkeypatch, tmp_path):
+    """One that died is replaced; where all do it ends."""
+    counted = multiprocessing.Value('i', 0)
+
     def fails(*arguments):
-        raise RuntimeError('no GPU')
+        with counted.get_lock():
+            counted.value += 1
+            if counted.value <= failures:
+                raise RuntimeError('no GPU')
 
     monkeypatch.setattr(pool.torch, 'set_num_threads', fails)
-    assert not run_all([Job('fashion', 'zoh', seed) for seed in range(9)], plan_of(tmp_path), 2)
+    monkeypatch.setattr(pool, 'train', lambda arm, seed, *others: result(arm, seed) | FIGURES)
+    assert not run_all([Job('fashion', 'zoh', seed) for seed in range(4)], plan_of(tmp_path), 2)
+    assert len(made(tmp_path)) == (4 if failures == 1 else 0)
 
 
 def test_runs_that_would_not_end_in_time_are_passed_over(forked, monkeypatch, tmp_path):
