@@ -38,6 +38,7 @@ constexpr size_t kStackBytes = 256 << 10;
 struct Barrier {
   int expected = 0;
   std::vector<int> waiting;
+  uint64_t way = 0;  // by which they came
 };
 
 // What the 64 bits of a barrier in shared memory hold: how many arrive in each turn, how many of
@@ -73,6 +74,7 @@ std::vector<std::pair<uint64_t*, int>> waiting_in_shared;  // with their threads
 Words passed[2][32][32];
 const std::function<void()>* kernel_of_launch;
 jmp_buf host;
+const char* failure;  // why the host goes on
 std::minstd_rand random_order;
 bool waited;  // a thread of the launch for the launch before
 
@@ -82,11 +84,17 @@ void can_go_on(int of_block) {
   (of_block / 32 == late_warp ? ready_but_late : ready).push_back(of_block);
 }
 
+// Goes on with the host.
+[[noreturn]] void fail(const char* why) {
+  failure = why;
+  longjmp(host, 1);
+}
+
 // Goes on with any thread that can: kernels must not depend on an order. A late one has to wait
 // till there is no other, or nobody would ever be far enough ahead to overwrite what it reads.
 [[noreturn]] void resume_any() {
   std::vector<int>& those = ready.empty() ? ready_but_late : ready;
-  if (those.empty()) longjmp(host, 1);
+  if (those.empty()) fail(running ? "some threads wait for others that never come" : nullptr);
   std::swap(those[random_order() % those.size()], those.back());
   thread.x = those.back();
   those.pop_back();
@@ -101,6 +109,18 @@ void release_if_complete(Barrier& barrier) {
   if (int(barrier.waiting.size()) < barrier.expected) return;
   std::for_each(barrier.waiting.begin(), barrier.waiting.end(), can_go_on);
   barrier.waiting.clear();
+}
+
+// Of the calls that lead here, from the kernel on: functions keep their frame pointers, and a fiber's are on its stack.
+uint64_t way_here() {
+  const char* const stack = fibers[thread.x].stack.get();
+  uint64_t way = 0;
+  for (auto* frame = static_cast<void**>(__builtin_frame_address(0));;) {
+    const char* const at = reinterpret_cast<const char*>(frame);
+    if (at < stack || at >= stack + kStackBytes - 2 * sizeof *frame) return way;
+    way = way * 31 + reinterpret_cast<uint64_t>(frame[1]);
+    frame = static_cast<void**>(frame[0]);
+  }
 }
 
 void wait_at(Barrier& barrier) {
@@ -126,8 +146,8 @@ void run_block(int threads) {
   ready.clear(), ready_but_late.clear(), waiting_in_shared.clear();
   late_warp = random_order() % (threads / 32);
   running = threads;
-  block_barrier = {threads, {}};
-  std::fill(std::begin(warp_barriers), std::end(warp_barriers), Barrier{32, {}});
+  block_barrier = {threads, {}, 0};
+  std::fill(std::begin(warp_barriers), std::end(warp_barriers), Barrier{32, {}, 0});
   for (int i = 0; i < threads; ++i) {
     Fiber& fiber = fibers[i];
     fiber.exchanges = 0;
@@ -141,9 +161,9 @@ void run_block(int threads) {
     can_go_on(i);
   }
   if (setjmp(host) == 0) resume_any();
-  if (running) {
+  if (failure) {
     fibers.clear();  // they are amid their kernel
-    throw std::logic_error("some threads wait for others that never come");
+    throw std::logic_error(failure);
   }
   for (int i = 0; i < threads; ++i)
     if (!fibers[i].copies.empty()) throw std::logic_error("nobody waited for a copy");
@@ -151,7 +171,12 @@ void run_block(int threads) {
 
 }  // namespace
 
-void wait_for_block() { wait_at(block_barrier); }
+void wait_for_block() {
+  const uint64_t way = way_here();
+  if (block_barrier.waiting.empty()) block_barrier.way = way;
+  else if (block_barrier.way != way) fail("threads of a block wait for it at different places");
+  wait_at(block_barrier);
+}
 void wait_for_warp() { wait_at(warp_barriers[warp()]); }
 bool any_of_block(bool says) {
   static bool any;

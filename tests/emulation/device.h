@@ -35,6 +35,7 @@ namespace emulation {
 extern uint3 thread, block;
 extern dim3 grid, block_size;
 
+// All threads of the block call it at one place of the kernel, as CUDA wants it of __syncthreads.
 void wait_for_block();
 void wait_for_warp();
 // Waits for the block: whether any of its threads says so.

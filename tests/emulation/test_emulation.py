@@ -72,6 +72,7 @@ FLAGS = [
     # What a GPU would not load, or would find something else.
     '-fsanitize=alignment',
     '-fsanitize-undefined-trap-on-error',
+    '-fno-omit-frame-pointer',  # device.cpp looks by which calls a thread has come to a barrier
 ]
 # Variables that nobody wrote are huge, or NaN; compilers know this from GCC 12 and Clang 8 on.
 UNWRITTEN = '-ftrivial-auto-var-init=pattern'
@@ -171,6 +172,15 @@ def test_the_emulated_kernels_run():
     matrices = [torch.rand(1, 1, 2, 65), torch.rand(1, 1, 2, 65)]
     edges = torch.ops.vim_mm.selective_scan_fwd(*tensors, *matrices, *(None,) * 5, True, 0, [0])[2]
     assert edges.shape == (1, 1, 1, 3, 2, 2)
+
+
+def test_a_block_meets_at_one_place():
+    """Each role with a __syncthreads of its own would go well, but CUDA does not promise it."""
+    x = torch.zeros(2)
+    torch.ops.vim_mm_emulated.two_warps(x, False)
+    assert x.tolist() == [1, 1]
+    with pytest.raises(RuntimeError, match='wait for it at different places'):
+        torch.ops.vim_mm_emulated.two_warps(x, True)
 
 
 @each_method

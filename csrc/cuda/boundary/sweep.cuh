@@ -37,7 +37,6 @@ __device__ __forceinline__ void load_sweep(const EdgesArguments& p, const Work& 
   wait_for_previous();
   rows.load(window_of(group), raw);
   rows.load_bias();
-  shared.pipeline.sync();
 #pragma unroll 1
   for (int i = group; i < windows; i += Shape::groups) {
     const int stage = Pipeline<Shape>::stage_of(i);
@@ -120,7 +119,7 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
     });
     return;
   }
-  if (Shape::is_idle()) return shared.pipeline.sync();
+  if (Shape::is_idle()) return;
   wait_for_previous();
   clear_counts(p.counts, p.scan.batch * p.scan.groups * p.chunks, Shape::scan_thread(),
                Shape::scan_threads);
@@ -138,7 +137,6 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
   for (int m = 0; m < Shape::states; ++m) recurrence[m] = Steps(of.a[m]);
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   const int windows = int(work.windows);
-  shared.pipeline.sync();
   const int64_t last = (row * p.chunks + first_chunk<Shape>(work, p) + windows - 1) * states;
   float* edges = static_cast<float*>(p.edges) + last;
   float* other_edges = static_cast<float*>(p.other_edges) + (Method::causal ? 0 : last);

@@ -42,7 +42,7 @@ using emulation::barrier_arrive, emulation::barrier_begin, emulation::barrier_wa
 #endif
 
 // The stages of shared memory between producer warps and those that scan, a window each turn; turns count from
-// 0. In between a block never meets: a warp waits for the window it needs, and may be windows ahead of
+// 0. Once it has begun, a block never meets: a warp waits for the window it needs, and may be windows ahead of
 // another one that does the same.
 template <class Shape>
 class Pipeline {
@@ -51,16 +51,22 @@ class Pipeline {
   static __device__ __forceinline__ uint32_t stage_of(uint32_t turn) {
     return turn % Shape::stages;
   }
-  // Makes the barriers. Then all threads of the block meet before any of them uses one, wherever in the
-  // code they are: what they meet at counts them. Where they meet again, between two turns, all stages
-  // are empty, and what any of them has written all of them see.
+  // Makes the barriers, and waits till they are there. For all threads of the block before their ways part: CUDA
+  // wants one __syncthreads for all of them, and not one in each role's code.
   __device__ __forceinline__ void begin() {
     if (threadIdx.x < Shape::stages) {
       barrier_begin(filled_ + threadIdx.x, Shape::threads);
       barrier_begin(scanned_ + threadIdx.x, Shape::scan_threads);
     }
+    if (threadIdx.x == 0) barrier_begin(&met_, Shape::producer_threads);
+    __syncthreads();
   }
-  __device__ __forceinline__ void sync() const { __syncthreads(); }
+  // All producers meet here once, between two turns, wherever in their code they are. Then all stages are empty,
+  // and what any of them has written all of them see.
+  __device__ __forceinline__ void producers_meet() {
+    barrier_arrive(&met_);
+    barrier_wait(&met_, 0);
+  }
   __device__ __forceinline__ void producer_commit(int turn) { signal(filled_, turn); }
   __device__ __forceinline__ void consumer_wait(int turn) { wait(filled_, turn); }
   __device__ __forceinline__ void consumer_release(int turn) { signal(scanned_, turn); }
@@ -74,7 +80,7 @@ class Pipeline {
   static __device__ __forceinline__ void wait(uint64_t* barriers, int turn) {
     barrier_wait(barriers + stage_of(turn), uint32_t(turn) / Shape::stages % 2);
   }
-  uint64_t filled_[Shape::stages], scanned_[Shape::stages];
+  uint64_t filled_[Shape::stages], scanned_[Shape::stages], met_;
 };
 
 }  // namespace VIM_MM_ISA

@@ -89,7 +89,6 @@ __device__ __forceinline__ void scan_states_both_ways(const ForwardArguments& p,
   const LanePlaces<Shape, operand> places(lane);
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
   const bool inside = lane.channel < work.channels && lane.state(0) < states;
-  shared.pipeline.sync();
 
   // Of the window at hand, where what enters it is, and what its pieces have across them.
   const int64_t first = row * p.chunks + window_of<leg>(work, begin);

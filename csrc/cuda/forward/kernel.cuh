@@ -47,7 +47,6 @@ __device__ __forceinline__ void scan_states(const ForwardArguments& p, const Wor
   for (int m = 0; m < Shape::states; ++m) recurrence[m] = Steps(of.a[m]);
   const LanePlaces<Shape, operand> places(lane);
   const int64_t row = work.row(p.scan, lane.channel), states = p.scan.states;
-  shared.pipeline.sync();
   float* edges = static_cast<float*>(p.edges) + row * p.chunks * states;
   if constexpr (is_split<Shape>) {
     enter_split(p, work, row, of);
@@ -202,9 +201,8 @@ __global__ void __launch_bounds__(Shape::all_threads, Shape::min_blocks)
         });
       });
     });
-  } else if (Shape::is_idle()) {
-    each_leg<Method>([&](auto) { shared.pipeline.sync(); });
-  } else {
+  } else if (!Shape::is_idle()) {
+    __syncwarp();  // says that warps are whole, or ptxas asks for that in the loops, ahead of tensor cores
     using std::integral_constant;
     const auto scan = [&](auto operand) VIM_MM_INLINED {
       constexpr Operand how = decltype(operand)::value;

@@ -64,14 +64,17 @@ __device__ __forceinline__ void load_and_store(const ForwardArguments& p, const 
   constexpr int count = Rows::count, width = Rows::width, groups = Shape::groups;
   const int begin = first_turn<leg>(work), end = begin + int(work.windows);
   const int first = begin + Shape::group();
-  if (first >= end) return shared.pipeline.sync();
+  if (first >= end) {
+    if (leg == Leg::forth) shared.pipeline.producers_meet();
+    return;
+  }
   Rows rows(scan, work, scan.u, matrices + unread, false);
   typename Rows::Raw raw;
   wait_for_previous();
   rows.load(window_of<leg>(work, first), raw);
   rows.load_bias();
-  // Now that what it takes longest to get is on its way. On the way forth all first sums of this block are there.
-  shared.pipeline.sync();
+  // Now that what it takes longest to get is on its way: what all producers have left on the way back is there.
+  if (leg == Leg::forth) shared.pipeline.producers_meet();
   const auto fill = [&](int turn, bool whole) VIM_MM_INLINED {
     rows.fill(
         shared.inputs[shared.pipeline.stage_of(turn)], window_of<leg>(work, turn), raw,
