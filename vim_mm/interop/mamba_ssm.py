@@ -231,12 +231,11 @@ def _forward(
     out, state = selective_scan_fn(
         u, delta, A, B, C, D, None, delta_bias, delta_softplus, return_last_state=True
     )
-    dt = delta.to(state.real.dtype if state.is_complex() else state.dtype)
-    if delta_bias is not None:
-        dt = dt + delta_bias[:, None]
+    dtype = state.real.dtype
+    dt = delta if delta_bias is None else delta + delta_bias.to(dtype)[:, None]
     if delta_softplus:
-        dt = F.softplus(dt)
-    decay = torch.exp(dt.sum(-1, keepdim=True) * A)
+        dt = F.softplus(dt.to(dtype))
+    decay = torch.exp(dt.sum(-1, keepdim=True, dtype=dtype) * A)
     return out, torch.stack([decay.to(state.dtype), state], dim=-1).flatten(2).unsqueeze(2)
 
 
@@ -286,8 +285,8 @@ def _check_like_u(name: str, x: Any, u: Tensor) -> None:
 
 
 def _gate(out: Tensor, z: Tensor) -> Tensor:
-    dtype = torch.promote_types(out.dtype, torch.float32)
-    return (out.to(dtype) * F.silu(z.to(dtype))).to(out.dtype)
+    gate = F.silu(z.to(torch.promote_types(out.dtype, torch.float32)))
+    return torch.mul(out, gate, out=torch.empty_like(out))  # rounded once, in one pass
 
 
 def _bwd(u, delta, A, B, C, D, z, delta_bias, dout, x, out, dz, delta_softplus, recompute_out_z):
