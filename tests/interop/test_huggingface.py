@@ -216,6 +216,19 @@ def test_timm_names_carry_the_method():
     assert mixers and {m.discretization_method for m in mixers} == {'foh'}
 
 
+def reads_what_it_saved(model, folder):
+    model.eval().save_pretrained(folder)
+    saved = load_file(folder / 'model.safetensors')
+    assert sum(name.endswith('mixer.out_proj.weight') for name in saved) == 4
+    read, report = type(model).from_pretrained(folder, output_loading_info=True)
+    assert not report['missing_keys'] and not report['unexpected_keys']
+    for (name, one), two in zip(
+        model.state_dict().items(), read.state_dict().values(), strict=True
+    ):
+        assert torch.equal(one, two), name
+    return read.eval()
+
+
 @pytest.mark.slow
 def test_upernet(tmp_path):
     backbone = VimConfig(**SMALL, discretization_method='rk4', out_indices=[0, 1, 2, 3])
@@ -226,15 +239,14 @@ def test_upernet(tmp_path):
     model = transformers.UperNetForSemanticSegmentation(config)
     train_a_step(model, pixel_values=images(), labels=torch.randint(5, (2, 64, 64)))
     assert len(model(images(), output_hidden_states=True).hidden_states) == 5
-    model.save_pretrained(tmp_path)
-    read = transformers.UperNetForSemanticSegmentation.from_pretrained(tmp_path)
+    read = reads_what_it_saved(model, tmp_path)
     assert read.backbone.backbone.layers[0].mixer.discretization_method == 'rk4'
     x = images()
     torch.testing.assert_close(read.eval()(x).logits, model.eval()(x).logits)
 
 
 @pytest.mark.slow
-def test_detr():
+def test_detr(tmp_path):
     config = transformers.DetrConfig(
         backbone_config=VimConfig(**SMALL), d_model=32, encoder_layers=1, decoder_layers=1,
         encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32,
@@ -243,10 +255,27 @@ def test_detr():
     target = dict(class_labels=torch.tensor([1]), boxes=torch.tensor([[0.5, 0.5, 0.2, 0.2]]))
     model = transformers.DetrForObjectDetection(config)
     train_a_step(model, pixel_values=images(), labels=[target, target])
+    reads_what_it_saved(model, tmp_path)
 
 
 @pytest.mark.slow
-def test_mask2former():
+@pytest.mark.parametrize('family', ['RTDetr', 'DFine'])
+def test_its_successors(family, tmp_path):
+    backbone = VimConfig(**SMALL, pyramid_channels=16, out_indices=[1, 2, 3])
+    config = getattr(transformers, f'{family}Config')(
+        backbone_config=backbone, encoder_hidden_dim=32, encoder_in_channels=[16, 16, 16],
+        encoder_ffn_dim=32, encoder_attention_heads=2, d_model=32, decoder_layers=2,
+        decoder_ffn_dim=32, decoder_attention_heads=2, decoder_in_channels=[32, 32, 32],
+        num_queries=5, num_denoising=0,
+    )  # fmt: skip
+    model = getattr(transformers, f'{family}ForObjectDetection')(config)
+    read = reads_what_it_saved(model, tmp_path)
+    x = images()
+    torch.testing.assert_close(read(x).logits, model(x).logits)
+
+
+@pytest.mark.slow
+def test_mask2former(tmp_path):
     config = transformers.Mask2FormerConfig(
         backbone_config=VimConfig(**SMALL, pyramid_channels=16), feature_size=32,
         mask_feature_size=32, hidden_dim=32, encoder_feedforward_dim=32, dim_feedforward=32,
@@ -256,6 +285,7 @@ def test_mask2former():
     masks, classes = torch.ones(1, 64, 64), torch.tensor([1])
     inputs = dict(pixel_values=images(), mask_labels=[masks] * 2, class_labels=[classes] * 2)
     train_a_step(model, **inputs)
+    reads_what_it_saved(model, tmp_path)
 
 
 def test_stages_of_a_pyramid():

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from transformers import AutoBackbone, AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.backbone_utils import BackboneConfigMixin, BackboneMixin
+from transformers.conversion_mapping import register_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
 from transformers.modeling_outputs import BackboneOutput
 from transformers.utils import can_return_tuple
 
@@ -231,6 +233,17 @@ def _note_values(weights: Iterable[Tensor]) -> None:
             weight._is_hf_initialized = True
 
 
+class _OwnName(WeightRenaming):
+    """Gives weights back the name in the file, which DETR, RT-DETR and D-FINE change on reading."""
+
+    def reverse_transform(self) -> '_OwnName':
+        return self  # saving meets no such name
+
+
+# Theirs is for every out_proj of the model, as if the mixers' were of their attention.
+register_checkpoint_conversion_mapping(
+    VimConfig.model_type, [_OwnName(r'mixer\.o_proj', 'mixer.out_proj')], overwrite=True
+)
 AutoConfig.register(VimConfig.model_type, VimConfig)
 AutoBackbone.register(VimConfig, VimBackbone)
 AutoModel.register(VimConfig, VimBackbone)
