@@ -234,13 +234,13 @@ def _note_values(weights: Iterable[Tensor]) -> None:
 
 
 class _OwnName(WeightRenaming):
-    """Gives weights back the name in the file, which DETR, RT-DETR and D-FINE change on reading."""
+    """Gives weights back the name that they have in the file, which DETR changes on reading."""
 
     def reverse_transform(self) -> '_OwnName':
         return self  # saving meets no such name
 
 
-# Theirs is for every out_proj of the model, as if the mixers' were of their attention.
+# DETR renames every out_proj of the model, as if the mixers' were of its attention.
 register_checkpoint_conversion_mapping(
     VimConfig.model_type, [_OwnName(r'mixer\.o_proj', 'mixer.out_proj')], overwrite=True
 )
