@@ -116,23 +116,24 @@ __global__ void __launch_bounds__(kThreads)
   for (int k = 0; k < 6; ++k) out[k * n + i] = values[k];
 }
 
-// A thread has a word.
+// A thread has eight steps, a byte of their word, so that few rows fill more than a block or two.
+constexpr int kSteps = 8, kBytes = kChunk / kSteps;
+
 __global__ void __launch_bounds__(kThreads)
-    cuts_kernel(View reset, int64_t batch, int64_t steps, uint64_t* cuts) {
+    cuts_kernel(View reset, int64_t batch, int64_t steps, uint8_t* cuts) {
   const int64_t words = (steps + kChunk - 1) / kChunk + 1;
-  const int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x;
-  if (i >= batch * 2 * words) return;
-  const int64_t first = i % words * kChunk, b = i / words / 2;
-  const bool reverse = i / words % 2;
-  uint64_t word = 0;
-#pragma unroll 16
-  for (int k = 0; k < kChunk; ++k) {
+  const int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x, word = i / kBytes;
+  if (word >= batch * 2 * words) return;
+  const int64_t first = word % words * kChunk + i % kBytes * kSteps, b = word / words / 2;
+  const bool reverse = word / words % 2;
+  uint8_t byte = 0;
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k) {
     // In reverse a sequence begins with the step before in scan order, and nothing before the first one.
     const int64_t step = first + k, t = reverse ? steps - step : step;
-    if (step < steps && t < steps && reset.data[b * reset.batch + t * reset.last])
-      word |= uint64_t(1) << k;
+    if (step < steps && t < steps && reset.data[b * reset.batch + t * reset.last]) byte |= 1 << k;
   }
-  cuts[i] = word;
+  cuts[i] = byte;
 }
 
 }  // namespace
@@ -140,8 +141,8 @@ __global__ void __launch_bounds__(kThreads)
 void find_cuts(const View& reset, int64_t batch, int64_t steps, uint64_t* cuts, void* stream) {
   const int64_t words = batch * 2 * ((steps + kChunk - 1) / kChunk + 1);
   if (words == 0) return;
-  enqueue(cuts_kernel, grid_of((words + kThreads - 1) / kThreads), kThreads, 0, stream, reset,
-          batch, steps, cuts);
+  enqueue(cuts_kernel, grid_of((words * kBytes + kThreads - 1) / kThreads), kThreads, 0, stream,
+          reset, batch, steps, reinterpret_cast<uint8_t*>(cuts));
 }
 
 void sum_in_order(const Sums& sums, void* stream) {
