@@ -20,7 +20,7 @@ from studies.discretization.training import Settings, train
 from vim_mm.progress import progress, say
 
 _MARGIN = 1.1  # a run may take this much longer than the longest of its arm before
-_TRIES = 3  # of an arm; when that many of its runs have failed in a row it is left out
+_FAILURES = 3  # so many different runs of an arm and setting, in a row, leave out its others
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ def run_all(jobs: list[Job], plan: Plan, workers: int) -> bool:
     """Make the runs in order until all are made or the time is over.
 
     A run that is not likely to end in time is passed over for later ones that are. A process that
-    dies costs its run alone, which is made once more.
+    dies costs its run alone, which is made once more after all others. Where three different runs
+    of an arm and setting fail, and none is made between them, its others are left out.
 
     Args:
         jobs (list): What to run.
@@ -73,6 +74,14 @@ def run_all(jobs: list[Job], plan: Plan, workers: int) -> bool:
     for _ in progress(iter(desk.one_more, False), 'runs', len(jobs)):
         pass
     return not desk.failed
+
+
+_Kind = tuple[str, str, str]
+
+
+def _kind(job: Job) -> _Kind:
+    """What runs have in common that take equally long and fail for one reason."""
+    return job.task, job.arm, job.label
 
 
 @dataclass
@@ -95,8 +104,10 @@ class _Desk:
     def __init__(self, jobs: Iterable[Job], plan: Plan):
         self.waiting, self.plan, self.failed = deque(jobs), plan, False
         self._workers: dict[Connection, _Worker] = {}
-        self._longest: dict[tuple[str, str], float] = {}  # seconds, by task and arm
-        self._failures: Counter[tuple[str, str]] = Counter()
+        self._longest: dict[_Kind, float] = {}  # seconds
+        self._failed: set[Job] = set()
+        self._failures: Counter[_Kind] = Counter()  # of different runs, in a row
+        self._idle_failures = 0  # of processes before their first run
         self._context = multiprocessing.get_context('spawn')
 
     def start_process(self, gpu: int) -> None:
@@ -118,10 +129,9 @@ class _Desk:
                 continue
             job = worker.job
             if job is not None and line:
-                arm = job.task, job.arm
-                seconds = time.time() - worker.began
-                self._longest[arm] = max(self._longest.get(arm, 0), seconds)
-                self._failures[arm] = 0
+                kind, seconds = _kind(job), time.time() - worker.began
+                self._longest[kind] = max(self._longest.get(kind, 0), seconds)
+                self._failures[kind] = 0
             worker.job, worker.began = self.next_job(), time.time()
             with suppress(OSError):  # it has died, which the next recv says
                 pipe.send(worker.job)
@@ -132,11 +142,11 @@ class _Desk:
         return False
 
     def next_job(self) -> Job | None:
-        """The first run that is likely to end in time; of an arm not seen yet by its task."""
+        """The first run that is likely to end in time; of a kind not seen yet by its task."""
         while self.waiting:
             job = self.waiting.popleft()
-            of_task = [took for (task, _), took in self._longest.items() if task == job.task]
-            expected = self._longest.get((job.task, job.arm), max(of_task, default=0))
+            of_task = [took for (task, *_), took in self._longest.items() if task == job.task]
+            expected = self._longest.get(_kind(job), max(of_task, default=0))
             if self.plan.deadline - time.time() > _MARGIN * expected:
                 return job
         return None
@@ -150,17 +160,27 @@ class _Desk:
             return
         self.failed, job = True, worker.job
         say(f'failed, exit code {worker.process.exitcode}: {job or "before its first run"}')
-        arm = (job.task, job.arm) if job else ('', '')
-        self._failures[arm] += 1
-        if job is None and self._failures[arm] > _TRIES:
-            return  # as the next one would
-        if job is not None and self._failures[arm] < _TRIES:
-            self.waiting.appendleft(job)
-        elif job is not None and self._failures[arm] == _TRIES:
-            say(f'{job.arm} of {job.task} is left out from here on: {_TRIES} of its runs failed')
-            others = (other for other in self.waiting if (other.task, other.arm) != arm)
-            self.waiting = deque(others)
+        if job is not None:
+            self._run_failed(job)
+        else:
+            self._idle_failures += 1
+            if self._idle_failures > _FAILURES:
+                return  # as the next one would
         self.start_process(worker.gpu)
+
+    def _run_failed(self, job: Job) -> None:
+        """Put it at the end, once; the last of several in a row leaves out the others."""
+        if job in self._failed:
+            return
+        self._failed.add(job)
+        kind = _kind(job)
+        self._failures[kind] += 1
+        if self._failures[kind] < _FAILURES:
+            self.waiting.append(job)
+        elif self._failures[kind] == _FAILURES:
+            name, arm, _ = job.key
+            say(f'{arm} of {name} is left out from here on: {_FAILURES} of its runs failed')
+            self.waiting = deque(other for other in self.waiting if _kind(other) != kind)
 
 
 def _work(pipe: Connection, plan: Plan, gpu: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from benchmarks.comparison.results import summary_rows
+from benchmarks.measure.tables import without_empty_columns
 from studies.discretization.models.arms import ROUND_ONE, SPACED
 from studies.discretization.models.other_models import PEERS
 from studies.discretization.study import RUNS, StudyTask, read_detectors, read_results
@@ -27,8 +28,8 @@ from studies.discretization.tables.first import (
     with_costs,
 )
 from studies.discretization.tables.second import (
+    endpoint_rows,
     plot_stiffness,
-    primary_rows,
     second_tables,
     state_rows,
     verdict_rows,
@@ -251,7 +252,7 @@ def spacing_task():
 def test_the_primary_endpoint_of_the_second_round(tmp_path):
     task = spacing_task()
     tables = second_tables({'spacing_dt1': task})
-    rows = tables['spacing_dt1: primary']
+    rows = tables['spacing_dt1: endpoint']
     assert [(row['to'], row['A']) for row in rows] == [
         (to, task.title(arm)) for to in ('2, dt', '8, dt') for arm in SPACED if arm != 'zoh_exact'
     ]
@@ -269,7 +270,7 @@ def test_the_primary_endpoint_of_the_second_round(tmp_path):
     assert [row['loss, A - B'] for row in metric] == ['+0.0100'] + 3 * ['+0.0000']
     # A seed that one arm lacks leaves the comparisons of that arm alone.
     del task.runs['bilinear'][3]
-    rows = second_tables({'spacing_dt1': task})['spacing_dt1: primary']
+    rows = second_tables({'spacing_dt1': task})['spacing_dt1: endpoint']
     assert rows[0]['A - B'] == f'{d.mean():+.3f}'
     levels = {row['method']: row['median'] for row in tables['spacing_dt1: stiffness']}
     assert len(levels) == 5 and levels['zoh'] != levels['zoh_exact']
@@ -281,9 +282,9 @@ def test_the_primary_endpoint_of_the_second_round(tmp_path):
 def test_a_family_has_the_size_of_the_protocol():
     """Comparisons whose runs are missing count, so intervals do not grow when they come."""
     task = spacing_task()
-    whole = primary_rows(task)
+    whole = endpoint_rows(task)
     del task.runs['exp_trapezoidal'], task.runs['foh_two_sample']
-    part = primary_rows(task)
+    part = endpoint_rows(task)
     names = 'simultaneous 95 % interval', 'A - B'
     assert [[row[name] for name in names] for row in part] == [
         [row[name] for name in names] for row in whole if row['A'] in ('zoh', 'bilinear')
@@ -317,6 +318,22 @@ def test_the_fixed_rule(loss, seeds, expected):
     assert (rows['zoh']['at 2, dt'], rows['zoh']['what follows']) == expected
     assert rows['bilinear']['at 2, dt'] in ('equivalent', 'too few pairs')
     assert not rows['bilinear']['what follows']
+
+
+def test_the_fixed_rule_is_of_the_primary_hypothesis_alone():
+    """The other setting of the task has the same endpoint, and no sentences."""
+    tables = second_tables(dict.fromkeys(('spacing', 'spacing_dt1'), spacing_task()))
+    assert [name for name in tables if name.endswith('verdict')] == ['spacing_dt1: verdict']
+    assert tables['spacing: endpoint'] == tables['spacing_dt1: endpoint']
+
+
+def test_rows_of_enough_and_of_too_few_pairs_are_one_table():
+    task = spacing_task()
+    task.runs['zoh'] = {seed: task.runs['zoh'][seed] for seed in range(3)}
+    for rows in (endpoint_rows(task), [*reversed(endpoint_rows(task))]):
+        columns = without_empty_columns(rows)
+        assert {row['p, Holm'] for row in columns if row['A'] == 'zoh'} == {''}
+        assert all(row['p, Holm'] for row in columns if row['A'] != 'zoh')
 
 
 def test_what_is_complete_is_said():
@@ -364,6 +381,8 @@ def test_runs_of_the_second_round_leave_the_tables_of_the_first(tasks):
     assert (course['collapsed'], course['stagnating']) == ('1', '2')
     (again,) = tables['scenes: again']
     assert again['same metric'] == '9 of 9' and again['standard deviation'] == '0.000'
+    assert again['p'] == '1.0000'  # of no family: nothing is corrected or tested besides
+    assert not again.keys() & {'p, Holm', 'TOST, Holm', 'simultaneous 95 % interval'}
 
 
 def test_a_cost_without_memory(tasks):

@@ -353,7 +353,8 @@ FIGURES = {'metric': 1.0, 'seconds': 1.0}
 
 
 def plan_of(out, device='cpu', deadline=math.inf):
-    return Plan(TASKS, out, out, out, {'': Settings()}, None, device, deadline, {})
+    settings = {'': Settings(), 'dt1': Settings(dt_range=(0.01, 1.0))}
+    return Plan(TASKS, out, out, out, settings, None, device, deadline, {})
 
 
 def made(out):
@@ -391,6 +392,62 @@ def test_a_run_that_fails_takes_no_other_with_it(forked, monkeypatch, tmp_path, 
     assert printed.count('failed, exit code 1: ') in (3, 4)  # one may be under way beside the third
     assert printed.count('failed, exit code -9: ') == 1
     assert printed.count('foh of fashion is left out from here on: 3 of its runs failed') == 1
+
+
+def test_one_bad_run_is_made_once_more_and_takes_no_other(forked, monkeypatch, tmp_path, capfd):
+    """At the end, so that others of its arm are made between its failures."""
+
+    def fake(arm, seed, *others):
+        if seed == 1:
+            raise RuntimeError('a bad seed')
+        return result(arm, seed) | FIGURES
+
+    monkeypatch.setattr(pool, 'train', fake)
+    assert not run_all([Job('fashion', 'zoh', seed) for seed in range(5)], plan_of(tmp_path), 1)
+    assert made(tmp_path) == [('zoh', seed) for seed in (0, 2, 3, 4)]
+    printed = capfd.readouterr().out
+    assert printed.count('failed, exit code 1: ') == 2 and 'left out' not in printed
+
+
+def test_runs_that_fail_now_and_then_leave_out_no_arm(forked, monkeypatch, tmp_path, capfd):
+    """Three of a kind do, but only if none is made between."""
+
+    def fake(arm, seed, *others):
+        if seed % 2 and not (tmp_path / f'failed_{seed}').exists():
+            (tmp_path / f'failed_{seed}').touch()
+            raise RuntimeError('out of memory, once')
+        return result(arm, seed) | FIGURES
+
+    monkeypatch.setattr(pool, 'train', fake)
+    assert not run_all([Job('fashion', 'zoh', seed) for seed in range(8)], plan_of(tmp_path), 1)
+    assert made(tmp_path) == [('zoh', seed) for seed in (0, 2, 4, 6, 1, 3, 5, 7)]
+    assert 'left out' not in capfd.readouterr().out
+
+
+def test_an_arm_that_fails_in_one_setting_is_made_in_the_other(
+    forked, monkeypatch, tmp_path, capfd
+):
+    def fake(arm, seed, data, settings, *others):
+        if settings == Settings():
+            raise RuntimeError('these settings')
+        return result(arm, seed, task='spacing') | FIGURES
+
+    monkeypatch.setattr(pool, 'train', fake)
+    jobs = [Job('spacing', 'zoh', seed, label) for label in ('', 'dt1') for seed in range(4)]
+    assert not run_all(jobs, plan_of(tmp_path), 1)
+    assert [(r['label'], r['seed']) for r in read_lines(tmp_path)] == [
+        ('dt1', seed) for seed in range(4)
+    ]
+    printed = capfd.readouterr().out
+    assert printed.count('failed, exit code 1: ') == 3
+    assert printed.count('zoh of spacing is left out from here on: 3 of its runs failed') == 1
+
+
+def test_how_long_a_run_takes_depends_on_its_setting(tmp_path):
+    desk = pool._Desk([Job('spacing', 'zoh', 1, label) for label in ('', 'dt1')], plan_of(tmp_path))
+    desk.plan = replace(desk.plan, deadline=time.time() + 60)
+    desk._longest = {('spacing', 'zoh', ''): 100.0, ('spacing', 'zoh', 'dt1'): 1.0}
+    assert desk.next_job() == Job('spacing', 'zoh', 1, 'dt1')
 
 
 @pytest.mark.parametrize('failures', [1, 100])
