@@ -19,19 +19,19 @@ class Environment:
         self.script = script
         self.metadata = root / 'site-packages/onedl_mmcv.dist-info'
         self.calls = []
+        self.setup = "cxx = ['-std=c++17']\ncxx += ['-Wall']\n"
 
     def pip(self, command: str, *arguments: str, **environment: str) -> None:
         *_, what = arguments
         options = dict(a.partition('=')[::2] for a in arguments)
         if command == 'download':
             setup = Path(options['--dest']) / 'setup.py'
-            setup.write_text("cxx = ['-std=c++17']\ncxx += ['-Wall']\n")
+            setup.write_text(self.setup)
             with tarfile.open(setup.with_name('onedl_mmcv-1.tar.gz'), 'w:gz') as archive:
                 archive.add(setup, 'onedl_mmcv-1/setup.py')
             setup.unlink()
         elif command == 'wheel':
-            # The standard is torch's choice.
-            assert (Path(what) / 'setup.py').read_text() == "cxx = []\ncxx += ['-Wall']\n"
+            self.built = (Path(what) / 'setup.py').read_text()
             (Path(options['--wheel-dir']) / WHEEL).touch()
             what = Path(what).name
         else:
@@ -85,8 +85,33 @@ def test_operators_are_built_once_and_serve_every_purpose(environment, monkeypat
         ('wheel', 'onedl_mmcv-1'),
         ('install', wheel),
     ]
+    assert environment.built == "cxx = []\ncxx += ['-Wall']\n"  # the standard is torch's choice
     assert environment.run(monkeypatch, '--with-ops') == []
     assert environment.run(monkeypatch) == []
+
+
+@pytest.mark.parametrize(
+    ('setup', 'torch', 'refused'),
+    [
+        pytest.param("cxx = ['-O2', '-std=c++17']", '2.14.0+cpu', True, id='other_words'),
+        pytest.param('cxx = ["-std=c++17"]', '2.15.0a0', True, id='other_quotes'),
+        pytest.param("cxx = ['-std=c++14']", '2.11.0+cpu', False, id='torch_takes_it'),
+        pytest.param("cxx = ['-Wall']", '2.14.0+cpu', False, id='no_standard'),
+        pytest.param("cxx = ['-std=c++20']", '2.14.0+cpu', False, id='newer_standard'),
+    ],
+)
+def test_a_standard_that_torch_refuses_is_never_left(
+    setup, torch, refused, environment, monkeypatch
+):
+    environment.setup = setup
+    monkeypatch.setattr(environment.script, 'version', lambda name: torch)
+    if refused:
+        with pytest.raises(SystemExit, match=r"does not hold \['-std=c\+\+17'\]"):
+            environment.run(monkeypatch, '--with-ops')
+        assert [command for command, _ in environment.calls] == ['download']
+    else:
+        environment.run(monkeypatch, '--with-ops')
+        assert environment.built == setup
 
 
 def test_operators_replace_an_mmcv_without(environment, monkeypatch):

@@ -26,6 +26,7 @@ from _command_line import add_debug, end
 PINNED = Path(__file__).parents[2] / 'requirements/mmcv.txt'
 REQUIREMENT = os.environ.get('VIM_MM_MMCV') or PINNED.read_text().strip()
 NAME, VERSION = REQUIREMENT.split('==')
+STANDARD = "['-std=c++17']"  # as mmcv's setup.py asks for it
 
 
 def pip(command: str, *arguments: str, **environment: str) -> None:
@@ -81,12 +82,26 @@ def fetch_source(folder: Path) -> Path:
 
     mmcv asks for C++17, which the headers of torch 2.14 refuse; where no standard is given, torch
     gives its own.
+
+    Raises:
+        SystemExit: mmcv asks for an older standard in other words, and torch refuses it.
     """
     pip('download', '--no-build-isolation', f'--no-binary={NAME}', f'--dest={folder}', REQUIREMENT)
     (archive,) = folder.glob('*.tar.gz')
     shutil.unpack_archive(archive, folder, filter='data')
     (setup,) = folder.glob('*/setup.py')
-    setup.write_text(setup.read_text().replace("['-std=c++17']", '[]'))
+    text = setup.read_text()
+    torch = version('torch')
+    if (
+        STANDARD not in text
+        and '-std=c++1' in text
+        and tuple(map(int, torch.split('.')[:2])) >= (2, 14)
+    ):
+        raise SystemExit(
+            f'setup.py of {REQUIREMENT} does not hold {STANDARD}, which tools/dev/install_mmcv.py '
+            f'takes out of it for torch {torch}: adapt STANDARD there to what that setup.py has.'
+        )
+    setup.write_text(text.replace(STANDARD, '[]'))
     return setup.parent
 
 

@@ -234,13 +234,14 @@ def _note_values(weights: Iterable[Tensor]) -> None:
 
 
 class _OwnName(WeightRenaming):
-    """Gives weights back the name that they have in the file, which DETR changes on reading."""
+    """Gives weights back the name that they have in the file, which DETR and others change."""
 
     def reverse_transform(self) -> '_OwnName':
         return self  # saving meets no such name
 
 
-# DETR renames every out_proj of the model, as if the mixers' were of its attention.
+# DETR, RT-DETR and D-FINE rename every out_proj of the model on reading, as if the mixers' were of
+# their attention.
 register_checkpoint_conversion_mapping(
     VimConfig.model_type, [_OwnName(r'mixer\.o_proj', 'mixer.out_proj')], overwrite=True
 )
