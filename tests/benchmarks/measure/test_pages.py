@@ -146,6 +146,29 @@ def test_the_tables_of_backbones():
         assert cells == times + [shown(r['peak_bytes'] / MIB) for r in runs]
 
 
+def test_the_gains_and_the_memory_of_backbones():
+    """The sentences below their tables."""
+    found = {(r['model'], r['mode'], r['side']): r for r in content('backbones')['records']}
+    sides = sorted({side for _, _, side in found})
+    text = ' '.join((ROOT / PAGE).read_text().split())
+
+    def ratios(figure, over, under):
+        return [found[(*over, s)][figure] / found[(*under, s)][figure] for s in sides]
+
+    deit, convnext = (
+        max(ratios('seconds', (model, 'graph'), (model, 'compiled_graph')))
+        for model in ('DeiT', 'ConvNeXt')
+    )
+    assert f'DeiT-T up to {deit:.1f} times and ConvNeXt-T up to {convnext:.1f} times' in text
+    deit, convnext = (
+        ratios('peak_bytes', ('zoh', 'train'), (model, 'train')) for model in ('DeiT', 'ConvNeXt')
+    )
+    assert (
+        f'{min(deit):.2f} to {max(deit):.2f} times the memory of DeiT-T, and '
+        f"{min(convnext):.1f} to {max(convnext):.1f} of ConvNeXt-T's"
+    ) in text
+
+
 @pytest.mark.parametrize(('column', 'mode'), [(1, 'graph'), (2, 'compiled_graph')])
 def test_the_sizes_from_which_vim_is_faster(column, mode):
     """DeiT-T's by the tool's own rule, to ten pixels; ConvNeXt-T is slower at every size."""
