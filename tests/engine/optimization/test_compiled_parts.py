@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from copy import deepcopy
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ def compiled_calls(monkeypatch):
         assert dynamic is False
 
         def call(*args, **kwargs):
-            seen.append(type(function.__self__).__name__)
+            seen.append(type(args[0] if function.__name__ == 'forward' else function).__name__)
             return function(*args, **kwargs)
 
         return call
@@ -95,6 +96,39 @@ def test_a_forward_that_somebody_gave_is_given_back(compiled_calls):
     model.head.forward = given
     CompiledParts(model, wrapper).remove()
     assert model.head.forward is given
+
+
+@pytest.mark.parametrize(
+    ('size', 'packed', 'traced'), [((8, 8), 0, True), (None, 0, False), ((8, 8), 1, False)]
+)
+def test_norms_are_traced_where_all_images_have_one_size(
+    size, packed, traced, compiled_calls, monkeypatch
+):
+    """Otherwise one process may meet the compiler's limit of shapes, and others not."""
+    seen = []
+    monkeypatch.setattr(compiled_parts, 'trace_synchronized_norms', lambda x: seen.append(x) or [])
+    model, wrapper = make()
+    model.data_preprocessor.size = size
+    if packed:
+        model.with_fixed_shapes = lambda batch: batch
+    CompiledParts(model, wrapper)
+    assert seen == [model] * traced
+
+
+def test_a_copy_computes_by_its_own_weights(compiled_calls):
+    model, wrapper = make()
+    given, x = model.drop.forward, torch.rand(2, 8, 2, 2)
+    model.drop.forward = lambda x: given(x)
+    parts = CompiledParts(model, wrapper)
+    copy = deepcopy(model)
+    torch.nn.init.zeros_(copy.head.weight)
+    for mode in (True, False):
+        copy.train(mode), model.train(mode)
+        assert torch.equal(copy.head(x), copy.head.bias.view(3, 1, 1).expand(2, 3, 2, 2))
+        assert not torch.equal(model.head(x), copy.head(x))
+        assert torch.equal(model.drop(x), x)
+    parts.remove()
+    assert [name for name, module in model.named_modules() if 'forward' in vars(module)] == ['drop']
 
 
 def test_channels_are_last_in_weights_and_in_the_optimizer(compiled_calls):

@@ -12,6 +12,7 @@ Validation and everything else run the parts as they are.
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import MethodType
 
 import torch
 from mmengine.logging import print_log
@@ -43,9 +44,10 @@ class CompiledParts:
                     state[name] = value.contiguous(memory_format=torch.channels_last)
         if isinstance(wrapper, BFloat16OptimWrapper):
             wrapper.keep_bfloat16()
-        # Compiled for another shape, the exchanges of independent layers might have another order:
-        # the images of a detector may differ between processes in size.
-        fixed = not hasattr(model, 'with_fixed_shapes')
+        # Where images differ between processes in size, one process may compile what another runs
+        # eagerly: past the compiler's limit of shapes, say. Their exchanges would not meet.
+        fixed = getattr(model.data_preprocessor, 'size', None) is not None
+        fixed = fixed and not hasattr(model, 'with_fixed_shapes')  # a detector's: objects differ
         self._undo = trace_synchronized_norms(model) if fixed else []
         names = [name for name, _ in model.named_children() if name != 'data_preprocessor']
         for part in parts_of(model, of_pictures=True):
@@ -58,7 +60,7 @@ class CompiledParts:
 
     def remove(self) -> None:
         """Give the parts their own forward passes back."""
-        for undo in self._undo:
+        for undo in reversed(self._undo):  # a part may be a traced layer
             undo()
         self._undo.clear()
 
@@ -90,14 +92,18 @@ def _options() -> dict[str, bool] | None:
 def _compile(part: nn.Module) -> Callable[[], None]:
     """Compile the training of a part, and return what undoes it."""
     plain, given = part.forward, vars(part).get('forward')
+    # What somebody gave knows its module itself.
+    own = getattr(plain, '__self__', None) is part
+    call = plain.__func__ if own else plain
     # Sizes of a training are few; a dynamic one would make the kernels of all slower.
-    compiled = torch.compile(plain, dynamic=False, options=_options())
+    compiled = torch.compile(call, dynamic=False, options=_options())
 
-    def forward(*args, **kwargs):
-        call = compiled if part.training and torch.is_grad_enabled() else plain
-        return call(*args, **kwargs)
+    def forward(part, *args, **kwargs):
+        chosen = compiled if part.training and torch.is_grad_enabled() else call
+        return chosen(part, *args, **kwargs) if own else chosen(*args, **kwargs)
 
-    part.forward = forward
+    # A method, which a copy of the part has of itself.
+    part.forward = MethodType(forward, part)
 
     def undo() -> None:
         if given is None:

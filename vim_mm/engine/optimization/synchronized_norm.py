@@ -6,6 +6,7 @@ the compiler does not look into, and all else are operators that it fuses.
 """
 
 from collections.abc import Callable
+from types import MethodType
 
 import torch
 from mmengine.dist import get_rank, get_world_size
@@ -39,8 +40,9 @@ sum_over_processes.register_autograd(_sum_of_gradients)
 def trace_synchronized_norms(model: nn.Module) -> list[Callable[[], None]]:
     """Let ``torch.compile`` see :func:`synchronized_batch_norm` in place of SyncBN's own forward.
 
-    Calls that are not compiled stay PyTorch's, and so do layers with a process group of their own
-    or with cumulative averages.
+    Calls that are not compiled stay PyTorch's, and so do layers with a process group of their own,
+    with cumulative averages or with a forward of their own. Each process must compile the same
+    calls: images must have one size.
 
     Returns:
         list: What undoes it.
@@ -51,22 +53,21 @@ def trace_synchronized_norms(model: nn.Module) -> list[Callable[[], None]]:
         module
         for module in model.modules()
         if isinstance(module, nn.SyncBatchNorm)
+        and type(module).forward is nn.SyncBatchNorm.forward
+        and 'forward' not in vars(module)
         and module.momentum is not None
         and module.process_group in (None, distributed.group.WORLD)
     ]
     for layer in layers:
-        layer.forward = _traced(layer)
+        # A method, which a copy of the layer has of itself.
+        layer.forward = MethodType(_traced, layer)
     return [lambda layer=layer: delattr(layer, 'forward') for layer in layers]
 
 
-def _traced(layer: nn.SyncBatchNorm) -> Callable[[Tensor], Tensor]:
-    plain = layer.forward
-
-    def forward(x: Tensor) -> Tensor:
-        synchronizes = layer.training and torch.compiler.is_compiling()
-        return synchronized_batch_norm(layer, x) if synchronizes else plain(x)
-
-    return forward
+def _traced(layer: nn.SyncBatchNorm, x: Tensor) -> Tensor:
+    if layer.training and torch.compiler.is_compiling():
+        return synchronized_batch_norm(layer, x)
+    return nn.SyncBatchNorm.forward(layer, x)
 
 
 def synchronized_batch_norm(layer: nn.SyncBatchNorm, x: Tensor) -> Tensor:
@@ -74,7 +75,8 @@ def synchronized_batch_norm(layer: nn.SyncBatchNorm, x: Tensor) -> Tensor:
 
     Args:
         layer: In training, whose running statistics are updated.
-        x: (B, C, ...), floating point; B and what follows C may differ between processes.
+        x: (B, C, ...), floating point; B and what follows C may differ between processes, and
+            B may be 0 in some.
 
     Returns:
         Tensor: Of the shape and dtype of x; computed in float32, float64 of such inputs.
@@ -86,6 +88,8 @@ def synchronized_batch_norm(layer: nn.SyncBatchNorm, x: Tensor) -> Tensor:
     # Each process fills its row: statistics are combined exactly, not by sums of squares.
     rows = F.pad(own[None], (0, 0, get_rank(), processes - 1 - get_rank()))
     means, variances, counts = sum_over_processes(rows).split([channels, channels, 1], dim=1)
+    # Of a process without values they are NaN.
+    means, variances = (torch.where(counts > 0, each, 0) for each in (means, variances))
     total = counts.sum()
     mean = (counts * means).sum(0) / total
     var = (counts * (variances + (means - mean).square())).sum(0) / total
