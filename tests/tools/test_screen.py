@@ -11,12 +11,16 @@ from types import SimpleNamespace
 import mmseg
 import pytest
 import torch
+from mmcv.transforms import RandomApply
 from mmengine.config import Config
+from mmengine.dataset import BaseDataset
 from mmengine.hooks import logger_hook
 from mmengine.logging import MMLogger, print_log
 from mmengine.logging import logger as mmengine_logger
 from mmengine.runner.checkpoint import load_state_dict
 from mmseg.models.losses import CrossEntropyLoss
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from tests.configs.data_on_disk import write_ade20k
 from tests.datasets.idx import write_idx_files
@@ -213,7 +217,7 @@ CONCERNED = {
 
 @pytest.mark.parametrize('message', CONCERNED)
 def test_a_false_alarm_is_shown_where_it_is_none(message, logger, capsys):
-    assert len(CONCERNED) == len(FALSE_ALARMS) - 2  # the next tests have the others
+    assert len(CONCERNED) == len(FALSE_ALARMS) - 1  # the next test has the other
     mixed = dict(optim_wrapper=dict(type='BFloat16OptimWrapper'))
     for cfg, shown in ((mixed, False), (CONCERNED[message], True)):
         screen = open_screen(Config(cfg))  # as the tools have it
@@ -232,13 +236,30 @@ def test_how_a_loss_averages_matters_where_one_is_computed(logger, capsys):
     assert capsys.readouterr().out == ''
 
 
+@pytest.mark.parametrize('amp', [False, True])
+def test_the_hint_at_tf32_is_true_of_predictions_in_float32(amp, logger, capsys):
+    """Whatever the training was in."""
+    open_screen(Config(dict(optim_wrapper=dict(type='BFloat16OptimWrapper'))), amp).attach(logger)
+    expect_no_loss()
+    warnings.showwarning(
+        'TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled.',
+        UserWarning,
+        torch.__file__,
+        7,
+    )
+    assert ('TensorFloat32' in capsys.readouterr().out) == (not amp)
+
+
 @pytest.mark.parametrize(
     ('file', 'shown'),
     [
         (mmseg.__file__, False),
-        ('/site/mmdet/models/backbones/trident_resnet.py', False),
+        (str(Path(mmseg.__file__).parent / 'models' / 'backbones' / 'vit.py'), False),
         ('/home/me/project/transforms.py', True),
         ('/home/me/project/mmseg.py', True),
+        ('/home/me/mmseg/my_transform.py', True),
+        ('/home/me/mmdet/projects/mine.py', True),
+        ('mmseg/my_transform.py', True),
     ],
 )
 @pytest.mark.parametrize(
@@ -300,6 +321,54 @@ def test_what_libraries_warn_of_is_said_by_the_first_process(rank, logger, capsy
     for file in (mmseg.__file__, torch.__file__, '/home/me/project/transforms.py'):
         warnings.showwarning('odd', UserWarning, file, 7)
     assert capsys.readouterr().err.count('odd') == 3 - 2 * rank
+
+
+def _warn_of_a_file(results: dict) -> dict:
+    warnings.warn('odd file of rank 1', stacklevel=2)
+    return results
+
+
+class _Data(BaseDataset):
+    def load_data_list(self):
+        return [dict(img_path='a.png')]
+
+
+class _Direct(Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        warnings.warn('odd file of rank 1', stacklevel=2)
+        return index
+
+
+class _Head(nn.Module):
+    def forward(self, x):
+        warnings.warn('odd file of rank 1', stacklevel=2)
+        return x
+
+
+READ = {
+    'mmengine/dataset': lambda: _Data(pipeline=[_warn_of_a_file])[0],
+    'mmcv/transforms': lambda: RandomApply([_warn_of_a_file], prob=1.0)({}),
+    'torch/utils/data': lambda: next(iter(DataLoader(_Direct()))),
+    'torch/nn/modules/module': lambda: _Head()(1),
+}
+
+
+@pytest.mark.parametrize('caller', READ)
+def test_what_a_process_alone_reads_is_said_by_it(caller, logger, capsys, monkeypatch):
+    """A user's transform warns of a file in the name of its caller, which is a library."""
+    monkeypatch.setattr(screen_module, 'get_world_size', lambda: 2)
+    monkeypatch.setattr(screen_module, 'get_rank', lambda: 1)
+    open_screen({}).attach(logger)
+    logger.handlers[0].setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter('always')
+        warnings.showwarning = screen_module._log_warning
+        READ[caller]()
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if 'odd file' in line]
+    assert caller in line, 'the library calls it by other code'
 
 
 def test_a_line_of_stderr_is_written_at_one_go(logger, monkeypatch):

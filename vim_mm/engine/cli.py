@@ -108,7 +108,7 @@ def read_config(args: Namespace, import_library: bool = True) -> Config:
     if import_library:
         # Before the library, which says much when it is imported.
         if not getattr(args, 'verbose', True):
-            open_screen(cfg)
+            open_screen(cfg, getattr(args, 'amp', False))
         import_task_library(cfg)
         catch_prints()
         check_misspelled(cfg)

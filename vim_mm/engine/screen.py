@@ -54,6 +54,12 @@ _SHOWN = re.compile(r'Evaluating \w+\.\.\.|The best checkpoint with ')
 _HEAD = re.compile(r'(?:Iter|Epoch)\((train|val|test)\)\s*(?:\[[^\]]*\])+')
 _FIRST = ('lr', 'eta', 'time', 'memory', 'loss')  # of an interval's line, before what else fits
 _KEYED = (Mapping, Config)  # MMEngine's config is no Mapping
+# What meets the data: it warns of a file or an image, or calls a user's code that does so in the
+# name of its caller (``stacklevel=2``).
+_WITH_DATA = re.compile(
+    r'/(mmengine/(dataset|evaluator/evaluator\.py)|mmcv/transforms|(mmdet|mmseg|mmpretrain)/datasets'
+    r'|torch/(utils/data/_utils|nn/modules/module\.py))(/|$)'
+)
 _TIMES = {'time', 'data_time', 'memory', 'eta'}
 _IN_16_BITS = ('BFloat16OptimWrapper', 'AmpOptimWrapper', 'ApexOptimWrapper')
 
@@ -107,11 +113,9 @@ FALSE_ALARMS: dict[str, Callable[['Screen'], bool]] = {
     ),
     # No loss is computed.
     r'Default ``avg_non_ignore`` is False': lambda run: not run.learns,
-    # Of a library's text, which Python compiles when it is imported for the first time.
-    rf'SyntaxWarning: .* \((\S*/)?({"|".join(_LIBRARIES)})/': lambda run: True,
-    # Nothing is trained, or in 16 bits: the compiler says it whatever it compiles.
+    # In 16 bits: the compiler says it whatever it compiles.
     r'TensorFloat32 tensor cores for float32 matrix multiplication available': lambda run: (
-        not run.learns or type_name(part(run.cfg, 'optim_wrapper')) in _IN_16_BITS
+        type_name(part(run.cfg, 'optim_wrapper')) in _IN_16_BITS if run.learns else run.amp
     ),
 }
 
@@ -121,14 +125,15 @@ class Screen(logging.Filter):
 
     Args:
         cfg (Mapping): Of the run, which decides what is a false alarm.
+        amp (bool): Whether predictions are made in 16 bits; of a training the config says it.
 
     Attributes:
         learns (bool): Whether losses may be computed, see :func:`expect_no_loss`.
     """
 
-    def __init__(self, cfg: Mapping):
+    def __init__(self, cfg: Mapping, amp: bool = False):
         super().__init__()
-        self.cfg, self.learns = cfg, True
+        self.cfg, self.amp, self.learns = cfg, amp, True
         # What is logged before the run has a file.
         self.early: deque[logging.LogRecord] | None = deque(maxlen=1000)
         self._due: dict[str, tuple[float, float]] = {}  # by stage: next interval, and its patience
@@ -157,7 +162,10 @@ class Screen(logging.Filter):
         """What the screen has of a record, None if nothing."""
         message = record.getMessage()
         if record.levelno >= logging.WARNING:
-            return None if self._is_false_alarm(message) else _with_trace(record, message)
+            # Python compiles a library's text when it is imported for the first time.
+            syntax = message.startswith('SyntaxWarning: ') and _is_in(record.pathname, *_LIBRARIES)
+            hidden = syntax or self._is_false_alarm(message)
+            return None if hidden else _with_trace(record, message)
         if getattr(record, 'is_printed', False):
             return message if self.shows_print(message) else None
         if not _is_of_library(record):
@@ -301,14 +309,15 @@ _opened: Screen | None = None
 _show_warning = warnings.showwarning
 
 
-def open_screen(cfg: Mapping) -> Screen:
+def open_screen(cfg: Mapping, amp: bool = False) -> Screen:
     """Let loggers of this process, and those that runners make later, print to a screen.
 
-    Warnings of Python and of this package's own logger go there as well, and to the run's file.
+    Warnings of Python and of this package's own logger go there as well, and to the run's file. Of
+    the arguments see :class:`Screen`.
     """
     global _opened
     close_screen()
-    _opened = Screen(cfg)
+    _opened = Screen(cfg, amp)
     _opened.attach(MMLogger.get_current_instance())
     warnings.showwarning = _log_warning
     logging.getLogger('vim_mm').addHandler(_FORWARD)
@@ -384,14 +393,16 @@ def _handle(record: logging.LogRecord) -> None:
     """Give a record to the run's logger, or a warning that none of its handlers takes to stderr.
 
     In processes but the first, MMEngine's logger has a console for errors alone, and no file. What
-    PyTorch and the libraries warn of there is the config and the machine, as in the first.
+    PyTorch and the libraries warn of there is the config and the machine, as in the first; but what
+    a process reads is its own.
     """
     logger = MMLogger.get_current_instance()
     taken = any(record.levelno >= each.level for each in logger.handlers)
     if taken or record.levelno < logging.WARNING:
         logger.handle(record)
     elif _opened is not None and (text := _opened.text(record)) is not None:
-        if get_rank() > 0 and _is_in(record.pathname, *_LIBRARIES, 'torch'):
+        file = record.pathname
+        if get_rank() > 0 and _is_in(file, *_LIBRARIES, 'torch') and not _WITH_DATA.search(file):
             return
         rank = f'rank {get_rank()}: ' if get_world_size() > 1 else ''
         # At one go, which lines of other processes do not come between.
