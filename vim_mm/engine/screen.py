@@ -3,7 +3,7 @@
 A tool opens the screen, see :func:`open_screen`; without that, and with ``--verbose``, nothing is
 changed. On the screen are the messages of this package and of a user's own code, what MMEngine says
 of an interval, of a validation and of the best checkpoint, and every warning and error but for
-``FALSE_ALARMS``.
+``FALSE_ALARMS`` and what Python says of the libraries' syntax.
 """
 
 import builtins
