@@ -196,14 +196,14 @@ def compare_many_steps(inputs, scan, reference, **options):
     """Outputs and gradients of a scan against a reference, which is given float64.
 
     A state that hardly decays sums up thousands of steps, and their rounding. So the last state and
-    the gradient of A may be as far from the exact ones as those of ``A + A_ERROR`` are, and beyond
-    that by their bounds.
+    the gradients of A and of the bias, which are sums over all steps, may be as far from the exact
+    ones as those of ``A + A_ERROR`` are, and beyond that by their bounds.
     """
     results = results_and_gradients(scan, inputs, **options)
     wide = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
     shifted = {**wide, 'A': (wide['A'].detach() + A_ERROR).requires_grad_()}
     expected, other = (results_and_gradients(reference, x, **options) for x in (wide, shifted))
-    for name in ('last_state', 'grad_A'):
+    for name in ('last_state', 'grad_A', 'grad_delta_bias'):
         exact, reach = expected[name], (other[name] - expected[name]).abs()
         expected[name] = results[name].double().clamp(exact - reach, exact + reach)
     assert_close(results, expected)
