@@ -10,6 +10,7 @@
 #pragma once
 
 #include "../common/dependent_launch.cuh"
+#include "../common/state_matrix.cuh"
 #include "../sequential/lane.cuh"
 #include "../sequential/splits.cuh"
 
@@ -39,14 +40,9 @@ static_assert(SplitEnds::window == kSplitUnit, "splits are whole windows");
 
 template <class Shape>
 struct SplitEndsShared {
-  using Rows = Stream<float, Shape::channels, Shape, Layout::half>;
-  using States = Stream<float, kStateTile, Shape, Layout::half>;
   RowTile<Shape> dt, drive;
   StateTile<float, Shape> matrix;
   float a[Shape::channels][kStateTile], bias[Shape::channels];
-  // What each thread loads, a window ahead.
-  typename Rows::Held u[Shape::threads], delta[Shape::threads];
-  typename States::Held b[Shape::threads];
 };
 
 // The end of every split but the last one, whose windows are whole.
@@ -55,7 +51,6 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
     split_ends_kernel(const __grid_constant__ ForwardArguments p) {
   static_assert(Method::causal && Method::exponential, "weights are those of sums of step sizes");
   static_assert(Shape::channels == Shape::warps && Shape::segments == 32, "a warp has a channel");
-  static_assert(layout == Layout::half, "what SplitEndsShared has");
   using Steps = LaneRecurrence<Method, layout>;
   using Places = Slots<Shape::channels, Shape, layout>;
   constexpr int count = Places::count, width = Places::width, steps = Shape::steps;
@@ -67,25 +62,6 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   const int states = int(scan.states), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool inside = warp < work.channels;
   wait_for_previous();
-  const Places slots(scan.u, work);
-  const Slots<kStateTile, Shape, layout> state_slots(scan.B, work);
-  typename SplitEndsShared<Shape>::Rows u, delta;
-  typename SplitEndsShared<Shape>::States matrix;
-  const int64_t last_window = work.windows - 1;
-  u.begin(scan.u, work.at(scan.u) + work.offset, slots, work, last_window);
-  delta.begin(scan.delta, work.at(scan.delta) + work.offset, slots, work, last_window);
-  matrix.begin(scan.B, scan.B.data + work.b * scan.B.batch + work.g * scan.B.group + work.offset,
-               state_slots, work, last_window);
-  auto& u_ahead = shared.u[threadIdx.x];
-  auto& delta_ahead = shared.delta[threadIdx.x];
-  auto& b_ahead = shared.b[threadIdx.x];
-  const auto copy_window = [&] {
-    u.template copy<Loads::aligned>(scan.u, slots, work.channels, Shape::window, u_ahead);
-    delta.template copy<Loads::aligned>(scan.delta, slots, work.channels, Shape::window,
-                                        delta_ahead);
-    matrix.template copy<Loads::aligned>(scan.B, state_slots, states, Shape::window, b_ahead);
-  };
-  copy_window();
   if (lane < kStateTile)
     shared.a[warp][lane] =
         inside && lane < states
@@ -94,6 +70,27 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   if (lane == 0)
     shared.bias[warp] = channel_value(scan.delta_bias, scan, work.g, work.first_channel + warp);
   __syncthreads();
+
+  const int64_t last_window = work.windows - 1;
+  const Places slots(scan.u, work);
+  Stream<float, Shape::channels, Shape, layout> drive, delta;
+  drive.begin(scan.u, work.at(scan.u) + work.offset, slots, work, last_window);
+  delta.begin(scan.delta, work.at(scan.delta) + work.offset, slots, work, last_window);
+  StateMatrix<float, Shape, layout> matrix(scan.B, false, work);
+  matrix.begin(work, last_window);
+  const bool whole = work.channels == Shape::channels && states == kStateTile;
+  const auto load_window = [&] {
+    if (whole) {
+      drive.template load<Loads::whole>(scan.u, slots, work.channels, Shape::window);
+      delta.template load<Loads::whole>(scan.delta, slots, work.channels, Shape::window);
+      matrix.load_whole();
+    } else {
+      drive.template load<Loads::aligned>(scan.u, slots, work.channels, Shape::window);
+      delta.template load<Loads::aligned>(scan.delta, slots, work.channels, Shape::window);
+      matrix.load(0, states, Shape::window);
+    }
+  };
+  load_window();
 
   float ends[kStateTile] = {};  // the lane's part
   float later = 0.0f;           // sum of the step sizes of all later windows
@@ -104,41 +101,31 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
   };
 #pragma unroll 1
   for (int64_t window = last_window; window >= 0; --window) {
-    wait_for_all_copies();
-    // In registers, so that the next copies are under way for as long as lanes work.
-    const auto u_held = u_ahead;
-    const auto delta_held = delta_ahead;
-    const auto b_held = b_ahead;
-    if (window > 0) {
-      u.next(-Shape::window * slots.to_step(scan.u));
-      delta.next(-Shape::window * slots.to_step(scan.delta));
-      matrix.next(-Shape::window * state_slots.to_step(scan.B));
-      copy_window();
-    }
     specialize<layout>(scan.u.storage, work.reverse, [&](auto format) {
       using Format = decltype(format);
 #pragma unroll
       for (int k = 0; k < count; ++k) {
-        float dt[width], drive[width];
-        u.template values<Format>(scan.u, k, u_held, drive);
-        delta.template values<Format>(scan.delta, k, delta_held, dt);
+        float dt[width], value[width];
+        drive.template values<Format>(scan.u, k, value);
+        delta.template values<Format>(scan.delta, k, dt);
         const float bias = shared.bias[slots.row(k)];
 #pragma unroll
         for (int i = 0; i < width; ++i) {
           dt[i] = step_size<accuracy_of(layout)>(dt[i], bias, scan.delta_softplus);
-          drive[i] = Steps::drive(dt[i], drive[i]);
+          value[i] = Steps::drive(dt[i], value[i]);
         }
         put(shared.dt, slots, k, dt);
-        put(shared.drive, slots, k, drive);
+        put(shared.drive, slots, k, value);
       }
-#pragma unroll
-      for (int k = 0; k < matrix.count; ++k) {
-        float b[width];
-        matrix.template values<Format>(scan.B, k, b_held, b);
-        put(shared.matrix, state_slots, k, b);
-      }
+      matrix.template commit<Format>(shared.matrix);
     });
     __syncthreads();
+    if (window > 0) {
+      drive.next(-Shape::window * slots.to_step(scan.u));
+      delta.next(-Shape::window * slots.to_step(scan.delta));
+      matrix.next(-1);
+      load_window();
+    }
     float dt[steps], driven[steps];
     load_segment(shared.dt.segment_of_lane(warp), dt);
     load_segment(shared.drive.segment_of_lane(warp), driven);
@@ -169,7 +156,6 @@ __global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)
       for (int n = 0; n < states; ++n) any = any || matters(shared.a[warp][n]);
     if (!__syncthreads_or(any)) break;
   }
-  wait_for_all_copies();
 
 #pragma unroll
   for (int n = 0; n < kStateTile; ++n) ends[n] = sum_over_segments<Shape>(ends[n]);
