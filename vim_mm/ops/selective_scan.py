@@ -123,12 +123,17 @@ def _grouped(inputs: ScanInputs, groups: int) -> ScanInputs:
     """The inputs of ``selective_scan_fn``, their channels split into groups."""
 
     def split(x: Any, dim: int) -> Any:
-        return None if x is None else x.unflatten(dim, (groups, x.shape[dim] // groups))
+        if x is None:
+            return None
+        if groups == 1:  # the same view; a third of unflatten's time on the CPU
+            return x.unsqueeze(dim)
+        return x.unflatten(dim, (groups, x.shape[dim] // groups))
 
     def split_matrix(M: Tensor) -> Tensor:
         if M.dim() == 2:
             return split(M, 0)
-        return (M if M.dim() == 4 else M.unsqueeze(1)).expand(-1, groups, -1, -1)
+        M = M if M.dim() == 4 else M.unsqueeze(1)
+        return M if groups == 1 else M.expand(-1, groups, -1, -1)
 
     return ScanInputs(
         u=split(inputs.u, 1),
@@ -336,9 +341,11 @@ def check_bool(name: str, value: bool) -> None:
 def _deinterleave(inputs: ScanInputs) -> ScanInputs:
     """Real B and C with complex A hold (re, im) pairs along their last axis."""
     u, A = inputs.u, inputs.A
+    if not A.is_complex():
+        return inputs
 
     def complex_matrix(name: str, M: Tensor) -> Tensor:
-        if not A.is_complex() or M.is_complex() or M.dim() not in (3, 4):
+        if M.is_complex() or M.dim() not in (3, 4):
             return M
         _check_real_dtype(name, M, u)
         if M.shape[-1] != 2 * u.shape[-1]:
