@@ -373,6 +373,15 @@ def test_a_label_to_ignore_with_the_padding_of_it():
     check_settings(cfg)
 
 
+def test_labels_of_8_bits_for_a_preprocessor_that_does_not_widen_them():
+    cfg = Config.fromfile(config_path(SEG))
+    cfg.model.data_preprocessor.type = 'SegDataPreProcessor'
+    line = sentence_of(check_settings, cfg)
+    assert line.startswith('train_dataloader.dataset.pipeline: FastPackSegInputs needs'), line
+    cfg.train_dataloader.dataset.pipeline[-1].type = 'PackSegInputs'
+    check_settings(cfg)
+
+
 SEG_LAYOUT = r'sets the place, now data/ade/ADEChallengeData2016, and seg/README.md describes'
 DET_LAYOUT = r'sets the place, now data/coco, and det/README.md describes'
 

@@ -52,6 +52,22 @@ def test_the_same_bits(options, training):
     assert torch.equal(data['inputs'][0], given['inputs'][0])
 
 
+def test_labels_of_8_bits_become_those_of_64():
+    wide = batch([(9, 12), (5, 7)])
+    for sample in wide['data_samples']:
+        sample.gt_sem_seg.data = torch.randint(256, sample.gt_sem_seg.data.shape)
+    narrow = copy.deepcopy(wide)
+    for sample in narrow['data_samples']:
+        sample.gt_sem_seg.data = sample.gt_sem_seg.data.byte()
+    # Padded by a label that 8 bits do not have.
+    build_ours = build('FastSegDataPreProcessor', size=(9, 12), seg_pad_val=-100)
+    expected, ours = (build_ours(data, True)['data_samples'] for data in (wide, narrow))
+    for one, other in zip(ours, expected, strict=True):
+        assert one.gt_sem_seg.data.dtype is torch.int64
+        assert torch.equal(one.gt_sem_seg.data, other.gt_sem_seg.data)
+    assert narrow['data_samples'][0].gt_sem_seg.data.dtype is torch.uint8
+
+
 def test_other_numbers_of_channels_stay():
     data = batch([(9, 12)], channels=1)
     options = dict(mean=[127.0], std=[50.0], size=(9, 12))

@@ -1,7 +1,8 @@
-"""FastRandomCrop against MMSegmentation's RandomCrop: the same crops, counted and not sorted."""
+"""FastRandomCrop and FastPackSegInputs against MMSegmentation's transforms."""
 
 import numpy as np
 import pytest
+import torch
 from mmengine.registry import TRANSFORMS, DefaultScope
 
 pytest.importorskip('mmseg')
@@ -61,3 +62,29 @@ def test_bad_arguments_end_as_in_mmseg(cfg):
             crops(kind, patches(), **cfg)
         errors.append(error.type)
     assert errors[0] is errors[1]
+
+
+@pytest.mark.parametrize('more', [dict(), dict(meta_keys=('img_path',))], ids=['plain', 'keys'])
+@pytest.mark.parametrize(
+    'labels',
+    [patches(), patches()[::-1, ::2], patches(np.int64), patches(np.uint16), None],
+    ids=['uint8', 'flipped', 'int64', 'uint16', 'none'],
+)
+def test_packed_samples_differ_in_the_dtype_of_labels_alone(labels, more):
+    image = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+    results = dict(img=image, img_path='a.png', img_shape=(48, 64), flip=True)
+    if labels is not None:
+        results |= dict(gt_seg_map=labels, gt_edge_map=patches())
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        theirs, ours = (
+            TRANSFORMS.build(dict(type=kind, **more))(dict(results))
+            for kind in ('PackSegInputs', 'FastPackSegInputs')
+        )
+    assert torch.equal(ours['inputs'], theirs['inputs'])
+    one, other = ours['data_samples'], theirs['data_samples']
+    assert one.metainfo == other.metainfo and one.keys() == other.keys()
+    for key in other.keys():  # noqa: SIM118 - not those of metainfo
+        assert torch.equal(one.get(key).data.long(), other.get(key).data)
+    if labels is not None:
+        narrow = torch.uint8 if labels.dtype == np.uint8 else torch.int64
+        assert one.gt_sem_seg.data.dtype is narrow

@@ -1,4 +1,4 @@
-"""Segmentation heads, segmentors, a preprocessor and a crop that cost less than MMSegmentation's.
+"""Heads, a segmentor, a preprocessor and transforms that cost less than MMSegmentation's.
 
 Importing this registers the names below with MMEngine and needs nothing else: MMSegmentation is
 imported when a model is built from them.
@@ -74,3 +74,14 @@ def FastRandomCrop(**cfg) -> Callable[[dict], dict | None]:
     from vim_mm.segmentation.transforms import FastRandomCrop
 
     return FastRandomCrop(**cfg)
+
+
+@TRANSFORMS.register_module()
+def FastPackSegInputs(**cfg) -> Callable[[dict], dict | None]:
+    """MMSegmentation's ``PackSegInputs`` with labels in 8 bits, for ``FastSegDataPreProcessor``.
+
+    See :class:`vim_mm.segmentation.transforms.FastPackSegInputs`; takes its arguments.
+    """
+    from vim_mm.segmentation.transforms import FastPackSegInputs
+
+    return FastPackSegInputs(**cfg)

@@ -1,10 +1,12 @@
-"""MMSegmentation's RandomCrop without sorting labels."""
+"""MMSegmentation's RandomCrop without sorting labels, its PackSegInputs without widening them."""
 
 from typing import Any
 
 import numpy as np
+import torch
 from mmcv.transforms.utils import cache_randomness
-from mmseg.datasets.transforms import RandomCrop
+from mmengine.structures import PixelData
+from mmseg.datasets.transforms import PackSegInputs, RandomCrop
 
 
 class FastRandomCrop(RandomCrop):
@@ -37,3 +39,21 @@ class FastRandomCrop(RandomCrop):
             for axis in (0, 1)
         )
         return top, top + self.crop_size[0], left, left + self.crop_size[1]
+
+
+class FastPackSegInputs(PackSegInputs):
+    """A ``PackSegInputs`` that leaves labels of 8 bits in 8 bits.
+
+    MMSegmentation widens them to 64 bits, eight times as much to carry to the training process and
+    to the GPU as the files have. ``FastSegDataPreProcessor`` widens them there.
+    """
+
+    def transform(self, results: dict[str, Any]) -> dict[str, Any]:
+        """As in ``PackSegInputs``, with ``gt_sem_seg`` (1, H, W) in uint8 if the labels are."""
+        labels = results.get('gt_seg_map')
+        if labels is None or labels.ndim != 2 or labels.dtype != np.uint8:
+            return super().transform(results)
+        packed = super().transform({k: v for k, v in results.items() if k != 'gt_seg_map'})
+        data = torch.from_numpy(np.ascontiguousarray(labels[None]))
+        packed['data_samples'].gt_sem_seg = PixelData(data=data)
+        return packed

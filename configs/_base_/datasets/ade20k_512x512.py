@@ -16,7 +16,7 @@ train_dataloader = dict(
             dict(type='FastRandomCrop', crop_size=(512, 512), cat_max_ratio=0.75),
             dict(type='RandomFlip', prob=0.5),
             dict(type='PhotoMetricDistortion'),
-            dict(type='PackSegInputs'),
+            dict(type='FastPackSegInputs'),
         ],
     ),
 )

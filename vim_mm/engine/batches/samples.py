@@ -15,6 +15,7 @@ from vim_mm.engine.batches.batch import Steps
 from vim_mm.engine.batches.files import is_cut_off, why_unreadable, wrapped_label
 from vim_mm.engine.batches.loading import fit_workers
 from vim_mm.engine.batches.randomness import NumberedIndex, seed_sample
+from vim_mm.engine.batches.transport import SharedBatches
 from vim_mm.errors import UserError
 
 # What the heads of MMSegmentation ignore unless they are told another.
@@ -316,4 +317,5 @@ def build_dataloader(
     loader.num_workers, note = fit_workers(loader.num_workers, batch_size, loader.dataset)
     if note is not None:
         print_log(note, logger='current')
+    loader.collate_fn = SharedBatches(loader.collate_fn)
     return loader if counts == 1 else Steps(loader, counts)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from mmengine.config import Config
 
-from vim_mm.config import part, type_name
+from vim_mm.config import dataset_options, part, type_name
 from vim_mm.errors import UserValueError, did_you_mean
 from vim_mm.models.arguments import check_bools, check_int, check_number
 from vim_mm.ops.discretization import get_method
@@ -55,6 +55,7 @@ def check_settings(cfg: Config) -> None:
         # MMEngine puts one that stands beside the model into it.
         preprocessor = part(cfg, 'model.data_preprocessor') or part(cfg, 'data_preprocessor')
         _check_ignored_label(part(cfg, 'model'), preprocessor)
+        _check_narrow_labels(cfg, preprocessor)
 
 
 def _check_betas(name: str, value) -> None:
@@ -103,4 +104,16 @@ def _check_ignored_label(model: Mapping, preprocessor: Mapping) -> None:
                 raise UserValueError(
                     f'{name} must be the label of padding, '
                     f'model.data_preprocessor.seg_pad_val = {padding}, got {ignored}'
+                )
+
+
+def _check_narrow_labels(cfg: Config, preprocessor: Mapping) -> None:
+    """MMSegmentation's preprocessor hands labels of 8 bits to losses that want 64."""
+    if type_name(preprocessor) == 'SegDataPreProcessor':
+        for name, options in dataset_options(cfg, 'train'):
+            if "'FastPackSegInputs'" in str(options.get('pipeline')):
+                raise UserValueError(
+                    f'{name}.pipeline: FastPackSegInputs needs '
+                    "model.data_preprocessor.type='FastSegDataPreProcessor'; with "
+                    'SegDataPreProcessor take PackSegInputs'
                 )
