@@ -236,8 +236,8 @@ def prepare(case: Case, args: Namespace) -> whole_models.Passes:
 def counts(passes: whole_models.Passes, case: Case) -> dict[str, Any]:
     """Operations of an eager pass, and the path and kernels that ran.
 
-    To be called after all times are taken: once it has run, CUDA's profiler may stay attached to
-    its process and slow down what that launches.
+    To be called after all times are taken: once CUDA's profiler has run in a process, each launch
+    of a graph takes its CPU longer (0.19 ms instead of 0.03 with an H100).
     """
     record: dict[str, Any] = {'operations': whole_models.count_operations(passes) / case.batch}
     mixers = sum(isinstance(module, Mamba) for module in passes.model.modules())
@@ -319,7 +319,7 @@ def run(args: Namespace) -> Iterator[dict[str, Any]]:
                 yield record | measure(case, args)
             else:
                 record |= worker.measure(case, args)
-                if args.device == 'cuda':  # its profiler may slow down the next case
+                if args.device == 'cuda':  # its profiler slows down the next case
                     worker.close()
                 yield record
     finally:
