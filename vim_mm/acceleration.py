@@ -217,10 +217,11 @@ class GraphedCall:
         leaves, structure = _flatten(args, kwargs)
         if torch.is_grad_enabled() or not self._can_be_recorded(leaves):
             return self.function(*args, **kwargs)
+        # The GPU idles until the replay: what comes before it adds to the latency.
         key = (
             structure,
-            *((x.shape, x.stride(), x.dtype, x.device) for x in leaves),
-            torch.is_autocast_enabled('cuda') and torch.get_autocast_dtype('cuda'),
+            *[(x.shape, x.stride(), x.dtype, x.device) for x in leaves],
+            torch.is_autocast_enabled() and torch.get_autocast_dtype('cuda'),  # both of CUDA
             torch.is_inference_mode_enabled(),
         )
         if key not in self.graphs:
@@ -228,13 +229,13 @@ class GraphedCall:
             while len(self.graphs) > MAX_GRAPHS:
                 self.graphs.popitem(last=False)
             return self.function(*args, **kwargs)
-        self.graphs.move_to_end(key)
         if self.graphs[key] is None:
             self.graphs[key] = self._record(args, kwargs)
         graph, inputs, outputs = self.graphs[key]
         for own, given in zip(inputs, leaves, strict=True):
             own.copy_(given)
         graph.replay()
+        self.graphs.move_to_end(key)
         # The caller may keep what it gets, such as the logits of the windows of a picture.
         return tree_map(torch.clone, outputs)
 

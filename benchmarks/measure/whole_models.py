@@ -324,8 +324,7 @@ class Passes:
 
         def predict() -> Any:
             with torch.no_grad():
-                samples = self.model.predict(self.images, self.samples)
-            return torch.stack([sample.pred_sem_seg.data for sample in samples])
+                return self.model.predict(self.images, self.samples)
 
         return predict
 

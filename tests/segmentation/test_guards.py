@@ -160,6 +160,10 @@ def predict(test_cfg, samples=metas, later=None, shape=(2, 3, 16, 16), **options
     return run
 
 
+def images_in_a_list(test_cfg):
+    return lambda kind: segmentor(kind, test_cfg).predict([torch.randn(3, 16, 16)] * 2, metas())
+
+
 WHOLE, SLIDE = dict(mode='whole'), dict(mode='slide', crop_size=(8, 8), stride=(8, 8))
 APART = dict(mode='slide', crop_size=(4, 4), stride=(10, 10))
 WIDE_HEAD, LIST_HEAD = dict(type='_WideHead', of='FCNHead'), dict(type='_ListHead', of='FCNHead')
@@ -179,6 +183,8 @@ OF_SEGMENTORS = {
     'a diagonal flip': predict(WHOLE, lambda: metas(flip=True, flip_direction='diagonal')),
     'a flip of no direction': predict(SLIDE, lambda: metas(flip=True)),
     'samples without the original size': predict(WHOLE, lambda: [SegDataSample()] * 2),
+    'images in a list': images_in_a_list(WHOLE),
+    'images in a list, to predict logits': images_in_a_list(WHOLE | dict(store_logits=True)),
     'images of another number of channels': predict(WHOLE, shape=(2, 4, 16, 16)),
     'windows of more logits than classes': predict(SLIDE, decode_head=WIDE_HEAD),
     'logits in a list': predict(WHOLE, decode_head=LIST_HEAD),

@@ -107,13 +107,18 @@ def _check(logits: Tensor, labels: Tensor, class_weight: Tensor | None) -> None:
         )
 
 
-def has_kernel(device: torch.device, dtype: torch.dtype, classes: int) -> bool:
-    """Whether logits of this kind have kernels; :func:`upsampled_labels` needs one."""
-    return triton.obstacle(device.type, dtype) is None and classes <= _MAX_CLASSES
+def has_kernel(x: Tensor, classes: int) -> bool:
+    """Whether logits of the device and dtype of ``x`` have kernels.
+
+    :func:`upsampled_labels` needs one.
+    """
+    # device.type makes a new string each time, and predictions on a GPU wait for this answer.
+    device = 'cuda' if x.is_cuda else x.device.type
+    return triton.obstacle(device, x.dtype) is None and classes <= _MAX_CLASSES
 
 
 def _has_kernel(logits: Tensor) -> bool:
-    return has_kernel(logits.device, logits.dtype, logits.shape[1]) and logits.numel() > 0
+    return has_kernel(logits, logits.shape[1]) and logits.numel() > 0
 
 
 def upsampled_labels(logits: Tensor, size: tuple[int, int], align_corners: bool = False) -> Tensor:

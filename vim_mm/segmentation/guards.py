@@ -26,12 +26,13 @@ def check_windows(name: str, test_cfg: Mapping | None) -> None:
         ValueError: There is no such mode, or a stride lies beyond its crop.
         TypeError: A side is no integer, or there is no ``test_cfg``.
     """
-    if not isinstance(test_cfg, Mapping):
+    # A dict is a Mapping, and recognized faster as what it is.
+    if not isinstance(test_cfg, (dict, Mapping)):
         raise UserTypeError(f'{name} must be a dict, got {test_cfg!r}')
     mode = test_cfg.get('mode', 'whole')
-    check_choice(f'{name}.mode', mode, ('whole', 'slide'))
     if mode == 'whole':
         return
+    check_choice(f'{name}.mode', mode, ('whole', 'slide'))
     for key in ('crop_size', 'stride'):
         value = test_cfg.get(key)
         if not isinstance(value, list | tuple) or len(value) != 2:
@@ -132,20 +133,28 @@ def check_logits(logits: Tensor, batch: int, channels: int | None = None) -> Non
         raise UserValueError(f'decode_head must give logits ({batch}, {asked}, h, w), got {shape}')
 
 
-def check_samples(samples: Sequence, images: int) -> None:
-    """ValueError if there is not a data sample for each image, or one is flipped in another way."""
+def checked_metas(samples: Sequence, inputs: Tensor) -> list[dict]:
+    """The meta information of the data samples of a batch.
+
+    Raises:
+        TypeError: ``inputs`` is no tensor.
+        ValueError: There is not one sample for each image, or one is flipped in another way.
+    """
+    if not isinstance(inputs, Tensor):
+        raise UserTypeError(f'inputs must be a tensor of images, got {type(inputs).__name__}')
+    images = inputs.shape[0]
     if len(samples) != images:
         raise UserValueError(
             f'data_samples must be one for each of {images} images, got {len(samples)}'
         )
-    for sample in samples:
-        meta = sample.metainfo
-        direction = meta.get('flip_direction')
-        if meta.get('flip') and direction not in ('horizontal', 'vertical'):
+    metas = [sample.metainfo for sample in samples]
+    for meta in metas:
+        if meta.get('flip') and meta.get('flip_direction') not in ('horizontal', 'vertical'):
             raise UserValueError(
                 "data_samples: flip_direction must be 'horizontal' or 'vertical', got "
-                f'{direction!r}'
+                f'{meta.get("flip_direction")!r}'
             )
+    return metas
 
 
 def check_batch(

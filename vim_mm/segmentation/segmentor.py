@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vim_mm.acceleration import hand_over_float32
 from vim_mm.ops.upsampled import has_kernel, upsampled_labels
-from vim_mm.segmentation.guards import check_logits, check_samples, check_windows
+from vim_mm.segmentation.guards import check_logits, check_windows, checked_metas
 
 # Bytes that the logits of a chunk of classes take at most, unless those of one class take more.
 CHUNK_BYTES = 256 * 2**20
@@ -41,22 +41,16 @@ class FastEncoderDecoder(EncoderDecoder):
 
     def predict(self, inputs: Tensor, data_samples: list | None = None) -> list:
         """As in ``EncoderDecoder``, without ``seg_logits``."""
+        # The GPU idles until input_labels: what comes before it adds to the latency.
         check_windows('model.test_cfg', self.test_cfg)  # which may have changed
-        if data_samples is not None:
-            check_samples(data_samples, len(inputs))
+        metas = None if data_samples is None else checked_metas(data_samples, inputs)
         if not self.predicts_in_chunks():
             return super().predict(inputs, data_samples)
+        slides = self.test_cfg.get('mode', 'whole') == 'slide'
+        size = tuple(inputs.shape[2:]) if slides or metas is None else self.whole_size(metas[0])
         if data_samples is None:
             data_samples = [SegDataSample() for _ in inputs]
-            metas = None
-            size = tuple(inputs.shape[2:])
-        else:
-            metas = [sample.metainfo for sample in data_samples]
-            size = self.whole_size(metas[0])
-        slides = self.test_cfg.get('mode', 'whole') == 'slide'
-        if slides:
-            size = tuple(inputs.shape[2:])
-        if self._is_one_resize(inputs, size, metas):
+        if self._is_one_resize(inputs, size, slides, metas):
             for sample, labels in zip(data_samples, self.input_labels(inputs), strict=True):
                 labels = labels[None, None]
                 labels = labels if metas is None else self._cut(labels, sample.metainfo)
@@ -86,26 +80,26 @@ class FastEncoderDecoder(EncoderDecoder):
         return upsampled_labels(self.small_logits(inputs), inputs.shape[2:], self.align_corners)
 
     def _is_one_resize(
-        self, inputs: Tensor, size: tuple[int, int], metas: list[dict] | None
+        self, inputs: Tensor, size: tuple[int, int], slides: bool, metas: list[dict] | None
     ) -> bool:
         """Whether :meth:`input_labels` are those of the images, cut out."""
         return (
-            size == tuple(inputs.shape[2:])
-            and (self.test_cfg.get('mode', 'whole') != 'slide' or len(self.corners(size)) == 1)
-            and has_kernel(inputs.device, inputs.dtype, self.out_channels)
+            size == inputs.shape[2:]
+            and (not slides or len(self.corners(size)) == 1)
+            and has_kernel(inputs, self.out_channels)
             and all(self._is_original(size, meta) for meta in metas or ())
         )
 
     @classmethod
     def _is_original(cls, size: tuple[int, int], meta: dict) -> bool:
         """Whether an image has its original size, once the padding is cut off."""
-        inside = cls._inside(size, meta)
-        kept = tuple(len(range(*part.indices(n))) for part, n in zip(inside, size, strict=True))
+        rows, columns = cls._inside(size, meta)
+        kept = len(range(size[0])[rows]), len(range(size[1])[columns])
         return kept == tuple(meta['ori_shape'][:2])
 
     def predicts_in_chunks(self) -> bool:
         """Whether predictions are made here, and not by MMSegmentation."""
-        head = type(self.decode_head)
+        head = type(self._modules['decode_head'])  # an attribute of a module is slow to find
         plain = (
             head.predict is BaseDecodeHead.predict
             and head.predict_by_feat is BaseDecodeHead.predict_by_feat
@@ -175,7 +169,7 @@ class FastEncoderDecoder(EncoderDecoder):
     ) -> Tensor | None:
         """The labels where they follow from one resize, None where they do not."""
         (logits, to, _), *others = windows
-        if others or to != size or not has_kernel(logits.device, logits.dtype, logits.shape[1]):
+        if others or to != size or not has_kernel(logits, logits.shape[1]):
             return None
         if meta is not None and not self._is_original(size, meta):
             return None
