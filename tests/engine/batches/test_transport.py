@@ -1,5 +1,9 @@
 """What a loader's worker sends arrives as its collate function made it, in one piece of memory."""
 
+import pickle
+from copy import deepcopy
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -20,7 +24,8 @@ def sample(index):
     grid = np.arange(24, dtype=np.int16).reshape(4, 6) + index
     twice = torch.full((3,), index)
     return dict(
-        image=torch.full((3, 4, 5), index, dtype=torch.uint8),
+        image=torch.full((3, 160, 160), index, dtype=torch.uint8),
+        masks=np.full((4, 170, 170), index, np.uint8)[:, :160, 10:],  # cropped
         element=element,
         tensors=[
             BFLOAT16 + index,
@@ -100,16 +105,40 @@ def test_without_workers_the_collate_function_is_all_there_is():
     assert SharedBatches(lambda samples: samples)(given) is given
 
 
-def test_tensors_and_arrays_lie_in_one_piece_of_shared_memory():
+def mapping(values):
+    """The mapping of shared memory that holds a tensor or an array; None if it is not shared."""
+    address = values.ctypes.data if isinstance(values, np.ndarray) else values.data_ptr()
+    for line in Path('/proc/self/maps').read_text().splitlines():
+        begin, end = (int(each, 16) for each in line.split()[0].split('-'))
+        if begin <= address < end:
+            return (begin, end) if line.split()[1].endswith('s') else None
+    raise AssertionError('no address of this process')
+
+
+def test_large_tensors_and_arrays_lie_in_one_piece_of_shared_memory():
     (batch, other) = batches(1)
-    label = batch['element'][1].labels
-    memory, end = label.untyped_storage().data_ptr(), label.untyped_storage().nbytes()
-    assert label.is_shared()
-    for tensor in (*batch['image'], batch['element'][2].inner.boxes, batch['tensors'][0][2]):
-        assert tensor.untyped_storage().data_ptr() == memory
-    for array in (batch['arrays'][0][0], batch['arrays'][7][2]):
-        assert 0 <= array.ctypes.data - memory < end
-    assert other['image'][0].untyped_storage().data_ptr() != memory
+    (memory,) = {mapping(values) for values in (*batch['image'], *batch['masks'])}
+    assert memory is not None
+    assert mapping(other['image'][0]) not in (None, memory)
+
+
+def test_small_values_do_not_keep_the_memory_of_their_batch():
+    batch, _ = batches(1)
+    kept = batch['element'][1].labels, batch['arrays'][0][0]
+    assert [mapping(values) for values in kept] == [None, None]
+
+
+def test_each_tensor_is_one_by_itself():
+    batch, _ = batches(1)
+    first, second, _ = batch['image']
+    assert deepcopy(first).untyped_storage().nbytes() == first.nbytes
+    assert len(pickle.dumps(first)) < 1.1 * first.nbytes
+    weight = torch.ones(first.shape, requires_grad=True)
+    loss = (weight * first).sum()
+    second += 1  # which the gradient does not read
+    loss.backward()
+    with pytest.raises(RuntimeError, match='resize'):
+        first.resize_(2 * first.numel())
 
 
 def test_what_is_in_a_batch_twice_arrives_as_one():

@@ -8,6 +8,7 @@ and masks of objects are arrays of megabytes.
 import io
 import pickle
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -17,13 +18,18 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 _ALIGNMENT = 64  # bytes, a multiple of every element's
+# Up to so many bytes a value is copied where it arrives. Metrics keep labels of a whole validation,
+# each of which would keep the memory of its batch.
+_COPIED = 1 << 16
 
 
 class SharedBatches:
     """A collate function whose batches leave a worker in one piece of shared memory.
 
-    What arrives is what ``collate`` returns, with tensors and arrays as views of that memory. What
-    cannot be one (not contiguous, sparse, of Python objects) goes as without this.
+    What arrives is what ``collate`` returns. Large tensors and arrays lie in that memory, each with
+    a storage and an autograd version of its own: one may be written to, copied deeply or saved as
+    if there were no other. What cannot lie there (tensors that are not contiguous or sparse, arrays
+    in Fortran's order or of Python objects) goes as without this.
 
     Args:
         collate (Callable): The loader's own. Without workers it alone is called.
@@ -51,11 +57,12 @@ class _Parcel:
         self.others = file.getvalue()
         storage = torch.UntypedStorage._new_shared(max(pickler.end, 1))
         self.memory = torch.empty(0, dtype=torch.uint8).set_(storage)
+        memory = self.memory.numpy()
         for place, values in pickler.found.values():
             if isinstance(values, Tensor):
-                _at(self.memory, place).copy_(values)
+                _at(memory, place).copy_(values)
             else:
-                _at(self.memory, place)[...] = values
+                _at(memory, place)[...] = values
 
     def __reduce__(self) -> tuple:
         return _unpack, (self.memory, self.others)
@@ -68,11 +75,12 @@ class _Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _at(memory: Tensor, place: _Place) -> Any:
+def _at(memory: np.ndarray, place: _Place) -> Any:
     piece = memory[place.begin : place.begin + place.bytes]
     if isinstance(place.dtype, torch.dtype):
-        return piece.view(place.dtype).view(place.shape)
-    return piece.numpy().view(place.dtype).reshape(place.shape)
+        # By NumPy: a slice of a tensor has the storage and the version of the whole.
+        return torch.from_numpy(piece).view(place.dtype).view(place.shape)
+    return piece.view(place.dtype).reshape(place.shape)
 
 
 class _Pickler(ForkingPickler):
@@ -97,9 +105,10 @@ class _Pickler(ForkingPickler):
 
 
 def _is_plain(values: Tensor | np.ndarray) -> bool:
-    """Whether a copy of the bytes is a copy of the values, and there are any."""
+    """Whether a copy in C's order is what else would arrive, and there are any values."""
     if isinstance(values, np.ndarray):
-        return values.flags.c_contiguous and values.nbytes > 0 and not values.dtype.hasobject
+        fortran = values.flags.f_contiguous and not values.flags.c_contiguous
+        return values.nbytes > 0 and not (fortran or values.dtype.hasobject)
     return (
         values.layout is torch.strided
         and values.device.type == 'cpu'
@@ -112,12 +121,13 @@ def _is_plain(values: Tensor | np.ndarray) -> bool:
 class _Unpickler(pickle.Unpickler):
     def __init__(self, memory: Tensor, others: bytes):
         super().__init__(io.BytesIO(others))
-        self.memory = memory
+        self.memory = memory.numpy()
         self.found: dict[_Place, Any] = {}
 
     def persistent_load(self, place: _Place) -> Any:
         if place not in self.found:
-            self.found[place] = _at(self.memory, place)
+            values = _at(self.memory, place)
+            self.found[place] = deepcopy(values) if place.bytes <= _COPIED else values
         return self.found[place]
 
 
