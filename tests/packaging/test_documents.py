@@ -1,5 +1,6 @@
 """What the documents show works as it stands there, and what they claim about the code holds."""
 
+import ast
 import doctest
 import re
 import subprocess
@@ -70,11 +71,36 @@ def test_configs_and_tools_that_are_named_exist(document):
         assert (ROOT / name).exists() or (document.parent / name).exists(), name
 
 
+def python_shown(document: Path) -> list[str]:
+    blocks = re.findall(r'```python\n(.*?)```', document.read_text(), re.S)
+    sessions = [doctest.DocTestParser().get_examples(code) for code in blocks]
+    pairs = zip(blocks, sessions, strict=True)
+    return [''.join(part.source for part in session) or code for code, session in pairs]
+
+
 @each_document
 def test_python_that_is_shown_is_python(document):
-    for code in re.findall(r'```python\n(.*?)```', document.read_text(), re.S):
-        session = doctest.DocTestParser().get_examples(code)
-        compile(''.join(part.source for part in session) or code, document.name, 'exec')
+    for code in python_shown(document):
+        compile(code, document.name, 'exec')
+
+
+@pytest.mark.slow
+def test_what_is_shown_to_be_imported_exists():
+    """From modules of ours; in a process of its own, as some start threads."""
+    lines = {
+        ast.unparse(node)
+        for document in DOCUMENTS
+        for code in python_shown(document)
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.ImportFrom) and (ROOT / (node.module or '').split('.')[0]).is_dir()
+    }
+    assert len(lines) > 5
+    tries = [
+        f'try:\n    {line}\nexcept ModuleNotFoundError as error:  # of an extra\n'
+        '    if (error.name or "").split(".")[0] in ("vim_mm", "benchmarks"): raise'
+        for line in sorted(lines)
+    ]
+    subprocess.run([sys.executable, '-c', '\n'.join(tries)], check=True, cwd=ROOT)
 
 
 def options_shown() -> dict[str, set[str]]:
