@@ -69,9 +69,8 @@ from vim_mm.stream.overlay import build_visualizer, draw_sample
 
 def without_augmentation(options: Mapping) -> dict:
     """Options of a data set whose pipeline loads files and packs what they hold."""
-    steps = [
-        step for step in options.get('pipeline') or () if _kind(step).startswith(('Load', 'Pack'))
-    ]
+    kinds = 'Load', 'Pack', 'FastPack'
+    steps = [step for step in options.get('pipeline') or () if _kind(step).startswith(kinds)]
     return {**options, 'pipeline': steps}
 
 

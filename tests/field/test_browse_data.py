@@ -19,7 +19,8 @@ def browse(folder, text=None, *options):
 
 @pytest.mark.slow
 def test_masks(folder):
-    log = browse(folder)
+    config = CONFIG.format(root=str(folder / 'data'), rest='')
+    log = browse(folder, config.replace("'PackSeg", "'FastPackSeg"))  # as shipped
     assert len([*(folder / 'drawn').glob('*.png')]) == 8
     pixels = sum(map(int, re.findall(r'\| \d \w+ +\| +(\d+)', log.replace(',', ''))))
     assert pixels == 8 * 64 * 64 and 'Nothing looks wrong.' in log

@@ -86,5 +86,8 @@ def test_packed_samples_differ_in_the_dtype_of_labels_alone(labels, more):
     for key in other.keys():  # noqa: SIM118 - not those of metainfo
         assert torch.equal(one.get(key).data.long(), other.get(key).data)
     if labels is not None:
+        given = labels.copy()
+        one.gt_sem_seg.data.fill_(7)
+        assert np.array_equal(labels, given), 'labels that a data set keeps are its own'
         narrow = torch.uint8 if labels.dtype == np.uint8 else torch.int64
         assert one.gt_sem_seg.data.dtype is narrow

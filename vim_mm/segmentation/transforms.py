@@ -54,6 +54,6 @@ class FastPackSegInputs(PackSegInputs):
         if labels is None or labels.ndim != 2 or labels.dtype != np.uint8:
             return super().transform(results)
         packed = super().transform({k: v for k, v in results.items() if k != 'gt_seg_map'})
-        data = torch.from_numpy(np.ascontiguousarray(labels[None]))
+        data = torch.from_numpy(labels[None].copy())  # which a dataset may keep, or map from a file
         packed['data_samples'].gt_sem_seg = PixelData(data=data)
         return packed

@@ -136,7 +136,7 @@ def check_transforms(transforms: Sequence) -> None:
     known = (
         len(names) > 1
         and names[0] == 'LoadImageFromFile'
-        and names[-1].startswith('Pack')
+        and names[-1].startswith(('Pack', 'FastPack'))
         and {*names[1:-1]} <= {'Resize'}
     )
     if not known:

@@ -175,15 +175,20 @@ def test_what_all_heads_ignore():
     assert ignored_labels(Segmentor(None)) == ignored_labels(Segmentor(None, 255)) == [255]
 
 
-def test_a_label_that_the_heads_do_not_ignore_is_named(shapes):
+@pytest.mark.parametrize('pack', ['mmseg.PackSegInputs', 'FastPackSegInputs'])
+@pytest.mark.parametrize('ignored', [3, -1])  # of which 255 are the lowest 8 bits
+def test_a_label_that_the_heads_do_not_ignore_is_named(ignored, pack, shapes):
     """Which would be an index out of bounds, on a GPU without a word of where."""
     _, labels = (sorted(path.parent.iterdir())[0] for path in files(shapes))
     pixels = np.array(Image.open(labels))
     pixels[3, 3] = 0  # of reduce_zero_label: 255
     Image.fromarray(pixels).save(labels)
-    first_sample(shapes)
-    with pytest.raises(SampleError, match=r'a label is 255, .* heads ignore \[3\]') as caught:
-        first_sample(shapes, loader=dict(ignored=[3]))
+    loading = [dict(type='mmcv.transforms.LoadImageFromFile'), dict(type='mmseg.LoadAnnotations')]
+    options = dict(pipeline=[*loading, dict(type=pack)])
+    first_sample(shapes, **options)
+    line = rf'a label is 255, .* heads ignore \[{ignored}\]'
+    with pytest.raises(SampleError, match=line) as caught:
+        first_sample(shapes, loader=dict(ignored=[ignored]), **options)
     assert str(caught.value).startswith(str(labels))
 
 

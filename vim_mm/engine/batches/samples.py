@@ -226,7 +226,9 @@ def _label_problem(
             if shape not in (picture, tuple(truth.metainfo.get('ori_shape', picture)[:2])):
                 return f'the map of labels has {shape} pixels, the picture {picture}.'
         for label in ignored:
-            labels = labels[labels != label]
+            # PyTorch compares 8 bits with the lowest 8 of another number.
+            if labels.dtype is not torch.uint8 or 0 <= label <= 255:
+                labels = labels[labels != label]
         problem = out_of_range(labels, num_classes, info.get('reduce_zero_label'))
         if problem is None or IGNORED_LABEL in ignored:
             return problem
