@@ -373,11 +373,31 @@ def test_a_label_to_ignore_with_the_padding_of_it():
     check_settings(cfg)
 
 
-def test_labels_of_8_bits_for_a_preprocessor_that_does_not_widen_them():
+@pytest.mark.parametrize('kind', ['SegDataPreProcessor', 'mmseg.SegDataPreProcessor', 'own'])
+@pytest.mark.parametrize('pack', ['FastPackSegInputs', 'mmengine.FastPackSegInputs', 'mixed'])
+def test_labels_of_8_bits_for_a_preprocessor_that_does_not_widen_them(kind, pack):
+    from mmseg.models import SegDataPreProcessor
+
+    from vim_mm.segmentation.preprocessor import FastSegDataPreProcessor
+
     cfg = Config.fromfile(config_path(SEG))
-    cfg.model.data_preprocessor.type = 'SegDataPreProcessor'
+    data = cfg.train_dataloader.dataset
+    if pack == 'mixed':
+        steps, data.pipeline = [data.pipeline[-1]], data.pipeline[:-1]
+        data = dict(type='MultiImageMixDataset', dataset=data, pipeline=steps)
+        cfg.train_dataloader.dataset = data
+    else:
+        data.pipeline[-1].type = pack
+
+    def own(base):
+        return type('Own', (base,), {})
+
+    cfg.model.data_preprocessor.type = own(SegDataPreProcessor) if kind == 'own' else kind
     line = sentence_of(check_settings, cfg)
-    assert line.startswith('train_dataloader.dataset.pipeline: FastPackSegInputs needs'), line
+    assert line.startswith('train_dataloader.dataset: FastPackSegInputs needs'), line
+    cfg.model.data_preprocessor.type = own(FastSegDataPreProcessor)
+    check_settings(cfg)
+    cfg.model.data_preprocessor.type = 'SegDataPreProcessor'
     cfg.train_dataloader.dataset.pipeline[-1].type = 'PackSegInputs'
     check_settings(cfg)
 

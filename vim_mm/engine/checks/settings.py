@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 from mmengine.config import Config
+from mmengine.registry import MODELS
 
-from vim_mm.config import dataset_options, part, type_name
+from vim_mm.config import part, type_name
 from vim_mm.errors import UserValueError, did_you_mean
 from vim_mm.models.arguments import check_bools, check_int, check_number
 from vim_mm.ops.discretization import get_method
@@ -109,11 +110,18 @@ def _check_ignored_label(model: Mapping, preprocessor: Mapping) -> None:
 
 def _check_narrow_labels(cfg: Config, preprocessor: Mapping) -> None:
     """MMSegmentation's preprocessor hands labels of 8 bits to losses that want 64."""
-    if type_name(preprocessor) == 'SegDataPreProcessor':
-        for name, options in dataset_options(cfg, 'train'):
-            if "'FastPackSegInputs'" in str(options.get('pipeline')):
-                raise UserValueError(
-                    f'{name}.pipeline: FastPackSegInputs needs '
-                    "model.data_preprocessor.type='FastSegDataPreProcessor'; with "
-                    'SegDataPreProcessor take PackSegInputs'
-                )
+    # Mixing data sets have a pipeline themselves.
+    if 'FastPackSegInputs' not in str(part(cfg, 'train_dataloader').get('dataset')):
+        return
+    kind, name = preprocessor.get('type'), type_name(preprocessor)
+    names = {name}
+    if name not in ('SegDataPreProcessor', 'FastSegDataPreProcessor'):
+        with MODELS.switch_scope_and_registry('mmseg') as registry:
+            kind = registry.get(kind) if isinstance(kind, str) else kind
+        names |= {each.__name__ for each in getattr(kind, '__mro__', ())}
+    if 'SegDataPreProcessor' in names and 'FastSegDataPreProcessor' not in names:
+        raise UserValueError(
+            'train_dataloader.dataset: FastPackSegInputs needs '
+            f"model.data_preprocessor.type='FastSegDataPreProcessor'; with {name} take "
+            'PackSegInputs'
+        )
