@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 _ALIGNMENT = 64  # bytes, a multiple of every element's
-# Up to so many bytes a value is copied where it arrives. Metrics keep labels of a whole validation,
-# each of which would keep the memory of its batch.
+# Up to so many bytes a value is copied where it arrives: a label or a box that a metric or a hook
+# keeps would keep the memory of its batch.
 _COPIED = 1 << 16
 
 
