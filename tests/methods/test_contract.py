@@ -190,6 +190,19 @@ def test_layouts(device, method, form, states, is_complex, reverse):
     compare(inputs, device, discretization_method=method, reverse=reverse)
 
 
+@toys
+@replaces
+@each_toy
+@pytest.mark.parametrize('reverse', [False, True])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_states_at_both_ends(device, method, dtype, reverse):
+    inputs = inputs_in(dtype, channels=9, length=132, states=16)
+    if METHODS[method].causal:
+        inputs['initial_state'] = torch.randn(2, 9, 16, requires_grad=True)
+    reset = torch.rand(2, 132) < 0.05
+    compare(inputs, device, discretization_method=method, reverse=reverse, reset=reset)
+
+
 def test_no_kernel_names_a_method():
     headers = (ROOT / 'csrc/methods').glob('*.h')
     names = re.findall(
