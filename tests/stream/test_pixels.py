@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from vim_mm.stream.pixels import FrameError, Preprocessing, Resize
+from vim_mm.stream.pixels import FrameError, Preprocessing, Resize, check_transforms
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,11 @@ def test_other_pipelines_are_refused(seg):
     ]:
         with pytest.raises(ValueError, match=message):
             Preprocessing(transforms, seg.model.data_preprocessor, (64, 96))
+
+
+@pytest.mark.parametrize('pack', ['PackSegInputs', 'FastPackSegInputs'])
+def test_pipelines_of_both_packings_are_known(pack):
+    from mmcv.transforms import LoadImageFromFile
+
+    transforms = pytest.importorskip('vim_mm.segmentation.transforms')
+    check_transforms([LoadImageFromFile(), getattr(transforms, pack)()])
