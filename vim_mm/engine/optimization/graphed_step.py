@@ -279,11 +279,14 @@ class GraphedStep:
 
     def _forget_if_changed(self) -> None:
         """Drop the graphs that would read other memory than the model's, or train another part."""
-        params = [*self.model.parameters()]
+        # In each step, so modules are walked once; parameters() and buffers() walk them each.
+        modules = [*self.model.modules()]
+        own = (p for module in modules for p in module._parameters.values() if p is not None)
+        params = [*dict.fromkeys(own)]  # once where modules share one
         state = (
             *((id(p), p.data_ptr(), p.requires_grad) for p in params),
-            *(buffer.data_ptr() for buffer in self.model.buffers()),
-            *(module.training for module in self.model.modules()),
+            *(b.data_ptr() for m in modules for b in m._buffers.values() if b is not None),
+            *(module.training for module in modules),
         )
         if state != self.state:
             self.recorded.clear()
