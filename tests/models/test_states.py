@@ -200,8 +200,20 @@ STATE = MambaState(torch.zeros(2, 16, 3), torch.zeros(2, 16, 4))
         pytest.param(
             dict(bimamba_type='none'),
             dict(initial_state=STATE._replace(scan=torch.zeros(2, 16, 4).double())),
-            'initial_state: expected torch.float32',
+            'initial_state.scan: expected torch.float32, got torch.float64',
             id='scan',
+        ),
+        pytest.param(
+            dict(bimamba_type='none'),
+            dict(initial_state=STATE._replace(conv=torch.zeros(2, 16, 3).double())),
+            'initial_state.conv: expected torch.float32, got torch.float64',
+            id='conv_dtype',
+        ),
+        pytest.param(
+            dict(bimamba_type='none'),
+            dict(initial_state=STATE._replace(conv=torch.zeros(2, 16, 3, dtype=torch.int32))),
+            'initial_state.conv: expected torch.float32, got torch.int32',
+            id='conv_int',
         ),
         pytest.param(
             dict(bimamba_type='none'), dict(return_last_state=1), 'return_last_state', id='int'

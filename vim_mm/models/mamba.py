@@ -389,6 +389,8 @@ class Mamba(nn.Module):
 
         x, z = self._project_in(hidden_states, 'in_proj' in called)  # (B, D, L)
         before = None if initial_state is None else initial_state.conv
+        if initial_state is not None:
+            _check_dtypes(initial_state, x)
         convolved = self._convolve(x, 'conv1d' in called, before, reset)
         # Stacked of views: rearranged after it, u would be copied twice.
         u = torch.stack([rearrange(c, 'b d l -> d b l') for c in convolved]).flatten(2)
@@ -483,3 +485,13 @@ class Mamba(nn.Module):
             for module, tokens in zip(self._each(part), u)
         ]
         return torch.stack(projected)
+
+
+def _check_dtypes(state: MambaState, x: Tensor) -> None:
+    """Of a state, beside the input of the convolutions: operators call either `initial_state`."""
+    kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+    cast = torch.is_autocast_enabled(x.device.type) and state.conv.is_floating_point()
+    for name, expected in (('conv', state.conv.dtype if cast else x.dtype), ('scan', kind)):
+        found = getattr(state, name).dtype
+        if found != expected:
+            raise UserTypeError(f'initial_state.{name}: expected {expected}, got {found}')
