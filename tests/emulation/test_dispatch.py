@@ -15,7 +15,6 @@ from tests.ops.raw import (
     scan,
 )
 from tests.scripts import load
-from vim_mm.ops.reference import ScanInputs
 
 
 @each_wrong_call
@@ -39,11 +38,10 @@ def test_wrong_edges(change):
 def kernels_of(method='zoh', **changes) -> list[str]:
     """The kernels of 16 rows in bfloat16, or of what changes of that, as the tool has them."""
     sizes = dict(batch=2, groups=1, dim=8, seqlen=128, dstate=16, dtype='bf16')
-    forms = dict.fromkeys(('complex', 'constant', 'strided'), False)
-    reset = changes.pop('reset', None)
+    forms = dict.fromkeys(('complex', 'constant', 'strided', 'initial_state', 'reset'), False)
     tool = load('dev/which_kernels.py')
-    call = tool['make_call'](argparse.Namespace(**sizes | forms | changes), method, 'cpu')
-    call = tuple(ScanInputs(*call)._replace(reset=reset))
+    args = argparse.Namespace(**sizes | dict(fp32=()) | forms | changes)
+    call = tool['make_call'](args, method, 'cpu')
     op = torch.ops.vim_mm_emulated.selective_scan_kernels.default
     return op.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), *call).splitlines()
 
@@ -69,6 +67,7 @@ def test_which_kernels():
         (dict(constant=True), 'B or C is constant in time'),
         (dict(dstate=17), 'there are more than 16 states'),
         (dict(strided=True), 'a tensor is missing or not contiguous in time'),
+        *((dict(fp32=[name]), 'dtypes differ') for name in ('u', 'delta', 'z', 'B', 'C')),
     ],
 )
 def test_why_a_scan_takes_the_general_path(change, reason):
@@ -77,11 +76,11 @@ def test_why_a_scan_takes_the_general_path(change, reason):
     assert forward.startswith('forward: the general path')
 
 
-def test_which_kernels_know_resets():
-    given = dict(reset=torch.zeros(2, 128, dtype=torch.bool))
+@pytest.mark.parametrize('given', [dict(initial_state=True), dict(reset=True)])
+def test_which_kernels_know_states(given):
     assert all(': an initial state or resets; ' in kernel for kernel in kernels_of(**given))
-    for change in (dict(dtype='fp32'), dict(seqlen=127), dict(method='poly')):
-        reset = torch.zeros(2, change.get('seqlen', 128), dtype=torch.bool)
-        why, *kernels = kernels_of(**change, reset=reset)
+    changes = [dict(dtype='fp32'), dict(seqlen=127), *([dict(method='poly')] * ('reset' in given))]
+    for change in changes:
+        why, *kernels = kernels_of(**given | change)
         assert 'resets' in why
         assert all(': the general path; ' in kernel for kernel in kernels)
