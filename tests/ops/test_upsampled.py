@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.own_process import run_pytest
+from vim_mm.errors import UserError
 from vim_mm.ops import triton
 from vim_mm.ops.upsampled import upsampled_cross_entropy
 
@@ -40,16 +41,31 @@ LABELS = torch.zeros(2, 6, 6, dtype=torch.int64)
         ((LOGITS, LABELS.float()), 'labels must be int64 or uint8, got torch.float32'),
         ((LOGITS, LABELS, 255, torch.ones(3)), 'one weight for each of the 4 classes'),
         ((LOGITS, LABELS, 255, torch.ones(1, 4)), 'one weight for each of the 4 classes'),
+        ((LOGITS, LABELS, 255, torch.ones(4).requires_grad_()), 'class_weight gets no gradient'),
+        ((LOGITS.numpy(), LABELS), 'logits: expected a tensor, got ndarray'),
+        ((LOGITS.to_sparse(), LABELS), 'logits: expected a dense tensor'),
+        ((LOGITS, None), 'labels: expected a tensor, got NoneType'),
+        ((LOGITS, LABELS, 255, [1.0] * 4), 'class_weight: expected a tensor, got list'),
+        ((LOGITS, LABELS, None), 'ignore_index must be an integer, got None'),
+        ((LOGITS, LABELS, '255'), "ignore_index must be an integer, got '255'"),
+        ((LOGITS, LABELS, 255.5), 'ignore_index must be an integer, got 255.5'),
+        ((LOGITS, LABELS, 255, None, 'no'), "align_corners must be a bool, got 'no'"),
     ],
 )
 def test_what_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(UserError, match=re.escape(message)):
         upsampled_cross_entropy(*arguments)
 
 
 def test_uint8_labels():
     logits, labels = torch.randn(2, 4, 3, 3), torch.randint(0, 4, (2, 6, 6))
     expected, found = (upsampled_cross_entropy(logits, x) for x in (labels, labels.byte()))
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_corners_of_none_are_false():
+    logits, labels = torch.randn(2, 4, 3, 3), torch.randint(0, 4, (2, 6, 6))
+    expected, found = (upsampled_cross_entropy(logits, labels, 255, None, x) for x in (False, None))
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 

@@ -6,14 +6,15 @@ GPU with Triton a kernel does it without any logit of the size of the labels
 (:mod:`vim_mm.ops.triton.upsampled`); elsewhere PyTorch does it for a few images at a time.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vim_mm.errors import UserRuntimeError, UserValueError
+from vim_mm.errors import UserRuntimeError, UserTypeError, UserValueError
 from vim_mm.ops import triton
+from vim_mm.ops.discretization import check_tensor
 from vim_mm.ops.resample import resample_gradient, resize
 
 # Bytes that the upsampled logits of a chunk of images take at most, unless one image takes more.
@@ -43,7 +44,7 @@ def upsampled_cross_entropy(
     labels: Tensor,
     ignore_index: int = 255,
     class_weight: Tensor | None = None,
-    align_corners: bool = False,
+    align_corners: bool | None = False,
 ) -> CrossEntropy:
     """Cross entropy of logits that are resized bilinearly to the size of the labels.
 
@@ -55,14 +56,15 @@ def upsampled_cross_entropy(
         logits: (B, C, h, w), C at least 2, floating point, of any memory format.
         labels: (B, H, W), int64 or uint8, in [0, C) or ``ignore_index``.
         ignore_index: Label of pixels that do not count.
-        class_weight: (C,), or None for ones.
+        class_weight: (C,), or None for ones; without a gradient.
         align_corners: As in ``F.interpolate``.
 
     Returns:
         CrossEntropy: Its ``loss`` can be differentiated once with respect to the logits.
 
     Raises:
-        ValueError: A shape or dtype is another one.
+        TypeError: An argument is of another type.
+        ValueError: A shape, dtype or device is another one, or ``class_weight`` wants a gradient.
         RuntimeError: A label is out of range, or the loss is differentiated twice. Of labels on a
             GPU it is a device-side assertion, as from ``F.cross_entropy``.
 
@@ -72,7 +74,8 @@ def upsampled_cross_entropy(
         >>> loss.backward()
         >>> accuracy = sums.correct / sums.counted
     """
-    _check(logits, labels, class_weight)
+    _check(logits, labels, ignore_index, class_weight, align_corners)
+    align_corners = bool(align_corners)
     wide = torch.promote_types(logits.dtype, torch.float32)
     weight = None if class_weight is None else class_weight.to(logits.device, wide)
     if _has_kernel(logits) and labels.numel() > 0:
@@ -87,7 +90,11 @@ def upsampled_cross_entropy(
     return CrossEntropy(loss.to(wide), correct.long(), counted.long(), weights.to(wide))
 
 
-def _check(logits: Tensor, labels: Tensor, class_weight: Tensor | None) -> None:
+def _check(
+    logits: Any, labels: Any, ignore_index: Any, class_weight: Any, align_corners: Any
+) -> None:
+    check_tensor('logits', logits)
+    check_tensor('labels', labels)
     if logits.dim() != 4 or not logits.is_floating_point() or logits.shape[1] < 2:
         raise UserValueError(
             'logits must be (B, C, h, w) of floating point with at least 2 classes, got '
@@ -100,11 +107,20 @@ def _check(logits: Tensor, labels: Tensor, class_weight: Tensor | None) -> None:
         )
     if labels.dtype not in (torch.int64, torch.uint8):
         raise UserValueError(f'labels must be int64 or uint8, got {labels.dtype}')
-    if class_weight is not None and class_weight.shape != logits.shape[1:2]:
+    if not isinstance(ignore_index, int):
+        raise UserTypeError(f'ignore_index must be an integer, got {ignore_index!r}')
+    if not isinstance(align_corners, (bool, type(None))):  # None is False, as F.interpolate has it
+        raise UserTypeError(f'align_corners must be a bool, got {align_corners!r}')
+    if class_weight is None:
+        return
+    check_tensor('class_weight', class_weight)
+    if class_weight.shape != logits.shape[1:2]:
         raise UserValueError(
             f'class_weight must have one weight for each of the {logits.shape[1]} classes, got '
             f'{tuple(class_weight.shape)}'
         )
+    if class_weight.requires_grad and torch.is_grad_enabled():
+        raise UserValueError('class_weight gets no gradient: detach it')
 
 
 def has_kernel(x: Tensor, classes: int) -> bool:
