@@ -1,6 +1,7 @@
 """What the suite's environment does not hold, tested on demand, not by default.
 
-    nox -s adapters                  # peft, transformers, segmentation_models_pytorch; minutes
+    nox -s adapters                  # peft, transformers, segmentation_models_pytorch,
+                                     # faster-coco-eval; minutes
     nox -s timm                      # timm's own tests of models on the five of Vim
     nox -s newest                    # newest releases, Python 3.11 to 3.13; -s newest-3.13
 
@@ -60,9 +61,11 @@ def adapters(session: nox.Session) -> None:
     install = ['-m', 'pip', 'install', '--quiet', '--no-deps', '--upgrade', '--target', folder]
     session.run(sys.executable, *install, '-r', REQUIREMENTS / 'adapters.txt')
     path = os.pathsep.join(map(str, (ROOT, folder)))
-    libraries = 'import peft, segmentation_models_pytorch, transformers'  # no skip for them
+    # No skip for them.
+    libraries = 'import faster_coco_eval, peft, segmentation_models_pytorch, transformers'
     session.run(sys.executable, '-c', libraries, env={'PYTHONPATH': path})
-    for tests in (('tests/models/test_fused.py', '-k', 'peft'), ('tests/interop',)):
+    faster_coco = 'tests/detection/test_faster_coco.py'
+    for tests in (('tests/models/test_fused.py', '-k', 'peft'), ('tests/interop',), (faster_coco,)):
         session.run(sys.executable, '-m', 'pytest', '-q', *tests, env={'PYTHONPATH': path})
 
 

@@ -1,16 +1,29 @@
-"""MMDetection's metric by faster-coco-eval has the figures of the one by pycocotools."""
+"""MMDetection's metric by faster-coco-eval; nox -s adapters has that installed."""
+
+import sys
 
 import numpy as np
 import pytest
 import torch
 
-from tests.field.base import coco
+from tests.field.base import coco, train
 
-pytest.importorskip('faster_coco_eval', reason='faster-coco-eval is not installed')
+
+def test_a_missing_package_is_named_before_the_first_iteration(tmp_path, monkeypatch):
+    pytest.importorskip('mmdet.evaluation.metrics.faster_coco_metric')
+    monkeypatch.setitem(sys.modules, 'faster_coco_eval', None)
+    text = coco(tmp_path) + "val_evaluator['type'] = 'FasterCocoMetric'\n"
+    for phase in ('val', 'test'):
+        message = f'{phase}_evaluator: FasterCocoMetric needs faster-coco-eval, which is not'
+        with pytest.raises(RuntimeError, match=message):
+            train(tmp_path, text, test=phase == 'test')
+    assert not [*tmp_path.rglob('*.pth')]
 
 
 @pytest.mark.slow
 def test_equal_figures(tmp_path):
+    """Those of the metric by pycocotools."""
+    pytest.importorskip('faster_coco_eval', reason='faster-coco-eval is not installed')
     from mmdet.evaluation.metrics import CocoMetric, FasterCocoMetric
     from pycocotools.coco import COCO
 

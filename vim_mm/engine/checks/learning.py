@@ -5,6 +5,7 @@ log.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 
 from mmengine.evaluator import Evaluator
 from mmengine.hooks import CheckpointHook, EarlyStoppingHook, Hook
@@ -22,7 +23,7 @@ from vim_mm.engine.batches.samples import (
     leaves,
 )
 from vim_mm.engine.checks.first_samples import look_at_samples, lost_objects, one_class
-from vim_mm.errors import UserValueError, did_you_mean
+from vim_mm.errors import UserRuntimeError, UserValueError, did_you_mean
 from vim_mm.segmentation.guards import check_losses
 
 # The samplers of MMEngine and MMDetection that never end.
@@ -122,6 +123,19 @@ def check_ignored(model: nn.Module, evaluator: Evaluator, name: str) -> str | No
         if ignored and metric.ignore_index not in ignored:
             return f'{differ}: training and validation leave out other pixels.'
     return None
+
+
+def check_installed(evaluator: Evaluator, name: str) -> None:
+    """RuntimeError if a metric of ``name``, as the config calls it, would fail without a package.
+
+    MMDetection's other metrics of detectors say so when they are built.
+    """
+    needed = ('FasterCocoMetric' in _names(m) and not m.format_only for m in evaluator.metrics)
+    if any(needed) and find_spec('faster_coco_eval') is None:
+        raise UserRuntimeError(
+            f'{name}: FasterCocoMetric needs faster-coco-eval, which is not installed: '
+            'pip install faster-coco-eval'
+        )
 
 
 def _names(instance: object) -> set[str]:
@@ -423,6 +437,7 @@ class LearningHook(Hook):
 
     def _before_metrics(self, runner: Runner, phase: str) -> None:
         loop = getattr(runner, f'{phase}_loop')
+        check_installed(loop.evaluator, f'{phase}_evaluator')
         name = f'{phase}_dataloader.dataset'
         if endless := _endless(loop.dataloader):
             raise UserValueError(
