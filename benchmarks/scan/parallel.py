@@ -2,8 +2,8 @@
 
 Two steps make one: after (a, b) and then (a', b') the state is a' a x + (a' b + b'). This product
 is associative, so that steps can be combined in any bracketing, many at a time. The forms differ in
-the bracketing alone. ``docs/kernels.md`` says what each costs, and why the kernels take
-another way.
+the bracketing alone. ``docs/scan_benchmarks.md`` says what each costs, and why the kernels
+take another way.
 
 Each takes a and b (B, D, L, N), L >= 1, and returns the states x of that shape; x before the first
 step is 0.

@@ -34,9 +34,9 @@ pytestmark = [
 ]
 each_method = pytest.mark.parametrize('method', METHODS)
 cuda_scan = functools.partial(selective_scan_fn, use_cuda_kernel=True)
-# Largest error allowed, relative to the largest entry of what is expected; docs/kernels.md has what
-# was measured. In half precision it is the rounding of the result, in fp16 of states too; in fp32
-# that of a stiff z.
+# Largest error allowed, relative to the largest entry of what is expected; docs/scan_benchmarks.md
+# has what was measured. In half precision it is the rounding of the result, in fp16 of states too;
+# in fp32 that of a stiff z.
 BOUNDS = {torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 BOUNDS[torch.float64] = BOUNDS[torch.float32]  # parameters in float64 take part in float32
 
