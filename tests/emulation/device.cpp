@@ -232,6 +232,7 @@ const Words* exchange(const Words& words) {
 }
 
 int launches[1025];  // so far, by the threads of a block
+std::set<const void*> launched;
 
 cudaError_t run(dim3 blocks, int threads, size_t bytes, bool early,
                 const std::function<void()>& kernel) {
@@ -267,6 +268,12 @@ cudaError_t cudaGetDevice(int*) { return cudaSuccess; }
 static int multiprocessors = 4;
 void set_multiprocessors(int count) { multiprocessors = count; }
 int count_launches(int threads) { return emulation::launches[threads]; }
+// Of a kernel, by its distance to this function, which the library's symbols tell.
+bool was_launched(int64_t distance) {
+  const auto here = reinterpret_cast<intptr_t>(&was_launched);
+  return emulation::launched.count(reinterpret_cast<const void*>(here + distance)) > 0;
+}
+void forget_launches() { emulation::launched.clear(); }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr of, int) {
   if (of == cudaDevAttrMultiProcessorCount) *value = multiprocessors;
   else if (of == cudaDevAttrMaxSharedMemoryPerMultiprocessor)

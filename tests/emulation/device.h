@@ -13,6 +13,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <set>
 
 #undef __global__
 #undef __device__
@@ -60,6 +61,7 @@ const Words* exchange(const Words& words);
 // before the last one has ended (`early`) some thread has to wait for that.
 cudaError_t run(dim3 blocks, int threads, size_t shared_bytes, bool early,
                 const std::function<void()>& kernel);
+extern std::set<const void*> launched;  // kernels, so far
 
 inline int lane() { return thread.x % 32; }
 
@@ -134,6 +136,7 @@ cudaError_t launch(const cudaLaunchConfig_t* config, void (*kernel)(Arguments...
   if (count > 1) return cudaErrorNotSupported;
   if (count == 1 && attributes->id != cudaLaunchAttributeProgrammaticStreamSerialization)
     return cudaErrorNotSupported;
+  launched.insert(reinterpret_cast<const void*>(kernel));
   return run(blocks, threads.x, bytes, count == 1, [&] { kernel(arguments...); });
 }
 }  // namespace emulation

@@ -4,8 +4,10 @@ All kernels of the block are emulated as in test_emulation.py; the CPU multiplie
 """
 
 import contextlib
+import ctypes
 import functools
 import os
+import re
 import subprocess
 import sys
 
@@ -15,6 +17,8 @@ import torch
 from tests.emulation.test_emulation import pytestmark as of_emulation
 from tests.models.plain_operators import norm_and_mix
 from tests.native import ROOT
+from tests.scripts import load
+from vim_mm.ops import METHODS
 from vim_mm.ops.block import FusedMixer, fused_block, fused_mixer
 from vim_mm.ops.discretization import method_id
 
@@ -26,14 +30,15 @@ BOUNDS = {torch.float32: 5e-6, torch.float16: 6e-3, torch.bfloat16: 4e-2}
 
 
 @contextlib.contextmanager
-def emulated_mixer(path):
-    """The operators of the mixer on CPU tensors are the emulated ones."""
+def emulated_mixer(path, names=('mixer_fwd', 'mixer_bwd')):
+    """The operators of the mixer, or these, on CPU tensors are the emulated ones."""
     torch.ops.load_library(path)
     cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
     with torch.library._scoped_library('vim_mm', 'IMPL') as library:
-        for name in ('mixer_fwd', 'mixer_bwd'):
+        for name in names:
             op = getattr(torch.ops.vim_mm_emulated, name).default
-            library.impl(name, functools.partial(op.redispatch, cuda), 'CPU')
+            kernel = functools.partial(op.redispatch, cuda)
+            library.impl(name, kernel, 'CPU', allow_override=True)
         yield
 
 
@@ -148,3 +153,36 @@ def test_separate_buffers_give_the_same_bits(emulation_library, tmp_path):
     for case, separate in zip(CASES, torch.load(path), strict=True):
         for value, expected in zip(separate, run_mixer(torch.bfloat16, **case), strict=True):
             assert torch.equal(value, expected)
+
+
+def kernels_of_block(library):
+    """Of each kernel of the block that is compiled, by its name: its address in the library."""
+    files = [*(ROOT / 'csrc/cuda/block').glob('*.cu'), ROOT / 'csrc/cuda/ops/small_kernels.cu']
+    source = ' '.join(file.read_text() for file in files)
+    kernels = {*re.findall(r'__global__\s[^;{]*?(\w+_kernel)\(', source)}
+    symbols = subprocess.run(['nm', '-C', library], capture_output=True, text=True, check=True)
+    found = re.findall(r'(?m)^(\w+) [tTwW] (.*)$', symbols.stdout)
+    (origin,) = (int(address, 16) for address, name in found if name == 'was_launched')
+    return {
+        name: int(address, 16) - origin
+        for address, name in found
+        if (function := re.match(r'(?:void )?(?:[\w ()]+::)+(\w+)[<(]', name))
+        and function[1] in kernels
+        and '{lambda' not in name
+    }
+
+
+def test_every_kernel_is_in_a_case_of_the_tool(emulation_library):
+    """Of tools/dev/every_kernel.py, which sanitizers watch on a GPU, in float32 and bfloat16."""
+    library = ctypes.CDLL(str(emulation_library))
+    library.was_launched.argtypes, library.was_launched.restype = [ctypes.c_int64], ctypes.c_bool
+    kernels = {k: at for k, at in kernels_of_block(emulation_library).items() if '__half' not in k}
+    assert len(kernels) > 80
+    library.forget_launches()
+    of_norm = ('add_rms_norm_fwd', 'add_rms_norm_bwd')
+    with emulated_mixer(emulation_library, (*of_norm, 'discretize')):
+        for _, run in load('dev/every_kernel.py')['block_cases'](METHODS, 'cpu'):
+            run()
+    missing = {kernel for kernel, at in kernels.items() if not library.was_launched(at)}
+    # That which sums 2^30 floats and more.
+    assert {kernel for kernel in missing if 'sum_kernel<unsigned long>' not in kernel} == set()
