@@ -403,3 +403,39 @@ def test_bad_inputs_are_named():
     ):
         with pytest.raises(error, match=message):
             call()
+
+
+@pytest.mark.parametrize(
+    ('name', 'change', 'error', 'message'),
+    [
+        # One row too many or too few would be read as another matrix.
+        ('x_proj_weight', lambda x: torch.cat([x, x[:1]]), ValueError, r'\(8, 6\), got \(9, 6'),
+        ('x_proj_weight', lambda x: x[:-1], ValueError, r'expected shape \(8, 6\), got \(7, 6'),
+        ('xz', lambda x: x[:, :-1], ValueError, r'expected shape \(B, 12, L\)'),
+        ('xz', lambda x: x[0], ValueError, r'expected shape \(B, 12, L\)'),
+        ('xz', lambda x: x.detach().numpy(), TypeError, 'expected a tensor, got ndarray'),
+        ('conv1d_weight', lambda x: x[:, 0], ValueError, r'expected shape \(6, 1, W\)'),
+        ('conv1d_weight', lambda x: None, TypeError, 'expected a tensor, got NoneType'),
+        ('delta_proj_weight', lambda x: x.T, ValueError, r'expected shape \(6, R\)'),
+        ('out_proj_weight', lambda x: x.T, ValueError, r'expected shape \(E, 6\)'),
+        ('A', lambda x: x[0], ValueError, r'expected shape \(D, N\)'),
+        ('A', lambda x: None, TypeError, 'expected a tensor, got NoneType'),
+    ],
+)
+def test_bad_weights_of_a_layer_are_named(name, change, error, message):
+    inputs = inner_inputs()
+    inputs[name] = change(inputs[name])
+    with pytest.raises(error, match=f'{name}: .*{message}'):
+        mamba_ssm.mamba_inner_fn(**inputs)
+    inputs['A_b'] = inputs['A']
+    with pytest.raises(error, match=f'{name}: .*{message}'):
+        mamba_ssm.bimamba_inner_fn(**inputs)
+
+
+def test_a_given_matrix_may_have_its_rows():
+    """mamba_ssm reads the first and the last ones, whatever is between."""
+    inputs = inner_inputs(constant_B=True)
+    weight = inputs['x_proj_weight']
+    expected = mamba_ssm.mamba_inner_fn(**inputs)
+    inputs['x_proj_weight'] = torch.cat([weight[:2], torch.randn_like(weight[2:]), weight[2:]])
+    close(mamba_ssm.mamba_inner_fn(**inputs), expected)

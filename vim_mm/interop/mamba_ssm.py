@@ -5,6 +5,7 @@ see docs/other_libraries.md. All are ``zoh``, run on every device and in float64
 wrong shapes, dtypes and devices as :func:`vim_mm.ops.selective_scan_fn` does.
 """
 
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -77,7 +78,7 @@ def mamba_inner_fn(
         xz: (B, 2D, L), the input of the convolution and the gate.
         conv1d_weight: (D, 1, W).
         conv1d_bias: (D,) or None.
-        x_proj_weight: (R + 2N, D), or less where ``B`` or ``C`` is given; twice the N states if
+        x_proj_weight: (R + 2N, D), or R and the N of what is not given of ``B`` and ``C``; 2N if
             ``A`` is complex.
         delta_proj_weight: (D, R).
         out_proj_weight: (E, D).
@@ -101,7 +102,7 @@ def mamba_inner_fn(
         xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, A, B, C, D, delta_bias,
         B_proj_bias, C_proj_bias, delta_softplus, checkpoint_lvl, norms, b_c_dt_rms_eps,
     )  # fmt: skip
-    return F.linear(y.transpose(1, 2), out_proj_weight, out_proj_bias)
+    return _out(y, out_proj_weight, out_proj_bias)
 
 
 def mamba_inner_fn_no_out_proj(
@@ -151,6 +152,8 @@ def bimamba_inner_fn(
     ``A_b`` (D, N) is of the scan from the last step to the first. Both read what the one causal
     convolution gives.
     """
+    check_tensor('A', A)
+    _check_shape('A_b', A_b, f'{(*A.shape,)}, as A has it', lambda x: x.shape == A.shape)
     both = [
         _inner(
             xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, a, B, C, D,
@@ -158,7 +161,7 @@ def bimamba_inner_fn(
         )
         for a, reverse in ((A, False), (A_b, True))
     ]  # fmt: skip
-    return F.linear((both[0] + both[1]).transpose(1, 2), out_proj_weight, out_proj_bias)
+    return _out(both[0] + both[1], out_proj_weight, out_proj_bias)
 
 
 def _inner(
@@ -182,6 +185,8 @@ def _inner(
 ) -> Tensor:
     if checkpoint_lvl not in (0, 1):
         raise UserValueError(f'checkpoint_lvl must be 0 or 1, got {checkpoint_lvl}')
+    given = (B is not None) + (C is not None)
+    _check_layer(xz, conv1d_weight, x_proj_weight, delta_proj_weight, A, given)
     x, z = xz.chunk(2, dim=1)
     u = ops.causal_conv1d(x, conv1d_weight.squeeze(1), conv1d_bias, activation='silu')
     projected = F.linear(u.transpose(1, 2), x_proj_weight)  # (B, L, R + 2N)
@@ -198,6 +203,46 @@ def _inner(
     return ops.selective_scan_fn(
         u, delta, A, B, C, D, z, delta_bias, bool(delta_softplus), reverse=reverse
     )
+
+
+def _check_layer(
+    xz: Any, conv1d_weight: Any, x_proj_weight: Any, delta_proj_weight: Any, A: Any, given: int
+) -> None:
+    """What the slices of a layer would take as it is; ``given`` counts B and C that are."""
+    _check_shape('A', A, '(D, N)', lambda x: x.dim() == 2)
+    channels, states = A.shape[0], A.shape[1] * (2 if A.is_complex() else 1)
+    _check_shape('xz', xz, f'(B, {2 * channels}, L)', lambda x: x.shape[1:-1] == (2 * channels,))
+    _check_shape(
+        'conv1d_weight',
+        conv1d_weight,
+        f'({channels}, 1, W)',
+        lambda x: x.shape[:-1] == (channels, 1),
+    )
+    _check_shape(
+        'delta_proj_weight', delta_proj_weight, f'({channels}, R)',
+        lambda x: x.dim() == 2 and len(x) == channels,
+    )  # fmt: skip
+    rank = delta_proj_weight.shape[1]
+    # A matrix that is given may have its rows nevertheless.
+    rows = sorted({rank + states * (2 - given), rank + states * 2})
+    _check_shape(
+        'x_proj_weight', x_proj_weight, f'({" or ".join(map(str, rows))}, {channels})',
+        lambda x: x.dim() == 2 and len(x) in rows and x.shape[1] == channels,
+    )  # fmt: skip
+
+
+def _check_shape(name: str, x: Any, expected: str, fits: Callable[[Tensor], bool]) -> None:
+    check_tensor(name, x)
+    if not fits(x):
+        raise UserValueError(f'{name}: expected shape {expected}, got {(*x.shape,)}')
+
+
+def _out(y: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+    channels = y.shape[1]
+    _check_shape(
+        'out_proj_weight', weight, f'(E, {channels})', lambda x: x.shape[1:] == (channels,)
+    )
+    return F.linear(y.transpose(1, 2), weight, bias)
 
 
 def _matrix(
