@@ -271,6 +271,8 @@ PLACES = {
     'vim_mm/timm_models/weights.py': {'hf_hub_download', 'huggingface_hub.hf_hub_download'},
     # The user's own program.
     'vim_mm/activated.py': {'runpy.run_path'},
+    # What a loader's worker has sent, which PyTorch unpickles too.
+    'vim_mm/engine/batches/transport.py': {'pickle.HIGHEST_PROTOCOL', 'pickle.Unpickler'},
     # Bytes that the same process has written; arrays without objects, which is NumPy's default.
     'studies/discretization/tasks.py': {'np.load'},
 }

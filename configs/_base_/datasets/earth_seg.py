@@ -29,7 +29,7 @@ train_dataloader = dict(
                 saturation_range=(0.8, 1.25),
                 hue_delta=6,
             ),
-            dict(type='FastPackSegInputs'),
+            dict(type='PackSegInputs'),
         ],
     ),
 )

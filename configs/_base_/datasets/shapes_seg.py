@@ -29,7 +29,7 @@ train_dataloader = dict(
             dict(type='LoadAnnotations'),
             dict(type='Resize', scale=(64, 64), keep_ratio=True),
             dict(type='RandomFlip', prob=0.5),
-            dict(type='FastPackSegInputs'),
+            dict(type='PackSegInputs'),
         ],
     ),
 )
