@@ -386,12 +386,8 @@ def _for_each_channel(
         )
     sharing = channels // shared
     if delta_bias is not None:
-        check_tensor('delta_bias', delta_bias)
-        if delta_bias.shape != (shared,):
-            raise UserValueError(
-                f'delta_bias: expected shape ({shared},), as delta has it, got '
-                f'{(*delta_bias.shape,)}'
-            )
+        expected = f'({shared},), as delta has it'
+        _check_shape('delta_bias', delta_bias, expected, lambda x: x.shape == (shared,))
         delta_bias = delta_bias.repeat_interleave(sharing)
     return delta.repeat_interleave(sharing, dim=1), delta_bias
 

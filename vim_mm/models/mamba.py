@@ -388,9 +388,10 @@ class Mamba(nn.Module):
             return t.expand(-1, directions, -1, -1)
 
         x, z = self._project_in(hidden_states, 'in_proj' in called)  # (B, D, L)
-        before = None if initial_state is None else initial_state.conv
+        before = None
         if initial_state is not None:
             _check_dtypes(initial_state, x)
+            before = initial_state.conv
         convolved = self._convolve(x, 'conv1d' in called, before, reset)
         # Stacked of views: rearranged after it, u would be copied twice.
         u = torch.stack([rearrange(c, 'b d l -> d b l') for c in convolved]).flatten(2)

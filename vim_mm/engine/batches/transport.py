@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-_ALIGNMENT = 64  # bytes, a multiple of every element's
+_ALIGNMENT = 64  # bytes, of where a value begins: enough for elements of every dtype
 # Up to so many bytes a value is copied where it arrives: a label or a box that a metric or a hook
 # keeps would keep the memory of its batch.
 _COPIED = 1 << 16
