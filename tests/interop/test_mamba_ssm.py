@@ -266,6 +266,59 @@ def test_vims_layers():
     compare_gradients(ours, expected, dict(inputs, A_b=A_b))
 
 
+@pytest.fixture
+def scanned(monkeypatch):
+    """What is contiguous in time of each scan, by u, delta, B, C and z."""
+    found = []
+
+    def scan(u, delta, A, B, C, D, z, *args, **kwargs):
+        found.append([x.stride(-1) == 1 for x in (u, delta, B, C, z)])
+        return scan.itself(u, delta, A, B, C, D, z, *args, **kwargs)
+
+    scan.itself = mamba_ssm.ops.selective_scan_fn
+    monkeypatch.setattr(mamba_ssm.ops, 'selective_scan_fn', scan)
+    return found
+
+
+def channels_last(x):
+    return x.detach().transpose(-1, -2).contiguous().transpose(-1, -2).requires_grad_()
+
+
+@pytest.mark.parametrize('normed', [False, True])
+@pytest.mark.parametrize('transposed', [False, True])
+def test_a_layers_scan_gets_what_fast_kernels_take(scanned, transposed, normed):
+    """All others take CUDA's general path, which is slower and rounds otherwise."""
+    inputs = inner_inputs()
+    if normed:
+        inputs |= dict(
+            b_rms_weight=leaf(STATES), c_rms_weight=leaf(STATES), dt_rms_weight=leaf(CHANNELS)
+        )
+    expected = mamba_ssm.mamba_inner_fn(**inputs)
+    if transposed:
+        inputs['xz'] = channels_last(inputs['xz'])
+        assert torch.equal(mamba_ssm.mamba_inner_fn(**inputs), expected)
+    assert scanned == [[True] * 5] * len(scanned)
+
+
+def test_a_scan_of_other_strides_gets_copies(scanned):
+    """MambaVision's delta has channels contiguous."""
+    inputs = scan_inputs()
+    inputs['z'] = leaf(BATCH, CHANNELS, STEPS)
+    expected = mamba_ssm.selective_scan_fn(**inputs)
+    others = {name: channels_last(x) if x.dim() > 1 else x for name, x in inputs.items()}
+    assert not any(x.stride(-1) == 1 for x in others.values() if x.dim() > 2)
+    ours = mamba_ssm.selective_scan_fn(**others)
+    assert scanned == [[True] * 5] * 2
+    assert torch.equal(ours, expected)
+    grad = torch.randn_like(expected)
+    for one, two in zip(
+        torch.autograd.grad(ours, [*others.values()], grad),
+        torch.autograd.grad(expected, [*inputs.values()], grad),
+        strict=True,
+    ):
+        assert torch.equal(one, two)
+
+
 def test_flags_count_by_their_truth():
     u, delta, A, B, C, D, bias = scan_inputs().values()
     plain = mamba_ssm.selective_scan_fn(u, delta, A, B, C, D, None, bias)

@@ -45,9 +45,34 @@ def selective_scan_fn(
 
     MambaVision passes None for one.
     """
-    return ops.selective_scan_fn(
-        u, delta, A, B, C, D, z, delta_bias, bool(delta_softplus), bool(return_last_state)
+    return _scan(u, delta, A, B, C, D, z, delta_bias, delta_softplus, return_last_state)
+
+
+def _scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    delta_bias: Tensor | None,
+    delta_softplus: bool,
+    return_last_state: bool = False,
+    reverse: bool = False,
+) -> Any:
+    u, delta, B, C = (
+        _contiguous_in_time(name, x) for name, x in (('u', u), ('delta', delta), ('B', B), ('C', C))
     )
+    z = z if z is None else _contiguous_in_time('z', z)
+    flags = bool(delta_softplus), bool(return_last_state)
+    return ops.selective_scan_fn(u, delta, A, B, C, D, z, delta_bias, *flags, reverse=reverse)
+
+
+def _contiguous_in_time(name: str, x: Tensor) -> Tensor:
+    """Copied if need be, as by mamba_ssm: CUDA's fast kernels are for no other strides."""
+    check_tensor(name, x)
+    return x if x.stride()[-1:] == (1,) else x.contiguous()
 
 
 def mamba_inner_fn(
@@ -187,22 +212,24 @@ def _inner(
         raise UserValueError(f'checkpoint_lvl must be 0 or 1, got {checkpoint_lvl}')
     given = (B is not None) + (C is not None)
     _check_layer(xz, conv1d_weight, x_proj_weight, delta_proj_weight, A, given)
-    x, z = xz.chunk(2, dim=1)
+    x, z = _contiguous_in_time('xz', xz).chunk(2, dim=1)
     u = ops.causal_conv1d(x, conv1d_weight.squeeze(1), conv1d_bias, activation='silu')
-    projected = F.linear(u.transpose(1, 2), x_proj_weight)  # (B, L, R + 2N)
+    batch, _, length = u.shape
     rank, states = delta_proj_weight.shape[1], A.shape[1] * (2 if A.is_complex() else 1)
-    delta = F.linear(projected[..., :rank], delta_proj_weight)
+    # The matrix products of mamba_ssm, whose sums are therefore in the same order; delta has rows
+    # of channels, contiguous in time.
+    projected = F.linear(u.transpose(1, 2).flatten(0, 1), x_proj_weight)  # (B L, R + 2N)
+    delta = F.linear(delta_proj_weight, projected[:, :rank])  # (D, B L)
     b_norm, c_norm, dt_norm = norms
+    if dt_norm is not None:
+        delta = F.rms_norm(delta.T, dt_norm.shape, dt_norm, eps).T
+    delta = delta.unflatten(1, (batch, length)).transpose(0, 1)
+    projected = projected.unflatten(0, (batch, length))
     if B is None:
         B = _matrix(projected[..., rank : rank + states], B_proj_bias, b_norm, eps, A)
     if C is None:
         C = _matrix(projected[..., -states:], C_proj_bias, c_norm, eps, A)
-    if dt_norm is not None:
-        delta = F.rms_norm(delta, dt_norm.shape, dt_norm, eps)
-    delta = delta.transpose(1, 2)
-    return ops.selective_scan_fn(
-        u, delta, A, B, C, D, z, delta_bias, bool(delta_softplus), reverse=reverse
-    )
+    return _scan(u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse=reverse)
 
 
 def _check_layer(

@@ -27,6 +27,9 @@ def causal_conv1d(
     equals flipping x along L, convolving, and flipping the output back, without flipping anything
     but the kernel.
 
+    Of float32 with channels contiguous, not L, CUDA's is cuDNN's convolution, which may round
+    products to TF32 unless ``torch.backends.cudnn.allow_tf32`` is False.
+
     Args:
         x: (B, D, L), floating point, any strides; D from 1.
         weight: (D, W), W from 1, in x's dtype (under autocast any).
