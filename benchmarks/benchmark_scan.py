@@ -2,6 +2,7 @@
 
     python benchmarks/benchmark_scan.py --batch 2 --dim 384 --seqlen 1024 --dstate 16
     python benchmarks/benchmark_scan.py --device cuda --shapes all linear --markdown scan.md
+    python benchmarks/benchmark_scan.py --backends native torch reference --methods zoh foh
 
 ``--shapes all`` is the standard run: seven shapes of Vim in bf16 and the seed notes' in fp32.
 ``linear`` is one of them at L from 1024 to 65536. Inputs are those of a Mamba layer
@@ -25,6 +26,7 @@ from typing import Any
 
 from _command_line import (
     DTYPES,
+    Names,
     add_methods,
     add_run_arguments,
     add_sizes,
@@ -69,7 +71,7 @@ def parse_args() -> argparse.Namespace:
     )
     add_methods(parser)
     parser.add_argument(
-        '--backends', nargs='+', choices=['kernel', 'reference'], default=['kernel']
+        '--backends', nargs='+', type=Names('vim_mm.ops', 'BACKENDS'), default=['native']
     )
     add_run_arguments(parser)
     return parser.parse_args()
@@ -94,7 +96,7 @@ from benchmarks.measure.timing import (
 )
 from benchmarks.peers.scans import Peer, installed_peers, peer_version
 from benchmarks.scan.errors import relative_error
-from benchmarks.scan.paths import CPU_KERNEL, CUDA_KERNEL, Path, python_on
+from vim_mm.ops import selective_scan_fn
 from vim_mm.progress import progress
 
 PASSES = ('forward', 'backward')
@@ -124,21 +126,25 @@ def scans(
     """What is timed at a shape, by the name of its column: peers, then our methods."""
     inputs = make_inputs(shape, args.device, dt_bias)
     grad_out = torch.randn_like(inputs['u'])
-    kernel = CUDA_KERNEL if args.device == 'cuda' else CPU_KERNEL
-    paths = {'kernel': kernel, 'reference': python_on(args.device)}
 
-    def ours(method: str, path: Path) -> Scan:
-        scan = partial(path.scan, inputs, method, delta_softplus=True)
+    def ours(method: str, backend: str) -> Scan:
+        scan = partial(
+            selective_scan_fn,
+            **inputs,
+            delta_softplus=True,
+            discretization_method=method,
+            backend=backend,
+        )
         return differentiable_scan(scan, inputs.values(), grad_out)
 
     columns = {}
     for name, peer in peers.items():
         columns[name] = peer(inputs, grad_out)
-        outputs = [scan.forward()[0] for scan in (ours('zoh', kernel), columns[name])]
+        outputs = [scan.forward()[0] for scan in (ours('zoh', 'native'), columns[name])]
         hold_to(*outputs, name, shape.dtype)
     for backend, method in product(args.backends, args.methods):
-        name = method if backend == 'kernel' else f'{method} {backend}'
-        columns[name] = ours(method, paths[backend])
+        name = method if backend == 'native' else f'{method} {backend}'
+        columns[name] = ours(method, backend)
     return columns
 
 

@@ -23,7 +23,7 @@ def table_under(title, text):
 @pytest.mark.slowest
 def test_tables_hold_what_the_file_holds(tmp_path):
     printed = run_tool(
-        'benchmarks/benchmark_scan.py', *TINY, '--backends', 'kernel', 'reference',
+        'benchmarks/benchmark_scan.py', *TINY, '--backends', 'native', 'reference',
         '--out', 'figures.json', '--markdown', 'tables.md', cwd=tmp_path,
     )  # fmt: skip
     tables = (tmp_path / 'tables.md').read_text()

@@ -58,7 +58,6 @@ def test_a_value_that_leaves_nothing_to_do_is_refused(tool, arguments, sentence,
     'call',
     [
         'benchmarks/benchmark_backbone.py',
-        'benchmarks/benchmark_backends.py',
         'benchmarks/benchmark_jax.py',
         'analysis/benchmark_latency_flops.py seg/upernet_vim_shapes.py',
         'benchmarks/benchmark_scan.py',
