@@ -326,10 +326,11 @@ def _gradients(
         for x in inputs:
             if isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()):
                 x.requires_grad_()  # the scan names the others
-        u, delta, *matrices_and_gate, delta_bias = inputs
+        u, delta, A, B, C, D, z, delta_bias = inputs
         if shares:
             delta, delta_bias = _for_each_channel(u, delta, delta_bias)
-        out = selective_scan_fn(u, delta, *matrices_and_gate, delta_bias, delta_softplus)
+        u, delta, B, C = _widened(grad.dtype, u, delta, B, C)
+        out = selective_scan_fn(u, delta, A, B, C, D, z, delta_bias, delta_softplus)
         given = [x for x in inputs if x is not None]
         found = iter(torch.autograd.grad(out, given, grad.to(out.dtype)))
     return [x if x is None else next(found) for x in inputs]
@@ -395,8 +396,24 @@ def _oflex_fwd(u, delta, A, B, C, D, delta_bias, delta_softplus, nrows, out_floa
     """
     with torch.no_grad():
         delta, delta_bias = _for_each_channel(u, delta, delta_bias)
-        wide = u.float() if out_float and u.dtype in (torch.float16, torch.bfloat16) else u
-        return [*_forward(wide, delta, A, B, C, D, delta_bias, delta_softplus)]
+        if out_float:
+            u, delta, B, C = _widened(torch.float32, u, delta, B, C)
+        return [*_forward(u, delta, A, B, C, D, delta_bias, delta_softplus)]
+
+
+def _widened(
+    dtype: torch.dtype, u: Tensor, delta: Tensor, B: Tensor, C: Tensor
+) -> tuple[Tensor, ...]:
+    """All of them, if u is narrower than ``dtype``: CUDA's fast kernels want one dtype."""
+    given = (u, delta, B, C)
+    for name, x in zip(('u', 'delta', 'B', 'C'), given):
+        check_tensor(name, x)
+    if torch.promote_types(u.dtype, dtype) == u.dtype:
+        return given
+    # A dtype that is none of theirs stays, and the scan names it.
+    return tuple(
+        x.to(torch.promote_types(x.dtype, dtype)) if x.is_floating_point() else x for x in given
+    )
 
 
 def _for_each_channel(
@@ -422,9 +439,8 @@ def _for_each_channel(
 def _core_bwd(u, delta, A, B, C, D, delta_bias, dout, x, delta_softplus, nrows, *, shares=False):
     """VMamba's: gradients of u, delta, A, B, C, D and delta_bias."""
     _check_like_u('dout', dout, u)
-    wide = u.to(torch.promote_types(u.dtype, dout.dtype))
-    found = _gradients([wide, delta, A, B, C, D, None, delta_bias], delta_softplus, dout, shares)
-    return [found[0].to(u.dtype), *found[1:6], found[7]]
+    found = _gradients([u, delta, A, B, C, D, None, delta_bias], delta_softplus, dout, shares)
+    return [*found[:6], found[7]]
 
 
 selective_scan_cuda = SimpleNamespace(fwd=_fwd, bwd=_bwd)
