@@ -17,7 +17,6 @@ from vim_mm.ops import selective_scan_fn, selective_scan_grouped_fn
 from vim_mm.ops.discretization import METHODS
 
 both_directions = pytest.mark.parametrize('reverse', [False, True])
-each_causal_method = states.each_causal_method
 
 
 def scan_by(method, **options):
@@ -48,8 +47,7 @@ def bounded(inputs, method, steps=STEPS):
     return inputs, dict(discretization_method=method, reset=cuts_of(batch, length, *steps))
 
 
-@each_method
-@both_directions
+@states.each_way
 @pytest.mark.parametrize(
     ('dtype', 'length', 'count'),
     [
@@ -65,16 +63,14 @@ def test_resets(method, dtype, length, count, reverse):
     compare(inputs, reverse=reverse, **options)
 
 
-@each_causal_method
-@both_directions
+@states.each_causal_way
 def test_initial_state_alone(method, reverse):
     inputs = inputs_in(torch.bfloat16, channels=9, length=132, states=16)
     inputs['initial_state'] = states.new_state(inputs)
     compare(inputs, discretization_method=method, reverse=reverse)
 
 
-@each_method
-@both_directions
+@states.each_way
 @pytest.mark.parametrize('form', ['shared', 'constant_B_grouped_C', 'interleaved'])
 def test_general_path(method, form, reverse):
     inputs = make_inputs(channels=18, length=70, states=20, form=form, dtype=torch.float32)
@@ -117,8 +113,7 @@ def test_groups_of_different_directions(method):
     )
 
 
-@each_method
-@both_directions
+@states.each_way
 @pytest.mark.parametrize('dtype', [torch.float32, torch.complex64])
 def test_packed_equals_alone(method, dtype, reverse):
     scan = scan_by(method, reverse=reverse)
@@ -129,8 +124,7 @@ def test_packed_equals_alone(method, dtype, reverse):
     states.compare(packed, states.alone(scan, reset, reverse), inputs, ROUNDED)
 
 
-@each_causal_method
-@both_directions
+@states.each_causal_way
 def test_pieces_equal_the_whole(method, reverse):
     scan = scan_by(method, reverse=reverse)
     inputs = states.inputs_of(torch.float32, channels=9, length=150, states=16)
@@ -155,8 +149,7 @@ def test_no_steps_hand_the_state_through(given, reverse):
     assert torch.equal(grad, weight if given else torch.zeros_like(weight))
 
 
-@each_method
-@both_directions
+@states.each_way
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize('count', [4, 20])
 def test_what_overflows_stays_in_its_sequence(method, dtype, count, reverse):
