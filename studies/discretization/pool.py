@@ -3,8 +3,7 @@
 import math
 import multiprocessing
 import time
-from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -18,9 +17,6 @@ from studies.discretization.results import Job, append
 from studies.discretization.tasks import Data, Task, load_splits
 from studies.discretization.training import Settings, train
 from vim_mm.progress import progress, say
-
-_MARGIN = 1.1  # a run may take this much longer than the longest of its arm before
-_FAILURES = 3  # so many different runs of an arm and setting, in a row, leave out its others
 
 
 @dataclass(frozen=True)
@@ -53,9 +49,8 @@ class Plan:
 def run_all(jobs: list[Job], plan: Plan, workers: int) -> bool:
     """Make the runs in order until all are made or the time is over.
 
-    A run that is not likely to end in time is passed over for later ones that are. A process that
-    dies costs its run alone, which is made once more after all others. Where three different runs
-    of an arm and setting fail, and none is made between them, its others are left out.
+    A run that is not likely to end in time is passed over for later ones that are. One that fails,
+    or whose process dies, is named and costs nothing else; the same command makes it once more.
 
     Args:
         jobs (list): What to run.
@@ -67,21 +62,7 @@ def run_all(jobs: list[Job], plan: Plan, workers: int) -> bool:
     """
     for name in dict.fromkeys(job.task for job in jobs):
         load_splits(plan.tasks[name], plan.source, plan.cache)  # scenes are drawn once, not by each
-    gpus = torch.cuda.device_count() if plan.device == 'cuda' else 1
-    desk = _Desk(jobs, plan)
-    for i in range(min(workers * gpus, len(jobs))):
-        desk.start_process(i % gpus)
-    for _ in progress(iter(desk.one_more, False), 'runs', len(jobs)):
-        pass
-    return not desk.failed
-
-
-_Kind = tuple[str, str, str]
-
-
-def _kind(job: Job) -> _Kind:
-    """What runs have in common that take equally long and fail for one reason."""
-    return job.task, job.arm, job.label
+    return all([*progress(_outcomes(jobs, plan, workers), 'runs', len(jobs))])
 
 
 @dataclass
@@ -94,93 +75,56 @@ class _Worker:
     began: float = 0.0
 
 
-class _Desk:
-    """Hands the runs out to processes.
+def _kind(job: Job) -> tuple:
+    """What runs have in common that take equally long."""
+    return job.task, job.arm, job.label
 
-    Attributes:
-        failed (bool): Whether a process has.
-    """
 
-    def __init__(self, jobs: Iterable[Job], plan: Plan):
-        self.waiting, self.plan, self.failed = deque(jobs), plan, False
-        self._workers: dict[Connection, _Worker] = {}
-        self._longest: dict[_Kind, float] = {}  # seconds
-        self._failed: set[Job] = set()
-        self._failures: Counter[_Kind] = Counter()  # of different runs, in a row
-        self._idle_failures = 0  # of processes before their first run
-        self._context = multiprocessing.get_context('spawn')
+def _outcomes(jobs: list[Job], plan: Plan, workers: int) -> Iterator[bool]:
+    """Whether each run was made, and False for each process that died before its first one."""
+    context = multiprocessing.get_context('spawn')
+    waiting, busy = [*jobs], {}
+    longest: dict[tuple, float] = {}  # seconds of a run, by task, arm and settings
 
-    def start_process(self, gpu: int) -> None:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_work, args=(theirs, self.plan, gpu))
+    def start(gpu: int) -> None:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, plan, gpu))
         process.start()
         theirs.close()  # so that ours ends when the process does
-        self._workers[ours] = _Worker(process, gpu)
+        busy[ours] = _Worker(process, gpu)
 
-    def one_more(self) -> bool:
-        """Wait for a run to be made and say so; False if no process works any more."""
-        while self._workers:
-            pipe: Any = wait([*self._workers])[0]
-            worker = self._workers[pipe]
-            try:
-                line = pipe.recv()
-            except (EOFError, OSError):
-                self._ended(pipe)
-                continue
-            job = worker.job
-            if job is not None and line:
-                kind, seconds = _kind(job), time.time() - worker.began
-                self._longest[kind] = max(self._longest.get(kind, 0), seconds)
-                self._failures[kind] = 0
-            worker.job, worker.began = self.next_job(), time.time()
-            with suppress(OSError):  # it has died, which the next recv says
-                pipe.send(worker.job)
-            if line:
-                say(line)
-            if job is not None and line:
-                return True
-        return False
-
-    def next_job(self) -> Job | None:
-        """The first run that is likely to end in time; of a kind not seen yet by its task."""
-        while self.waiting:
-            job = self.waiting.popleft()
-            of_task = [took for (task, *_), took in self._longest.items() if task == job.task]
-            expected = self._longest.get(_kind(job), max(of_task, default=0))
-            if self.plan.deadline - time.time() > _MARGIN * expected:
-                return job
-        return None
-
-    def _ended(self, pipe: Connection) -> None:
-        """A process has: because there is nothing to do, or it has died, and another starts."""
-        worker = self._workers.pop(pipe)
-        pipe.close()
-        worker.process.join()
-        if worker.process.exitcode == 0:
-            return
-        self.failed, job = True, worker.job
-        say(f'failed, exit code {worker.process.exitcode}: {job or "before its first run"}')
-        if job is not None:
-            self._run_failed(job)
-        else:
-            self._idle_failures += 1
-            if self._idle_failures > _FAILURES:
-                return  # as the next one would
-        self.start_process(worker.gpu)
-
-    def _run_failed(self, job: Job) -> None:
-        """Put it at the end, once; the last of several in a row leaves out the others."""
-        if job in self._failed:
-            return
-        self._failed.add(job)
-        kind = _kind(job)
-        self._failures[kind] += 1
-        if self._failures[kind] < _FAILURES:
-            self.waiting.append(job)
-        elif self._failures[kind] == _FAILURES:
-            name, arm, _ = job.key
-            say(f'{arm} of {name} is left out from here on: {_FAILURES} of its runs failed')
-            self.waiting = deque(other for other in self.waiting if _kind(other) != kind)
+    gpus = torch.cuda.device_count() if plan.device == 'cuda' else 1
+    for i in range(min(workers * gpus, len(jobs))):
+        start(i % gpus)
+    while busy:
+        pipe: Any = wait([*busy])[0]
+        worker = busy[pipe]
+        try:
+            line = pipe.recv()
+        except (EOFError, OSError):  # it has nothing more to do, or has died
+            del busy[pipe]
+            pipe.close()
+            worker.process.join()
+            if worker.process.exitcode != 0:
+                job = worker.job or 'before its first run'
+                say(f'failed, exit code {worker.process.exitcode}: {job}')
+                if worker.job is not None:
+                    start(worker.gpu)
+                yield False
+            continue
+        now = time.time()
+        if line:
+            kind = _kind(worker.job)
+            longest[kind] = max(longest.get(kind, 0.0), now - worker.began)
+        in_time = (job for job in waiting if now + longest.get(_kind(job), 0.0) < plan.deadline)
+        worker.job, worker.began = next(in_time, None), now
+        if worker.job is not None:
+            waiting.remove(worker.job)
+        with suppress(OSError):  # it has died, which the next recv says
+            pipe.send(worker.job)
+        if line:
+            say(line)
+            yield True
 
 
 def _work(pipe: Connection, plan: Plan, gpu: int) -> None:
