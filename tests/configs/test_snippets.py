@@ -114,7 +114,6 @@ OWN_DATA = (ROOT / 'docs/own_data.md').read_text()
 SEG, DET, CLS, CASCADE_HEADS, SMALL, LARGE, _, INIT, _ = re.findall(
     r'```python\n(.*?)```', OWN_DATA, re.S
 )
-MASK_RCNN_HEADS = re.search(r'^model = .*$', DET, re.M)[0]
 # The task of each text, how its data are drawn, and the classes that it has.
 OWN = {
     'mmseg': (SEG, write_ade20k, ['road', 'tree', 'car']),

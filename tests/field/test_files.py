@@ -24,7 +24,6 @@ for loader in (train_dataloader, val_dataloader):
     loader['dataset']['pipeline'] = pipeline
 del loader
 """
-REDUCED = EACH.format('reduce_zero_label=True')
 
 
 def as_jpeg(path, way: int = 1, suffix: str = '.jpg') -> None:

@@ -80,6 +80,13 @@ def inputs_of(dtype, device='cpu', **sizes):
     return {name: x.detach().to(device).requires_grad_() for name, x in inputs.items()}
 
 
+def scan_by(backend, method, reverse):
+    return functools.partial(
+        selective_scan_fn, backend=backend, discretization_method=method, reverse=reverse,
+        delta_softplus=True,
+    )  # fmt: skip
+
+
 def new_state(inputs):
     """A state for those inputs, (B, D, N) or (B, K, D, N)."""
     u, A = inputs['u'], inputs['A']
@@ -155,10 +162,7 @@ def compare(packed, whole, inputs, rounded=None):
 @each_scan
 @each_causal_way
 def test_pieces_equal_the_whole(backend, device, dtype, length, states, method, reverse):
-    scan = functools.partial(
-        selective_scan_fn, backend=backend, discretization_method=method, reverse=reverse,
-        delta_softplus=True,
-    )  # fmt: skip
+    scan = scan_by(backend, method, reverse)
     inputs = inputs_of(dtype, device, batch=2, channels=4, length=length, states=states)
     compare(in_pieces(scan, (0, 1, 64, 64, 67, 140, length), reverse), scan, inputs)
 
@@ -185,10 +189,7 @@ def test_pieces_of_groups(backend, device, reverse):
 @each_way
 def test_packed_equals_alone(backend, device, dtype, length, states, method, reverse):
     """With a state to begin with, where there is one, in one of two rows before a reset."""
-    scan = functools.partial(
-        selective_scan_fn, backend=backend, discretization_method=method, reverse=reverse,
-        delta_softplus=True,
-    )  # fmt: skip
+    scan = scan_by(backend, method, reverse)
     inputs = inputs_of(dtype, device, batch=2, channels=9, length=length, states=states)
     if METHODS[method].causal:
         inputs['initial_state'] = new_state(inputs)
@@ -227,10 +228,7 @@ def test_forms_of_B_and_C(backend, device, form, method):
 def test_half_precision(backend, device, method, reverse):
     """Half precision has kernels of its own on a GPU. Results are rounded, so that they may differ
     by one unit of the dtype, and sums by their order."""
-    scan = functools.partial(
-        selective_scan_fn, backend=backend, discretization_method=method, reverse=reverse,
-        delta_softplus=True,
-    )  # fmt: skip
+    scan = scan_by(backend, method, reverse)
     inputs = inputs_in(torch.bfloat16, channels=16, length=200, states=16)
     inputs = {name: x.detach().to(device).requires_grad_() for name, x in inputs.items()}
     if METHODS[method].causal:

@@ -3,11 +3,8 @@
 import json
 import os
 import re
-import signal
 import struct
-import subprocess
 import sys
-import time
 import zlib
 
 import numpy as np
@@ -17,7 +14,7 @@ from PIL import Image
 
 from tests.graphs import assert_same_bits
 from tests.scripts import TOOLS, load
-from tests.tools.conftest import command, environment, run_tool
+from tests.tools.conftest import environment, run_tool
 from vim_mm.engine.saving.written import last_checkpoint
 from vim_mm.ops import METHODS
 
@@ -221,28 +218,6 @@ def test_a_deterministic_training_repeats(visible, graph, configs, data_root, tm
         path = last_checkpoint(tmp_path / name)
         states.append(torch.load(path, 'cpu', weights_only=False)['state_dict'])
     assert_same_bits(*states)
-
-
-def test_a_killed_training_goes_on_from_its_last_checkpoint(configs, data_root, tmp_path):
-    options = (
-        configs['seg'], '--work-dir', 'run', '--resume',
-        '--cfg-options', f'data_root={data_root}', 'train_cfg.val_interval=10000',
-    )  # fmt: skip
-    with subprocess.Popen(
-        command('train.py', *options, 'train_cfg.max_iters=9999'),
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        deadline = time.monotonic() + 120
-        while last_checkpoint(tmp_path / 'run') is None:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-    done = int(last_checkpoint(tmp_path / 'run').stem.removeprefix('iter_'))
-    log = run_tool('train.py', *options, f'train_cfg.max_iters={done + 2}', cwd=tmp_path)
-    assert iterations(log) == [done + 1, done + 2]
 
 
 ABSENT = """
