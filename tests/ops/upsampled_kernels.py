@@ -170,5 +170,7 @@ def test_labels(align_corners):
 def test_labels_of_equal_and_missing_logits():
     logits = torch.zeros(1, 5, 3, 3, device=DEVICE)
     assert (upsampled.upsampled_labels(logits, (6, 6), False) == 0).all()
+    logits[:, 0] = -0.0
+    assert (upsampled.upsampled_labels(logits, (6, 6), False) == 0).all()
     logits[:, 3] = float('nan')
     assert (upsampled.upsampled_labels(logits, (6, 6), False) == 3).all()
