@@ -12,7 +12,7 @@ from mmengine.registry import Registry, init_default_scope, root
 from PIL import Image
 
 from tests.field.base import CONFIG, coco, each_image, train, write_data
-from tests.field.test_files import as_jpeg, classifier, widened
+from tests.field.test_files import IGNORE, JPG, as_jpeg, classifier, widened
 from tests.tools.conftest import run_tool
 from vim_mm.engine.cli import import_task_library
 
@@ -213,19 +213,11 @@ def test_a_picture_of_12_bits(folder):
     assert line.startswith(f'{folder}/pictures: images of more than 8 bits (values up to ')
 
 
-ORIENTED = """
-pipeline[0] = dict(type='LoadImageFromFile', color_type='color_ignore_orientation')
-for loader in (train_dataloader, val_dataloader):
-    loader['dataset'].update(pipeline=pipeline, img_suffix='.jpg')
-del loader
-"""
-
-
 def test_images_as_they_are_stored(tmp_path):
     """Overlays lie as the labels do, whatever EXIF says."""
     write_data(tmp_path / 'data', size=(48, 64))
     each_image(tmp_path / 'data', lambda path: as_jpeg(path, 6))
-    train(tmp_path, rest=ORIENTED + SHORT)
+    train(tmp_path, rest=IGNORE + JPG + SHORT)
     pictures_of(tmp_path, [tmp_path / 'data/images/validation/000.jpg'])
     assert every_tool(tmp_path, stream=False) == {f'00{i}.png' for i in range(4)}
     height, width = cv2.imread(str(tmp_path / 'o/000.png')).shape[:2]

@@ -35,6 +35,10 @@ each_bound = pytest.mark.parametrize(
         pytest.param(torch.bfloat16, 0.12, id='bf16'),
     ],
 )
+ROPE_RESIDUAL = dict(
+    if_rope=True, if_rope_residual=True, out_feature='residual', out_indices=(0, 1),
+    if_divide_out=False,
+)  # fmt: skip
 
 
 def mixer(**kwargs):
@@ -135,17 +139,7 @@ class TestOnCpu:
             pytest.param(dict(out_feature='residual', with_cp=True), id='residual'),
             pytest.param(dict(out_feature='norm', out_indices=(0, 1)), id='norm'),
             pytest.param(dict(frozen_stages=1, with_cp=True), id='frozen'),
-            pytest.param(
-                dict(
-                    if_rope=True,
-                    if_rope_residual=True,
-                    out_feature='residual',
-                    out_indices=(0, 1),
-                    if_divide_out=False,
-                    with_cp=True,
-                ),
-                id='rope_residual',
-            ),
+            pytest.param(ROPE_RESIDUAL | dict(with_cp=True), id='rope_residual'),
         ],
     )
     def test_backbone(self, options, take_plain):
@@ -417,16 +411,7 @@ class TestOnCuda:
             pytest.param(dict(out_feature='residual', bimamba_type='v1'), id='residual'),
             pytest.param(dict(out_feature='norm', out_indices=(0, 1)), id='norm'),
             pytest.param(dict(if_rope=True, cls_token='middle'), id='rope'),
-            pytest.param(
-                dict(
-                    if_rope=True,
-                    if_rope_residual=True,
-                    out_feature='residual',
-                    out_indices=(0, 1),
-                    if_divide_out=False,
-                ),
-                id='rope_residual',
-            ),
+            pytest.param(ROPE_RESIDUAL, id='rope_residual'),
             pytest.param(dict(drop_path_rate=0.5, if_abs_pos_embed=False), id='drop_path'),
             pytest.param(
                 dict(residual_in_fp32=False, if_abs_pos_embed=False, bimamba_type='none'),

@@ -24,11 +24,9 @@ from benchmarks.measure.fairness import (
 from benchmarks.measure.timing import (
     ScanShape,
     device_times,
-    kernel_seconds,
     make_inputs,
     steady_times,
     wall_times,
-    warm_up,
 )
 from tests.scripts import load
 from vim_mm.ops import selective_scan_fn
@@ -165,16 +163,7 @@ def test_a_timer_that_counts_earlier_work_is_seen():
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
 def test_our_clocks_wait_for_the_gpu():
-    class Gpu:
-        matrix = torch.randn(4096, 4096, device='cuda')
-
-        def run(self):
-            for _ in range(4):
-                self.matrix @ self.matrix
-
-        def busy_seconds(self):
-            warm_up(self.run)
-            return kernel_seconds(self.run)
+    gpu = load(TOOL)['Gpu']()
 
     def unsynchronized(call):
         start = time.perf_counter()
@@ -183,9 +172,9 @@ def test_our_clocks_wait_for_the_gpu():
 
     ours = {'wall': wall, 'steady': steady, 'graph': lambda c: device_times(lambda: c, 5)}
     # Other processes may use the GPU: one comparison that they do not disturb is enough.
-    results = (check_synchronization(ours, Gpu()) for _ in range(5))
+    results = (check_synchronization(ours, gpu) for _ in range(5))
     assert any(result.status == 'passed' for result in results)
-    found = check_synchronization({'bad': unsynchronized}, Gpu())
+    found = check_synchronization({'bad': unsynchronized}, gpu)
     assert 'bad stops before the device has finished' in faults(found)
 
 
