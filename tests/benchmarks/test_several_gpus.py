@@ -1,14 +1,12 @@
 """Training on several GPUs of a machine. Its measured side is benchmarks/several_gpus.py."""
 
 import re
-import time
 
 import pytest
 import torch
 
-from tests.tools.conftest import configs, data_root, environment, run_tool  # noqa: F401  fixtures
-from tests.tools.test_distributed import DYING
-from tests.tools.test_tools import iterations
+from tests.tools.conftest import configs, data_root, run_tool  # noqa: F401  fixtures
+from tests.tools.test_distributed import kill_and_resume
 
 pytestmark = [
     pytest.mark.cuda,
@@ -30,20 +28,7 @@ def test_losses_are_those_of_one_gpu(task, data_root, tmp_path):  # noqa: F811
 
 
 def test_a_killed_process_ends_the_job_which_then_resumes(configs, data_root, tmp_path):  # noqa: F811
-    (tmp_path / 'dying.py').write_text(DYING.replace('runner.iter == 1', 'runner.iter == 3'))
-    (tmp_path / 'config.py').write_text(
-        f'_base_ = {str(configs["seg"])!r}\n'
-        "custom_imports = dict(imports=['vim_mm', 'dying'])\n"
-        "custom_hooks = [dict(type='DyingHook')]\n"
-    )
-    path = f'{tmp_path}:{environment()["PYTHONPATH"]}'
-    options = ('--work-dir', 'run', '--cfg-options', f'data_root={data_root}')
-    arguments = ('dist_train.sh', 'config.py', 2, *options)
-    log = run_tool(*arguments, cwd=tmp_path, fails=True, PYTHONPATH=path, **BOTH)
-    assert time.time() - float(re.search(r'dies at (\S+)', log)[1]) < 60
-    (tmp_path / 'dying.py').write_text(DYING.replace('runner.iter == 1', 'False'))
-    log = run_tool(*arguments, '--resume', cwd=tmp_path, PYTHONPATH=path, **BOTH)
-    assert iterations(log) == [3, 4]
+    kill_and_resume(configs['seg'], data_root, tmp_path, **BOTH)
 
 
 def test_graphs_train_as_launched_steps_do(configs, data_root, tmp_path):  # noqa: F811

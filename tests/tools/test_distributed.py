@@ -286,25 +286,30 @@ from mmengine.registry import HOOKS
 @HOOKS.register_module()
 class DyingHook(Hook):
     def before_train_iter(self, runner, batch_idx, data_batch=None):
-        if runner.iter == 1 and get_rank() == 1:
+        if runner.iter == 3 and get_rank() == 1 and not Path('died').exists():
             Path('died').write_text(str(time.time()))
             os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.slow
-def test_a_job_ends_when_one_of_its_processes_dies(configs, data_root, tmp_path):
-    (tmp_path / 'dying.py').write_text(DYING)
-    (tmp_path / 'config.py').write_text(
-        f'_base_ = {str(configs["seg"])!r}\n'
+def kill_and_resume(config, data_root, folder, **variables):
+    """Two processes, of which one dies before the last of four iterations."""
+    (folder / 'dying.py').write_text(DYING)
+    (folder / 'config.py').write_text(
+        f'_base_ = {str(config)!r}\n'
         "custom_imports = dict(imports=['vim_mm', 'dying'])\n"
         "custom_hooks = [dict(type='DyingHook')]\n"
     )
-    path = f'{tmp_path}:{environment()["PYTHONPATH"]}'
+    variables |= dict(cwd=folder, PYTHONPATH=f'{folder}:{environment()["PYTHONPATH"]}')
     options = ('--work-dir', 'run', '--cfg-options', f'data_root={data_root}')
     arguments = ('dist_train.sh', 'config.py', 2, *options)
-    run_tool(*arguments, cwd=tmp_path, fails=True, PYTHONPATH=path)
-    assert time.time() - float((tmp_path / 'died').read_text()) < 60
+    run_tool(*arguments, fails=True, **variables)
+    assert time.time() - float((folder / 'died').read_text()) < 60
+    assert iterations(run_tool(*arguments, '--resume', **variables)) == [3, 4]
+
+
+def test_a_job_ends_when_one_of_its_processes_dies_and_then_resumes(configs, data_root, tmp_path):
+    kill_and_resume(configs['seg'], data_root, tmp_path)
 
 
 @pytest.mark.parametrize(
