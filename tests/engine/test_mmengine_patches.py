@@ -1,10 +1,14 @@
 """`vim_mm.activate()` in the hands of other people's tools; most tests in fresh processes."""
 
+import copy
 import os
+import pickle
 import subprocess
 from importlib.metadata import PackageNotFoundError
 
+import numpy as np
 import pytest
+from mmengine.logging import HistoryBuffer
 
 from tests.forked import forked_python
 from tests.registered.fresh import ROOT, run_fresh
@@ -123,3 +127,53 @@ def test_multimodal_models_are_left_out_beside_transformers_5(found, kept, monke
     monkeypatch.setattr(mmengine_patches, 'version', version)
     mmengine_patches._leave_out_multimodal_models()
     assert dependency.WITH_MULTIMODAL is kept
+
+
+@pytest.fixture
+def histories(monkeypatch):
+    """Makes pairs of histories, of which the second grows in place."""
+    theirs = type('Theirs', (HistoryBuffer,), {'update': vars(HistoryBuffer)['update']})
+    monkeypatch.setattr(HistoryBuffer, 'update', theirs.update)
+    mmengine_patches._grow_histories_in_place()
+    return lambda *args, **kwargs: (theirs(*args, **kwargs), HistoryBuffer(*args, **kwargs))
+
+
+def assert_same_data(theirs: HistoryBuffer, ours: HistoryBuffer) -> None:
+    for expected, found in zip(theirs.data, ours.data, strict=True):
+        assert found.dtype == expected.dtype and np.array_equal(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize('begin', [(), ([1, 2, 3], [1, 1, 1]), (np.ones(9), np.ones(9))])
+@pytest.mark.parametrize('max_length', [4, 40, 1000000])
+def test_histories_hold_the_same(begin, max_length, histories, monkeypatch):
+    monkeypatch.setattr('warnings.warn', lambda *args: None)  # of what begins too long
+    theirs, ours = histories(*begin, max_length=max_length)
+    for value in (*range(50), float('nan'), *range(9), 0.1, np.float64(3), True):
+        for history in (theirs, ours):
+            history.update(value, count=2)
+        assert_same_data(theirs, ours)
+    assert ours.mean(9) == theirs.mean(9) and ours.current() == theirs.current()
+    for copy_of in (copy.copy, copy.deepcopy, lambda history: pickle.loads(pickle.dumps(history))):
+        copied = copy_of(ours)
+        assert_same_data(theirs, copied)
+        copied.update(-1)
+        assert copied.current() == -1
+        ours.update(5)
+        assert copied.current() == -1, 'a copy grows by itself'
+        theirs.update(5)
+        assert_same_data(theirs, ours)
+    assert len(pickle.dumps(ours)) < 16 * len(theirs.data[0]) + 1000, 'without the room'
+    for wrong in ((np.ones(1),), ('1',), (1, '1')):
+        with pytest.raises(TypeError, match='but got'):
+            ours.update(*wrong)
+    assert_same_data(theirs, ours)
+
+
+def test_a_long_history_is_not_copied(histories):
+    _, ours = histories(np.zeros(1000), np.zeros(1000))
+    ours.update(1)
+    places = set()
+    for _ in range(900):
+        ours.update(1)
+        places.add(ours.data[0].__array_interface__['data'][0])
+    assert len(places) == 1

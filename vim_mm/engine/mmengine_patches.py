@@ -1,12 +1,15 @@
 """The one place where this package changes MMEngine: only where it is asked to."""
 
 from contextlib import suppress
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from weakref import WeakKeyDictionary
 
+import numpy as np
 from mmengine.config.utils import MODULE2PACKAGE
+from mmengine.logging import HistoryBuffer
 from mmengine.utils import is_installed
 
 from vim_mm.checkpoints.reading import read_checkpoints_as_data
@@ -26,7 +29,8 @@ def activate() -> None:
     - ``_base_ = 'mmseg::...'`` finds one of MMSegmentation, whichever distribution holds it;
     - MMPretrain can be imported beside a version of transformers that it does not know;
     - MMEngine's complexity analysis counts the scans of PyTorch's operators;
-    - a loader pins labels and boxes with the images, so that their copy to a GPU waits for nothing.
+    - a loader pins labels and boxes with the images, so that their copy to a GPU waits for nothing;
+    - the history of a logged value grows in place, so that late iterations take no longer.
 
     The runner and the tools of this package call it. Other tools need the call before they read
     their config, or ``python -m vim_mm.activated`` in front of them; for checkpoints alone
@@ -39,6 +43,7 @@ def activate() -> None:
     _leave_out_multimodal_models()
     count_scans_of_pytorch()
     pin_samples()
+    _grow_histories_in_place()
 
 
 def _resolve_bases_of_other_distributions() -> None:
@@ -69,3 +74,48 @@ def has_transformers_5() -> bool:
         return int(version('transformers').partition('.')[0]) >= 5
     except PackageNotFoundError:
         return False
+
+
+def _grow_histories_in_place() -> None:
+    """Let an iteration late in a training take as long as the first.
+
+    In each one MMEngine copies the whole history of every value that is logged, which takes
+    milliseconds after 100,000. Histories hold the same as with it, in memory and in a checkpoint.
+    """
+    rooms: WeakKeyDictionary[HistoryBuffer, _Room] = WeakKeyDictionary()
+    update = HistoryBuffer.update
+
+    @wraps(update)
+    def update_in_place(self: HistoryBuffer, log_val: float, count: float = 1) -> None:
+        room = rooms.get(self)
+        if room is None or not room.append(self, log_val, count):
+            update(self, log_val, count)
+            rooms[self] = _Room(self)
+
+    HistoryBuffer.update = update_in_place
+
+
+class _Room:
+    """Memory that the two arrays of a history are the beginning of."""
+
+    def __init__(self, history: HistoryBuffer):
+        self.arrays = history.data
+        length = len(self.arrays[0])
+        # No room where MMEngine would drop the oldest value, or change the dtype.
+        is_plain = all(array.dtype == float for array in self.arrays)
+        self.memory = np.empty((2, min(2 * length, history.max_length) if is_plain else 0))
+        if self.memory.size:
+            self.memory[:, :length] = self.arrays
+
+    def append(self, history: HistoryBuffer, *values: float) -> bool:
+        """Whether it could: there is room, and the history is as it was left."""
+        end = len(self.arrays[0])
+        is_ours = all(a is b for a, b in zip(history.data, self.arrays, strict=True))
+        are_numbers = all(isinstance(value, int | float) for value in values)
+        if not (is_ours and are_numbers and end < self.memory.shape[1]):
+            return False
+        self.memory[:, end] = values
+        self.arrays = history._log_history, history._count_history = (
+            *(memory[: end + 1] for memory in self.memory),
+        )
+        return True
