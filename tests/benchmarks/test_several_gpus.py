@@ -1,36 +1,116 @@
 """Training on several GPUs of a machine. Its measured side is benchmarks/several_gpus.py."""
 
 import re
+import sys
+from argparse import Namespace
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
 
-from tests.tools.conftest import configs, data_root, run_tool  # noqa: F401  fixtures
+from tests.scripts import load
+from tests.tools.conftest import configs, data_root, environment, run_tool  # noqa: F401  fixtures
 from tests.tools.test_distributed import kill_and_resume
+from vim_mm.datasets.shapes import ShapesConfig, write_dataset
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.slowest,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason='needs two CUDA devices'),
-]
+HAS_TWO = torch.cuda.device_count() > 1
 BOTH = {'CUDA_VISIBLE_DEVICES': '0,1'}
 
 
+def on_two_gpus(test):
+    skip = pytest.mark.skipif(not HAS_TWO, reason='needs two CUDA devices')
+    return pytest.mark.cuda(pytest.mark.slowest(skip(test)))
+
+
+@pytest.fixture(scope='module')
+def pictures(tmp_path_factory) -> Path:
+    """So many that two seeds train on them in another order."""
+    root = tmp_path_factory.mktemp('data') / 'shapes'
+    write_dataset(root, ShapesConfig(train=64, val=4, size=64))
+    return root
+
+
+# Without batch statistics, which on the CPU each process has of its own.
+ON_THE_CPU = """
+norm = dict(norm_cfg=dict(type='GN', num_groups=2))
+model = dict(neck=norm, decode_head=norm, auxiliary_head=norm)
+"""
+FAULTS = """
+import torch
+from mmengine.dist import get_rank
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+@HOOKS.register_module()
+class FaultyHook(Hook):
+    def __init__(self, fault):
+        self.fault = fault
+
+    def before_train(self, runner):
+        parameters = [*runner.model.parameters()]
+        if self.fault == 'gradients are summed':
+            for parameter in parameters:
+                parameter.register_hook(lambda grad: 2 * grad)  # of which the mean is taken
+        elif self.fault == 'gradients are not exchanged':
+            self.context = runner.model.no_sync()
+            self.context.__enter__()
+        elif get_rank() == 1 and self.fault == 'other weights':
+            with torch.no_grad():
+                for parameter in parameters:
+                    parameter.mul_(1.1)
+        elif get_rank() == 1 and self.fault == 'the same images':
+            runner.train_dataloader.sampler.sampler.rank = 0
+"""
+
+
+@pytest.mark.slow
+def test_a_fault_of_two_processes_is_found(configs, pictures, tmp_path, monkeypatch, capsys):  # noqa: F811
+    """What the tool says on the CPU: of a training that is right, and of others that are not."""
+    for name, value in environment(PYTHONPATH=f'{tmp_path}:{environment()["PYTHONPATH"]}').items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, 'executable', environment()['PYTHON'])
+    (tmp_path / 'faults.py').write_text(FAULTS)
+    (tmp_path / 'seg.py').write_text(f'_base_ = {str(configs["seg"])!r}\n{ON_THE_CPU}')
+    tool = load('benchmarks/several_gpus.py')
+    own = {'seg': str(tmp_path / 'seg.py'), 'det': str(configs['det'])}
+    monkeypatch.setitem(tool['main'].__globals__, 'CONFIGS', own)
+    sizes = dict(gpus=2, iters=10, batch=8, jobs=1)
+    args = Namespace(tasks=['seg'], methods=['zoh'], data=pictures, out=tmp_path / 'out', **sizes)
+    if find_spec('mmcv._ext') is not None:
+        args.tasks.append('det')
+    with pytest.raises(SystemExit) as end:
+        tool['main'](args)
+    assert not end.value.code, capsys.readouterr().out
+    config = args.out / 'seg.py'
+    right = config.read_text().replace("'mean_loss'", "'mean_loss', 'faults'")
+    faulty = tool['Run']('seg', 'zoh', 2, 0)
+    for fault in re.findall("fault == '(.*)'", FAULTS):
+        config.write_text(f'{right}custom_hooks += [dict(type="FaultyHook", fault={fault!r})]\n')
+        codes = tool['run_all']([faulty], args)
+        assert codes == {faulty: 0}, (args.out / faulty.name / 'output.txt').read_text()
+        row = tool['compare']('seg', 'zoh', args)
+        assert row['holds'] == 'NO', (fault, row)
+
+
+@on_two_gpus
 @pytest.mark.parametrize('task', ['seg', 'det'])
-def test_losses_are_those_of_one_gpu(task, data_root, tmp_path):  # noqa: F811
+def test_losses_are_those_of_one_gpu(task, pictures, tmp_path):
     """`rk4`, which the prior art could not run on two GPUs, over 100 iterations."""
     if task == 'det':
         pytest.importorskip('mmcv.ops', reason='detection needs mmcv with compiled operators')
     arguments = ('--tasks', task, '--methods', 'rk4', '--iters', 100, '--jobs', 3)
-    folders = ('--data', data_root, '--out', tmp_path)
+    folders = ('--data', pictures, '--out', tmp_path)
     table = run_tool('benchmarks/several_gpus.py', *arguments, *folders, cwd=tmp_path, **BOTH)
     assert re.search(r'\| +yes \|', table)
 
 
+@on_two_gpus
 def test_a_killed_process_ends_the_job_which_then_resumes(configs, data_root, tmp_path):  # noqa: F811
     kill_and_resume(configs['seg'], data_root, tmp_path, **BOTH)
 
 
+@on_two_gpus
 def test_graphs_train_as_launched_steps_do(configs, data_root, tmp_path):  # noqa: F811
     """With SyncBN, whose exchanges between processes a graph holds."""
     losses = {}

@@ -5,6 +5,7 @@ parameters. A CUDA graph of the step cannot hold these hooks: they tie each grad
 that was current when the model was wrapped.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODEL_WRAPPERS
 from torch import Tensor, distributed, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from vim_mm.errors import UserRuntimeError
 
@@ -60,29 +62,36 @@ class FlatDataParallel(nn.Module):
         distributed.all_reduce(answer, distributed.ReduceOp.MIN, self.hosts)
         return bool(answer)
 
-    def average_gradients(self) -> None:
+    def average_gradients(self, params: Iterable[nn.Parameter] | None = None) -> None:
         """Give the parameters the mean of their gradients over all processes.
+
+        Args:
+            params (Iterable): Those of the module, of a caller that has them; else they are looked
+                for in all its modules.
 
         Raises:
             RuntimeError: A parameter that is trained has no gradient. Other processes may have one.
         """
-        trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        missing = [name for name, param in trained.items() if param.grad is None]
-        if missing:
+        by_dtype: dict[torch.dtype | None, list[Tensor]] = {}
+        for param in self.module.parameters() if params is None else params:
+            if param.requires_grad:
+                grad = param.grad
+                by_dtype.setdefault(None if grad is None else grad.dtype, []).append(grad)
+        if None in by_dtype:
+            named = self.module.named_parameters()
+            missing = [name for name, p in named if p.requires_grad and p.grad is None]
             raise UserRuntimeError(
                 f'{len(missing)} parameters got no gradient, the first of them {missing[0]}: in '
                 'several processes every parameter must take part in the loss, or be frozen'
             )
         if self.processes == 1:
             return
-        for dtype in dict.fromkeys(param.grad.dtype for param in trained.values()):
-            grads = [p.grad for p in trained.values() if p.grad.dtype == dtype]
-            flat = torch.cat([grad.reshape(-1) for grad in grads])
+        for grads in by_dtype.values():
+            flat = _flatten_dense_tensors(grads)
             # The order of DistributedDataParallel, whose bits these are on two processes.
             distributed.all_reduce(flat.div_(self.processes))
-            means = flat.split([grad.numel() for grad in grads])
             # One launch for many, as the optimizers do it; PyTorch has no public name for it.
-            torch._foreach_copy_(grads, [x.view_as(y) for x, y in zip(means, grads, strict=True)])
+            torch._foreach_copy_(grads, _unflatten_dense_tensors(flat, grads))
 
     def train_step(self, data: dict | tuple | list, optim_wrapper: OptimWrapper) -> dict:
         """As in ``BaseModel``: one batch, and the optimizer's step if it is due."""

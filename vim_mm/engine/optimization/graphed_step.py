@@ -215,7 +215,7 @@ class GraphedStep:
 
     def __init__(self, model: BaseModel | FlatDataParallel, compiled: bool = False):
         self.model, self.compiled = _inner(model), compiled
-        self.exchange, self.agree = (lambda: None), bool
+        self.exchange, self.agree = (lambda params: None), bool
         if model is not self.model:
             self.exchange, self.agree = model.average_gradients, model.all_agree
         self.params: list[nn.Parameter] = []
@@ -241,7 +241,7 @@ class GraphedStep:
                 raise GraphError(f'--graph: {error}') from error
         losses = self._losses(batch, optim_wrapper)
         if optim_wrapper.should_update():
-            self.exchange()
+            self.exchange(self.params)
             optim_wrapper.step()
             # The next replay overwrites the gradients that the parameters have from a graph.
             optim_wrapper.zero_grad(set_to_none=True)
