@@ -1,6 +1,7 @@
 """Training on several GPUs of a machine. Its measured side is benchmarks/several_gpus.py."""
 
 import re
+import shutil
 import sys
 from argparse import Namespace
 from importlib.util import find_spec
@@ -75,7 +76,7 @@ def test_a_fault_of_two_processes_is_found(configs, pictures, tmp_path, monkeypa
     tool = load('benchmarks/several_gpus.py')
     own = {'seg': str(tmp_path / 'seg.py'), 'det': str(configs['det'])}
     monkeypatch.setitem(tool['main'].__globals__, 'CONFIGS', own)
-    sizes = dict(gpus=2, iters=10, batch=8, jobs=1)
+    sizes = dict(gpus=2, iters=10, batch=8, jobs=2)
     args = Namespace(tasks=['seg'], methods=['zoh'], data=pictures, out=tmp_path / 'out', **sizes)
     if find_spec('mmcv._ext') is not None:
         args.tasks.append('det')
@@ -87,6 +88,7 @@ def test_a_fault_of_two_processes_is_found(configs, pictures, tmp_path, monkeypa
     faulty = tool['Run']('seg', 'zoh', 2, 0)
     for fault in re.findall("fault == '(.*)'", FAULTS):
         config.write_text(f'{right}custom_hooks += [dict(type="FaultyHook", fault={fault!r})]\n')
+        shutil.rmtree(args.out / faulty.name)
         codes = tool['run_all']([faulty], args)
         assert codes == {faulty: 0}, (args.out / faulty.name / 'output.txt').read_text()
         row = tool['compare']('seg', 'zoh', args)
