@@ -162,6 +162,15 @@ def test_called_modules_equal_read_parameters(bimamba_type, bias, device):
     assert_close(results(model, x), everything_called(model, x))
 
 
+@pytest.mark.parametrize('part', PARTS)
+def test_a_scan_beside_called_modules_finds_time_contiguous(part):
+    """CUDA's fast kernels are for no other scan."""
+    mixer = small_backbone().layers[0].mixer
+    mixer.get_submodule(part).register_forward_hook(lambda *_: None)
+    arguments = mixer.scan_arguments(torch.randn(2, 7, mixer.d_model))
+    assert all(arguments[name].stride(-1) == 1 for name in ('u', 'delta', 'B', 'C', 'z'))
+
+
 def test_removing_a_change_brings_the_fast_path_back(operators):
     model = small_backbone()
     mixer = model.layers[0].mixer

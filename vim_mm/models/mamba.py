@@ -424,8 +424,10 @@ class Mamba(nn.Module):
     def _project_in(self, hidden_states: Tensor, call: bool) -> tuple[Tensor, Tensor]:
         """x and the gate z, (B, D, L) each."""
         if call:
-            xz = self.in_proj(hidden_states)
-            return rearrange(xz, 'b l (two d) -> two b d l', two=2).unbind(0)
+            # Copied: CUDA's fast kernels of the scan are for rows contiguous in time alone, and of
+            # float32 with channels contiguous PyTorch's convolution may round to TF32.
+            xz = self.in_proj(hidden_states).transpose(1, 2).contiguous()
+            return xz.chunk(2, dim=1)
         weight = self.in_proj.weight
         check_like(hidden_states, weight)
         # Weight times tokens, not tokens times weight: the rows of every projection are then
