@@ -8,7 +8,7 @@ iterations, without validation and checkpoints, and prints in milliseconds
 
 - iteration: from the end of one to the end of the next;
 - data: the part of it that the loop waits for the loader;
-- host: from there until the step and its hooks return, waiting for the GPU included;
+- host: the rest: the step, the hooks and the loop, waiting for the GPU included;
 - device: kernels and copies on the GPU, by the profiler, in the last iterations;
 
 then what each transform of the pipeline takes for one picture in one process, and what to change.
@@ -133,11 +133,23 @@ class IterationClock(Hook):
         self.device_seconds: float | None = None
         self.profiler: torch.profiler.profile | None = None
         self.end: float | None = None
+        self.waited = 0.0
         self.peak = 0
 
+    def before_train(self, runner: Runner) -> None:
+        """Time the loader."""
+        loop = runner.train_loop
+        loop.dataloader_iterator = self._timed(loop.dataloader_iterator)
+
+    def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            begin = perf_counter()
+            batch = next(batches)
+            self.waited = perf_counter() - begin
+            yield batch
+
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch=None) -> None:
-        """The loader has delivered."""
-        self.begin = perf_counter()
+        """Start the profiler for the last iterations."""
         if torch.cuda.is_available():  # here, because MMEngine's log resets the peak
             self.peak = max(self.peak, torch.cuda.max_memory_allocated())
         if torch.cuda.is_available() and batch_idx == self.last - PROFILED:
@@ -152,8 +164,8 @@ class IterationClock(Hook):
         now = perf_counter()
         # Not those that the profiler slows down.
         if self.end is not None and self.profiler is None and batch_idx >= self.warmup:
-            row = {'iteration': now - self.end, 'data': self.begin - self.end}
-            self.rows.append(row | {'host': now - self.begin})
+            row = {'iteration': now - self.end, 'data': self.waited}
+            self.rows.append(row | {'host': now - self.end - self.waited})
         if self.profiler is not None and batch_idx == self.last - 1:
             torch.cuda.synchronize()
             self.profiler.stop()

@@ -1,6 +1,7 @@
 """The benchmarks of training as a user runs them, at sizes that say nothing about speed."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -38,6 +39,29 @@ def test_an_iteration_is_data_and_host(tmp_path):
     ]  # fmt: skip
     assert all(line in printed for line in result['advice'])
     assert [path.name for path in tmp_path.iterdir()] == ['figures.json']
+
+
+def test_only_the_loader_is_data(tool, monkeypatch):
+    """The loop and the hooks before a step are work of the host."""
+    seconds = [0.0]
+    clock = tool['IterationClock'](warmup=0, last=9)
+    monkeypatch.setitem(type(clock).before_train.__globals__, 'perf_counter', lambda: seconds[0])
+
+    def work(duration: float) -> None:
+        seconds[0] += duration
+
+    runner = SimpleNamespace(
+        train_loop=SimpleNamespace(dataloader_iterator=(work(4) for _ in range(3)))
+    )
+    clock.before_train(runner)
+    for index in range(3):
+        work(1)
+        next(runner.train_loop.dataloader_iterator)
+        work(2)
+        clock.before_train_iter(runner, index)
+        work(8)
+        clock.after_train_iter(runner, index)
+    assert clock.rows == [dict(iteration=15, data=4, host=11)] * 2
 
 
 @pytest.mark.parametrize(
