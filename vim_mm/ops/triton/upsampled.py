@@ -253,11 +253,11 @@ def cross_entropy_kernel(
             at = columns + (j - strip * CELLS) * per_column
             _store_column(at, classes, one_left, one)
             one_left = one_right
-            one_right = (one_left[0] * 0, one_left[1] * 0)
+            one_right = (zero, zero)
             if SECOND:
                 _store_column(at, classes, two_left, two)
                 two_left = two_right
-                two_right = (two_left[0] * 0, two_left[1] * 0)
+                two_right = (second_zero, second_zero)
         one_l = one_r
         if SECOND:
             two_l = two_r
@@ -376,19 +376,17 @@ def _scales(size: int, pixels: int, align_corners: bool) -> tuple[float, float]:
     return scale, 1 / scale if scale else float(pixels)
 
 
-def _tiles(classes: int) -> tuple[int, int, int]:
-    """Widths of the two tiles of classes, the second may be 0, and pixels of a tile."""
+def _tiles(classes: int, row: int, least: int = 1) -> tuple[int, int, int]:
+    """Widths of both tiles of classes, the second may be 0, and pixels of a tile.
+
+    A cell has ``row`` pixels in a row. ``least`` pixels hide what a comparison takes.
+    """
     whole = triton.next_power_of_2(classes)
     half = whole // 2
     rest = max(32, triton.next_power_of_2(classes - half)) if classes > half else 0
     first, second = (half, rest) if half >= 32 and rest < half else (whole, 0)
     # One pixel is fastest where its classes fill a warp (H100: 0.92 ms of 19 classes, 1.04 with 2).
-    return first, second, 8 if whole <= 16 else 1
-
-
-def _in_a_row(pixels: int, cols: int, width: int) -> int:
-    """Of a tile at most the pixels that a row of a cell has."""
-    return min(pixels, triton.next_power_of_2(triton.cdiv(cols, width)))
+    return first, second, min(8 if whole <= 16 else least, triton.next_power_of_2(row))
 
 
 def _cells(images: int, height: int, width: int) -> int:
@@ -439,8 +437,7 @@ def cross_entropy_forward(
     columns = logits.new_empty(shape if with_grad else 0, dtype=torch.float32)
     scale_y, inverse_y = _scales(height, rows, align_corners)
     scale_x, inverse_x = _scales(width, cols, align_corners)
-    first, second, pixels = _tiles(classes)
-    pixels = _in_a_row(pixels, cols, width)
+    first, second, pixels = _tiles(classes, triton.cdiv(cols, width))
     launch(
         cross_entropy_kernel, (programs,), num_warps=1 if classes <= 512 else 2,
         logits=logits, labels=labels,
@@ -480,16 +477,7 @@ def cross_entropy_backward(
 
 
 def upsampled_labels(logits: Tensor, size: tuple[int, int], align_corners: bool) -> Tensor:
-    """Classes of the largest logit after a bilinear resize, without the resized logits.
-
-    Args:
-        logits: (B, C, h, w), float32, bfloat16 or float16, C at most 1024.
-        size: (H, W).
-        align_corners: As in ``F.interpolate``.
-
-    Returns:
-        Tensor: (B, H, W), int64; of equal logits the first class.
-    """
+    """As :func:`vim_mm.ops.upsampled.upsampled_labels`, of at most 1024 classes."""
     images, classes, height, width = logits.shape
     logits = logits.permute(0, 2, 3, 1).contiguous()
     labels = torch.empty((images, *size), dtype=torch.int64, device=logits.device)
@@ -497,9 +485,7 @@ def upsampled_labels(logits: Tensor, size: tuple[int, int], align_corners: bool)
     strips = triton.cdiv(width, cells)
     scale_y, inverse_y = _scales(height, size[0], align_corners)
     scale_x, inverse_x = _scales(width, size[1], align_corners)
-    first, second, pixels = _tiles(classes)
-    # Without a gradient pixels take few registers, and four hide what a comparison takes.
-    pixels = _in_a_row(max(pixels, 4), size[1], width)
+    first, second, pixels = _tiles(classes, triton.cdiv(size[1], width), least=4)
     launch(
         labels_kernel, (images * height * strips,), num_warps=1 if classes <= 512 else 2,
         logits=logits, labels=labels, height=height, width=width, rows=size[0], cols=size[1],
