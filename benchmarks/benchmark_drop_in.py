@@ -1,4 +1,4 @@
-"""Times mamba_ssm's scan beside ours in its place (vim_mm.interop.mamba_ssm), and compares results.
+"""Times functions of mamba_ssm beside ours in their place (vim_mm.interop.mamba_ssm).
 
     python benchmarks/benchmark_drop_in.py --device cuda --markdown drop_in.md
     python benchmarks/benchmark_drop_in.py --batch 1 --dim 8 --seqlen 64 --n_trials 3
@@ -6,9 +6,11 @@
 ``selective_scan_fn`` is a call through autograd, ``fwd`` and ``bwd`` are those of the extension
 selective_scan_cuda, of which ``bwd`` alone is timed. Inputs are those of a Mamba layer, with gate
 and softplus; without ``--batch``, ``--dim`` and ``--seqlen`` of Vim-T at 512 and 1,024 pixels and
-of Mamba-130M. A call is what its caller waits for; a time on the GPU is that inside a CUDA graph.
+of Mamba-130M. ``mamba_inner_fn`` is such a layer without its first projection. A call is what its
+caller waits for; a time on the GPU is that inside a CUDA graph.
 Medians. The difference is the largest of the output's and every gradient's, each over its largest
-entry. Where mamba_ssm is not installed, or without a GPU, ours is timed alone.
+entry. Where mamba_ssm is not installed (for ``mamba_inner_fn`` with causal_conv1d), or without a
+GPU, ours is timed alone.
 """
 
 import argparse
@@ -74,10 +76,54 @@ def differentiated(function: Any, inputs: dict[str, Tensor], grad_out: Tensor) -
     return Scan(forward, both)
 
 
+def layer_inputs(scan: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of :func:`layer`, where the scan of the layer has these inputs."""
+    batch, channels, length = scan['u'].shape
+    states, rank = scan['A'].shape[1], -(-channels // 32)
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        return (scale * torch.randn(shape)).to(scan['u']).detach().requires_grad_()
+
+    return {
+        'xz': normal(batch, 2 * channels, length),
+        'conv1d_weight': normal(channels, 1, 4, scale=0.5),
+        'conv1d_bias': normal(channels, scale=0.5),
+        'x_proj_weight': normal(rank + 2 * states, channels, scale=channels**-0.5),
+        'delta_proj_weight': normal(channels, rank, scale=rank**-0.5),
+        'out_proj_weight': normal(-(-channels // 2), channels, scale=channels**-0.5),
+        **{name: scan[name] for name in ('A', 'D', 'delta_bias')},
+    }
+
+
+def layer(inner: Any) -> Any:
+    """A ``mamba_inner_fn`` as a function of the values of :func:`layer_inputs`."""
+
+    def call(*tensors: Tensor) -> Tensor:
+        *weights, A, D, delta_bias = tensors
+        return inner(*weights, None, A, None, None, D, delta_bias)
+
+    return call
+
+
+def their_layer() -> dict[str, Any]:
+    """mamba_ssm's ``mamba_inner_fn`` by its name, where it can run."""
+    try:
+        import causal_conv1d_cuda  # noqa: F401  mamba_ssm is importable without it
+        from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn
+    except ImportError:
+        return {}
+    return {THEIRS: mamba_inner_fn}
+
+
 def scans(
     theirs: Any, inputs: dict[str, Tensor], grad_out: Tensor
 ) -> dict[str, tuple[tuple[str, str], dict[str, Scan]]]:
     """By function: what its two passes are called, and its scan by library."""
+    passes = 'forward', 'forward and backward'
+    of_layer = layer_inputs(inputs)
+    layers = {**(their_layer() if theirs is not None else {}), OURS: drop_in.mamba_inner_fn}
+    outputs = len(grad_out), grad_out.shape[2], len(of_layer['out_proj_weight'])
+    grad_layer = torch.randn(outputs).to(grad_out)
     functions = {OURS: partial(drop_in.selective_scan_fn, delta_softplus=True)}
     extensions = {OURS: drop_in.selective_scan_cuda}
     if theirs is not None:
@@ -85,8 +131,15 @@ def scans(
         extensions = {THEIRS: theirs, **extensions}
     return {
         'selective_scan_fn': (
-            ('forward', 'forward and backward'),
+            passes,
             {name: differentiated(f, inputs, grad_out) for name, f in functions.items()},
+        ),
+        'mamba_inner_fn': (
+            passes,
+            {
+                name: differentiated(layer(inner), of_layer, grad_layer)
+                for name, inner in layers.items()
+            },
         ),
         'selective_scan_cuda': (
             ('fwd', 'bwd'),

@@ -11,6 +11,7 @@ from benchmarks.peers.scans import RawScanFunction
 from tests.scripts import load
 from vim_mm.interop import mamba_ssm
 
+FORWARD = ('fwd', 'forward')
 SIZES = ['--batch', '2', '--dim', '6', '--seqlen', '10', '--dstate', '3', '--n_trials', '1']
 
 
@@ -45,12 +46,15 @@ def test_results_that_differ_are_told(tool, monkeypatch):
             return [x / 2 for x in mamba_ssm.selective_scan_cuda.bwd(*arguments)]
 
     args = arguments_of(tool, monkeypatch, '--dtype', 'fp32')
+    theirs = {'mamba_ssm': mamba_ssm.mamba_inner_fn}
+    monkeypatch.setitem(tool['scans'].__globals__, 'their_layer', lambda: theirs)
     for extension, wrong in ((mamba_ssm.selective_scan_cuda, 0.0), (Halved, 1.0)):
         records = [*tool['records_of'](args, extension)]
-        assert [r['library'] for r in records] == ['mamba_ssm', 'vim_mm'] * 4
+        assert [r['library'] for r in records] == ['mamba_ssm', 'vim_mm'] * 6
         assert all(r['call'] > 0 for r in records)
         for r in records:
-            expected = wrong if r['pass'] in ('bwd', 'forward and backward') else 0
+            is_layer, is_backward = r['function'] == 'mamba_inner_fn', r['pass'] not in FORWARD
+            expected = wrong if is_backward and not is_layer else 0
             assert abs(r['difference'] - expected) < 1e-5, r
         row = tool['report'](records).splitlines()[-1]
         assert 'bwd' in row and (f'{wrong:.1e}' in row or not wrong)
@@ -63,6 +67,8 @@ def test_without_mamba_ssm_ours_is_timed(tool, tmp_path, monkeypatch, capsys):
     assert {(r['function'], r['pass'], r['library']) for r in records} == {
         ('selective_scan_fn', 'forward', 'vim_mm'),
         ('selective_scan_fn', 'forward and backward', 'vim_mm'),
+        ('mamba_inner_fn', 'forward', 'vim_mm'),
+        ('mamba_inner_fn', 'forward and backward', 'vim_mm'),
         ('selective_scan_cuda', 'fwd', 'vim_mm'),
         ('selective_scan_cuda', 'bwd', 'vim_mm'),
     }
