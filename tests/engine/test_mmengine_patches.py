@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError
 
 import numpy as np
 import pytest
-from mmengine.logging import HistoryBuffer
+from mmengine.logging import HistoryBuffer, MessageHub
 
 from tests.forked import forked_python
 from tests.registered.fresh import ROOT, run_fresh
@@ -169,11 +169,24 @@ def test_histories_hold_the_same(begin, max_length, histories, monkeypatch):
     assert_same_data(theirs, ours)
 
 
-def test_a_long_history_is_not_copied(histories):
-    _, ours = histories(np.zeros(1000), np.zeros(1000))
-    ours.update(1)
-    places = set()
-    for _ in range(900):
-        ours.update(1)
-        places.add(ours.data[0].__array_interface__['data'][0])
-    assert len(places) == 1
+@pytest.mark.parametrize('length', [1000, 10])
+def test_a_long_history_is_not_copied(length, histories):
+    """As a training logs: values of float, counts of int, and the oldest dropped in the end."""
+    hub = MessageHub(f'of {length}')
+    hub.update_scalar('train/loss', 0.0)
+    history = hub.get_scalar('train/loss')
+    history.max_length = length
+    for step in range(1, 1001):
+        hub.update_scalar('train/loss', step / 4)
+    assert [array.dtype.kind for array in history.data] == ['f', 'i']
+    copied = copy.deepcopy(hub.state_dict()['log_scalars']['train/loss'])
+    memories = set()
+    for resumed in (history, copied):
+        for step in range(1001, 1001 + length // 2):
+            resumed.update(step / 4)
+            memories.add(resumed.data[0].base.__array_interface__['data'])
+    assert len(memories) <= 4, 'one or two of each'
+    assert all(array.base is not None for array in (*history.data, *copied.data))
+    steps = np.arange(1001 + length // 2)[-length:]
+    for resumed in (history, copied):
+        assert np.array_equal(resumed.data[0], steps / 4) and len(resumed.data[1]) == length

@@ -5,6 +5,7 @@ from functools import cache, wraps
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -96,26 +97,30 @@ def _grow_histories_in_place() -> None:
 
 
 class _Room:
-    """Memory that the two arrays of a history are the beginning of."""
+    """Memory that the two arrays of a history are parts of."""
+
+    # What an array of a dtype takes and keeps it. MMEngine's own are of float and, of counts, int.
+    KEPT: ClassVar = {np.dtype(float): (int, float), np.dtype(int): (int,)}
 
     def __init__(self, history: HistoryBuffer):
-        self.arrays = history.data
-        length = len(self.arrays[0])
-        # No room where MMEngine would drop the oldest value, or change the dtype.
-        is_plain = all(array.dtype == float for array in self.arrays)
-        self.memory = np.empty((2, min(2 * length, history.max_length) if is_plain else 0))
-        if self.memory.size:
-            self.memory[:, :length] = self.arrays
+        self.arrays, self.end = history.data, len(history.data[0])
+        self.memories = [np.empty(2 * self.end, array.dtype) for array in self.arrays]
+        for memory, array in zip(self.memories, self.arrays, strict=True):
+            memory[: self.end] = array
 
     def append(self, history: HistoryBuffer, *values: float) -> bool:
         """Whether it could: there is room, and the history is as it was left."""
-        end = len(self.arrays[0])
         is_ours = all(a is b for a, b in zip(history.data, self.arrays, strict=True))
-        are_numbers = all(isinstance(value, int | float) for value in values)
-        if not (is_ours and are_numbers and end < self.memory.shape[1]):
+        if not is_ours or self.end == len(self.memories[0]):
             return False
-        self.memory[:, end] = values
+        pairs = [*zip(self.memories, values, strict=True)]
+        if not all(isinstance(value, self.KEPT.get(memory.dtype, ())) for memory, value in pairs):
+            return False
+        for memory, value in pairs:
+            memory[self.end] = value
+        self.end += 1
+        begin = max(0, self.end - history.max_length)  # the oldest values go
         self.arrays = history._log_history, history._count_history = (
-            *(memory[: end + 1] for memory in self.memory),
+            *(memory[begin : self.end] for memory in self.memories),
         )
         return True
