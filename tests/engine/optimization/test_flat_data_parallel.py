@@ -102,6 +102,9 @@ def _begin(rank, folder):
     torch.manual_seed(rank)
     init_process_group('pytorch')
     module = ToyModel()
+    weight = module.head.weight.detach()
+    module.head.weight = torch.nn.Parameter(weight.transpose(0, 1).contiguous().transpose(0, 1))
+    assert not module.head.weight.is_contiguous()  # as of a model that is channels last
     before = module.head.weight.clone()
     model = FlatDataParallel(module)
     assert torch.equal(module.head.weight, before) == (rank == 0)

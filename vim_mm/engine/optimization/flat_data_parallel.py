@@ -50,9 +50,9 @@ class FlatDataParallel(nn.Module):
         if self.processes == 1:
             return
         self.hosts = distributed.new_group(backend='gloo')  # answers without the GPU
-        with torch.no_grad():
-            for tensor in (*module.parameters(), *module.buffers()):
-                broadcast(tensor)
+        for tensor in (*module.parameters(), *module.buffers()):
+            # Of a parameter that is channels last MMEngine makes a tensor, and wants its type back.
+            broadcast(tensor.detach())
 
     def all_agree(self, yes: bool) -> bool:
         """Whether every process says yes. Each must ask; the host waits for the others."""
