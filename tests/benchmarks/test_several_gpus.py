@@ -1,5 +1,7 @@
 """Training on several GPUs of a machine. Its measured side is benchmarks/several_gpus.py."""
 
+import json
+import math
 import re
 import shutil
 import sys
@@ -93,6 +95,32 @@ def test_a_fault_of_two_processes_is_found(configs, pictures, tmp_path, monkeypa
         assert codes == {faulty: 0}, (args.out / faulty.name / 'output.txt').read_text()
         row = tool['compare']('seg', 'zoh', args)
         assert row['holds'] == 'NO', (fault, row)
+
+
+@pytest.mark.parametrize(
+    ('several', 'other', 'holds'),
+    [
+        (dict(), dict(), 'yes'),
+        (dict(grad_norm=math.nan), dict(), 'NO'),
+        (dict(loss=math.nan), dict(loss=math.nan), 'NO'),
+        (dict(later=math.inf), dict(later=math.inf), 'NO'),
+        (dict(grad_norm=2.0), dict(), 'NO'),
+        (dict(later=1.2), dict(), 'NO'),
+    ],
+)
+def test_what_holds(several, other, holds, tmp_path):
+    """Seed 1 differs by a tenth unless said otherwise."""
+    tool = load('benchmarks/several_gpus.py')
+    args = Namespace(gpus=2, iters=20, out=tmp_path)
+    same = dict(loss=1.0, grad_norm=1.0, later=1.0)
+    figures = {(2, 0): same | several, (1, 0): same, (1, 1): same | dict(loss=1.1) | other}
+    for how, values in figures.items():
+        folder = tmp_path / tool['Run']('seg', 'zoh', *how).name / 'time/vis_data'
+        folder.mkdir(parents=True)
+        first = dict(step=10, loss=values['loss'], grad_norm=values['grad_norm'])
+        second = dict(step=20, loss=values['later'], grad_norm=1.0)
+        (folder / 'scalars.json').write_text(f'{json.dumps(first)}\n{json.dumps(second)}\n')
+    assert tool['compare']('seg', 'zoh', args)['holds'] == holds
 
 
 @on_two_gpus
