@@ -174,3 +174,15 @@ def test_labels_of_equal_and_missing_logits():
     assert (upsampled.upsampled_labels(logits, (6, 6), False) == 0).all()
     logits[:, 3] = float('nan')
     assert (upsampled.upsampled_labels(logits, (6, 6), False) == 3).all()
+
+
+def test_labels_beside_infinite_logits():
+    """A class that is masked by -inf is predicted nowhere; F.interpolate makes NaN at borders."""
+    logits, _ = make(5, (3, 4), (12, 16))
+    expected = upsampled.upsampled_labels(logits[:, 1:], (12, 16), False) + 1
+    logits[:, 0] = float('-inf')
+    assert torch.equal(upsampled.upsampled_labels(logits, (12, 16), False), expected)
+    logits[:, 2] = float('inf')
+    assert (upsampled.upsampled_labels(logits, (12, 16), False) == 2).all()
+    logits[:, 1:, :, :2] = float('-inf')
+    assert not (upsampled.upsampled_labels(logits, (12, 16), False)[..., 9:] != 2).any()

@@ -54,10 +54,14 @@ def _logits(row, column, classes, of_class):
 
 
 @triton.jit
-def _column(rows, column, classes, of_class):
+def _column(rows, column, classes, of_class, BOUNDED: tl.constexpr = False):
     """The logits at one side of a cell: the upper, the lower ones."""
-    upper, lower = rows
-    return _logits(upper, column, classes, of_class), _logits(lower, column, classes, of_class)
+    upper = _logits(rows[0], column, classes, of_class)
+    lower = _logits(rows[1], column, classes, of_class)
+    if BOUNDED:  # infinite ones as large ones: what lies between is a number. NaN stays
+        upper = tl.clamp(upper, -8e37, 8e37, propagate_nan=tl.PropagateNan.ALL)
+        lower = tl.clamp(lower, -8e37, 8e37, propagate_nan=tl.PropagateNan.ALL)
+    return upper, lower
 
 
 @triton.jit
@@ -297,20 +301,20 @@ def labels_kernel(
     one = tl.arange(0, FIRST)[None, :]
     two = one
     j = strip * CELLS
-    one_l = _column(both_rows, j, classes, one)
+    one_l = _column(both_rows, j, classes, one, True)
     if SECOND:
         two = FIRST + tl.arange(0, SECOND)[None, :]
-        two_l = _column(both_rows, j, classes, two)
+        two_l = _column(both_rows, j, classes, two, True)
     top = _first(i, height, rows, scale_y, inverse_y, ALIGN)
     bottom = _first(i + 1, height, rows, scale_y, inverse_y, ALIGN)
     left = _first(j, width, cols, scale_x, inverse_x, ALIGN)
     for j in range(strip * CELLS, tl.minimum(strip * CELLS + CELLS, width)):
         right = _first(j + 1, width, cols, scale_x, inverse_x, ALIGN)
         beside = tl.minimum(j + 1, width - 1)
-        one_r = _column(both_rows, beside, classes, one)
+        one_r = _column(both_rows, beside, classes, one, True)
         one_slopes = _slopes(one_l, one_r)
         if SECOND:
-            two_r = _column(both_rows, beside, classes, two)
+            two_r = _column(both_rows, beside, classes, two, True)
             two_slopes = _slopes(two_l, two_r)
         for row in range(top, bottom):
             y = _source(row + nothing, scale_y, ALIGN) - i
