@@ -82,7 +82,7 @@ def layer_inputs(scan: dict[str, Tensor]) -> dict[str, Tensor]:
     states, rank = scan['A'].shape[1], -(-channels // 32)
 
     def normal(*shape: int, scale: float = 1.0) -> Tensor:
-        return (scale * torch.randn(shape)).to(scan['u']).detach().requires_grad_()
+        return (scale * torch.randn(shape)).to(scan['u']).requires_grad_()
 
     return {
         'xz': normal(batch, 2 * channels, length),

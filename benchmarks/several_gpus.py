@@ -110,10 +110,9 @@ def run_all(runs: list[Run], args: Namespace) -> dict[Run, int]:
 def logged(run: Run, args: Namespace) -> tuple[list[float], float]:
     """Losses of a run, and the norm of its first gradients; without what is logged early."""
     # After the arguments: --help takes no PyTorch.
-    from vim_mm.json_lines import read_json_lines
+    from benchmarks.runs.work_dir import read_records
 
-    logs = sorted((args.out / run.name).glob('*/vis_data/scalars.json'))
-    found = {r['step']: r for log in logs for r in read_json_lines(log) if 'loss' in r}
+    found = {r['step']: r for r in read_records(args.out / run.name) if 'loss' in r}
     records = [found[step] for step in sorted(found) if step % INTERVAL == 0]
     if len(records) != args.iters // INTERVAL:
         sys.exit(f'{run.name} has logged {len(records)} times, not {args.iters // INTERVAL}')

@@ -1,8 +1,9 @@
 """What a training run left in its working directory, read for pictures and tables."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,6 +82,16 @@ class Log:
     epoch: int | None
 
 
+def read_records(work_dir: str | Path) -> Iterator[dict[str, Any]]:
+    """What a run logged, in the order of the times that it was started.
+
+    Raises:
+        ValueError: A file of the log holds something else; names the file.
+    """
+    for log in sorted(Path(work_dir).glob('*/vis_data/scalars.json')):
+        yield from read_json_lines(log)
+
+
 def read_log(work_dir: str | Path) -> Log:
     """The log of a run from its working directory.
 
@@ -91,17 +102,16 @@ def read_log(work_dir: str | Path) -> Log:
     metrics: dict[str, dict[int, float]] = {}
     validated: set[int] = set()
     epochs: list[int] = []
-    for log in sorted(Path(work_dir).glob('*/vis_data/scalars.json')):
-        for record in read_json_lines(log):
-            if 'loss' in record:
-                losses[record['step']] = record['loss']
-                epochs += [record['epoch']] if 'epoch' in record else []
-            elif 'data_time' in record or not _METRICS.keys().isdisjoint(record):
-                # Else a scalar that somebody's hook has added.
-                validated.add(record['step'])
-            for key, (name, factor) in _METRICS.items():
-                if key in record:
-                    metrics.setdefault(name, {})[record['step']] = factor * record[key]
+    for record in read_records(work_dir):
+        if 'loss' in record:
+            losses[record['step']] = record['loss']
+            epochs += [record['epoch']] if 'epoch' in record else []
+        elif 'data_time' in record or not _METRICS.keys().isdisjoint(record):
+            # Else a scalar that somebody's hook has added.
+            validated.add(record['step'])
+        for key, (name, factor) in _METRICS.items():
+            if key in record:
+                metrics.setdefault(name, {})[record['step']] = factor * record[key]
     return Log(
         losses=sorted(losses.items()),
         metrics={name: sorted(each.items()) for name, each in metrics.items()},

@@ -45,34 +45,18 @@ def selective_scan_fn(
 
     MambaVision passes None for one.
     """
-    return _scan(u, delta, A, B, C, D, z, delta_bias, delta_softplus, return_last_state)
-
-
-def _scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    delta_softplus: bool,
-    return_last_state: bool = False,
-    reverse: bool = False,
-) -> Any:
-    u, delta, B, C = (
-        _contiguous_in_time(name, x) for name, x in (('u', u), ('delta', delta), ('B', B), ('C', C))
+    u, delta, B, C, z = _contiguous_in_time(u=u, delta=delta, B=B, C=C, z=z)
+    return ops.selective_scan_fn(
+        u, delta, A, B, C, D, z, delta_bias, bool(delta_softplus), bool(return_last_state)
     )
-    z = z if z is None else _contiguous_in_time('z', z)
-    flags = bool(delta_softplus), bool(return_last_state)
-    return ops.selective_scan_fn(u, delta, A, B, C, D, z, delta_bias, *flags, reverse=reverse)
 
 
-def _contiguous_in_time(name: str, x: Tensor) -> Tensor:
+def _contiguous_in_time(**rows: Tensor | None) -> list[Any]:
     """Copied if need be, as by mamba_ssm: CUDA's fast kernels are for no other strides."""
-    check_tensor(name, x)
-    return x if x.stride()[-1:] == (1,) else x.contiguous()
+    for name, x in rows.items():
+        if x is not None:
+            check_tensor(name, x)
+    return [x if x is None or x.stride()[-1:] == (1,) else x.contiguous() for x in rows.values()]
 
 
 def mamba_inner_fn(
@@ -212,7 +196,8 @@ def _inner(
         raise UserValueError(f'checkpoint_lvl must be 0 or 1, got {checkpoint_lvl}')
     given = (B is not None) + (C is not None)
     _check_layer(xz, conv1d_weight, x_proj_weight, delta_proj_weight, A, given)
-    x, z = _contiguous_in_time('xz', xz).chunk(2, dim=1)
+    (xz,) = _contiguous_in_time(xz=xz)
+    x, z = xz.chunk(2, dim=1)
     u = ops.causal_conv1d(x, conv1d_weight.squeeze(1), conv1d_bias, activation='silu')
     batch, _, length = u.shape
     rank, states = delta_proj_weight.shape[1], A.shape[1] * (2 if A.is_complex() else 1)
@@ -229,7 +214,10 @@ def _inner(
         B = _matrix(projected[..., rank : rank + states], B_proj_bias, b_norm, eps, A)
     if C is None:
         C = _matrix(projected[..., -states:], C_proj_bias, c_norm, eps, A)
-    return _scan(u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse=reverse)
+    u, delta, B, C, z = _contiguous_in_time(u=u, delta=delta, B=B, C=C, z=z)
+    return ops.selective_scan_fn(
+        u, delta, A, B, C, D, z, delta_bias, bool(delta_softplus), reverse=reverse
+    )
 
 
 def _check_layer(
