@@ -12,7 +12,7 @@ _PUBLISHED = tuple(arm for arm in SECOND if arm not in AGAIN)
 
 @dataclass(frozen=True)
 class Part:
-    """Runs of one task: of each seed all settings and arms, before the next seed."""
+    """Runs of one task: of each seed all arms with each of the settings, before the next seed."""
 
     task: str
     arms: tuple[str, ...]
@@ -28,9 +28,10 @@ class Part:
 
 PLANS = {
     'second': (
-        Part('spacing', SPACED, ('', 'dt1')),
+        Part('spacing', SPACED, ('dt1',)),
         Part('scenes', _PUBLISHED),
         Part('scenes', AGAIN),
+        Part('spacing', SPACED),
         Part('fashion', _PUBLISHED),
         Part('fashion', AGAIN),
     )

@@ -112,8 +112,8 @@ def test_arms_run_where_the_protocol_has_them(monkeypatch, tmp_path):
 
 
 def test_the_second_plan_is_the_protocols(monkeypatch, tmp_path, capsys):
-    """Spacing with both ranges of a seed before the next, then scenes, then fashion; what is there
-    is not made again."""
+    """Spacing with the range of S1, scenes, spacing with Mamba's range, then fashion; of a seed all
+    arms before the next; what is there is not made again."""
     asked = []
     monkeypatch.setattr(run, 'run_all', lambda jobs, plan, workers: asked.extend(jobs) or True)
     note(tmp_path, result('zoh', 0, 4000, 'spacing') | {'label': 'dt1'})
@@ -124,12 +124,13 @@ def test_the_second_plan_is_the_protocols(monkeypatch, tmp_path, capsys):
     )  # fmt: skip
     assert run.train(args) == 0
     assert [job.task for job in asked] == [
-        *['spacing'] * (2 * 5 * 16 - 1), *['scenes'] * (7 * 12), *['fashion'] * (7 * 12),
+        *['spacing'] * (5 * 16 - 1), *['scenes'] * (7 * 12), *['spacing'] * (5 * 16),
+        *['fashion'] * (7 * 12),
     ]  # fmt: skip
-    assert {job.seed for job in asked[:18]} == {0, 1}
-    assert {(job.arm, job.label) for job in asked[:9]} == {
-        (arm, label) for arm in SPACED for label in ('', 'dt1') if (arm, label) != ('zoh', 'dt1')
-    }
+    assert {job.label for job in asked[:79]} == {'dt1'}
+    assert {job.label for job in asked[79:]} == {''}
+    assert {job.seed for job in asked[:9]} == {0, 1}
+    assert {job.arm for job in asked[:4]} == {*SPACED} - {'zoh'}
     assert all(job.arm in TASKS[job.task].arms and job.label in run.SETTINGS for job in asked)
     assert run.SETTINGS['dt1'].dt_range == (0.01, 1.0)
     args.dry_run, args.tasks = True, ['spacing']
