@@ -79,6 +79,14 @@ def test_resizing_asks_for_the_kernel_once_a_size(monkeypatch):
     torch.testing.assert_close(own, torch.autograd.grad(truth, pos_embed, grad)[0])
 
 
+def test_resizing_of_float64_keeps_its_digits():
+    pos_embed = torch.randn(1, 4 * 6, 5, dtype=torch.float64)
+    image = pos_embed.view(1, 4, 6, 5).permute(0, 3, 1, 2)
+    truth = F.interpolate(image, (11, 5), mode='bicubic').permute(0, 2, 3, 1).reshape(1, -1, 5)
+    resized = resize_pos_embed(pos_embed, (4, 6), (11, 5))
+    torch.testing.assert_close(resized, truth, rtol=1e-12, atol=1e-12)
+
+
 def test_resizing_to_a_square_of_as_many_patches():
     rows = torch.arange(2.0)[:, None].expand(2, 8).reshape(1, 16, 1)
     resized = resize_pos_embed(rows, (2, 8), (4, 4)).view(4, 4)

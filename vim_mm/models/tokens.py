@@ -65,15 +65,16 @@ def resize_pos_embed(
     if not are_open(*new_grid) and tuple(old_grid) == tuple(new_grid):
         return pos_embed
     patches, cls = split_cls(pos_embed, placement)
+    patches = patches.to(torch.promote_types(patches.dtype, torch.float32))
     # Not timm's resample_abs_pos_embed: it does nothing where another grid becomes a square of as
     # many patches, and its antialiasing has no backward for dynamic shapes in torch.compile.
     if are_open(*new_grid) or torch.compiler.is_compiling():
         # Matrices would fix the size of the image in the graph.
-        image = rearrange(patches, 'b (h w) c -> b c h w', h=old_grid[0], w=old_grid[1]).float()
+        image = rearrange(patches, 'b (h w) c -> b c h w', h=old_grid[0], w=old_grid[1])
         image = F.interpolate(image, size=new_grid, mode='bicubic')
         resized = rearrange(image, 'b c h w -> b (h w) c')
     else:
-        resized = _resize_by_matrices(patches.float(), old_grid, new_grid)
+        resized = _resize_by_matrices(patches, old_grid, new_grid)
     return insert_cls(resized.to(pos_embed.dtype), cls, placement)
 
 
