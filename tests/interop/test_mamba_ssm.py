@@ -1,11 +1,18 @@
 """The interfaces of mamba_ssm, Vim and VMamba, against a loop over steps in float64."""
 
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+import vim_mm
 from vim_mm.interop import mamba_ssm
 from vim_mm.models import Mamba
+
+ROOT = Path(__file__).parents[2]
 
 BATCH, CHANNELS, STATES, STEPS = 2, 6, 3, 11
 
@@ -416,6 +423,26 @@ def test_our_mixer_is_the_same_layer():
         -torch.exp(mixer.A_log), D=mixer.D, delta_bias=mixer.dt_proj.bias,
     )  # fmt: skip
     close(ours, mixer(x))
+
+
+def test_lines_of_the_page_put_our_functions_in_place():
+    """Copied as they stand, after the import that the page names."""
+    page = (ROOT / 'docs/other_libraries.md').read_text()
+    ours = r'vim_mm\.interop\.mamba_ssm'
+    lines = re.findall(rf'^\|.*`((\S+) = ({ours}\.\w+))` \|$', page, re.M)
+    assert len(lines) == 4 and re.search(rf'after `import {ours}`', page)
+    of = SimpleNamespace
+    simple, vision = of(), of()
+    for line, target, value in lines:
+        names = dict(
+            vim_mm=vim_mm,
+            sys=of(modules={}),
+            mamba_ssm=of(modules=of(mamba_simple=simple)),
+            mambavision=of(models=of(mamba_vision=vision)),
+        )
+        exec(line, names)
+        assert eval(target, names) is eval(value, names)
+    assert {*vars(simple), *vars(vision)} <= {*mamba_ssm.__all__}
 
 
 def test_bad_inputs_are_named():
