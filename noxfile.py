@@ -3,6 +3,7 @@
     nox -s adapters                  # peft, transformers, segmentation_models_pytorch,
                                      # faster-coco-eval; minutes
     nox -s timm                      # timm's own tests of models on the five of Vim
+    nox -s peers -- MAMBA VMAMBA     # those of mamba_ssm's and VMamba's scans on ours
     nox -s newest                    # newest releases, Python 3.11 to 3.13; -s newest-3.13
 
 The original OpenMMLab libraries with three releases of torch:
@@ -42,6 +43,14 @@ NEWEST_TESTS = (
     *(f'tests/{folder}' for folder in ('ops', 'models', 'engine', 'detection', 'export')),
     *(f'tests/{folder}' for folder in ('interop', 'jax')),
     'tests/test_timm_models.py',
+)
+# What their tests have for a GPU; the rows of a block mean nothing to our functions.
+ON_A_CPU = (
+    ("device = 'cuda'", "device = 'cpu'"),
+    ('torch.float32', 'torch.float64'),
+    ('torch.complex64', 'torch.complex128'),
+    ('[768]', '[48]'),
+    ('[1,2,3,4]', '[1]'),
 )
 HALF, WHOLE = 4, 8  # iterations before and after the resume: few, the slowest scan takes seconds
 VALIDATED = 16  # pictures, all that there are of shapes
@@ -97,6 +106,37 @@ def timm(session: nox.Session) -> None:
     quiet = '-Wignore::pytest.PytestUnknownMarkWarning'  # it would mark timeouts
     arguments = ['-q', '-p', 'vim_mm', quiet, '-k', which, *session.posargs, file]
     session.run(sys.executable, '-m', 'pytest', *arguments, env={'PYTHONPATH': f'{ROOT}'})
+
+
+@nox.session(python=False, default=False)
+def peers(session: nox.Session) -> None:
+    """The scan tests of mamba_ssm and VMamba on our drop-ins; MAMBA and VMAMBA are clones.
+
+    On a GPU in their tolerances. Without one in float64 and smaller, which takes minutes.
+    """
+    if len(session.posargs) != 2:
+        session.error('expected two folders: clones of state-spaces/mamba and MzeroMiko/VMamba')
+    mamba, vmamba = (Path(folder).resolve() for folder in session.posargs)
+    folder = Path(session.create_tmp())
+    text = (vmamba / 'kernels/selective_scan/test_selective_scan.py').read_text()
+    mode, sharing = '\nMODE = "mamba_ssm_ssoflex"', '\nDIM1 = [24]'
+    if not text.count(mode) == text.count(sharing) == 1:
+        session.error(f'the test in {vmamba} has no setting{mode} or{sharing}')
+    tests = {
+        'mamba': (mamba / 'tests/ops/test_selective_scan.py').read_text(),
+        # Beside the reference, not another extension; step sizes that channels share for one.
+        'oflex': text.replace(mode, '\nMODE = "ssoflex"'),
+        'core': text.replace(mode, '\nMODE = "sscore"').replace(sharing, ''),
+    }
+    gpus = subprocess.check_output([ROOT / 'tools/dev/gpu_architectures.sh'], text=True).strip()
+    for name, text in tests.items():
+        for theirs, ours in () if gpus else ON_A_CPU:
+            text = text.replace(theirs, ours)
+        (folder / f'test_{name}.py').write_text(text)
+    which = () if gpus else ('-k', 'itype0')  # the others have 16 bits
+    arguments = ['-q', '-p', 'tests.interop.peers', *which, folder]
+    path = {'PYTHONPATH': f'{ROOT}', 'MAMBA': f'{mamba}'}
+    session.run(sys.executable, '-m', 'pytest', *arguments, env=path)
 
 
 @nox.session(python=['3.11', '3.12', '3.13'], default=False)
