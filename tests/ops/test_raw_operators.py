@@ -13,6 +13,7 @@ from tests.ops.raw import HUGE, assert_refused, assert_too_large, each_wrong_cal
 from vim_mm.ops import selective_scan_fn
 from vim_mm.ops.discretization import METHODS
 from vim_mm.ops.library import MISSING
+from vim_mm.ops.reference import TENSORS
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
@@ -20,6 +21,23 @@ pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 def test_the_legal_call():
     assert scan(legal_call())[0].isfinite().all()
     assert all(x.isfinite().all() for x in scan(legal_call(), backward=True))
+
+
+@pytest.mark.slow
+def test_opcheck_with_a_state_and_resets():
+    """Of any strides; without a GPU nothing else holds the fake kernels to the real ones."""
+    call = legal_call()
+    call['initial_state'] = call['grad_last_state'].mT.contiguous().mT
+    call['reset'] = call['u'][:, 0, 0].T.contiguous().T < 0.4
+    arguments = [
+        x.requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+        for x in (call[name] for name in (*TENSORS, 'delta_softplus', 'method', 'reverse'))
+    ]
+    ops = torch.ops.vim_mm
+    torch.library.opcheck(ops.selective_scan_fwd.default, arguments)
+    given = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
+    results = ops.selective_scan_fwd(*given)
+    torch.library.opcheck(ops.selective_scan_bwd.default, (*results, *given))
 
 
 @each_wrong_call
