@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -49,6 +50,7 @@ LABELS = torch.zeros(2, 6, 6, dtype=torch.int64)
         ((LOGITS, LABELS, None), 'ignore_index must be an integer, got None'),
         ((LOGITS, LABELS, '255'), "ignore_index must be an integer, got '255'"),
         ((LOGITS, LABELS, 255.5), 'ignore_index must be an integer, got 255.5'),
+        ((LOGITS, LABELS, True), 'ignore_index must be an integer, got True'),
         ((LOGITS, LABELS, 255, None, 'no'), "align_corners must be a bool, got 'no'"),
     ],
 )
@@ -63,9 +65,12 @@ def test_uint8_labels():
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
-def test_corners_of_none_are_false():
+@pytest.mark.parametrize(('ignored', 'corners'), [(2, None), (np.int64(2), False)])
+def test_other_words_for_an_option(ignored, corners):
+    """As PyTorch takes them."""
     logits, labels = torch.randn(2, 4, 3, 3), torch.randint(0, 4, (2, 6, 6))
-    expected, found = (upsampled_cross_entropy(logits, labels, 255, None, x) for x in (False, None))
+    expected = upsampled_cross_entropy(logits, labels, 2, None, False)
+    found = upsampled_cross_entropy(logits, labels, ignored, None, corners)
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 

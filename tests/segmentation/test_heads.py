@@ -242,6 +242,7 @@ def test_whole_heads_agree(name):
         (dict(sampler=dict(type='OHEMPixelSampler')), 'OHEMPixelSampler samples pixels'),
         (dict(loss_decode=dict(CE, reduction='none')), "has reduction 'none'"),
         (dict(loss_decode=BINARY), 'CrossEntropyLoss is binary'),
+        (dict(loss_decode=[]), 'it has no loss'),
         (
             dict(num_classes=2, out_channels=1, threshold=0.3, loss_decode=BINARY),
             'it has one output channel',

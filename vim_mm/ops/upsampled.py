@@ -6,6 +6,7 @@ GPU with Triton a kernel does it without any logit of the size of the labels
 (:mod:`vim_mm.ops.triton.upsampled`); elsewhere PyTorch does it for a few images at a time.
 """
 
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -75,7 +76,7 @@ def upsampled_cross_entropy(
         >>> accuracy = sums.correct / sums.counted
     """
     _check(logits, labels, ignore_index, class_weight, align_corners)
-    align_corners = bool(align_corners)
+    ignore_index, align_corners = int(ignore_index), bool(align_corners)
     wide = torch.promote_types(logits.dtype, torch.float32)
     weight = None if class_weight is None else class_weight.to(logits.device, wide)
     if _has_kernel(logits) and labels.numel() > 0:
@@ -107,7 +108,7 @@ def _check(
         )
     if labels.dtype not in (torch.int64, torch.uint8):
         raise UserValueError(f'labels must be int64 or uint8, got {labels.dtype}')
-    if not isinstance(ignore_index, int):
+    if not isinstance(ignore_index, Integral) or isinstance(ignore_index, bool):
         raise UserTypeError(f'ignore_index must be an integer, got {ignore_index!r}')
     if not isinstance(align_corners, (bool, type(None))):  # None is False, as F.interpolate has it
         raise UserTypeError(f'align_corners must be a bool, got {align_corners!r}')

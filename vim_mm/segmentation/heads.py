@@ -66,6 +66,8 @@ class FastDecodeHead(BaseDecodeHead):
             return 'its ignore_index is None'
         if seg_logits.shape[1] == 1:
             return 'it has one output channel'
+        if not self._criteria():
+            return 'it has no loss'
         for criterion in self._criteria():
             name = type(criterion).__name__
             if type(criterion) is not CrossEntropyLoss:
