@@ -53,6 +53,8 @@ def parse_args() -> Namespace:
     args = parser.parse_args()
     if args.iters < args.warmup + PROFILED + 1:
         parser.error(f'--iters must be at least --warmup + {PROFILED + 1}')
+    if args.compile and not args.graph:
+        parser.error('--compile: compiled parts are recorded as a graph: give --graph as well')
     return args
 
 
@@ -198,7 +200,9 @@ def transform_times(dataset: Any, pictures: int) -> dict[str, float]:
     return {name: sum(values) / pictures for name, values in times.items()}
 
 
-def advice(times: dict[str, float], per_picture: float, loader: dict[str, Any]) -> list[str]:
+def advice(
+    times: dict[str, float], per_picture: float, loader: dict[str, Any], graph: bool = False
+) -> list[str]:
     """What to change, from the figures."""
     says = []
     batch, workers = loader['batch_size'], loader['num_workers']
@@ -217,12 +221,16 @@ def advice(times: dict[str, float], per_picture: float, loader: dict[str, Any]) 
             'or this process is slow to receive what they send.'
         )
     else:
-        says.append(f'The loop does not wait for data; it needs {needed} workers of {workers}.')
+        says.append(
+            f'The loop does not wait for data: {min(needed, workers)} of {workers} workers would '
+            'keep up.'
+        )
     if busy:
         says.append('The device is busy: --amp, a smaller model or another GPU make it faster.')
     elif 'device' in times and not waiting:
         says.append(
-            'The device waits for the host: a larger batch, or --graph where that is possible.'
+            'The device waits for the host: a larger batch'
+            + ('.' if graph else ', or --graph where that is possible.')
         )
     infinite = loader['sampler']['type'] == 'InfiniteSampler'  # its epoch never ends
     if not infinite and not loader.get('persistent_workers'):
@@ -275,6 +283,8 @@ def measure(args: Namespace, cfg: Config) -> dict[str, Any]:
     runner = build_runner(cfg)
     runner.register_hook(clock)
     runner.train()
+    # As many as there is room for, which may be fewer than the config has.
+    loader['num_workers'] = runner.train_loop.dataloader.num_workers
     times = clock.summary()
     result = {
         'environment': environment('cuda' if torch.cuda.is_available() else 'cpu'),
@@ -295,7 +305,7 @@ def measure(args: Namespace, cfg: Config) -> dict[str, Any]:
     if is_main_process() and not args.repeat_batch:
         transforms = transform_times(runner.train_loop.dataloader.dataset, args.pictures)
         result['transforms'] = transforms
-        result['advice'] = advice(times, sum(transforms.values()), loader)
+        result['advice'] = advice(times, sum(transforms.values()), loader, args.graph)
     return result
 
 

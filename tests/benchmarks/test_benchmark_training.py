@@ -1,6 +1,7 @@
 """The benchmarks of training as a user runs them, at sizes that say nothing about speed."""
 
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -27,10 +28,11 @@ def test_an_iteration_is_data_and_host(tmp_path):
     printed = run_tool(
         'benchmarks/benchmark_training.py', config_path('seg/upernet_vim_shapes.py'), '--iters', 6,
         '--warmup', 1, '--pictures', 2, '--out', 'figures.json', '--cfg-options',
-        'train_dataloader.batch_size=2', cwd=tmp_path,
+        'train_dataloader.batch_size=2', 'train_dataloader.num_workers=99', cwd=tmp_path,
     )  # fmt: skip
     assert 'data/shapes is not there: drawing pictures' in printed
     result = json.loads((tmp_path / 'figures.json').read_text())
+    assert 0 < result['num_workers'] < 99 or len(os.sched_getaffinity(0)) >= 99
     times = result['seconds']
     assert 0 < times['data'] < times['iteration']
     assert 0 < times['host'] < 2 * times['iteration']
@@ -81,6 +83,20 @@ def test_advice(tool, times, says):
     assert says in found
     if says.startswith('waits for data'):
         assert 'The device' not in found
+
+
+def test_a_graph_is_not_advised_twice(tool):
+    times = dict(iteration=0.1, data=0.001, host=0.09, device=0.03)
+    loader = dict(LOADER, num_workers=4)
+    launched, graph = (' '.join(tool['advice'](times, 0.02, loader, g)) for g in (False, True))
+    assert '--graph' in launched and '--graph' not in graph
+    assert 'The device waits for the host: a larger batch.' in graph
+
+
+def test_compile_without_graph_is_refused(tmp_path):
+    arguments = ('benchmarks/benchmark_training.py', 'a.py', '--compile')
+    log = run_tool(*arguments, cwd=tmp_path, fails=True)
+    assert log.splitlines()[-1].endswith('give --graph as well')
 
 
 def test_workers_that_keep_up(tool):
