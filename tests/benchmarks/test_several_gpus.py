@@ -142,13 +142,19 @@ def test_a_killed_process_ends_the_job_which_then_resumes(configs, data_root, tm
 
 @on_two_gpus
 def test_graphs_train_as_launched_steps_do(configs, data_root, tmp_path):  # noqa: F811
-    """With SyncBN, whose exchanges between processes a graph holds."""
+    """With SyncBN, whose exchanges between processes a graph holds; compiled parts, too."""
     losses = {}
-    for name, graph in (('launched', ()), ('graphs', ('--graph',))):
+    for name, graph in (
+        ('launched', ()),
+        ('graphs', ('--graph',)),
+        ('compiled', ('--graph', '--compile')),
+    ):
         options = ('--amp', *graph, '--work-dir', name, '--cfg-options', f'data_root={data_root}')
         steps = ('train_cfg.max_iters=30', 'train_cfg.val_interval=30')
         arguments = ('dist_train.sh', configs['seg'], 2, *options, *steps)
         log = run_tool(*arguments, cwd=tmp_path, **BOTH)
         losses[name] = [float(loss) for loss in re.findall(r'Iter\(train\).* loss: (\S+)', log)]
-    assert 'CUDA graphs computed 29 of 30 batches.' in log
+        assert ('CUDA graphs computed 29 of 30 batches.' in log) == bool(graph)
     assert losses['graphs'] == pytest.approx(losses['launched'], rel=0.02)
+    # Compiled kernels draw other random numbers.
+    assert losses['compiled'] == pytest.approx(losses['launched'], rel=0.1)

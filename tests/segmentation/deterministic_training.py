@@ -2,7 +2,8 @@
 
     python -m tests.segmentation.deterministic_training --size 512 --batch 4
 
-With ``--nondeterministic``, without asking for determinism: digests then differ on a GPU.
+With ``--nondeterministic``, without asking for determinism: digests then differ on a GPU. With
+``--compile`` as ``tools/train.py --graph --compile`` trains.
 """
 
 import argparse
@@ -20,10 +21,18 @@ from mmengine.runner import set_random_seed
 from vim_mm.config import config_path
 from vim_mm.engine import BFloat16OptimWrapper
 from vim_mm.engine.mmengine_patches import activate
+from vim_mm.engine.optimization.compiled_parts import CompiledParts
+from vim_mm.engine.optimization.graphed_step import GraphedStep
 
 
 def digest_of_training(
-    size: int, batch: int, steps: int, deterministic: bool, img_size: int, device: str
+    size: int,
+    batch: int,
+    steps: int,
+    deterministic: bool,
+    img_size: int,
+    device: str,
+    compiled: bool,
 ) -> str:
     """SHA-256 of all parameters and buffers after the last step, and the losses."""
     activate()  # MMPretrain is imported by MMSegmentation, and needs it beside transformers 5
@@ -40,6 +49,10 @@ def digest_of_training(
         model = revert_sync_batchnorm(MODELS.build(cfg)).to(device).train()
     wrapper = BFloat16OptimWrapper(torch.optim.AdamW(model.parameters(), lr=1e-3))
     wrapper.initialize_count_status(model, 0, steps)
+    step = model.train_step
+    if compiled:
+        CompiledParts(model, wrapper)
+        step = GraphedStep(model, compiled=True)
     losses = []
     for _ in range(steps):
         labels = torch.randint(0, 150, (batch, 1, size // 8, size // 8))
@@ -52,7 +65,7 @@ def digest_of_training(
                 SegDataSample(gt_sem_seg=PixelData(data=label), metainfo=meta) for label in labels
             ],
         )
-        losses.append(float(model.train_step(data, wrapper)['loss'].detach()))
+        losses.append(float(step(data, wrapper)['loss'].detach()))
     digest = hashlib.sha256()
     for value in model.state_dict().values():
         digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
@@ -67,6 +80,7 @@ def main() -> None:
     parser.add_argument('--steps', type=int, default=6)
     parser.add_argument('--device', default=get_device())
     parser.add_argument('--nondeterministic', action='store_true')
+    parser.add_argument('--compile', action='store_true')
     args = parser.parse_args()
     os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
     print(
@@ -77,6 +91,7 @@ def main() -> None:
             not args.nondeterministic,
             args.img_size or args.size,
             args.device,
+            args.compile,
         )
     )
 

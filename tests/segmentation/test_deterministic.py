@@ -27,10 +27,14 @@ def digest(*options) -> str:
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
-@pytest.mark.parametrize('img_size', [512, 224])
-def test_upernet_vim_t_repeats_on_a_gpu(img_size):
+@pytest.mark.parametrize(
+    'options',
+    [(512,), (224,), pytest.param((224, '--compile'), marks=pytest.mark.slowest)],
+    ids=['512', '224', 'compiled'],
+)
+def test_upernet_vim_t_repeats_on_a_gpu(options):
     """224: the position embedding is resized at every forward."""
-    first, second = (digest('--img-size', img_size) for _ in range(2))
+    first, second = (digest('--img-size', *options) for _ in range(2))
     assert first == second
 
 
