@@ -1,5 +1,6 @@
 """``--compile``: parts are compiled for training, and results change by rounding alone."""
 
+import os
 import subprocess
 import sys
 from copy import deepcopy
@@ -37,6 +38,15 @@ class Quiet(Net):
             for module in layer.modules():
                 if hasattr(module, 'drop_prob'):
                     module.drop_prob = 0.0
+
+
+CACHE = 'TORCHINDUCTOR_CACHE_DIR'
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE, str(tmp_path / 'cache'))
+    return tmp_path / 'cache'
 
 
 @pytest.fixture
@@ -78,6 +88,22 @@ def test_training_alone_is_compiled(compiled_calls):
     model.train()(x, mode='loss')
     assert len(compiled_calls) == 4
     assert not any('forward' in vars(module) for module in model.modules())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('given', 'kept'), [(None, 'vim_mm/inductor'), ('own', 'own')])
+def test_what_is_compiled_is_kept(given, kept, tmp_path):
+    """Not among temporary files, which PyTorch names as soon as its compiler is imported."""
+    program = (
+        'import vim_mm.ops, torch._dynamo\n'
+        'from vim_mm.engine.optimization.compiled_parts import _keep_what_is_compiled\n'
+        'print(_keep_what_is_compiled())'
+    )
+    own = {name: value for name, value in os.environ.items() if name != CACHE}
+    own |= {'XDG_CACHE_HOME': str(tmp_path)} | ({CACHE: str(tmp_path / given)} if given else {})
+    command = [sys.executable, '-c', program]
+    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == [str(tmp_path / kept)], done.stderr
 
 
 def test_deterministic_training_chooses_no_kernel_by_its_time(monkeypatch):
@@ -230,9 +256,8 @@ def test_a_loss_that_is_not_finite_is_found(compiled_calls, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures('graph_device')
-def test_a_training_changes_by_rounding(tmp_path, monkeypatch):
+def test_a_training_changes_by_rounding(tmp_path, cache, monkeypatch):
     """With accumulation, clipping, averages and validations."""
-    monkeypatch.setenv('TORCHINDUCTOR_CACHE_DIR', str(tmp_path / 'cache'))
     # TF32 keeps 10 bits: a convolution of another layout in memory rounds otherwise.
     monkeypatch.setattr(torch.backends.cudnn, 'allow_tf32', False)
     options = dict(
@@ -252,5 +277,5 @@ def test_a_training_changes_by_rounding(tmp_path, monkeypatch):
             torch.testing.assert_close(
                 torch.as_tensor(compiled[name]), torch.as_tensor(value), rtol=1e-3, atol=1e-4
             )
-    assert any((tmp_path / 'cache').iterdir())
+    assert any(cache.iterdir())
     assert all('forward' not in vars(module) for module in runner.model.modules())

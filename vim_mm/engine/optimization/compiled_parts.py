@@ -25,7 +25,7 @@ from vim_mm.engine.optimization.synchronized_norm import trace_synchronized_norm
 
 
 class CompiledParts:
-    """Compiles the parts of a model until :meth:`remove`; the first step takes about a minute.
+    """Compiles the parts of a model until :meth:`remove`; the first step takes one to two minutes.
 
     Args:
         model (nn.Module): One of MMEngine's kin, on its device, with its weights loaded.
@@ -33,9 +33,7 @@ class CompiledParts:
     """
 
     def __init__(self, model: nn.Module, wrapper: OptimWrapper):
-        # PyTorch's own default lies in a folder for temporary files.
-        cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
-        os.environ.setdefault('TORCHINDUCTOR_CACHE_DIR', str(cache / 'vim_mm' / 'inductor'))
+        cache = _keep_what_is_compiled()
         model.to(memory_format=torch.channels_last)
         _keep_form(wrapper.optimizer)
         for state in wrapper.optimizer.state.values():
@@ -53,8 +51,8 @@ class CompiledParts:
         for part in parts_of(model, of_pictures=True):
             self._undo.append(_compile(part))
         print_log(
-            f'Compiling {", ".join(names)} in the first step takes about a minute; what is compiled'
-            f' is kept in {os.environ["TORCHINDUCTOR_CACHE_DIR"]}.',
+            f'Compiling {", ".join(names)} in the first step takes one to two minutes; what is '
+            f'compiled is kept in {cache}.',
             logger='current',
         )
 
@@ -63,6 +61,17 @@ class CompiledParts:
         for undo in reversed(self._undo):  # a part may be a traced layer
             undo()
         self._undo.clear()
+
+
+def _keep_what_is_compiled() -> str:
+    """The folder for it; PyTorch's default lies among temporary files."""
+    from torch._inductor.runtime.runtime_utils import default_cache_dir  # takes a second
+
+    # PyTorch sets the variable to its default as soon as its compiler is imported.
+    if os.environ.get('TORCHINDUCTOR_CACHE_DIR') in (None, default_cache_dir()):
+        caches = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
+        os.environ['TORCHINDUCTOR_CACHE_DIR'] = str(caches / 'vim_mm' / 'inductor')
+    return os.environ['TORCHINDUCTOR_CACHE_DIR']
 
 
 def _keep_form(optimizer: torch.optim.Optimizer) -> None:
