@@ -40,7 +40,7 @@ def parse_args(arguments: list[str] | None = None) -> Namespace:
         '--compile',
         action='store_true',
         help='with --graph: compile backbone, neck and heads and fuse the optimizer; the first '
-        'step takes about a minute, and results change by rounding',
+        'step takes one to two minutes, and results change by rounding',
     )
     parser.add_argument(
         '--record',
