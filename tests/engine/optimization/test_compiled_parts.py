@@ -234,6 +234,8 @@ COMPILED = dict(type='GraphedStepHook', compile=True)
 @pytest.mark.usefixtures('graph_device')
 def test_a_resumed_training_ends_in_the_same_bits(compiled_calls, tmp_path):
     whole = train(tmp_path / 'whole', False, custom_hooks=[COMPILED])
+    (log,) = (tmp_path / 'whole').rglob('*.log')
+    assert log.read_text().count('The first step of this shape, with compilation: ') == 1
     options = dict(load_from=str(tmp_path / 'whole' / 'iter_3.pth'), resume=True)
     resumed = train(tmp_path / 'resumed', False, custom_hooks=[COMPILED], **options)
     assert counts(resumed[0]) == (STEPS - 4, 1)
