@@ -66,6 +66,19 @@ def test_the_tables_of_training_steps():
         )
 
 
+def test_the_sentences_about_training_steps():
+    found = segmentors('train')
+    page, front = (' '.join((ROOT / name).read_text().split()) for name in (PAGE, 'README.md'))
+    eager = {model: found[(model, *FORMS[0])] for model in NAMES}
+    fastest = {model: found[(model, *FORMS[2])] for model in NAMES if (model, *FORMS[2]) in found}
+    times = [eager[model]['seconds'] / run['seconds'] for model, run in fastest.items()]
+    assert f'takes {min(times):.1f} to {max(times):.1f} times as long' in page
+    busy = [100 * run['kernel_seconds'] / run['seconds'] for run in eager.values()]
+    assert f'Kernels take {min(busy):.0f} to {max(busy):.0f} % of the eager steps' in page
+    speeds = [eager[model]['images_per_second'] for model in NAMES if model != 'Vim-S']
+    assert f'they train at {min(speeds):.0f} to {max(speeds):.0f} images/s' in front
+
+
 def test_the_front_page():
     train, infer = segmentors('train'), segmentors('infer')
     quoted = rows('README.md', '| backbone | M parameters | training, `--graph`')
