@@ -198,6 +198,22 @@ def test_only_two_stage_detectors():
         MODELS.build(dict(type='FastDetector', of='RetinaNet'))
 
 
+def test_batches_of_other_numbers_of_objects_share_shapes():
+    """Each other shape would be a CUDA graph of its own."""
+    fast, slow = small.detectors(small.config('standard'))
+
+    def truth(*objects):
+        given = slow.data_preprocessor(small.batch(*objects), True)
+        return fast.with_fixed_shapes(given)['data_samples']
+
+    usual, few, many = (
+        [tuple(x.shape) for x in truth(*objects)] for objects in ((5, 3), (0, 1), (7, 9))
+    )
+    assert few == many == usual
+    more = truth(17, 3)
+    assert more.boxes.shape[1] == len(more.masks) == 32
+
+
 class _NoWaits(TorchDispatchMode):
     """Nothing is copied between devices, and no tensor is made of numbers of Python."""
 

@@ -324,6 +324,21 @@ def test_moved_weights_are_recorded_anew(graph_device):
     assert (step.replayed, step.launched) == (2, 2)
 
 
+def test_a_module_that_changes_its_mode_is_recorded_anew(graph_device):
+    """As a norm whose statistics are frozen later."""
+    model = Net().to(graph_device).train()
+    wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.0))
+    step, batch = GraphedStep(model), [torch.rand(2, 3, 8, 8)]
+    for _ in range(2):
+        step(batch, wrapper)
+    model.norm.eval()
+    before = model.norm.running_mean.clone()
+    for _ in range(2):
+        step(batch, wrapper)
+    assert torch.equal(model.norm.running_mean, before)
+    assert (step.replayed, step.launched) == (2, 2)
+
+
 def test_the_record_says_what_graphs_computed(graph_device, tmp_path):
     file = tmp_path / 'run.json'
     train(tmp_path / 'run', graph=True, steps=4, custom_hooks=[RecordHook(file)])
