@@ -12,10 +12,13 @@ from vim_mm.engine.watching.late_values import HostCopy
 
 
 class Reader(Hook):
-    """Notes how many losses the hub has after each step."""
+    """Notes how many losses the hub has after each step, and before each validation."""
 
     def __init__(self):
         self.known = []
+
+    def before_val(self, runner):
+        self.after_train_iter(runner, 0)
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         scalars = runner.message_hub.log_scalars
@@ -32,7 +35,7 @@ def trained(folder):
     )
     runner = make_runner(
         folder, custom_hooks=[reader], default_hooks=hooks, randomness=dict(seed=0),
-        train_cfg=dict(by_epoch=False, max_iters=8, val_interval=1000),
+        train_cfg=dict(by_epoch=False, max_iters=8, val_interval=7),
     )  # fmt: skip
     runner.train()
     lines = next(folder.rglob('scalars.json')).read_text().splitlines()
@@ -44,11 +47,12 @@ def trained(folder):
 def test_the_log_is_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(HostCopy, 'is_late', False)
     known, log, saved = trained(tmp_path / 'at_once')
-    assert known == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert known == [1, 2, 3, 4, 5, 6, 7, 7, 8, 8]
     monkeypatch.setattr(HostCopy, 'is_late', True)
-    # MMEngine logs the end of the loader, of two batches, and every third step; the fifth is saved.
+    # MMEngine logs the end of the loader, of two batches, and every third step; the fifth is saved,
+    # and validations follow the seventh and the last.
     known, late_log, late_saved = trained(tmp_path / 'late')
-    assert known == [0, 2, 3, 3, 5, 6, 6, 8]
+    assert known == [0, 2, 3, 3, 5, 6, 6, 7, 8, 8]
     assert late_log == log and [step for step, _ in log] == [2, 3, 6]
     assert late_saved == saved == 5
 
