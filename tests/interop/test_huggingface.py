@@ -125,7 +125,7 @@ def test_what_from_pretrained_takes(given, dtype, tmp_path):
     assert {w.dtype for w in read.parameters()} == {dtype}
     for name, weight in read.state_dict().items():
         assert torch.equal(weight.cpu(), model.state_dict()[name].to(dtype)), name
-    given_images = images().to(read.device, dtype)  # device_map='auto' takes a GPU where there is one
+    given_images = images().to(read.device, dtype)  # 'auto' is a GPU where there is one
     assert all(m.dtype == dtype for m in read(given_images).feature_maps)
 
 

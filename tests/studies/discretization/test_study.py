@@ -340,15 +340,15 @@ def test_what_is_complete_is_said():
     task = spacing_task()
     rows = state_rows({'spacing_dt1': task})
     assert [row['runs'].partition(':')[0] for row in rows] == [
-        'spacing', 'spacing_dt1', 'scenes', 'scenes', 'fashion', 'fashion',
+        'spacing_dt1', 'scenes', 'scenes', 'spacing', 'fashion', 'fashion',
     ]  # fmt: skip
-    assert [row['made'] for row in rows] == ['0', '40', '0', '0', '0', '0']
-    assert rows[1]['planned'] == '80' and rows[1]['complete'] == '8 of 16 seeds'
+    assert [row['made'] for row in rows] == ['40', '0', '0', '0', '0', '0']
+    assert rows[0]['planned'] == '80' and rows[0]['complete'] == '8 of 16 seeds'
     del task.runs['bilinear'][3], task.runs['zoh'][7]
-    assert state_rows({'spacing_dt1': task})[1]['complete'] == '6 of 16 seeds'
+    assert state_rows({'spacing_dt1': task})[0]['complete'] == '6 of 16 seeds'
     for arm in SPACED:
         task.runs[arm] = dict.fromkeys(range(16), task.runs['zoh'][0])
-    assert state_rows({'spacing_dt1': task})[1]['complete'] == 'all'
+    assert state_rows({'spacing_dt1': task})[0]['complete'] == 'all'
     assert state_rows({}) == []
 
 
