@@ -1,4 +1,4 @@
-"""Times functions of mamba_ssm beside ours in their place (vim_mm.interop.mamba_ssm).
+"""Times functions of mamba_ssm and VMamba beside ours in their place (vim_mm.interop.mamba_ssm).
 
     python benchmarks/benchmark_drop_in.py --device cuda --markdown drop_in.md
     python benchmarks/benchmark_drop_in.py --batch 1 --dim 8 --seqlen 64 --n_trials 3
@@ -6,11 +6,11 @@
 ``selective_scan_fn`` is a call through autograd, ``fwd`` and ``bwd`` are those of the extension
 selective_scan_cuda, of which ``bwd`` alone is timed. Inputs are those of a Mamba layer, with gate
 and softplus; without ``--batch``, ``--dim`` and ``--seqlen`` of Vim-T at 512 and 1,024 pixels and
-of Mamba-130M. ``mamba_inner_fn`` is such a layer without its first projection. A call is what its
-caller waits for; a time on the GPU is that inside a CUDA graph.
-Medians. The difference is the largest of the output's and every gradient's, each over its largest
-entry. Where mamba_ssm is not installed (for ``mamba_inner_fn`` with causal_conv1d), or without a
-GPU, ours is timed alone.
+of Mamba-130M. ``mamba_inner_fn`` is such a layer without its first projection. VMamba's extension
+selective_scan_cuda_oflex has no gate, and an output in float32. A call is what its caller waits
+for; a time on the GPU is that inside a CUDA graph. Medians. The difference is the largest of the
+output's and every gradient's, each over its largest entry. Where a library is not installed (for
+``mamba_inner_fn`` mamba_ssm with causal_conv1d), or without a GPU, ours is timed alone.
 """
 
 import argparse
@@ -53,12 +53,20 @@ from benchmarks.measure.timing import (
     make_inputs,
     wall_times,
 )
-from benchmarks.peers.scans import RawScanFunction, installed_extensions, peer_version, raw_scan
+from benchmarks.peers.scans import (
+    RawScanFunction,
+    installed_extensions,
+    installed_oflex,
+    peer_version,
+    raw_oflex,
+    raw_scan,
+)
 from benchmarks.scan.errors import relative_error
 from vim_mm.interop import mamba_ssm as drop_in
 from vim_mm.progress import progress
 
-THEIRS, OURS = 'mamba_ssm', 'vim_mm'
+MAMBA, VMAMBA = 'mamba_ssm', 'VMamba'
+THEIRS, OURS = 'theirs', 'vim_mm'
 Record = dict[str, Any]
 
 
@@ -116,9 +124,13 @@ def their_layer() -> dict[str, Any]:
 
 
 def scans(
-    theirs: Any, inputs: dict[str, Tensor], grad_out: Tensor
+    peers: dict[str, Any], inputs: dict[str, Tensor], grad_out: Tensor
 ) -> dict[str, tuple[tuple[str, str], dict[str, Scan]]]:
-    """By function: what its two passes are called, and its scan by library."""
+    """By function: what its two passes are called, and its scan by whose it is.
+
+    ``peers`` has the extensions of mamba_ssm and VMamba that are there.
+    """
+    theirs, oflex = peers.get(MAMBA), peers.get(VMAMBA)
     passes = 'forward', 'forward and backward'
     of_layer = layer_inputs(inputs)
     layers = {**(their_layer() if theirs is not None else {}), OURS: drop_in.mamba_inner_fn}
@@ -129,6 +141,10 @@ def scans(
     if theirs is not None:
         functions = {THEIRS: partial(RawScanFunction.apply, theirs), **functions}
         extensions = {THEIRS: theirs, **extensions}
+    oflexes = {
+        **({THEIRS: oflex} if oflex is not None else {}),
+        OURS: drop_in.selective_scan_cuda_oflex,
+    }
     return {
         'selective_scan_fn': (
             passes,
@@ -144,6 +160,10 @@ def scans(
         'selective_scan_cuda': (
             ('fwd', 'bwd'),
             {name: raw_scan(x, inputs, grad_out) for name, x in extensions.items()},
+        ),
+        'selective_scan_cuda_oflex': (
+            ('fwd', 'bwd'),
+            {name: raw_oflex(x, inputs, grad_out) for name, x in oflexes.items()},
         ),
     }
 
@@ -162,13 +182,13 @@ def differences(scans: dict[str, Scan]) -> tuple[float, float]:
     )
 
 
-def records_of(args: argparse.Namespace, theirs: Any) -> Iterator[Record]:
+def records_of(args: argparse.Namespace, peers: dict[str, Any]) -> Iterator[Record]:
     """One record for each shape, function, pass and library."""
     given = (args.batch, args.dim, args.seqlen)
     for sizes in progress([given] if args.batch else [*SHAPES], 'shapes'):
         inputs = make_inputs(ScanShape(*sizes, args.dstate, args.dtype), args.device)
         grad_out = torch.randn_like(inputs['u'])
-        for function, (passes, of_library) in scans(theirs, inputs, grad_out).items():
+        for function, (passes, of_library) in scans(peers, inputs, grad_out).items():
             differ = differences(of_library) if len(of_library) == 2 else (None, None)
             for index, (label, difference) in enumerate(zip(passes, differ, strict=True)):
                 for library, scan in of_library.items():
@@ -209,10 +229,11 @@ def report(records: list[Record]) -> str:
 
 def main(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads or torch.get_num_threads())
-    theirs = installed_extensions().get(THEIRS) if args.device == 'cuda' else None
+    there = {MAMBA: installed_extensions().get(MAMBA), VMAMBA: installed_oflex()}
+    peers = {name: x for name, x in there.items() if x is not None and args.device == 'cuda'}
     facts = environment(args.device)
-    facts[THEIRS] = peer_version(THEIRS) if theirs is not None else 'not timed'
-    records = [*records_of(args, theirs)]
+    facts |= {name: peer_version(name) if name in peers else 'not timed' for name in there}
+    records = [*records_of(args, peers)]
     result = {'environment': facts, 'n_trials': args.n_trials, 'units': 'seconds'}
     publish(args, f'{describe(facts)}\n\n{report(records)}', result | {'records': records})
 

@@ -17,6 +17,7 @@ Peer = Callable[[dict[str, Tensor], Tensor], Scan]
 
 # By distribution: the module with its scan.
 _MODULES = {'mamba_ssm': 'selective_scan_cuda'}
+_OFLEX = 'selective_scan_cuda_oflex'  # VMamba's
 
 
 def raw_scan(extension: Any, inputs: dict[str, Tensor], grad_out: Tensor) -> Scan:
@@ -41,6 +42,26 @@ def raw_scan(extension: Any, inputs: dict[str, Tensor], grad_out: Tensor) -> Sca
     def backward(result: tuple) -> list[Tensor]:
         _, ungated, states = result
         return extension.bwd(*tensors, grad_out, states, ungated, None, True, False)
+
+    return Scan(forward, backward)
+
+
+def raw_oflex(extension: Any, inputs: dict[str, Tensor], grad_out: Tensor) -> Scan:
+    """VMamba's CUDA scan, or what stands in its place: no gate, an output in float32.
+
+    ``fwd`` returns the output and states, ``bwd`` the gradients of u, delta, A, B, C, D and
+    delta_bias. Source: kernels/selective_scan of MzeroMiko/VMamba. Arguments as of
+    :func:`raw_scan`; ``z`` is left out.
+    """
+    tensors = tuple(x.detach() for name, x in inputs.items() if name != 'z')
+    grad_out = grad_out.float()
+    softplus, rows, in_float = True, 1, True
+
+    def forward() -> tuple:
+        return tuple(extension.fwd(*tensors, softplus, rows, in_float))
+
+    def backward(result: tuple) -> list[Tensor]:
+        return extension.bwd(*tensors, grad_out, result[1], softplus, rows)
 
     return Scan(forward, backward)
 
@@ -72,6 +93,11 @@ def installed_extensions() -> dict[str, Any]:
         for name, module in _MODULES.items()
         if find_spec(module) is not None
     }
+
+
+def installed_oflex() -> Any:
+    """VMamba's extension, None where there is none."""
+    return import_module(_OFLEX) if find_spec(_OFLEX) is not None else None
 
 
 def installed_peers() -> dict[str, Peer]:

@@ -46,17 +46,19 @@ def test_results_that_differ_are_told(tool, monkeypatch):
             return [x / 2 for x in mamba_ssm.selective_scan_cuda.bwd(*arguments)]
 
     args = arguments_of(tool, monkeypatch, '--dtype', 'fp32')
-    theirs = {'mamba_ssm': mamba_ssm.mamba_inner_fn}
+    theirs = {'theirs': mamba_ssm.mamba_inner_fn}
     monkeypatch.setitem(tool['scans'].__globals__, 'their_layer', lambda: theirs)
     for extension, wrong in ((mamba_ssm.selective_scan_cuda, 0.0), (Halved, 1.0)):
-        records = [*tool['records_of'](args, extension)]
-        assert [r['library'] for r in records] == ['mamba_ssm', 'vim_mm'] * 6
+        peers = {'mamba_ssm': extension, 'VMamba': mamba_ssm.selective_scan_cuda_oflex}
+        records = [*tool['records_of'](args, peers)]
+        assert [r['library'] for r in records] == ['theirs', 'vim_mm'] * 8
         assert all(r['call'] > 0 for r in records)
         for r in records:
             is_layer, is_backward = r['function'] == 'mamba_inner_fn', r['pass'] not in FORWARD
-            expected = wrong if is_backward and not is_layer else 0
+            is_exact = is_layer or 'oflex' in r['function']
+            expected = wrong if is_backward and not is_exact else 0
             assert abs(r['difference'] - expected) < 1e-5, r
-        row = tool['report'](records).splitlines()[-1]
+        row = tool['report'](records).splitlines()[-3]
         assert 'bwd' in row and (f'{wrong:.1e}' in row or not wrong)
 
 
@@ -71,8 +73,10 @@ def test_without_mamba_ssm_ours_is_timed(tool, tmp_path, monkeypatch, capsys):
         ('mamba_inner_fn', 'forward and backward', 'vim_mm'),
         ('selective_scan_cuda', 'fwd', 'vim_mm'),
         ('selective_scan_cuda', 'bwd', 'vim_mm'),
+        ('selective_scan_cuda_oflex', 'fwd', 'vim_mm'),
+        ('selective_scan_cuda_oflex', 'bwd', 'vim_mm'),
     }
-    assert 'mamba_ssm not timed' in capsys.readouterr().out
+    assert 'mamba_ssm not timed, VMamba not timed' in capsys.readouterr().out
     monkeypatch.setattr(sys, 'argv', ['tool', '--batch', '2'])
     with pytest.raises(SystemExit):
         tool['parse_args']()
