@@ -66,6 +66,7 @@ from vim_mm.interop import mamba_ssm as drop_in
 from vim_mm.progress import progress
 
 MAMBA, VMAMBA = 'mamba_ssm', 'VMamba'
+DISTRIBUTIONS = {MAMBA: 'mamba_ssm', VMAMBA: 'selective_scan'}
 THEIRS, OURS = 'theirs', 'vim_mm'
 Record = dict[str, Any]
 
@@ -232,7 +233,10 @@ def main(args: argparse.Namespace) -> None:
     there = {MAMBA: installed_extensions().get(MAMBA), VMAMBA: installed_oflex()}
     peers = {name: x for name, x in there.items() if x is not None and args.device == 'cuda'}
     facts = environment(args.device)
-    facts |= {name: peer_version(name) if name in peers else 'not timed' for name in there}
+    facts |= {
+        name: peer_version(distribution) if name in peers else 'not timed'
+        for name, distribution in DISTRIBUTIONS.items()
+    }
     records = [*records_of(args, peers)]
     result = {'environment': facts, 'n_trials': args.n_trials, 'units': 'seconds'}
     publish(args, f'{describe(facts)}\n\n{report(records)}', result | {'records': records})
