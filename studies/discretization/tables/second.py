@@ -68,27 +68,26 @@ def second_tables(tasks: Mapping[str, StudyTask]) -> dict[str, Rows]:
 
 
 def state_rows(tasks: Mapping[str, StudyTask]) -> Rows:
-    """A row for each part and setting of the plan: how many of its runs there are; none of none."""
+    """A row for each part of the plan: how many of its runs there are; none of none."""
     rows, any_made = [], False
     for part in PLANS['second']:
-        for label in part.labels:
-            name = f'{part.task}_{label}' if label else part.task
-            runs = tasks[name].runs if name in tasks else {}
-            planned = [job for job in part.jobs() if job.label == label]
-            made = [job for job in planned if job.seed in runs.get(job.arm, {})]
-            seeds = [{job.seed for job in made if job.arm == arm} for arm in part.arms]
-            whole = set.intersection(*seeds)
-            any_made = any_made or bool(made)
-            rows.append(
-                {
-                    'runs': f'{name}: ' + ', '.join(part.arms),
-                    'planned': str(len(planned)),
-                    'made': str(len(made)),
-                    'complete': 'all'
-                    if len(made) == len(planned)
-                    else f'{len(whole)} of {len({job.seed for job in planned})} seeds',
-                }
-            )
+        name = f'{part.task}_{part.label}' if part.label else part.task
+        runs = tasks[name].runs if name in tasks else {}
+        planned = [*part.jobs()]
+        made = [job for job in planned if job.seed in runs.get(job.arm, {})]
+        seeds = [{job.seed for job in made if job.arm == arm} for arm in part.arms]
+        whole = set.intersection(*seeds)
+        any_made = any_made or bool(made)
+        rows.append(
+            {
+                'runs': f'{name}: ' + ', '.join(part.arms),
+                'planned': str(len(planned)),
+                'made': str(len(made)),
+                'complete': 'all'
+                if len(made) == len(planned)
+                else f'{len(whole)} of {len({job.seed for job in planned})} seeds',
+            }
+        )
     return rows if any_made else []
 
 
