@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.measure.timing import ScanShape, make_inputs
-from benchmarks.peers.scans import RawScanFunction
+from benchmarks.peers.scans import RawScanFunction, raw_oflex
 from tests.scripts import load
 from vim_mm.interop import mamba_ssm
 
@@ -35,6 +35,19 @@ def test_the_function_over_an_extension_has_every_gradient():
     grad = torch.randn_like(ours)
     expected = torch.autograd.grad(ours, tensors, grad)
     for name, one, two in zip(inputs, torch.autograd.grad(written, tensors, grad), expected):
+        torch.testing.assert_close(one, two, msg=lambda m, n=name: f'{n}: {m}')
+
+
+def test_the_scan_of_vmamba_has_every_gradient():
+    inputs = make_inputs(ScanShape(2, 6, 10, 3, 'fp32'), 'cpu')
+    del inputs['z']
+    ours = mamba_ssm.selective_scan_fn(**inputs, delta_softplus=True)
+    grad = torch.randn_like(ours)
+    scan = raw_oflex(mamba_ssm.selective_scan_cuda_oflex, inputs, grad)
+    result = scan.forward()
+    torch.testing.assert_close(result[0], ours)
+    expected = torch.autograd.grad(ours, [*inputs.values()], grad)
+    for name, one, two in zip(inputs, scan.backward(result), expected, strict=True):
         torch.testing.assert_close(one, two, msg=lambda m, n=name: f'{n}: {m}')
 
 
