@@ -8,6 +8,8 @@ from studies.discretization.results import Job
 from studies.discretization.tasks import SECOND, TASKS
 
 _PUBLISHED = tuple(arm for arm in SECOND if arm not in AGAIN)
+# A run of a rule of two samples takes as long as three to five of the others.
+_ONE_SAMPLE = tuple(arm for arm in SPACED if not ARMS[arm].rule)
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,11 @@ class Part:
 
 PLANS = {
     'second': (
-        Part('spacing', SPACED, 'dt1'),
+        Part('spacing', _ONE_SAMPLE, 'dt1'),
+        Part('spacing', ('exp_trapezoidal',), 'dt1'),
         Part('scenes', _PUBLISHED),
         Part('scenes', AGAIN),
+        Part('spacing', ('foh_two_sample',), 'dt1'),
         Part('spacing', SPACED),
         Part('fashion', _PUBLISHED),
         Part('fashion', AGAIN),
@@ -46,5 +50,5 @@ def gpu_seconds(job: Job) -> float:
     arm = ARMS[job.arm]
     seconds = 36.0
     if arm.rule or arm.plain:
-        seconds = {'foh_two_sample': 220.0, 'exp_trapezoidal': 132.0}.get(arm.rule, 55.0)
+        seconds = {'foh_two_sample': 175.0, 'exp_trapezoidal': 105.0}.get(arm.rule, 55.0)
     return seconds * (1.15 if job.task == 'fashion' else 1.0)

@@ -33,6 +33,7 @@ class Plan:
         device (str): 'cuda' or 'cpu'.
         deadline (float): By ``time.time``.
         facts (dict): What is noted with every result but the card: commit, versions.
+        expected (dict): About the seconds of some runs, as long as none of their kind is made.
     """
 
     tasks: dict[str, Task]
@@ -44,6 +45,7 @@ class Plan:
     device: str
     deadline: float
     facts: dict[str, Any]
+    expected: dict[Job, float]
 
 
 def run_all(jobs: list[Job], plan: Plan, workers: int) -> bool:
@@ -116,7 +118,11 @@ def _outcomes(jobs: list[Job], plan: Plan, workers: int) -> Iterator[bool]:
         if line:
             kind = _kind(worker.job)
             longest[kind] = max(longest.get(kind, 0.0), now - worker.began)
-        in_time = (job for job in waiting if now + longest.get(_kind(job), 0.0) < plan.deadline)
+        in_time = (
+            job
+            for job in waiting
+            if now + (longest.get(_kind(job)) or plan.expected.get(job, 0.0)) < plan.deadline
+        )
         worker.job, worker.began = next(in_time, None), now
         if worker.job is not None:
             waiting.remove(worker.job)
@@ -125,6 +131,8 @@ def _outcomes(jobs: list[Job], plan: Plan, workers: int) -> Iterator[bool]:
         if line:
             say(line)
             yield True
+    if waiting:
+        say(f'{len(waiting)} runs would not have ended in time')
 
 
 def _work(pipe: Connection, plan: Plan, gpu: int) -> None:

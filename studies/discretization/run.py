@@ -144,6 +144,10 @@ def train(args: argparse.Namespace) -> int:
         args.device,
         deadline,
         facts(args),
+        # Trials and CPUs take other times than the plan's runs on a GPU.
+        {job: args.jobs * gpu_seconds(job) for job in jobs}
+        if args.plan and args.device == 'cuda' and not args.steps
+        else {},
     )
     return 0 if run_all(jobs, plan, args.jobs) else 1
 

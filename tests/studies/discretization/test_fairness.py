@@ -112,7 +112,7 @@ def test_the_settings_of_a_label_train_its_runs(monkeypatch, tmp_path):
     desk, worker = Pipe()
     for job in (Job('recall', 'foh', 5, 'dt0.01'), Job('recall', 'zoh', 6), None):
         desk.send(job)
-    plan = Plan(TASKS, tmp_path, tmp_path, tmp_path, run.SETTINGS, None, 'cpu', math.inf, {})
+    plan = Plan(TASKS, tmp_path, tmp_path, tmp_path, run.SETTINGS, None, 'cpu', math.inf, {}, {})
     pool._work(worker, plan, 0)
     assert used == [
         ('foh', 5, run.SETTINGS['dt0.01'], 4000),

@@ -340,10 +340,11 @@ def test_what_is_complete_is_said():
     task = spacing_task()
     rows = state_rows({'spacing_dt1': task})
     assert [row['runs'].partition(':')[0] for row in rows] == [
-        'spacing_dt1', 'scenes', 'scenes', 'spacing', 'fashion', 'fashion',
+        'spacing_dt1', 'spacing_dt1', 'scenes', 'scenes', 'spacing_dt1', 'spacing', 'fashion',
+        'fashion',
     ]  # fmt: skip
-    assert [row['made'] for row in rows] == ['40', '0', '0', '0', '0', '0']
-    assert rows[0]['planned'] == '80' and rows[0]['complete'] == '8 of 16 seeds'
+    assert [row['made'] for row in rows] == ['24', '8', '0', '0', '8', '0', '0', '0']
+    assert rows[0]['planned'] == '48' and rows[0]['complete'] == '8 of 16 seeds'
     del task.runs['bilinear'][3], task.runs['zoh'][7]
     assert state_rows({'spacing_dt1': task})[0]['complete'] == '6 of 16 seeds'
     for arm in SPACED:

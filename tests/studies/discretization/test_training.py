@@ -112,8 +112,9 @@ def test_arms_run_where_the_protocol_has_them(monkeypatch, tmp_path):
 
 
 def test_the_second_plan_is_the_protocols(monkeypatch, tmp_path, capsys):
-    """Spacing with the range of S1, scenes, spacing with Mamba's range, then fashion; of a seed all
-    arms before the next; what is there is not made again."""
+    """Spacing with the range of S1, scenes, spacing with Mamba's range, then fashion; the longest
+    runs of S1 after scenes; of a seed all arms of a part before the next; what is there is not made
+    again."""
     asked = []
     monkeypatch.setattr(run, 'run_all', lambda jobs, plan, workers: asked.extend(jobs) or True)
     note(tmp_path, result('zoh', 0, 4000, 'spacing') | {'label': 'dt1'})
@@ -124,13 +125,14 @@ def test_the_second_plan_is_the_protocols(monkeypatch, tmp_path, capsys):
     )  # fmt: skip
     assert run.train(args) == 0
     assert [job.task for job in asked] == [
-        *['spacing'] * (5 * 16 - 1), *['scenes'] * (7 * 12), *['spacing'] * (5 * 16),
+        *['spacing'] * (4 * 16 - 1), *['scenes'] * (7 * 12), *['spacing'] * (6 * 16),
         *['fashion'] * (7 * 12),
     ]  # fmt: skip
-    assert {job.label for job in asked[:79]} == {'dt1'}
-    assert {job.label for job in asked[79:]} == {''}
-    assert {job.seed for job in asked[:9]} == {0, 1}
-    assert {job.arm for job in asked[:4]} == {*SPACED} - {'zoh'}
+    arms = [job.arm for job in asked if job.label == 'dt1']
+    assert {*arms[:47]} == {'zoh', 'zoh_exact', 'bilinear'}
+    assert arms[47:] == ['exp_trapezoidal'] * 16 + ['foh_two_sample'] * 16
+    assert [job.label for job in asked[63 + 84 :][:16]] == ['dt1'] * 16
+    assert {job.seed for job in asked[:5]} == {0, 1}
     assert all(job.arm in TASKS[job.task].arms and job.label in run.SETTINGS for job in asked)
     assert run.SETTINGS['dt1'].dt_range == (0.01, 1.0)
     args.dry_run, args.tasks = True, ['spacing']
@@ -355,7 +357,7 @@ FIGURES = {'metric': 1.0, 'seconds': 1.0}
 
 def plan_of(out, device='cpu', deadline=math.inf):
     settings = {'': Settings(), 'dt1': Settings(dt_range=(0.01, 1.0))}
-    return Plan(TASKS, out, out, out, settings, None, device, deadline, {})
+    return Plan(TASKS, out, out, out, settings, None, device, deadline, {}, {})
 
 
 def made(out):
@@ -421,6 +423,15 @@ def test_runs_that_would_not_end_in_time_are_passed_over(forked, monkeypatch, tm
     jobs.append(Job('fashion', 'rk4', 0))
     assert run_all(jobs, plan_of(tmp_path, deadline=time.time() + 2.3), 1)
     assert made(tmp_path) == [('zoh', 0), ('poly', 1), ('zoh', 3), ('rk4', 0)]
+
+
+def test_what_is_expected_counts_until_a_run_is_made(forked, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(pool, 'train', lambda arm, seed, *others: result(arm, seed) | FIGURES)
+    jobs = [Job('fashion', arm, seed) for arm, seed in (('poly', 0), ('zoh', 0), ('zoh', 1))]
+    plan = plan_of(tmp_path, deadline=time.time() + 60)
+    assert run_all(jobs, replace(plan, expected={jobs[0]: 1e3, jobs[2]: 1e3}), 1)
+    assert made(tmp_path) == [('zoh', 0), ('zoh', 1)]
+    assert '1 runs would not have ended in time' in capsys.readouterr().out
 
 
 def test_no_run_begins_when_the_time_is_over(forked, monkeypatch, tmp_path):
@@ -505,7 +516,16 @@ def test_processes_restart_and_import(make_data, tiny_tasks, tmp_path, monkeypat
     missing = [job for job in jobs if job.key not in finished(out, results, steps)]
     assert missing == jobs[1:]
     plan = Plan(
-        {'scenes': task}, tmp_path, cache, out, {'': Settings()}, None, 'cpu', math.inf, {'x': 1}
+        {'scenes': task},
+        tmp_path,
+        cache,
+        out,
+        {'': Settings()},
+        None,
+        'cpu',
+        math.inf,
+        {'x': 1},
+        {},
     )
     assert run_all(missing, plan, 2)
     assert {(r['arm'], r.get('x')) for r in read_lines(out)} == {
