@@ -56,7 +56,6 @@ from benchmarks.measure.timing import (
 from benchmarks.peers.scans import (
     RawScanFunction,
     installed_extensions,
-    installed_oflex,
     peer_version,
     raw_oflex,
     raw_scan,
@@ -66,7 +65,6 @@ from vim_mm.interop import mamba_ssm as drop_in
 from vim_mm.progress import progress
 
 MAMBA, VMAMBA = 'mamba_ssm', 'VMamba'
-DISTRIBUTIONS = {MAMBA: 'mamba_ssm', VMAMBA: 'selective_scan'}
 THEIRS, OURS = 'theirs', 'vim_mm'
 Record = dict[str, Any]
 
@@ -114,14 +112,19 @@ def layer(inner: Any) -> Any:
     return call
 
 
-def their_layer() -> dict[str, Any]:
-    """mamba_ssm's ``mamba_inner_fn`` by its name, where it can run."""
+def their_layer() -> Any:
+    """mamba_ssm's ``mamba_inner_fn``, None where it cannot run."""
     try:
         import causal_conv1d_cuda  # noqa: F401  mamba_ssm is importable without it
         from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn
     except ImportError:
-        return {}
-    return {THEIRS: mamba_inner_fn}
+        return None
+    return mamba_inner_fn
+
+
+def beside(theirs: Any, ours: Any) -> dict[str, Any]:
+    """By whose they are; ours alone where theirs is None."""
+    return {OURS: ours} if theirs is None else {THEIRS: theirs, OURS: ours}
 
 
 def scans(
@@ -131,21 +134,18 @@ def scans(
 
     ``peers`` has the extensions of mamba_ssm and VMamba that are there.
     """
-    theirs, oflex = peers.get(MAMBA), peers.get(VMAMBA)
+    theirs = peers.get(MAMBA)
     passes = 'forward', 'forward and backward'
     of_layer = layer_inputs(inputs)
-    layers = {**(their_layer() if theirs is not None else {}), OURS: drop_in.mamba_inner_fn}
+    layers = beside(their_layer() if theirs is not None else None, drop_in.mamba_inner_fn)
     outputs = len(grad_out), grad_out.shape[2], len(of_layer['out_proj_weight'])
     grad_layer = torch.randn(outputs).to(grad_out)
-    functions = {OURS: partial(drop_in.selective_scan_fn, delta_softplus=True)}
-    extensions = {OURS: drop_in.selective_scan_cuda}
-    if theirs is not None:
-        functions = {THEIRS: partial(RawScanFunction.apply, theirs), **functions}
-        extensions = {THEIRS: theirs, **extensions}
-    oflexes = {
-        **({THEIRS: oflex} if oflex is not None else {}),
-        OURS: drop_in.selective_scan_cuda_oflex,
-    }
+    functions = beside(
+        partial(RawScanFunction.apply, theirs) if theirs is not None else None,
+        partial(drop_in.selective_scan_fn, delta_softplus=True),
+    )
+    extensions = beside(theirs, drop_in.selective_scan_cuda)
+    oflexes = beside(peers.get(VMAMBA), drop_in.selective_scan_cuda_oflex)
     return {
         'selective_scan_fn': (
             passes,
@@ -230,12 +230,10 @@ def report(records: list[Record]) -> str:
 
 def main(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads or torch.get_num_threads())
-    there = {MAMBA: installed_extensions().get(MAMBA), VMAMBA: installed_oflex()}
-    peers = {name: x for name, x in there.items() if x is not None and args.device == 'cuda'}
+    peers = installed_extensions() if args.device == 'cuda' else {}
     facts = environment(args.device)
     facts |= {
-        name: peer_version(distribution) if name in peers else 'not timed'
-        for name, distribution in DISTRIBUTIONS.items()
+        name: peer_version(name) if name in peers else 'not timed' for name in (MAMBA, VMAMBA)
     }
     records = [*records_of(args, peers)]
     result = {'environment': facts, 'n_trials': args.n_trials, 'units': 'seconds'}

@@ -15,9 +15,9 @@ from benchmarks.measure.timing import Scan
 # Takes what make_inputs returns and the gradient of the output.
 Peer = Callable[[dict[str, Tensor], Tensor], Scan]
 
-# By distribution: the module with its scan.
-_MODULES = {'mamba_ssm': 'selective_scan_cuda'}
-_OFLEX = 'selective_scan_cuda_oflex'  # VMamba's
+# The module with the scan of each, and its distribution where that has another name.
+_MODULES = {'mamba_ssm': 'selective_scan_cuda', 'VMamba': 'selective_scan_cuda_oflex'}
+_DISTRIBUTIONS = {'VMamba': 'selective_scan'}
 
 
 def raw_scan(extension: Any, inputs: dict[str, Tensor], grad_out: Tensor) -> Scan:
@@ -87,7 +87,7 @@ class RawScanFunction(torch.autograd.Function):
 
 
 def installed_extensions() -> dict[str, Any]:
-    """The modules with ``fwd`` and ``bwd`` that can be imported, by name of the distribution."""
+    """The modules with ``fwd`` and ``bwd`` that can be imported, by name."""
     return {
         name: import_module(module)
         for name, module in _MODULES.items()
@@ -95,19 +95,17 @@ def installed_extensions() -> dict[str, Any]:
     }
 
 
-def installed_oflex() -> Any:
-    """VMamba's extension, None where there is none."""
-    return import_module(_OFLEX) if find_spec(_OFLEX) is not None else None
-
-
 def installed_peers() -> dict[str, Peer]:
-    """Their scans, which know ``zoh``, by name."""
-    return {name: partial(raw_scan, module) for name, module in installed_extensions().items()}
+    """Their gated scans, which know ``zoh``, by name."""
+    extensions = installed_extensions()
+    return {
+        name: partial(raw_scan, extensions[name]) for name in ('mamba_ssm',) if name in extensions
+    }
 
 
 def peer_version(name: str) -> str:
     """Of the distribution; one that was built by hand need not say."""
     try:
-        return version(name)
+        return version(_DISTRIBUTIONS.get(name, name))
     except PackageNotFoundError:
         return 'of unknown version'

@@ -58,8 +58,8 @@ def test_results_that_differ_are_told(tool, monkeypatch):
         )
 
     args = arguments_of(tool, monkeypatch, '--dtype', 'fp32')
-    theirs = {'theirs': mamba_ssm.mamba_inner_fn}
-    monkeypatch.setitem(tool['scans'].__globals__, 'their_layer', lambda: theirs)
+    layer = mamba_ssm.mamba_inner_fn
+    monkeypatch.setitem(tool['scans'].__globals__, 'their_layer', lambda: layer)
     for by, wrong in ((1, 0.0), (2, 1.0)):
         peers = {
             'mamba_ssm': divided(mamba_ssm.selective_scan_cuda, by),

@@ -309,12 +309,18 @@ def test_steps_draw_different_numbers_and_the_generator_seeds_them(graph_device)
     assert step.replayed == 7
 
 
-def test_moved_weights_are_recorded_anew(graph_device):
-    model = Net().to(graph_device).train()
+def recorded(device):
+    """A model, its step after one batch launched and one replayed, the batch and the wrapper."""
+    model = Net().to(device).train()
     wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.0))
     step, batch = GraphedStep(model), [torch.rand(2, 3, 8, 8)]
     for _ in range(2):
         step(batch, wrapper)
+    return model, step, batch, wrapper
+
+
+def test_moved_weights_are_recorded_anew(graph_device):
+    model, step, batch, wrapper = recorded(graph_device)
     model.head.bias.data = model.head.bias.data + 1
     for _ in range(2):
         torch.manual_seed(5)
@@ -326,11 +332,7 @@ def test_moved_weights_are_recorded_anew(graph_device):
 
 def test_a_module_that_changes_its_mode_is_recorded_anew(graph_device):
     """As a norm whose statistics are frozen later."""
-    model = Net().to(graph_device).train()
-    wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.0))
-    step, batch = GraphedStep(model), [torch.rand(2, 3, 8, 8)]
-    for _ in range(2):
-        step(batch, wrapper)
+    model, step, batch, wrapper = recorded(graph_device)
     model.norm.eval()
     before = model.norm.running_mean.clone()
     for _ in range(2):
