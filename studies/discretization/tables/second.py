@@ -71,9 +71,9 @@ def state_rows(tasks: Mapping[str, StudyTask]) -> Rows:
     """A row for each part of the plan: how many of its runs there are; none of none."""
     rows, any_made = [], False
     for part in PLANS['second']:
-        name = f'{part.task}_{part.label}' if part.label else part.task
-        runs = tasks[name].runs if name in tasks else {}
         planned = [*part.jobs()]
+        name, *_ = planned[0].key
+        runs = tasks[name].runs if name in tasks else {}
         made = [job for job in planned if job.seed in runs.get(job.arm, {})]
         seeds = [{job.seed for job in made if job.arm == arm} for arm in part.arms]
         whole = set.intersection(*seeds)

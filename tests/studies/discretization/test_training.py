@@ -515,17 +515,8 @@ def test_processes_restart_and_import(make_data, tiny_tasks, tmp_path, monkeypat
     (out / 'scenes.jsonl').open('a').write('{"cut off')
     missing = [job for job in jobs if job.key not in finished(out, results, steps)]
     assert missing == jobs[1:]
-    plan = Plan(
-        {'scenes': task},
-        tmp_path,
-        cache,
-        out,
-        {'': Settings()},
-        None,
-        'cpu',
-        math.inf,
-        {'x': 1},
-        {},
+    plan = replace(
+        plan_of(out), tasks={'scenes': task}, source=tmp_path, cache=cache, facts={'x': 1}
     )
     assert run_all(missing, plan, 2)
     assert {(r['arm'], r.get('x')) for r in read_lines(out)} == {
