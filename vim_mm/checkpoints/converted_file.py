@@ -76,5 +76,6 @@ def write(checkpoint: dict, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = io.BytesIO()  # torch.save tells of a full disk by a RuntimeError of its writer
     torch.save(checkpoint, content)
-    with whole_file(path) as part:
-        part.write_bytes(content.getbuffer())
+    # A view that an error's traceback keeps ends Python 3.12.1 in its garbage collector.
+    with whole_file(path) as part, content.getbuffer() as view:
+        part.write_bytes(view)
