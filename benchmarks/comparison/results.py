@@ -127,8 +127,13 @@ def comparison_row(task: TaskResults, a: str, b: str, found: Comparison) -> dict
         EACH: '' if enough else by_seed(found),
         INTERVAL: interval_cell(found.low, found.high) if enough else '',
         'P(A > B)': f'{found.improvement:.2f}',
-        'p': f'{found.p:.4f}' if enough else '',
+        'p': p_cell(found.p) if enough else '',
     }
+
+
+def p_cell(p: float) -> str:
+    """The cell of a p, which is never 0."""
+    return f'{p:.4f}' if p >= 0.0001 else '< 0.0001'
 
 
 def interval_cell(low: float, high: float, digits: int = 3) -> str:

@@ -94,7 +94,8 @@ def main(args: argparse.Namespace) -> None:
     if args.runs:
         tasks = read_results(args.runs)
         for name, rows in (all_tables(tasks, []) | second_tables(tasks)).items():
-            print(f'{name}\n\n{markdown_table(rows)}\n')
+            if rows:
+                print(f'{name}\n\n{markdown_table(rows)}\n')
         for name, task in tasks.items():
             plot_stiffness(task, args.runs / f'stiffness_{name}.png')
         return

@@ -53,8 +53,15 @@ def quantiles(shares: Sequence[float], levels: Sequence[float] = QUANTILES) -> l
 
 
 def mean_shares(runs: Mapping[int, Mapping[str, Any]]) -> np.ndarray:
-    """(layers, bins): the mean over the runs that have histograms; none is an empty array."""
-    found = [run['stiffness']['shares'] for run in runs.values() if 'stiffness' in run]
+    """(layers, bins): the mean over the runs that have histograms; none is an empty array.
+
+    Without runs that diverged, whose |z| is no number.
+    """
+    found = [
+        run['stiffness']['shares']
+        for run in runs.values()
+        if 'stiffness' in run and not run.get('diverged')
+    ]
     return np.mean(found, axis=0) if found else np.zeros((0, len(EDGES) - 1))
 
 

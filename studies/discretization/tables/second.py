@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -10,9 +11,13 @@ from benchmarks.comparison.results import (
     CONTROL,
     SIMULTANEOUS,
     Rows,
+    can_differ,
     comparison_row,
+    detectable,
+    facts,
     interval_cell,
     is_testable,
+    p_cell,
 )
 from benchmarks.comparison.statistics import (
     Comparison,
@@ -27,6 +32,7 @@ from studies.discretization.models.stiffness import EDGES, mean_shares, stiffnes
 from studies.discretization.plans import PLANS
 from studies.discretization.study import MARGINS, StudyTask
 from studies.discretization.tables.first import change, cost_cells
+from studies.discretization.tasks import TASKS
 
 S1 = 'spacing_dt1'  # the primary hypothesis; the other setting of the task is the secondary one
 TRAINED = '4'  # the distance of patches in training, pixels
@@ -45,9 +51,14 @@ _ENDPOINTS, _METRICS, _RANGES = (
 
 
 def second_tables(tasks: Mapping[str, StudyTask]) -> dict[str, Rows]:
-    """Every table of the second round by its name, of the runs that there are."""
+    """Every table of the second round by its name, empty where its runs are missing.
+
+    A row has an arm or a pair of arms with enough seeds for an interval.
+    """
     tables: dict[str, Rows] = {'second: state': state_rows(tasks)}
-    for name, task in tasks.items():
+    planned = [job.key[0] for part in PLANS['second'] for job in part.jobs()]
+    for name in dict.fromkeys([*tasks, *planned]):
+        task = tasks.get(name, StudyTask(name))
         if task.kind == 'spacing':
             tables[f'{name}: spacing'] = spacing_rows(task)
             tables[f'{name}: endpoint'] = endpoint_rows(task)
@@ -57,18 +68,24 @@ def second_tables(tasks: Mapping[str, StudyTask]) -> dict[str, Rows]:
             tables[f'{name}: metric'] = pair_rows(task, pairs, _METRICS)
             tables[f'{name}: cost'] = cost_rows(task)
             tables[f'{name}: other'] = [
-                row for to in SECONDARY for arm in _others(task) if (row := _row(task, arm, to))
+                change(task, arm, CONTROL, to, TRAINED, 'spacings')[0]
+                for to in SECONDARY
+                for arm in _others(task)
             ]
         tables[f'{name}: published'] = published_rows(task)
         tables[f'{name}: course'] = course_rows(task)
         tables[f'{name}: again'] = again_rows(task)
-        titled = {task.title(arm): runs for arm, runs in task.runs.items()}
-        tables[f'{name}: stiffness'] = stiffness_rows(titled)
-    return {name: without_empty_columns(rows) for name, rows in tables.items() if rows}
+        tables[f'{name}: stiffness'] = stiffness_rows(
+            {task.title(arm): runs for arm, runs in _with_enough_seeds(task).items()}
+        )
+    return {name: without_empty_columns(rows) for name, rows in tables.items()}
 
 
 def state_rows(tasks: Mapping[str, StudyTask]) -> Rows:
-    """A row for each part of the plan: how many of its runs there are; none of none."""
+    """A row for each part of the plan: how many of its runs there are, and of which commits.
+
+    None if there are no runs at all.
+    """
     rows, any_made = [], False
     for part in PLANS['second']:
         planned = [*part.jobs()]
@@ -78,6 +95,8 @@ def state_rows(tasks: Mapping[str, StudyTask]) -> Rows:
         seeds = [{job.seed for job in made if job.arm == arm} for arm in part.arms]
         whole = set.intersection(*seeds)
         any_made = any_made or bool(made)
+        records = [runs[job.arm][job.seed] for job in made]
+        broken = [f'{job.arm} {job.seed}' for job in made if _diverged(runs, job.arm, job.seed)]
         rows.append(
             {
                 'runs': f'{name}: ' + ', '.join(part.arms),
@@ -86,6 +105,8 @@ def state_rows(tasks: Mapping[str, StudyTask]) -> Rows:
                 'complete': 'all'
                 if len(made) == len(planned)
                 else f'{len(whole)} of {len({job.seed for job in planned})} seeds',
+                'diverged': ', '.join(broken),
+                **{key: ', '.join(found) for key, found in facts(records).items()},
             }
         )
     return rows if any_made else []
@@ -97,13 +118,30 @@ def cost_rows(task: StudyTask) -> Rows:
 
 
 def _others(task: StudyTask) -> list[str]:
-    return [arm for arm in SPACED if arm != CONTROL and arm in task.runs]
+    """The arms of the task that are compared with the control."""
+    arms = (arm for arm in SPACED if arm != CONTROL)
+    return [arm for arm in arms if is_testable(len(task.pairs(arm, CONTROL)))]
+
+
+def _with_enough_seeds(task: StudyTask) -> dict[str, dict[int, dict[str, Any]]]:
+    return {arm: runs for arm, runs in task.runs.items() if is_testable(len(runs))}
+
+
+def _diverged(runs: Mapping[str, Mapping[int, Mapping[str, Any]]], arm: str, seed: int) -> bool:
+    return bool(runs[arm][seed].get('diverged'))
+
+
+def _pairs(task: StudyTask, a: str, b: str) -> dict[str, str]:
+    """The cells of how many pairs there are, and how many of one commit and card."""
+    both = [(task.runs[a][seed], task.runs[b][seed]) for seed in task.pairs(a, b)]
+    alike = [all(x.get(key) == y.get(key) for key in ('commit', 'card')) for x, y in both]
+    return {'pairs': str(len(both)), 'of one commit and card': str(sum(alike))}
 
 
 def spacing_rows(task: StudyTask) -> Rows:
     """A row for each arm: the mean metric at each distance of patches, over its own seeds."""
     rows = []
-    for arm, runs in task.runs.items():
+    for arm, runs in _with_enough_seeds(task).items():
         tests = next(iter(runs.values()))['spacings']
         means = {to: np.mean([run['spacings'][to] for run in runs.values()]) for to in tests}
         row = {'method': task.title(arm), 'seeds': str(len(runs))}
@@ -111,19 +149,14 @@ def spacing_rows(task: StudyTask) -> Rows:
     return rows
 
 
-def _row(task: StudyTask, arm: str, to: str) -> dict[str, str]:
-    return change(task, arm, CONTROL, to, TRAINED, 'spacings')[0]
-
-
 def _endpoints(task: StudyTask) -> dict[tuple[str, str], tuple[dict[str, str], Comparison]]:
-    """By arm and distance, the row and the comparison of those that have two pairs."""
+    """By arm and distance, the row and the comparison."""
     found = {}
     for to in PRIMARY:
         for arm in _others(task):
             row, comparison = change(task, arm, CONTROL, to, TRAINED, 'spacings')
-            if comparison is not None:
-                pairs = {'pairs': str(comparison.count)}
-                found[arm, to] = row | pairs, comparison
+            assert comparison is not None
+            found[arm, to] = row | _pairs(task, arm, CONTROL), comparison
     return found
 
 
@@ -136,37 +169,44 @@ def endpoint_rows(task: StudyTask) -> Rows:
 
 
 def verdict_rows(task: StudyTask) -> Rows:
-    """What the protocol's fixed rule says of each arm, by the simultaneous intervals."""
-    found = {
+    """What the protocol's fixed rule says of each arm that has all of its seeds.
+
+    It says nothing of an arm of which a run diverged: such a network is equally bad at every
+    distance, and its endpoint would count as a gain.
+    """
+    bounds = {
         key: (comparison.mean, *simultaneous_interval(comparison.differences, _ENDPOINTS))
         for key, (_, comparison) in _endpoints(task).items()
-        if is_testable(comparison.count)
     }
     rows = []
     for arm in _others(task):
-        each = [found.get((arm, to)) for to in PRIMARY]
+        seeds = task.pairs(arm, CONTROL)
+        if len(seeds) < TASKS[task.kind].seeds:
+            continue
+        each = [bounds[arm, to] for to in PRIMARY]
+        broken = any(_diverged(task.runs, a, seed) for a in (arm, CONTROL) for seed in seeds)
+        words = [BROKEN if broken else _verdict(*found) for found in each]
         row = {'method': task.title(arm)}
-        row |= {f'at {to}': _verdict(bounds) for to, bounds in zip(PRIMARY, each)}
-        rows.append(row | {'what follows': _what_follows(each) if arm == 'zoh' else ''})
+        row |= {f'at {to}': word for to, word in zip(PRIMARY, words)}
+        follows = '' if arm != 'zoh' else 'undecided' if broken else _what_follows(each)
+        rows.append(row | {'what follows': follows})
     return rows
 
 
-Bounds = tuple[float, float, float] | None  # mean, and a simultaneous interval
+BROKEN = 'a run diverged'
+Bounds = tuple[float, float, float]  # mean, and a simultaneous interval
 
 
-def _verdict(bounds: Bounds) -> str:
-    if bounds is None:
-        return 'too few pairs'
-    _, low, high = bounds
+def _verdict(_: float, low: float, high: float) -> str:
     words = ['better'] if low > 0 else ['worse'] if high < 0 else []
     words += ['equivalent'] if low >= -MARGIN and high <= MARGIN else []
     return ', '.join(words) or 'undecided'
 
 
 def _what_follows(each: Sequence[Bounds]) -> str:
-    if any(bounds and bounds[0] <= _LOSS and bounds[2] < 0 for bounds in each):
+    if any(mean <= _LOSS and high < 0 for mean, _, high in each):
         return 'take exact integration where the spacing of tokens varies'
-    if all(bounds and bounds[1] >= -MARGIN and bounds[2] <= MARGIN for bounds in each):
+    if all(low >= -MARGIN and high <= MARGIN for _, low, high in each):
         return 'take zoh'
     return 'undecided'
 
@@ -183,12 +223,12 @@ def _as_family(
     p = holm([comparison.p for _, comparison in found] + missing)
     tests = [equivalence_p(each.differences, margin) if margin else 1.0 for _, each in found]
     for (row, comparison), corrected, within in zip(found, p, holm(tests + missing)):
-        row = {**row, 'p, Holm': '', SIMULTANEOUS: '', 'TOST, Holm': ''}
-        if is_testable(comparison.count):
-            bounds = simultaneous_interval(comparison.differences, size)
-            row |= {'p, Holm': f'{corrected:.4f}', SIMULTANEOUS: interval_cell(*bounds)}
-            row['TOST, Holm'] = f'{within:.4f}' if margin else ''
-        rows.append(row)
+        bounds = simultaneous_interval(comparison.differences, size)
+        more = {'p, Holm': p_cell(corrected), SIMULTANEOUS: interval_cell(*bounds)}
+        more['TOST, Holm'] = p_cell(within) if margin else ''
+        found_at_all = can_differ(comparison.count, size)
+        more['detectable'] = f'{detectable(comparison, size):.2f}' if found_at_all else ''
+        rows.append(row | more)
     return rows
 
 
@@ -246,15 +286,14 @@ def pair_rows(task: StudyTask, pairs: Sequence[tuple[str, str]], size: int | Non
     found = []
     for a, b in pairs:
         seeds = task.pairs(a, b)
-        if len(seeds) < 2:
+        if not is_testable(len(seeds)):
             continue
         metric = compare(*(task.metrics(arm, seeds=seeds) for arm in (a, b)))
-        row = comparison_row(task, a, b, metric)
-        row['pairs'] = str(len(seeds))
+        row = comparison_row(task, a, b, metric) | _pairs(task, a, b)
         row['standard deviation'] = f'{metric.deviation:.3f}'
         losses = [task.losses(arm, seeds) for arm in (a, b)]
-        if None not in losses[0] + losses[1]:  # of a run that diverged
-            row['loss, A - B'] = f'{np.subtract(*losses).mean():+.4f}'
+        finite = None not in losses[0] + losses[1]  # as that of a run that diverged
+        row['loss, A - B'] = f'{np.subtract(*losses).mean():+.4f}' if finite else ''
         found.append((row, metric))
     if size is None:
         return [row for row, _ in found]
@@ -263,7 +302,7 @@ def pair_rows(task: StudyTask, pairs: Sequence[tuple[str, str]], size: int | Non
 
 def plot_stiffness(task: StudyTask, path: Path) -> bool:
     """Draw the histograms of |z| of each arm, a line a layer; False where no run has one."""
-    arms = {arm: mean_shares(runs) for arm, runs in task.runs.items()}
+    arms = {arm: mean_shares(runs) for arm, runs in _with_enough_seeds(task).items()}
     arms = {arm: shares for arm, shares in arms.items() if len(shares)}
     if not arms:
         return False

@@ -11,7 +11,6 @@ import pytest
 from scipy import stats
 
 from benchmarks.comparison.results import summary_rows
-from benchmarks.measure.tables import without_empty_columns
 from studies.discretization.models.arms import ROUND_ONE, SPACED
 from studies.discretization.models.other_models import PEERS
 from studies.discretization.study import RUNS, StudyTask, read_detectors, read_results
@@ -134,8 +133,9 @@ def test_the_tables_of_the_pages_are_made_from_the_runs(report):
         assert text.count('<!-- table: ') == text.count('<!-- end -->') >= 15
         tables = re.sub(r'<!-- table: .*?<!-- end -->', '', text, flags=re.S)
         assert not re.findall(r'^\| (?:A|method) +\|', tables, re.M)
-        for picture in re.findall(r'!\[[^]]*\]\(([^)]+)\)', text):
-            assert (page.parent / picture).exists()
+        shown = {page.parent / name for name in re.findall(r'!\[[^]]*\]\(([^)]+)\)', text)}
+        drawn = [*page.parent.glob('*.png'), *page.parent.glob('images/*.png')]
+        assert shown == {*drawn}
 
 
 def test_a_table_that_there_is_not_is_an_error(report):
@@ -226,13 +226,13 @@ def test_what_dividing_dt_gains(tasks):
     assert zoh['A - B'] == f'{np.mean(gains[0] - gains[1]):+.3f}' == '-0.462'
 
 
-def spacing_task():
-    """Eight seeds: zoh loses a point more than the control at stride 2, the others nothing."""
+def spacing_task(seeds=8):
+    """Zoh loses a point more than the control at stride 2, the others nothing."""
     rng = np.random.default_rng(0)
     runs = {}
     for arm in SPACED:
         runs[arm] = {}
-        for seed in range(8):
+        for seed in range(seeds):
             base = 40 + rng.normal(0, 0.3)
             tests = dict.fromkeys(('8', '8, dt', '2', '2, dt', '2, dt, dilated'), base - 5)
             tests['2, dt'] -= (arm == 'zoh') + rng.normal(0, 0.05)
@@ -295,29 +295,62 @@ def test_a_family_has_the_size_of_the_protocol():
     ]
 
 
-@pytest.mark.parametrize(
-    ('loss', 'seeds', 'expected'),
-    [
-        (1.5, 8, ('worse', 'take exact integration where the spacing of tokens varies')),
-        (0.7, 8, ('worse', 'undecided')),
-        (0.2, 8, ('worse, equivalent', 'take zoh')),
-        (0.0, 8, ('equivalent', 'take zoh')),
-        (-0.7, 8, ('better', 'undecided')),
-        (1.5, 5, ('too few pairs', 'undecided')),
-    ],
-)
-def test_the_fixed_rule(loss, seeds, expected):
-    task = spacing_task()
-    rng = np.random.default_rng(1)
+def spaced_task(loss):
+    """All seeds; zoh loses ``loss`` more than the control at stride 2."""
+    task, rng = spacing_task(16), np.random.default_rng(1)
     for arm, runs in task.runs.items():
-        task.runs[arm] = {seed: run for seed, run in runs.items() if seed < seeds}
-        for run in task.runs[arm].values():
+        for run in runs.values():
             run['spacings']['2, dt'] = run['metric'] - 20 - loss * (arm == 'zoh')
             run['spacings']['2, dt'] += rng.normal(0, 0.02)
-    rows = {row['method']: row for row in verdict_rows(task)}
+    return task
+
+
+@pytest.mark.parametrize(
+    ('loss', 'expected'),
+    [
+        (1.5, ('worse', 'take exact integration where the spacing of tokens varies')),
+        (0.7, ('worse', 'undecided')),
+        (0.2, ('worse, equivalent', 'take zoh')),
+        (0.0, ('equivalent', 'take zoh')),
+        (-0.7, ('better', 'undecided')),
+    ],
+)
+def test_the_fixed_rule(loss, expected):
+    rows = {row['method']: row for row in verdict_rows(spaced_task(loss))}
     assert (rows['zoh']['at 2, dt'], rows['zoh']['what follows']) == expected
-    assert rows['bilinear']['at 2, dt'] in ('equivalent', 'too few pairs')
-    assert not rows['bilinear']['what follows']
+    assert rows['bilinear']['at 2, dt'] == 'equivalent' and not rows['bilinear']['what follows']
+
+
+def test_the_rule_speaks_once_of_all_seeds():
+    """Not after each session, which would be as many tests."""
+    task = spaced_task(1.5)
+    del task.runs['zoh'][15]
+    assert [row['method'] for row in verdict_rows(task)] == [
+        task.title(arm) for arm in SPACED if arm not in ('zoh', 'zoh_exact')
+    ]
+    del task.runs['zoh_exact'][0]
+    assert verdict_rows(task) == [] and len(endpoint_rows(task)) == 8
+
+
+@pytest.mark.parametrize('broken', ['zoh', 'zoh_exact'])
+def test_a_diverged_run_is_named_and_is_no_gain(broken):
+    """Its mIoU is the same at all strides, so it loses nothing; the rows count it."""
+    task = spaced_task(1.5)
+    run = task.runs[broken][3]
+    run |= {'metric': 4.5, 'diverged': True, 'curve': [[4000, 4.5, None]]}
+    run['spacings'] = dict.fromkeys(run['spacings'], 4.5)
+    run['stiffness'] = {'shares': np.eye(36)[[-1, -1]].tolist()}
+    tables = second_tables({'spacing_dt1': task})
+    assert tables['second: state'][0]['diverged'] == f'{broken} 3'
+    rows = {row['method']: row for row in tables['spacing_dt1: verdict']}
+    assert (rows['zoh']['at 2, dt'], rows['zoh']['what follows']) == ('a run diverged', 'undecided')
+    assert rows['bilinear']['at 2, dt'] == ('equivalent' if broken == 'zoh' else 'a run diverged')
+    zoh, bilinear, *_ = tables['spacing_dt1: metric']
+    losses = [bool(row.get('loss, A - B')) for row in (zoh, bilinear)]
+    assert losses == [False, broken == 'zoh']
+    assert float(zoh['A - B']) * (-1 if broken == 'zoh' else 1) > 2
+    levels = tables['spacing_dt1: stiffness'], second_tables({'spacing_dt1': spaced_task(0)})
+    assert levels[0] == levels[1]['spacing_dt1: stiffness']
 
 
 def test_the_fixed_rule_is_of_the_primary_hypothesis_alone():
@@ -327,13 +360,44 @@ def test_the_fixed_rule_is_of_the_primary_hypothesis_alone():
     assert tables['spacing: endpoint'] == tables['spacing_dt1: endpoint']
 
 
-def test_rows_of_enough_and_of_too_few_pairs_are_one_table():
+def test_too_few_pairs_are_no_row():
+    """And what is not shown is not found: Holm's correction counts it with p = 1."""
     task = spacing_task()
-    task.runs['zoh'] = {seed: task.runs['zoh'][seed] for seed in range(3)}
-    for rows in (endpoint_rows(task), [*reversed(endpoint_rows(task))]):
-        columns = without_empty_columns(rows)
-        assert {row['p, Holm'] for row in columns if row['A'] == 'zoh'} == {''}
-        assert all(row['p, Holm'] for row in columns if row['A'] != 'zoh')
+    whole = endpoint_rows(task)
+    task.runs['bilinear'] = {seed: task.runs['bilinear'][seed] for seed in range(5)}
+    tables = second_tables({'spacing_dt1': task})
+    names = [task.title(arm) for arm in ('zoh', 'exp_trapezoidal', 'foh_two_sample')]
+    for name, count in (('endpoint', 2), ('other', 3), ('metric', 1)):
+        assert [row['A'] for row in tables[f'spacing_dt1: {name}']] == count * names
+    assert {row['method'] for row in tables['spacing_dt1: spacing']} == {*names, 'zoh_exact'}
+    assert endpoint_rows(task)[0]['p, Holm'] == whole[0]['p, Holm']
+    assert tables['scenes: again'] == tables['spacing: endpoint'] == []
+
+
+def test_pairs_of_one_commit_and_card_are_counted():
+    task = spacing_task()
+    for arm, commits in (('zoh', 'aaaaabbb'), ('zoh_exact', 'aaabbbbb')):
+        for seed, run in task.runs[arm].items():
+            run |= {'commit': commits[seed], 'card': 'H100'}
+    cells = endpoint_rows(task)[0]
+    assert (cells['pairs'], cells['of one commit and card']) == ('8', '6')
+    state = state_rows({'spacing_dt1': task})[0]
+    assert (state['commit'], state['card']) == ('a, b', 'H100')
+
+
+def test_the_detectable_difference_is_that_of_the_family():
+    task, rng = spacing_task(16), np.random.default_rng(1)
+    for run in task.runs['zoh'].values():
+        run['spacings']['2, dt'] += rng.normal(-3, 1)
+    row = endpoint_rows(task)[0]
+    changes = [
+        [task.runs[arm][s]['spacings']['2, dt'] - task.runs[arm][s]['metric'] for s in range(16)]
+        for arm in ('zoh', 'zoh_exact')
+    ]
+    effect = float(row['detectable']) / np.std(np.subtract(*changes), ddof=1)
+    critical = stats.t.isf(0.05 / 16, 15)
+    assert stats.nct.sf(critical, 15, 4 * effect) == pytest.approx(0.8, abs=0.02)
+    assert (row['p'], row['p, Holm']) == ('< 0.0001', '0.0002')
 
 
 def test_what_is_complete_is_said():
