@@ -96,7 +96,10 @@ def state_rows(tasks: Mapping[str, StudyTask]) -> Rows:
         whole = set.intersection(*seeds)
         any_made = any_made or bool(made)
         records = [runs[job.arm][job.seed] for job in made]
-        broken = [f'{job.arm} {job.seed}' for job in made if _diverged(runs, job.arm, job.seed)]
+        broken: dict[str, list[str]] = {}
+        for job in made:
+            if _diverged(runs, job.arm, job.seed):
+                broken.setdefault(job.arm, []).append(str(job.seed))
         rows.append(
             {
                 'runs': f'{name}: ' + ', '.join(part.arms),
@@ -105,7 +108,7 @@ def state_rows(tasks: Mapping[str, StudyTask]) -> Rows:
                 'complete': 'all'
                 if len(made) == len(planned)
                 else f'{len(whole)} of {len({job.seed for job in planned})} seeds',
-                'diverged': ', '.join(broken),
+                'diverged': '; '.join(f'{arm} {", ".join(of)}' for arm, of in broken.items()),
                 **{key: ', '.join(found) for key, found in facts(records).items()},
             }
         )
