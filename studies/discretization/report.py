@@ -4,8 +4,8 @@
     python studies/discretization/report.py --runs NEW
 
 The first writes them into README.md and known_answer/README.md, each table between its markers; the
-text around them is written by hand. The second prints the tables of other runs, and draws
-their histograms of |z| in that folder.
+text around them is written by hand. Of |z| it draws the histograms that README.md shows. The second
+prints the tables of other runs, and draws all their histograms in that folder.
 """
 
 import argparse
@@ -101,10 +101,13 @@ def main(args: argparse.Namespace) -> None:
         return
     for page, text in pages().items():
         write_text(page, text.rstrip('\n'))
+    shown = (HERE / 'README.md').read_text()
     for name, task in read_results().items():
         if name in PRIMARY:
             plot_task(task, HERE / f'images/{name}.png')
-        plot_stiffness(task, HERE / f'images/stiffness_{name}.png')
+        picture = f'images/stiffness_{name}.png'
+        if f']({picture})' in shown:
+            plot_stiffness(task, HERE / picture)
     results = read_json(HERE / 'known_answer/runs.json')
     for name, draw in known_answer.pictures(results).items():
         draw(HERE / 'known_answer' / name)
