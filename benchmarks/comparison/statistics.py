@@ -8,6 +8,7 @@ no interval that inverts the test.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -22,6 +23,7 @@ def interquartile_mean(values: Sequence[float]) -> float:
     return float(stats.trim_mean(values, 0.25))
 
 
+@lru_cache(maxsize=1)  # the tables of a page are of one count
 def _sign_patterns(count: int) -> np.ndarray:
     """(patterns, count) of 1 and -1: all that begin with 1, of many pairs ``DRAWS`` random ones."""
     if count > MAX_EXACT:

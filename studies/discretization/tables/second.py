@@ -309,10 +309,10 @@ def plot_stiffness(task: StudyTask, path: Path) -> bool:
     arms = {arm: shares for arm, shares in arms.items() if len(shares)}
     if not arms:
         return False
-    columns = min(4, len(arms))
+    columns = min(5, len(arms))
     rows = -(-len(arms) // columns)
     figure = Figure(figsize=(3.4 * columns, 2.6 * rows), dpi=120, layout='constrained')
-    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
     middles = 10 ** ((EDGES[:-1] + EDGES[1:]) / 2)
     for axes, (arm, shares) in zip(panels, arms.items()):
         for layer, line in enumerate(shares):
@@ -320,7 +320,10 @@ def plot_stiffness(task: StudyTask, path: Path) -> bool:
             axes.plot(middles, 100 * line, color=shade, label=f'layer {layer}')
         axes.axvline(1, color='C3', linewidth=0.8)
         axes.set(xscale='log', title=task.title(arm), xlabel='|z|', ylabel='percent a bin')
+        axes.tick_params(labelbottom=True)
         axes.grid(alpha=0.3)
+    for axes in panels[len(arms) :]:
+        axes.remove()
     figure.axes[0].legend(fontsize=6, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
