@@ -31,6 +31,7 @@ class Environment:
                 archive.add(setup, 'onedl_mmcv-1/setup.py')
             setup.unlink()
         elif command == 'wheel':
+            self.flags = environment['CFLAGS']
             self.built = (Path(what) / 'setup.py').read_text()
             (Path(options['--wheel-dir']) / WHEEL).touch()
             what = Path(what).name
@@ -80,12 +81,14 @@ def test_without_operators_from_source_once(environment, monkeypatch):
 
 def test_operators_are_built_once_and_serve_every_purpose(environment, monkeypatch):
     wheel = str(environment.script.cache_folder() / WHEEL)
+    monkeypatch.setenv('CFLAGS', '-O1')
     assert environment.run(monkeypatch, '--with-ops') == [
         ('download', environment.script.REQUIREMENT),
         ('wheel', 'onedl_mmcv-1'),
         ('install', wheel),
     ]
     assert environment.built == "cxx = []\ncxx += ['-Wall']\n"  # the standard is torch's choice
+    assert environment.flags == '-g0 -O1'
     assert environment.run(monkeypatch, '--with-ops') == []
     assert environment.run(monkeypatch) == []
 
