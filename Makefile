@@ -67,8 +67,10 @@ endef
 # Most tests use one core. Workers take whole files: tests of a file share fixtures, and some of them ports.
 # The fast ones share little, so there a worker that is done takes tests from the other.
 WORKERS ?= 2
-# Long files come first (tests/conftest.py); xdist would begin with those of the most tests.
-PYTEST = $(IN_VENV) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Long files come first (tests/conftest.py); xdist would begin with those of the most tests. A worker
+# that was started for one that crashed would wait for tests forever.
+PYTEST = $(IN_VENV) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	--max-worker-restart 0
 
 test: install-det $(STAMPS)/tests ## Run what a user's results depend on, or a part of it (PYTEST_ARGS="-k scan")
 	$(PYTEST) -m 'not slowest' $(PYTEST_ARGS)
