@@ -147,31 +147,43 @@ def test_more_groups_than_a_launch_takes_directions_of(monkeypatch):
     compare(inputs, both, reference)
 
 
+# What a method does depends neither on the direction nor on the form of B and C. So a causal method
+# and the other one meet every form, in one direction.
+FORMS = [
+    ('shared', 11, True),
+    ('grouped', 8, True),
+    ('constant', 3, False),
+    ('constant_B_grouped_C', 19, True),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('form', 'length', 'directions'),
+    ('method', 'form', 'length', 'reverse'),
     [
-        ('shared', 11, (False, True)),
-        ('grouped', 8, (True,)),
-        ('constant', 3, (False,)),
-        ('constant_B_grouped_C', 19, (True,)),
+        *((method, 'shared', 11, False) for method in METHODS),
+        *((method, *form) for method in ('foh', 'poly') for form in FORMS),
     ],
 )
-@pytest.mark.parametrize('method', METHODS)
-def test_every_form(method, form, length, directions):
-    """Every method in both directions of one form, and in one direction of the others."""
-    sizes = dict(batch=1, channels=4, states=2, dtype=torch.float32)
-    inputs = make_inputs(form=form, length=length, **sizes)
-    for reverse in directions:
-        options = dict(discretization_method=method, reverse=reverse, delta_softplus=length > 8)
-        compare(inputs, **options)
-    if form == 'shared':
-        both, reference = (
-            functools.partial(selective_scan_grouped_fn, backend=backend)
-            for backend in ('triton', 'reference')
-        )
-        inputs = grouped_inputs(2, shared=('u', 'z'), length=length, **sizes)
-        compare(inputs, both, reference, discretization_method=method)
+def test_every_form(method, form, length, reverse):
+    inputs = make_inputs(
+        batch=1, channels=4, states=2, form=form, length=length, dtype=torch.float32
+    )
+    options = dict(discretization_method=method, reverse=reverse, delta_softplus=length > 8)
+    compare(inputs, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('method', ['foh', 'poly'])
+def test_two_groups(method):
+    inputs = grouped_inputs(
+        2, shared=('u', 'z'), batch=1, channels=4, length=11, states=2, dtype=torch.float32
+    )
+    both, reference = (
+        functools.partial(selective_scan_grouped_fn, backend=backend)
+        for backend in ('triton', 'reference')
+    )
+    compare(inputs, both, reference, discretization_method=method)
 
 
 @pytest.mark.slow

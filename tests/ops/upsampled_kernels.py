@@ -18,7 +18,7 @@ assert triton.obstacle(DEVICE, torch.float32) is None
 IGNORED = 255
 # (h, w) of the logits and (H, W) of the labels: whole scales, others, smaller labels, one pixel.
 SIZES = [
-    ((5, 6), (20, 24)), ((3, 4), (7, 11)), ((7, 11), (3, 4)), ((4, 4), (4, 4)),
+    ((3, 4), (12, 16)), ((3, 4), (7, 11)), ((7, 11), (3, 4)), ((4, 4), (4, 4)),
     ((1, 1), (5, 3)), ((3, 3), (1, 1)), ((2, 19), (3, 40)),
 ]  # fmt: skip
 
@@ -76,7 +76,7 @@ def check(logits, labels, weight=None, align_corners=False):
 @pytest.mark.parametrize('align_corners', [False, True])
 @pytest.mark.parametrize(('size', 'pixels'), SIZES)
 def test_any_sizes(size, pixels, align_corners):
-    logits, labels = make(7, size, pixels, images=2)
+    logits, labels = make(7, size, pixels, images=1 if align_corners else 2)
     check(logits, labels, align_corners=align_corners)
 
 
