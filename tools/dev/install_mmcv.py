@@ -2,7 +2,7 @@
 
 mmcv compiles its operators if and only if torch can be imported while mmcv is built, and both kinds
 of build have one name and version. pip's own cache cannot tell them apart, so it stays out of this,
-and wheels with operators (10 minutes on 2 cores) are kept in a cache of ours, keyed by what they
+and wheels with operators (15 minutes on 2 cores) are kept in a cache of ours, keyed by what they
 were built for: the second clone on a machine installs them in seconds.
 
 Usage: ``python tools/dev/install_mmcv.py [--with-ops]``. Segmentation needs no operators, detection
@@ -107,11 +107,13 @@ def fetch_source(folder: Path) -> Path:
 
 def build_with_ops(folder: Path) -> Path:
     """Builds the wheel with operators; it enters the cache only when it is complete."""
-    print(f'Building {REQUIREMENT} with operators: 10 minutes on 2 cores, once', flush=True)
+    print(f'Building {REQUIREMENT} with operators: 15 minutes on 2 cores, once', flush=True)
+    flags = f'{sysconfig.get_config_var("CFLAGS")} -g0'
     environment = {
         'MAX_JOBS': os.environ.get('MAX_JOBS') or str(len(os.sched_getaffinity(0))),
-        # Python's own flags ask for debug information: a third of the time, and 31 of 33 MB.
-        **{name: f'-g0 {os.environ.get(name, "")}' for name in ('CFLAGS', 'CXXFLAGS')},
+        # Python's own flags without debug information. What is given here takes their place, -O3
+        # included, so they are named.
+        **{name: os.environ.get(name) or flags for name in ('CFLAGS', 'CXXFLAGS')},
         # torch starts ninja by its name.
         'PATH': f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}',
     }
