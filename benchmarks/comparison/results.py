@@ -154,7 +154,7 @@ def family_rows(task: TaskResults, resolution: str | None = None, power: bool = 
     all_found = family(task, resolution)
     rows = []
     for arm, (found, p) in all_found.items():
-        corrected = f'{p:.4f}' if is_testable(found.count) else ''
+        corrected = p_cell(p) if is_testable(found.count) else ''
         row = {**comparison_row(task, arm, task.control, found), 'p, Holm': corrected}
         if is_testable(found.count):
             bounds = simultaneous_interval(found.differences, len(all_found))

@@ -18,6 +18,7 @@ from benchmarks.comparison.results import (
     family,
     family_rows,
     interval_cell,
+    p_cell,
     summary_rows,
 )
 from benchmarks.comparison.statistics import (
@@ -110,8 +111,8 @@ def equivalence_rows(task: StudyTask) -> Rows:
             'B': task.title(task.control),
             'A - B': f'{found[arm][0].mean:+.3f}',
             'margin': f'{margin:g}',
-            'p of TOST': f'{p:.4f}',
-            'p, Holm': f'{corrected:.4f}',
+            'p of TOST': p_cell(p),
+            'p, Holm': p_cell(corrected),
         }
         for arm, p, corrected in zip(found, tests, holm(tests))
     ]
@@ -133,7 +134,7 @@ def loss_rows(task: StudyTask) -> Rows:
                 INTERVAL: interval_cell(found.low, found.high, 4),
                 'seeds in which A has more': f'{sum(d > 0 for d in found.differences)} of '
                 f'{found.count}',
-                'p': f'{found.p:.4f}',
+                'p': p_cell(found.p),
             }
         )
     return rows

@@ -53,7 +53,8 @@ _ENDPOINTS, _METRICS, _RANGES = (
 def second_tables(tasks: Mapping[str, StudyTask]) -> dict[str, Rows]:
     """Every table of the second round by its name, empty where its runs are missing.
 
-    A row has an arm or a pair of arms with enough seeds for an interval.
+    A row has an arm or a pair of arms with enough seeds for an interval; that of runs which
+    collapse or stagnate has any number.
     """
     tables: dict[str, Rows] = {'second: state': state_rows(tasks)}
     planned = [job.key[0] for part in PLANS['second'] for job in part.jobs()]
