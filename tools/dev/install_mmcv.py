@@ -111,8 +111,8 @@ def build_with_ops(folder: Path) -> Path:
     flags = f'{sysconfig.get_config_var("CFLAGS")} -g0'
     environment = {
         'MAX_JOBS': os.environ.get('MAX_JOBS') or str(len(os.sched_getaffinity(0))),
-        # Python's own flags without debug information. What is given here takes their place, -O3
-        # included, so they are named.
+        # CFLAGS replace Python's own flags, such as -O3. So they are repeated, without debug
+        # information, which takes a third of the time and most of the size.
         **{name: os.environ.get(name) or flags for name in ('CFLAGS', 'CXXFLAGS')},
         # torch starts ninja by its name.
         'PATH': f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}',
