@@ -43,7 +43,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from benchmarks.measure.tables import figures, markdown_table, publish
+from benchmarks.measure.tables import figures, markdown_table, publish, without_empty_columns
 from benchmarks.measure.timing import (
     Scan,
     ScanShape,
@@ -214,18 +214,21 @@ def gpu_seconds(scan: Scan, backward: bool, trials: int) -> float:
 
 
 def report(records: list[Record]) -> str:
-    """A row for each shape, function and pass, times in microseconds."""
+    """A row for each shape, function and pass, times in microseconds; gaps where one is missing."""
+    labels = {'call': 'call', 'gpu': 'on the GPU'}
+    columns = [f'{name}, {label}' for name in (THEIRS, OURS) for label in labels.values()]
+    gaps = dict.fromkeys([*columns, 'difference'], '')
     rows: dict[tuple, dict[str, str]] = {}
     for r in records:
         sizes = f'({r["batch"]}, {r["dim"]}, {r["seqlen"]})'
         case = {'function': r['function'], 'pass': r['pass'], '(B, D, L)': sizes}
-        row = rows.setdefault((*case.values(),), case)
-        for key, label in (('call', 'call'), ('gpu', 'on the GPU')):
+        row = rows.setdefault((*case.values(),), case | gaps)
+        for key, label in labels.items():
             if key in r:
                 row[f'{r["library"]}, {label}'] = figures(1e6 * r[key])
         if r['difference'] is not None and r['library'] == OURS:
             row['difference'] = f'{r["difference"]:.1e}'
-    return markdown_table([*rows.values()])
+    return markdown_table(without_empty_columns([*rows.values()]))
 
 
 def main(args: argparse.Namespace) -> None:

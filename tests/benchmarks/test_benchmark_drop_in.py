@@ -76,6 +76,20 @@ def test_results_that_differ_are_told(tool, monkeypatch):
         assert 'bwd' in row and (f'{wrong:.1e}' in row or not wrong)
 
 
+def test_where_one_library_is_there_the_others_rows_have_gaps(tool, monkeypatch):
+    args = arguments_of(tool, monkeypatch, '--dtype', 'fp32')
+    peers = {'VMamba': mamba_ssm.selective_scan_cuda_oflex}
+    head, _, *rows = tool['report']([*tool['records_of'](args, peers)]).splitlines()
+    assert [cell.strip() for cell in head.split('|')[4:-1]] == [
+        'theirs, call',
+        'vim_mm, call',
+        'difference',
+    ]
+    timed = {row.split('|')[1].strip() for row in rows if row.split('|')[4].strip()}
+    assert timed == {'selective_scan_cuda_oflex'}
+    assert len(rows) == 8
+
+
 def test_without_mamba_ssm_ours_is_timed(tool, tmp_path, monkeypatch, capsys):
     out = tmp_path / 'drop_in.json'
     tool['main'](arguments_of(tool, monkeypatch, '--out', str(out)))
