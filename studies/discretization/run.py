@@ -21,7 +21,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from _command_line import Names, add_debug, add_device, end, has_gpu, numbers, parse_first, positive
+from _command_line import (
+    Names,
+    add_debug,
+    add_device,
+    choose_device,
+    end,
+    has_gpu,
+    numbers,
+    parse_first,
+    positive,
+)
 
 from studies.discretization.results import RUNS, Job, append, finished, take
 
@@ -51,7 +61,7 @@ def parse_args() -> argparse.Namespace:
     )
     runs.add_argument('--dry-run', action='store_true', help='print what would run')
     runs.add_argument('--seeds', type=numbers, help="'0..11' or '0,3' (default: those planned)")
-    add_device(runs, default='cuda')
+    add_device(runs)
     runs.add_argument('--minutes', type=float, help='stop before this time is over')
     runs.add_argument('--jobs', type=positive, default=1, help='runs side by side on each GPU')
     runs.add_argument('--label', default='', help="of settings; '' is the primary one")
@@ -65,6 +75,10 @@ def parse_args() -> argparse.Namespace:
     taking.add_argument('out', type=Path)
     taking.add_argument('--results', type=Path, default=RUNS)
     args = parser.parse_args()
+    if args.command == 'train' and args.device is None:
+        args.device = choose_device(None)
+        if args.device == 'cpu' and not args.dry_run:
+            runs.error('there is no GPU, and a CPU takes hours for a run; --device cpu makes it')
     if args.command == 'cost' and not has_gpu():
         alone.error('it needs a GPU, and PyTorch finds none')  # a step is a CUDA graph
     return args

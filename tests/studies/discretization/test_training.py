@@ -214,7 +214,10 @@ def test_the_first_arm_of_a_process_does_not_pay_for_what_stays(make_data, monke
     ('command', 'sentence'),
     [
         ('cost', 'it needs a GPU, and PyTorch finds none'),
-        ('train', 'argument --device: cuda needs a GPU, and PyTorch finds none'),
+        (
+            'train',
+            'there is no GPU, and a CPU takes hours for a run; --device cpu makes it',
+        ),
     ],
 )
 def test_a_machine_without_a_gpu_is_one_sentence(command, sentence, tmp_path):
@@ -224,6 +227,14 @@ def test_a_machine_without_a_gpu_is_one_sentence(command, sentence, tmp_path):
     )  # fmt: skip
     assert printed.splitlines()[-1].endswith(f'error: {sentence}') and 'Traceback' not in printed
     assert not (tmp_path / 'out').exists()
+
+
+def test_what_is_missing_is_told_without_a_gpu(tmp_path):
+    printed = run_tool(
+        TOOL, 'train', '--plan', 'second', '--dry-run', '--data', 'none', '--out', 'out',
+        cwd=tmp_path, CUDA_VISIBLE_DEVICES='',
+    )  # fmt: skip
+    assert re.search(r'^about \d+ minutes of one H100', printed.splitlines()[-1])
 
 
 @pytest.mark.parametrize('option', ['--steps', '--jobs'])
