@@ -86,7 +86,6 @@ def upsampled_cross_entropy(
     else:
         sums = _EachChunk.apply(logits, labels.long(), ignore_index, weight, align_corners)
     loss, weights, correct, counted, impossible = sums.unbind()
-    # The other way has failed by now, at the label's index.
     torch._assert_async(impossible == 0, f'a label is out of range [0, {logits.shape[1]})')
     return CrossEntropy(loss.to(wide), correct.long(), counted.long(), weights.to(wide))
 
@@ -110,15 +109,17 @@ def _check(
         raise UserValueError(f'labels must be int64 or uint8, got {labels.dtype}')
     if not isinstance(ignore_index, Integral) or isinstance(ignore_index, bool):
         raise UserTypeError(f'ignore_index must be an integer, got {ignore_index!r}')
+    if not -(2**63) <= ignore_index < 2**63:
+        raise UserValueError(f'ignore_index must fit 64 bits, got {ignore_index}')
     if not isinstance(align_corners, (bool, type(None))):  # None is False, as F.interpolate has it
         raise UserTypeError(f'align_corners must be a bool, got {align_corners!r}')
     if class_weight is None:
         return
     check_tensor('class_weight', class_weight)
-    if class_weight.shape != logits.shape[1:2]:
+    if class_weight.shape != logits.shape[1:2] or class_weight.is_complex():
         raise UserValueError(
-            f'class_weight must have one weight for each of the {logits.shape[1]} classes, got '
-            f'{tuple(class_weight.shape)}'
+            f'class_weight must have one real weight for each of the {logits.shape[1]} classes, '
+            f'got {class_weight.dtype} {tuple(class_weight.shape)}'
         )
     if class_weight.requires_grad and torch.is_grad_enabled():
         raise UserValueError('class_weight gets no gradient: detach it')
@@ -280,8 +281,11 @@ def _chunk(
 ) -> tuple[Tensor, Tensor | None]:
     """The sums of some images, (5,) float64, and the gradient of the first."""
     upsampled = resize(logits, tuple(labels.shape[-2:]), 'bilinear', align_corners)
-    counts = (labels != ignore_index)[:, None]
-    target = torch.where(counts, labels[:, None], 0)
+    target = labels[:, None]
+    counts = target != ignore_index
+    known = counts & (target >= 0) & (target < logits.shape[1])
+    impossible = (counts & ~known).sum()
+    target = torch.where(known, target, 0)
     largest, predicted = upsampled.max(dim=1, keepdim=True)
     correct = ((predicted == target) & counts).sum()
 
@@ -294,8 +298,7 @@ def _chunk(
     # Not a product with the weight alone: the loss of a pixel that does not count may be infinite.
     losses = torch.where(counts, (log_sum - upsampled.gather(1, target)) * weight, 0)
     sums = torch.stack(
-        [x.sum(dtype=torch.float64) for x in (losses, weight, correct, counts)]
-        + [logits.new_zeros((), dtype=torch.float64)]
+        [x.sum(dtype=torch.float64) for x in (losses, weight, correct, counts, impossible)]
     )
     if not with_grad:
         return sums, None
