@@ -202,6 +202,7 @@ def test_bfloat16_is_handed_over(compiled_calls):
     ('optimizer', 'fused'),
     [
         (dict(type='AdamW', lr=1e-3), True),
+        (dict(type=torch.optim.SGD, lr=1e-3), True),
         (dict(type='AdamW', lr=1e-3, foreach=False), None),
         (dict(type='AdamW', lr=1e-3, fused=False), False),
         (dict(type='Lion', lr=1e-3), None),
@@ -212,6 +213,13 @@ def test_the_optimizer_is_fused(optimizer, fused):
     train_by_graph(cfg, compile=True)
     assert cfg.optim_wrapper.optimizer.get('fused') is fused
     assert cfg.custom_hooks == [dict(type='GraphedStepHook', compile=True)]
+
+
+def test_several_optimizers_are_left_to_the_hook_to_refuse():
+    wrappers = dict(constructor='Own', one=dict(optimizer=dict(type='AdamW')))
+    cfg = Config(dict(optim_wrapper=wrappers))
+    train_by_graph(cfg, compile=True)
+    assert cfg.optim_wrapper == wrappers
 
 
 def test_a_hook_of_the_config_compiles_too():

@@ -37,7 +37,7 @@ from vim_mm.errors import UserError
 # Graphs that a training keeps. They share the memory of activations, not that of gradients.
 MAX_GRAPHS = 4
 # Optimizers with a fused form, whose hundred small launches are otherwise outside of the graph.
-_FUSED = ('AdamW', 'Adam', 'SGD')
+_FUSED = ('AdamW', 'Adam', 'SGD', torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
 _WRAPPERS = (OptimWrapper, AmpOptimWrapper, BFloat16OptimWrapper)
 
 
@@ -59,8 +59,9 @@ def train_by_graph(cfg: Config, compile: bool = False) -> None:
         for hook in hooks:
             if hook['type'] in ('GraphedStepHook', GraphedStepHook):
                 hook['compile'] = True
-        optimizer = cfg.optim_wrapper.optimizer
-        if optimizer.type in _FUSED and not {'fused', 'foreach'} & {*optimizer}:
+        # Several optimizers have a name each; the hook refuses them.
+        optimizer = cfg.optim_wrapper.get('optimizer', {})
+        if optimizer.get('type') in _FUSED and not {'fused', 'foreach'} & {*optimizer}:
             optimizer.fused = True
     cfg.custom_hooks = hooks
     if cfg.get('model_wrapper_cfg') is None:
