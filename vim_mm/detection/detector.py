@@ -1,4 +1,4 @@
-"""MMDetection's two-stage detectors with the same losses in a fraction of the time.
+"""MMDetection's two-stage detectors with the same losses, without waits for the device.
 
 MMDetection makes targets image by image and level by level, and asks the device for a count at
 each step. Here the targets, samples, proposals and losses of all images are computed at once, in
@@ -43,7 +43,10 @@ class FastTwoStage(TwoStageDetector):
         detector = type(self).of
         if detector.loss is not TwoStageDetector.loss:
             return dict.fromkeys(_HEADS, f'{detector.__name__} has a loss of its own')
-        reasons = dict.fromkeys(_HEADS, 'there is none')
+        reasons: dict[str, str | None] = {
+            'rpn_head': 'there is none, proposals come from the data',
+            'roi_head': 'there is none',
+        }
         if self.with_rpn:
             reasons['rpn_head'] = rpn.why_not_fast(self.rpn_head, self._proposal_cfg)
         if self.with_roi_head:
