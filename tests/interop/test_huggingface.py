@@ -160,8 +160,9 @@ def test_what_is_misspelled_is_refused():
         VimConfig(**SMALL, discretization_methd='foh')
     with pytest.raises(ValueError, match='bilinaer'):
         VimBackbone(VimConfig(**SMALL, discretization_method='bilinaer'))
-    with pytest.raises(ValueError, match='one stride'):
-        VimConfig(**SMALL, stride=(8, 4), pyramid_channels=16)
+    for strides in (dict(stride=(8, 4)), dict(patch_size=6), dict(stride=2)):
+        with pytest.raises(ValueError, match='one stride, divisible by 4, got'):
+            VimConfig(**SMALL, **strides, pyramid_channels=16)
     with pytest.raises(ValueError, match='stage_names'):
         VimConfig(**SMALL, out_features=['layers.4'])
 

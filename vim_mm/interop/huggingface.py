@@ -56,7 +56,8 @@ class VimConfig(BackboneConfigMixin, PreTrainedConfig):
 
     Raises:
         TypeError: There is no such argument.
-        ValueError: There is no such stage.
+        ValueError: There is no such stage, or patches are not a multiple of 4 pixels apart for a
+            pyramid.
     """
 
     model_type = 'vim_mm'
@@ -89,8 +90,8 @@ class VimConfig(BackboneConfigMixin, PreTrainedConfig):
         self.stage_names = [f'layers.{i}' for i in range(num_layers)]
         if pyramid_channels is not None:
             stride = self.stride or self.patch_size
-            if not isinstance(stride, int):
-                raise UserValueError(f'a pyramid needs one stride, got {stride}')
+            if not isinstance(stride, int) or stride % 4:
+                raise UserValueError(f'a pyramid needs one stride, divisible by 4, got {stride}')
             self.stage_names = [f'stride{stride * 2**i // 4}' for i in range(4)]
             if out_features is None and out_indices is None:
                 out_features = self.stage_names
