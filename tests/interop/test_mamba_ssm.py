@@ -502,16 +502,49 @@ def test_bad_inputs_are_named():
         ('out_proj_weight', lambda x: x.T, ValueError, r'expected shape \(E, 6\)'),
         ('A', lambda x: x[0], ValueError, r'expected shape \(D, N\)'),
         ('A', lambda x: None, TypeError, 'expected a tensor, got NoneType'),
+        ('conv1d_bias', lambda x: x[1:], ValueError, r'expected shape \(6,\), got \(5,\)'),
+        ('out_proj_bias', lambda x: x[:1], ValueError, r'expected shape \(5,\), got \(1,\)'),
+        ('B_proj_bias', lambda x: torch.ones(STEPS, STATES), ValueError, r'\(3,\), got \(11, 3\)'),
+        ('C_proj_bias', lambda x: torch.ones(1), ValueError, r'\(3,\), got \(1,\)'),
+        ('xz', lambda x: x.detach().int(), TypeError, 'expected a floating point dtype'),
+        ('conv1d_weight', lambda x: x.float(), TypeError, 'expected torch.float64, as xz has it'),
+        ('x_proj_weight', lambda x: x.float(), TypeError, 'expected torch.float64, as xz has it'),
+        ('out_proj_weight', lambda x: x.float(), TypeError, 'expected torch.float64, as xz has it'),
     ],
 )
 def test_bad_weights_of_a_layer_are_named(name, change, error, message):
     inputs = inner_inputs()
-    inputs[name] = change(inputs[name])
+    inputs[name] = change(inputs.get(name))
     with pytest.raises(error, match=f'{name}: .*{message}'):
         mamba_ssm.mamba_inner_fn(**inputs)
     inputs['A_b'] = inputs['A']
     with pytest.raises(error, match=f'{name}: .*{message}'):
         mamba_ssm.bimamba_inner_fn(**inputs)
+
+
+@pytest.mark.parametrize('which', ['B', 'C'])
+def test_norms_that_do_not_fit_are_refused(which):
+    inputs = inner_inputs(constant_B=which == 'B', constant_C=which == 'C')
+    name = f'{which.lower()}_rms_weight'
+    with pytest.raises(ValueError, match=f'{name}: expected None, as {which} is given'):
+        mamba_ssm.mamba_inner_fn(**inputs, **{name: leaf(STATES)})
+    for norm, size in ((name, STATES), ('dt_rms_weight', CHANNELS)):
+        with pytest.raises(ValueError, match=rf'{norm}: expected shape \({size},\), got \(1,\)'):
+            mamba_ssm.mamba_inner_fn(**inner_inputs(), **{norm: leaf(1)})
+
+
+def test_a_layer_under_autocast():
+    """Weights in float32 and xz as in_proj gives it there: Vim's training."""
+    inputs = {k: x if x is None else x.detach().float() for k, x in inner_inputs().items()}
+    inputs = {k: x if x is None else x.requires_grad_() for k, x in inputs.items()}
+    expected = mamba_ssm.mamba_inner_fn(**inputs)
+    with torch.autocast('cpu', torch.bfloat16):
+        ours = mamba_ssm.mamba_inner_fn(**{**inputs, 'xz': inputs['xz'].bfloat16()})
+    assert ours.dtype == torch.bfloat16
+    assert (ours - expected).abs().max() < 0.05 * expected.abs().max()
+    given = [x for x in inputs.values() if x is not None]
+    for x, gradient in zip(given, torch.autograd.grad(ours.float().sum(), given), strict=True):
+        assert gradient.dtype == x.dtype and gradient.isfinite().all()
 
 
 def test_a_given_matrix_may_have_its_rows():

@@ -94,17 +94,21 @@ def mamba_inner_fn(
         out_proj_bias: (E,) or None.
         A, D, delta_bias, delta_softplus: As in :func:`vim_mm.ops.selective_scan_fn`.
         B, C: None, for a matrix of the input, or (D, N).
-        B_proj_bias, C_proj_bias: (N,), added to the projected matrices.
+        B_proj_bias, C_proj_bias: (N,), added to the projected matrices, 2N if ``A`` is complex; as
+            in mamba_ssm without effect on given ones.
         checkpoint_lvl: 0 or 1; without effect on results. Nothing is recomputed in backward.
         b_rms_weight, c_rms_weight, dt_rms_weight: (N,), (N,) and (D,), of an RMS norm of B, C and
-            the step size before its bias, with ``b_c_dt_rms_eps``.
+            the step size before its bias, with ``b_c_dt_rms_eps``; likewise 2N. Given matrices have
+            none.
 
     Returns:
         (B, L, E).
 
     Raises:
-        TypeError: A tensor has a wrong type, layout or dtype.
-        ValueError: A tensor has a wrong shape or device, or ``checkpoint_lvl`` is unknown.
+        TypeError: A tensor has a wrong type, layout or dtype: weights have that of ``xz``, under
+            autocast any.
+        ValueError: A tensor has a wrong shape or device, ``checkpoint_lvl`` is unknown, or a given
+            matrix has a norm.
     """
     norms = (b_rms_weight, c_rms_weight, dt_rms_weight)
     y = _inner(
@@ -196,16 +200,29 @@ def _inner(
         raise UserValueError(f'checkpoint_lvl must be 0 or 1, got {checkpoint_lvl}')
     given = (B is not None) + (C is not None)
     _check_layer(xz, conv1d_weight, x_proj_weight, delta_proj_weight, A, given)
+    b_norm, c_norm, dt_norm = norms
+    _check_like(
+        xz, conv1d_weight=conv1d_weight, conv1d_bias=conv1d_bias, x_proj_weight=x_proj_weight,
+        delta_proj_weight=delta_proj_weight,
+    )  # fmt: skip
+    channels, states = A.shape[0], A.shape[1] * (2 if A.is_complex() else 1)
+    _check_vectors(channels, conv1d_bias=conv1d_bias, dt_rms_weight=dt_norm)
+    _check_vectors(
+        states, B_proj_bias=B_proj_bias, C_proj_bias=C_proj_bias, b_rms_weight=b_norm,
+        c_rms_weight=c_norm,
+    )  # fmt: skip
+    for name, matrix, norm in (('b_rms_weight', B, b_norm), ('c_rms_weight', C, c_norm)):
+        if matrix is not None and norm is not None:
+            raise UserValueError(f'{name}: expected None, as {name[0].upper()} is given')
     (xz,) = _contiguous_in_time(xz=xz)
     x, z = xz.chunk(2, dim=1)
     u = ops.causal_conv1d(x, conv1d_weight.squeeze(1), conv1d_bias, activation='silu')
     batch, _, length = u.shape
-    rank, states = delta_proj_weight.shape[1], A.shape[1] * (2 if A.is_complex() else 1)
+    rank = delta_proj_weight.shape[1]
     # The matrix products of mamba_ssm, whose sums are therefore in the same order; delta has rows
     # of channels, contiguous in time.
     projected = F.linear(u.transpose(1, 2).flatten(0, 1), x_proj_weight)  # (B L, R + 2N)
     delta = F.linear(delta_proj_weight, projected[:, :rank])  # (D, B L)
-    b_norm, c_norm, dt_norm = norms
     if dt_norm is not None:
         delta = F.rms_norm(delta.T, dt_norm.shape, dt_norm, eps).T
     delta = delta.unflatten(1, (batch, length)).transpose(0, 1)
@@ -252,11 +269,32 @@ def _check_shape(name: str, x: Any, expected: str, fits: Callable[[Tensor], bool
         raise UserValueError(f'{name}: expected shape {expected}, got {(*x.shape,)}')
 
 
+def _check_vectors(size: int, **vectors: Any) -> None:
+    for name, x in vectors.items():
+        if x is not None:
+            _check_shape(name, x, f'({size},)', lambda x: x.shape == (size,))
+
+
+def _check_like(xz: Tensor, **weights: Any) -> None:
+    """Device and dtype; autocast converts."""
+    if not xz.is_floating_point():
+        raise UserTypeError(f'xz: expected a floating point dtype, got {xz.dtype}')
+    for name, x in weights.items():
+        if x is None:
+            continue
+        check_tensor(name, x)
+        check_device(name, x, 'xz', xz)
+        if x.dtype != xz.dtype and not torch.is_autocast_enabled(xz.device.type):
+            raise UserTypeError(f'{name}: expected {xz.dtype}, as xz has it, got {x.dtype}')
+
+
 def _out(y: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
     channels = y.shape[1]
     _check_shape(
         'out_proj_weight', weight, f'(E, {channels})', lambda x: x.shape[1:] == (channels,)
     )
+    _check_vectors(len(weight), out_proj_bias=bias)
+    _check_like(y, out_proj_weight=weight, out_proj_bias=bias)  # y is as xz
     return F.linear(y.transpose(1, 2), weight, bias)
 
 
