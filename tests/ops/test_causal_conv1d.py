@@ -239,6 +239,10 @@ def test_states_in_autocast():
         pytest.param(
             dict(initial_state=torch.zeros(2, 3, 3).double()), 'initial_state .*float64', id='dtype'
         ),
+        pytest.param(
+            dict(return_last_state='no'), "return_last_state: .* bool, got 'no'", id='text'
+        ),
+        pytest.param(dict(reverse=1), 'reverse: expected a bool, got 1', id='number'),
     ],
 )
 def test_bad_states(change, message):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vim_mm.errors import UserTypeError, UserValueError
 from vim_mm.ops.discretization import check_device, check_reset, check_tensor
+from vim_mm.ops.selective_scan import check_bool
 
 
 def causal_conv1d(
@@ -47,11 +48,13 @@ def causal_conv1d(
         ``initial_state`` (B, D, W - 1) of what comes next, in x's dtype.
 
     Raises:
-        TypeError: An argument is no dense tensor, or of another dtype.
+        TypeError: An argument is no dense tensor or no bool, or of another dtype.
         ValueError: A shape, a device or the activation is not as above.
     """
     if activation not in (None, 'silu'):
         raise UserValueError(f"activation must be None or 'silu', got {activation!r}")
+    check_bool('reverse', reverse)
+    check_bool('return_last_state', return_last_state)
     _check_types(x, weight, bias, initial_state)
     if x.dim() != 3 or x.shape[1] == 0:
         raise UserValueError(f'x must be (B, D, L), D from 1, got shape {tuple(x.shape)}')
