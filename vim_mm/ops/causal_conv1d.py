@@ -45,7 +45,8 @@ def causal_conv1d(
 
     Returns:
         (B, D, L) in x's dtype, under autocast in autocast's; with ``return_last_state`` also the
-        ``initial_state`` (B, D, W - 1) of what comes next, in x's dtype.
+        ``initial_state`` (B, D, W - 1) of what comes next, in x's dtype. With ``reverse`` it is
+        that of a row that goes on whatever ``reset[:, 0]`` is: where it is true, continue with 0.
 
     Raises:
         TypeError: An argument is no dense tensor or no bool, or of another dtype.
