@@ -1,6 +1,7 @@
 """Vim as a backbone of transformers; nox -s adapters has it installed."""
 
 import pytest
+import timm
 import torch
 
 pytest.importorskip('transformers', '5')
@@ -216,6 +217,18 @@ def test_timm_names_carry_the_method():
         model = transformers.TimmBackbone(config)
     mixers = [m for m in model.modules() if hasattr(m, 'discretization_method')]
     assert mixers and {m.discretization_method for m in mixers} == {'foh'}
+
+
+def test_a_classifier_by_its_timm_name_starts_as_vim_does():
+    """transformers' wrapper would draw every linear layer anew, and make the bias of dt zero."""
+    given = dict(depth=2, discretization_method='foh')
+    config = transformers.TimmWrapperConfig(architecture='vim_tiny_patch16_224', model_args=given)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForImageClassification.from_config(config).timm_model
+    torch.manual_seed(0)
+    own = timm.create_model('vim_tiny_patch16_224', num_classes=model.num_classes, **given)
+    for name, value in own.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name]), name
 
 
 def reads_what_it_saved(model, folder):

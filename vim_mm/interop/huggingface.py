@@ -5,7 +5,6 @@ of discretization is not among them; this configuration carries every argument.
 """
 
 import inspect
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from transformers.utils import can_return_tuple
 from vim_mm.errors import UserTypeError, UserValueError
 from vim_mm.models import SimpleFPN, VisionMamba
 from vim_mm.models.arguments import parse_arch
+from vim_mm.models.state_dict import mark_initialized
 
 __all__ = ['VimBackbone', 'VimConfig']
 
@@ -134,7 +134,7 @@ class VimBackbone(BackboneMixin, PreTrainedModel):
             self.pyramid = SimpleFPN(channels, config.pyramid_channels, num_outs=4)
             channels = config.pyramid_channels
         self.num_features = [channels] * len(config.stage_names)
-        _note_values(self.parameters())
+        mark_initialized(self.parameters())
         self.post_init()
 
     @torch.no_grad()
@@ -150,7 +150,7 @@ class VimBackbone(BackboneMixin, PreTrainedModel):
         self.backbone.reset_parameters()
         for weight, value in loaded:
             weight.copy_(value)
-        _note_values(weights)
+        mark_initialized(weights)
 
     @property
     def gradient_checkpointing(self) -> bool:
@@ -225,13 +225,6 @@ def _refuse_attentions(wanted: bool | None) -> None:
 
 def _has_value(weight: Tensor) -> bool:
     return getattr(weight, '_is_hf_initialized', False)
-
-
-def _note_values(weights: Iterable[Tensor]) -> None:
-    """Mark as transformers does what it shall not initialize: the constructors have done it."""
-    for weight in weights:
-        if not weight.is_meta:
-            weight._is_hf_initialized = True
 
 
 class _OwnName(WeightRenaming):

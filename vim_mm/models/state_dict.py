@@ -120,6 +120,13 @@ def plain(value):
     return list(value) if isinstance(value, tuple) else value
 
 
+def mark_initialized(weights: Iterable[Tensor]) -> None:
+    """Mark for transformers what its models shall not initialize: the constructors have done it."""
+    for weight in weights:
+        if not weight.is_meta:
+            weight._is_hf_initialized = True  # type: ignore[attr-defined]
+
+
 def note_layout(
     module: nn.Module, state_dict: MutableMapping, prefix: str, local_metadata: dict
 ) -> None:

@@ -21,7 +21,7 @@ from timm.models import (
 from vim_mm.checkpoints.container import without_wrappers
 from vim_mm.checkpoints.file import read_file
 from vim_mm.errors import UserValueError
-from vim_mm.models.state_dict import describe_differences
+from vim_mm.models.state_dict import describe_differences, mark_initialized
 from vim_mm.ops import METHODS
 from vim_mm.timm_models.classifier import VisionMambaClassifier
 from vim_mm.timm_models.pyramid import VisionMambaPyramid
@@ -147,7 +147,9 @@ def _create(
         )
     if pretrained and given is not None:
         _check_notes(given, getattr(model, 'model', model))  # features_only wraps it
-    return model if dtype is None else model.to(dtype=dtype)
+    model = model if dtype is None else model.to(dtype=dtype)
+    mark_initialized(model.parameters())
+    return model
 
 
 def _entry_point(variant: str, of_variant: dict[str, Any]) -> Callable[..., Any]:
