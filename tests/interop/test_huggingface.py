@@ -168,6 +168,35 @@ def test_what_is_misspelled_is_refused():
         VimConfig(**SMALL, out_features=['layers.4'])
 
 
+@pytest.mark.parametrize(
+    ('had', 'given'),
+    [
+        ({}, dict(arch=dict(embed_dims=32, num_layers=6))),
+        ({}, dict(pyramid_channels=16)),
+        (dict(pyramid_channels=16), dict(pyramid_channels=None)),
+        (dict(pyramid_channels=16), dict(stride=8)),
+    ],
+)
+def test_arguments_of_other_stages_do_not_change_in_a_configuration(had, given, tmp_path):
+    """transformers sets attributes, and the stages would keep their names."""
+    model = VimBackbone(VimConfig(**SMALL, **had))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match='make a VimConfig of these arguments'):
+        VimBackbone.from_pretrained(tmp_path, **given)
+    for name, value in given.items():
+        setattr(model.config, name, value)
+    with pytest.raises(ValueError, match='make a VimConfig of these arguments'):
+        VimBackbone(model.config)
+
+
+def test_what_is_misspelled_for_a_saved_configuration_is_refused(tmp_path):
+    VimConfig(**SMALL).save_pretrained(tmp_path)
+    for kind in (VimConfig, transformers.AutoConfig):
+        assert kind.from_pretrained(tmp_path, discretization_method='rk4', num_labels=5)
+        with pytest.raises(TypeError, match='VimConfig has no discretization_methd'):
+            kind.from_pretrained(tmp_path, discretization_methd='rk4')
+
+
 def test_attentions_are_refused():
     with pytest.raises(ValueError, match='VimBackbone gives no attentions'):
         VimBackbone(VimConfig(**SMALL, output_attentions=True))

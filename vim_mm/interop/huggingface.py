@@ -86,16 +86,38 @@ class VimConfig(BackboneConfigMixin, PreTrainedConfig):
             setattr(self, name, value)
         self.pyramid_channels = pyramid_channels
         super().__init__(**kwargs)
-        num_layers = parse_arch(self.arch)[1]
-        self.stage_names = [f'layers.{i}' for i in range(num_layers)]
-        if pyramid_channels is not None:
-            stride = self.stride or self.patch_size
-            if not isinstance(stride, int) or stride % 4:
-                raise UserValueError(f'a pyramid needs one stride, divisible by 4, got {stride}')
-            self.stage_names = [f'stride{stride * 2**i // 4}' for i in range(4)]
-            if out_features is None and out_indices is None:
-                out_features = self.stage_names
+        self.stage_names = self.stages()
+        if pyramid_channels is not None and out_features is None and out_indices is None:
+            out_features = self.stage_names
         self.set_output_features_output_indices(out_features, out_indices)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As in transformers, which without ``return_unused_kwargs`` drops what it does not know.
+
+        Raises:
+            TypeError: There is no such argument.
+        """
+        returned = kwargs.pop('return_unused_kwargs', False)
+        config, unused = super().from_dict(config_dict, return_unused_kwargs=True, **kwargs)
+        if returned:
+            return config, unused
+        if unused:
+            raise UserTypeError(f'VimConfig has no {", ".join(unused)}')
+        return config
+
+    def stages(self) -> list[str]:
+        """Names of the stages that the arguments have now.
+
+        Raises:
+            ValueError: Patches are not a multiple of 4 pixels apart for a pyramid.
+        """
+        if self.pyramid_channels is None:
+            return [f'layers.{i}' for i in range(parse_arch(self.arch)[1])]
+        stride = self.stride or self.patch_size
+        if not isinstance(stride, int) or stride % 4:
+            raise UserValueError(f'a pyramid needs one stride, divisible by 4, got {stride}')
+        return [f'stride{stride * 2**i // 4}' for i in range(4)]
 
     def arguments(self) -> dict[str, Any]:
         """Of :class:`vim_mm.VisionMamba`, without its ``out_indices``."""
@@ -112,7 +134,8 @@ class VimBackbone(BackboneMixin, PreTrainedModel):
 
     Raises:
         TypeError: An argument of the configuration is of another type.
-        ValueError: An argument of the configuration is wrong, or it asks for attentions.
+        ValueError: An argument of the configuration is wrong or was changed to one of other
+            stages, or it asks for attentions.
     """
 
     config_class = VimConfig
@@ -125,6 +148,11 @@ class VimBackbone(BackboneMixin, PreTrainedModel):
     def __init__(self, config: VimConfig):
         super().__init__(config)
         _refuse_attentions(config.output_attentions)
+        if (stages := config.stages()) != config.stage_names:
+            raise UserValueError(
+                f'the stages of the configuration are {config.stage_names}, those of its arguments '
+                f'{stages}: make a VimConfig of these arguments, they cannot be changed in one'
+            )
         with_pyramid = config.pyramid_channels is not None
         layers = -1 if with_pyramid else self._layers()
         self.backbone = VisionMamba(**config.arguments(), out_indices=layers)
