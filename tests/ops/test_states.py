@@ -262,8 +262,15 @@ def test_half_precision(backend, device, method, reverse, dtype):
     compare(packed, alone(scan, reset, reverse), inputs, bounds)
 
 
-@each_backend
-@pytest.mark.parametrize('method', ['foh', 'poly'])  # a group's direction is no method's
+@pytest.mark.parametrize(
+    ('backend', 'device', 'method'),
+    [
+        pytest.param(*backend.values, method, id=f'{backend.id}-{method}', marks=backend.marks)
+        for backend in BACKENDS
+        # Directions are the same for all methods, and Triton compiles kernels for each.
+        for method in (('foh', 'poly') if 'triton' in backend.values else METHODS)
+    ],
+)
 def test_groups(backend, device, method):
     """Each in its direction, all with one mask."""
     flags = (False, True, True)

@@ -214,10 +214,7 @@ def test_the_first_arm_of_a_process_does_not_pay_for_what_stays(make_data, monke
     ('command', 'sentence'),
     [
         ('cost', 'it needs a GPU, and PyTorch finds none'),
-        (
-            'train',
-            'there is no GPU, and a CPU takes hours for a run; --device cpu makes it',
-        ),
+        ('train', 'there is no GPU, and a CPU takes hours for a run; --device cpu makes it'),
     ],
 )
 def test_a_machine_without_a_gpu_is_one_sentence(command, sentence, tmp_path):
