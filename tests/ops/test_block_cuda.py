@@ -200,18 +200,20 @@ class TestOpcheck:
 
     @each_dtype
     @pytest.mark.parametrize(
-        'method, stored, normed',
+        'method, stored, normed, packed',
         [
-            ('zoh', torch.float32, None),
-            ('poly', torch.bfloat16, None),
-            ('bilinear', torch.float64, None),
-            ('zoh', torch.float32, 'update'),
-            ('zoh', torch.float32, 'first'),
+            ('zoh', torch.float32, None, False),
+            ('poly', torch.bfloat16, None, False),
+            ('bilinear', torch.float64, None, False),
+            ('zoh', torch.float32, 'update', False),
+            ('zoh', torch.float32, 'first', False),
+            ('zoh', torch.float32, 'update', True),
+            ('poly', torch.float32, None, True),
         ],
     )
     @pytest.mark.parametrize('form', [(1, 1), (2, 1), (2, 2)], ids=['none', 'v1', 'v2'])
     @pytest.mark.parametrize('bias', [True, False], ids=['bias', 'no_bias'])
-    def test_mixer(self, method, stored, form, bias, dtype, normed):
+    def test_mixer(self, method, stored, form, bias, dtype, normed, packed):
         """What a fake kernel knows of a method is whether it is causal, and whether A_bar = e^z."""
         parameters = [
             None if p is None else p.to(stored) for p in mixer_parameters(*form, bias).values()
@@ -220,15 +222,17 @@ class TestOpcheck:
         x = normal(2, 70, 8, dtype=torch.float32 if normed else dtype)
         update = normal(2, 70, 8, dtype=dtype) if normed == 'update' else None
         norm = normal(8) if normed else None
+        resets = (normal(2, 70) > 1,) if packed else ()
         given = (x, update, norm, 1e-5, dtype, parameters, *options)
-        torch.library.opcheck(ops.mixer_fwd, (*given, False))
+        torch.library.opcheck(ops.mixer_fwd, (*given, False, *resets))
         # What is saved has gaps that nobody writes or reads: they differ from call to call.
         keeping = ('test_schema', 'test_faketensor')
-        torch.library.opcheck(ops.mixer_fwd, (*given, True), test_utils=keeping)
-        out, total, saved = ops.mixer_fwd(*given, True)
+        torch.library.opcheck(ops.mixer_fwd, (*given, True, *resets), test_utils=keeping)
+        out, total, saved = ops.mixer_fwd(*given, True, *resets)
         assert torch.isfinite(out).all()
         types = [-1 if p is None else TYPES[stored] for p in parameters]
         sizes = (12, 4, 3, 4)
         # Small, or gradients exceed float16.
         given = (out / 16, x if normed else None, total if update is not None else x, norm, saved)
-        torch.library.opcheck(ops.mixer_bwd, (*given, sizes, types, update is not None, *options))
+        given = (*given, sizes, types, update is not None, *options, *resets)
+        torch.library.opcheck(ops.mixer_bwd, given)
