@@ -6,15 +6,17 @@
 ``selective_scan_fn`` is a call through autograd, ``fwd`` and ``bwd`` are those of the extension
 selective_scan_cuda, of which ``bwd`` alone is timed. Inputs are those of a Mamba layer, with gate
 and softplus; without ``--batch``, ``--dim`` and ``--seqlen`` of Vim-T at 512 and 1,024 pixels and
-of Mamba-130M. ``mamba_inner_fn`` is such a layer without its first projection. VMamba's extension
+of Mamba-130M. ``mamba_inner_fn`` is such a layer without its first projection, and Vim's
+``mamba_inner_fn_no_out_proj`` without its last one either. VMamba's extension
 selective_scan_cuda_oflex has no gate, and an output in float32. A call is what its caller waits
 for; a time on the GPU is that inside a CUDA graph. Medians. The difference is the largest of the
 output's and every gradient's, each over its largest entry. Where a library is not installed (for
-``mamba_inner_fn`` mamba_ssm with causal_conv1d), or without a GPU, ours is timed alone.
+the layers mamba_ssm with causal_conv1d; for the second that of Vim), or without a GPU, ours is
+timed alone.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from _command_line import DTYPES, add_run_arguments, add_sizes, end, parse_first, parser_of
@@ -65,6 +67,7 @@ from vim_mm.interop import mamba_ssm as drop_in
 from vim_mm.progress import progress
 
 MAMBA, VMAMBA = 'mamba_ssm', 'VMamba'
+LAYERS = ('mamba_inner_fn', 'mamba_inner_fn_no_out_proj')  # the latter Vim's alone
 THEIRS, OURS = 'theirs', 'vim_mm'
 Record = dict[str, Any]
 
@@ -102,29 +105,49 @@ def layer_inputs(scan: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def layer(inner: Any) -> Any:
-    """A ``mamba_inner_fn`` as a function of the values of :func:`layer_inputs`."""
+def layer(inner: Any, names: Iterable[str]) -> Any:
+    """A function of :data:`LAYERS` as one of the values of :func:`layer_inputs` alone."""
 
     def call(*tensors: Tensor) -> Tensor:
-        *weights, A, D, delta_bias = tensors
-        return inner(*weights, None, A, None, None, D, delta_bias)
+        given = dict(zip(names, tensors, strict=True))
+        if 'out_proj_weight' in given:
+            given['out_proj_bias'] = None
+        return inner(**given)
 
     return call
 
 
-def their_layer() -> Any:
-    """mamba_ssm's ``mamba_inner_fn``, None where it cannot run."""
+def their_layer(name: str) -> Any:
+    """The installed mamba_ssm's function of this name, None where it cannot run."""
     try:
         import causal_conv1d_cuda  # noqa: F401  mamba_ssm is importable without it
-        from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn
+        from mamba_ssm.ops import selective_scan_interface
     except ImportError:
         return None
-    return mamba_inner_fn
+    return getattr(selective_scan_interface, name, None)
 
 
 def beside(theirs: Any, ours: Any) -> dict[str, Any]:
     """By whose they are; ours alone where theirs is None."""
     return {OURS: ours} if theirs is None else {THEIRS: theirs, OURS: ours}
+
+
+def layers(
+    name: str, scan: dict[str, Tensor], grad_scan: Tensor, with_theirs: bool
+) -> dict[str, Scan]:
+    """A function of :data:`LAYERS` by whose it is, for inputs of its scan and their gradient."""
+    inputs = layer_inputs(scan)
+    grad_out = grad_scan
+    if name == 'mamba_inner_fn':
+        shape = len(grad_scan), grad_scan.shape[2], len(inputs['out_proj_weight'])
+        grad_out = torch.randn(shape).to(grad_scan)
+    else:
+        del inputs['out_proj_weight']
+    functions = beside(their_layer(name) if with_theirs else None, getattr(drop_in, name))
+    return {
+        library: differentiated(layer(function, inputs), inputs, grad_out)
+        for library, function in functions.items()
+    }
 
 
 def scans(
@@ -136,10 +159,6 @@ def scans(
     """
     theirs = peers.get(MAMBA)
     passes = 'forward', 'forward and backward'
-    of_layer = layer_inputs(inputs)
-    layers = beside(their_layer() if theirs is not None else None, drop_in.mamba_inner_fn)
-    outputs = len(grad_out), grad_out.shape[2], len(of_layer['out_proj_weight'])
-    grad_layer = torch.randn(outputs).to(grad_out)
     functions = beside(
         partial(RawScanFunction.apply, theirs) if theirs is not None else None,
         partial(drop_in.selective_scan_fn, delta_softplus=True),
@@ -151,13 +170,7 @@ def scans(
             passes,
             {name: differentiated(f, inputs, grad_out) for name, f in functions.items()},
         ),
-        'mamba_inner_fn': (
-            passes,
-            {
-                name: differentiated(layer(inner), of_layer, grad_layer)
-                for name, inner in layers.items()
-            },
-        ),
+        **{name: (passes, layers(name, inputs, grad_out, theirs is not None)) for name in LAYERS},
         'selective_scan_cuda': (
             ('fwd', 'bwd'),
             {name: raw_scan(x, inputs, grad_out) for name, x in extensions.items()},

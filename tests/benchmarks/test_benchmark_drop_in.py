@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -58,18 +59,18 @@ def test_results_that_differ_are_told(tool, monkeypatch):
         )
 
     args = arguments_of(tool, monkeypatch, '--dtype', 'fp32')
-    layer = mamba_ssm.mamba_inner_fn
-    monkeypatch.setitem(tool['scans'].__globals__, 'their_layer', lambda: layer)
+    own = partial(getattr, mamba_ssm)
+    monkeypatch.setitem(tool['scans'].__globals__, 'their_layer', own)
     for by, wrong in ((1, 0.0), (2, 1.0)):
         peers = {
             'mamba_ssm': divided(mamba_ssm.selective_scan_cuda, by),
             'VMamba': divided(mamba_ssm.selective_scan_cuda_oflex, by),
         }
         records = [*tool['records_of'](args, peers)]
-        assert [r['library'] for r in records] == ['theirs', 'vim_mm'] * 8
+        assert [r['library'] for r in records] == ['theirs', 'vim_mm'] * 10
         assert all(r['call'] > 0 for r in records)
         for r in records:
-            is_layer, is_backward = r['function'] == 'mamba_inner_fn', r['pass'] not in FORWARD
+            is_layer, is_backward = 'inner' in r['function'], r['pass'] not in FORWARD
             expected = wrong if is_backward and not is_layer else 0
             assert abs(r['difference'] - expected) < 1e-5, r
         row = tool['report'](records).splitlines()[-1]
@@ -87,7 +88,7 @@ def test_where_one_library_is_there_the_others_rows_have_gaps(tool, monkeypatch)
     ]
     timed = {row.split('|')[1].strip() for row in rows if row.split('|')[4].strip()}
     assert timed == {'selective_scan_cuda_oflex'}
-    assert len(rows) == 8
+    assert len(rows) == 10
 
 
 def test_without_mamba_ssm_ours_is_timed(tool, tmp_path, monkeypatch, capsys):
@@ -99,6 +100,8 @@ def test_without_mamba_ssm_ours_is_timed(tool, tmp_path, monkeypatch, capsys):
         ('selective_scan_fn', 'forward and backward', 'vim_mm'),
         ('mamba_inner_fn', 'forward', 'vim_mm'),
         ('mamba_inner_fn', 'forward and backward', 'vim_mm'),
+        ('mamba_inner_fn_no_out_proj', 'forward', 'vim_mm'),
+        ('mamba_inner_fn_no_out_proj', 'forward and backward', 'vim_mm'),
         ('selective_scan_cuda', 'fwd', 'vim_mm'),
         ('selective_scan_cuda', 'bwd', 'vim_mm'),
         ('selective_scan_cuda_oflex', 'fwd', 'vim_mm'),
