@@ -79,6 +79,7 @@ def second_tables(tasks: Mapping[str, StudyTask]) -> dict[str, Rows]:
         tables[f'{name}: stiffness'] = stiffness_rows(
             {task.title(arm): runs for arm, runs in _with_enough_seeds(task).items()}
         )
+    tables['scenes: repeated'] = repeated_rows(tasks)
     return {name: without_empty_columns(rows) for name, rows in tables.items()}
 
 
@@ -280,6 +281,31 @@ def _same(task: StudyTask, title: str) -> str:
     seeds = task.pairs(arm, CONTROL)
     same = sum(task.runs[arm][s]['metric'] == task.runs[CONTROL][s]['metric'] for s in seeds)
     return f'{same} of {len(seeds)}'
+
+
+def repeated_rows(tasks: Mapping[str, StudyTask]) -> Rows:
+    """S2's runs against the first part's of the same seeds: the same trainings, rounded otherwise.
+
+    They are of other commits, and some of another card.
+
+    Raises:
+        ValueError: They are not the same trainings.
+    """
+    first, later = (tasks.get(name, StudyTask(name)) for name in ('scenes', 'spacing'))
+    rows = []
+    for arm, runs in later.runs.items():
+        title = f'{arm}, S2'
+        both = StudyTask('scenes', {arm: first.runs.get(arm, {}), title: runs})
+        seeds = both.pairs(title, arm)
+        for key in ('settings', 'data', 'parameters'):
+            if any(both.runs[arm][seed].get(key) != runs[seed].get(key) for seed in seeds):
+                raise ValueError(f'scenes and spacing: runs of {arm} differ in their {key}')
+        for row in pair_rows(both, [(title, arm)], None):
+            metrics = [both.metrics(name, seeds=seeds) for name in (title, arm)]
+            spread = [f'{np.std(of_arm, ddof=1):.2f}' for of_arm in metrics]
+            row['over seeds'] = f'{spread[0]} and {spread[1]}'
+            rows.append(row | {'r': f'{np.corrcoef(*metrics)[0, 1]:+.2f}'})
+    return rows
 
 
 def pair_rows(task: StudyTask, pairs: Sequence[tuple[str, str]], size: int | None) -> Rows:

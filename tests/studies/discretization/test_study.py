@@ -29,6 +29,7 @@ from studies.discretization.tables.first import (
 from studies.discretization.tables.second import (
     endpoint_rows,
     plot_stiffness,
+    repeated_rows,
     second_tables,
     state_rows,
     verdict_rows,
@@ -448,6 +449,37 @@ def test_runs_of_the_second_round_leave_the_tables_of_the_first(tasks):
     assert again['same metric'] == '9 of 9' and again['standard deviation'] == '0.000'
     assert again['p'] == '1.0000'  # of no family: nothing is corrected or tested besides
     assert not again.keys() & {'p, Holm', 'TOST, Holm', 'simultaneous 95 % interval'}
+
+
+def test_the_same_training_again(tasks):
+    """Of the arms that both tasks have; what was trained otherwise is no repetition."""
+    first = tasks['scenes']
+    rng, shifts = np.random.default_rng(0), {}
+    later = StudyTask('spacing', {})
+    for arm in ('zoh', 'bilinear'):
+        shifts[arm] = rng.normal(size=9)
+        later.runs[arm] = {
+            s: run | {'metric': run['metric'] + shifts[arm][s]}
+            for s, run in first.runs[arm].items()
+            if s < 9
+        }
+    later.runs['rk4'] = {0: first.runs['rk4'][0]}
+    later.runs['exp_trapezoidal'] = later.runs['zoh']
+    rows = repeated_rows({'scenes': first, 'spacing': later})
+    assert [(row['A'], row['B'], row['pairs']) for row in rows] == [
+        ('zoh, S2', 'zoh', '9'),
+        ('bilinear, S2', 'bilinear', '9'),
+    ]
+    old = np.array([first.runs['zoh'][s]['metric'] for s in range(9)])
+    new = old + shifts['zoh']
+    assert rows[0]['A - B'] == f'{shifts["zoh"].mean():+.3f}'
+    assert rows[0]['standard deviation'] == f'{shifts["zoh"].std(ddof=1):.3f}'
+    assert rows[0]['over seeds'] == f'{new.std(ddof=1):.2f} and {old.std(ddof=1):.2f}'
+    assert rows[0]['r'] == f'{stats.pearsonr(old, new).statistic:+.2f}'
+    later.runs['zoh'][3] |= {'settings': {'lr': 1.0}}
+    with pytest.raises(ValueError, match='runs of zoh differ in their settings'):
+        repeated_rows({'scenes': first, 'spacing': later})
+    assert repeated_rows({'scenes': first}) == []
 
 
 def test_a_cost_without_memory(tasks):
