@@ -10,9 +10,9 @@ of Mamba-130M. ``mamba_inner_fn`` is such a layer without its first projection, 
 ``mamba_inner_fn_no_out_proj`` without its last one either. VMamba's extension
 selective_scan_cuda_oflex has no gate, and an output in float32. A call is what its caller waits
 for; a time on the GPU is that inside a CUDA graph. Medians. The difference is the largest of the
-output's and every gradient's, each over its largest entry. Where a library is not installed (for
-the layers mamba_ssm with causal_conv1d; for the second that of Vim), or without a GPU, ours is
-timed alone.
+output's and every gradient's, each over its largest entry. Where a library is not installed, or
+without a GPU, ours is timed alone. mamba_ssm's layer needs causal_conv1d too, and Vim's the
+mamba_ssm that comes with it.
 """
 
 import argparse
