@@ -284,9 +284,9 @@ def _same(task: StudyTask, title: str) -> str:
 
 
 def repeated_rows(tasks: Mapping[str, StudyTask]) -> Rows:
-    """S2's runs against the first part's of the same seeds: the same trainings, rounded otherwise.
+    """S2's runs against the first part's of the same seeds: the same trainings at other commits.
 
-    They are of other commits, and some of another card.
+    Most are of another card, too.
 
     Raises:
         ValueError: They are not the same trainings.

@@ -476,9 +476,10 @@ def test_the_same_training_again(tasks):
     assert rows[0]['standard deviation'] == f'{shifts["zoh"].std(ddof=1):.3f}'
     assert rows[0]['over seeds'] == f'{new.std(ddof=1):.2f} and {old.std(ddof=1):.2f}'
     assert rows[0]['r'] == f'{stats.pearsonr(old, new).statistic:+.2f}'
-    later.runs['zoh'][3] |= {'settings': {'lr': 1.0}}
-    with pytest.raises(ValueError, match='runs of zoh differ in their settings'):
-        repeated_rows({'scenes': first, 'spacing': later})
+    for key in ('parameters', 'data', 'settings'):  # the last is looked at first
+        later.runs['zoh'][3] |= {key: {'lr': 1.0}}
+        with pytest.raises(ValueError, match=f'runs of zoh differ in their {key}'):
+            repeated_rows({'scenes': first, 'spacing': later})
     assert repeated_rows({'scenes': first}) == []
 
 
