@@ -16,7 +16,7 @@ mamba_ssm that comes with it.
 """
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from _command_line import DTYPES, add_run_arguments, add_sizes, end, parse_first, parser_of
@@ -87,7 +87,7 @@ def differentiated(function: Any, inputs: dict[str, Tensor], grad_out: Tensor) -
 
 
 def layer_inputs(scan: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those of :func:`layer`, where the scan of the layer has these inputs."""
+    """Those of a layer, where the scan of the layer has these inputs."""
     batch, channels, length = scan['u'].shape
     states, rank = scan['A'].shape[1], -(-channels // 32)
 
@@ -103,18 +103,6 @@ def layer_inputs(scan: dict[str, Tensor]) -> dict[str, Tensor]:
         'out_proj_weight': normal(-(-channels // 2), channels, scale=channels**-0.5),
         **{name: scan[name] for name in ('A', 'D', 'delta_bias')},
     }
-
-
-def layer(inner: Any, names: Iterable[str]) -> Any:
-    """A function of :data:`LAYERS` as one of the values of :func:`layer_inputs` alone."""
-
-    def call(*tensors: Tensor) -> Tensor:
-        given = dict(zip(names, tensors, strict=True))
-        if 'out_proj_weight' in given:
-            given['out_proj_bias'] = None
-        return inner(**given)
-
-    return call
 
 
 def their_layer(name: str) -> Any:
@@ -136,16 +124,20 @@ def layers(
     name: str, scan: dict[str, Tensor], grad_scan: Tensor, with_theirs: bool
 ) -> dict[str, Scan]:
     """A function of :data:`LAYERS` by whose it is, for inputs of its scan and their gradient."""
-    inputs = layer_inputs(scan)
-    grad_out = grad_scan
+    inputs, more, grad_out = layer_inputs(scan), {}, grad_scan
     if name == 'mamba_inner_fn':
+        more['out_proj_bias'] = None
         shape = len(grad_scan), grad_scan.shape[2], len(inputs['out_proj_weight'])
         grad_out = torch.randn(shape).to(grad_scan)
     else:
         del inputs['out_proj_weight']
+
+    def layer(function: Any, *tensors: Tensor) -> Tensor:
+        return function(**dict(zip(inputs, tensors, strict=True)), **more)
+
     functions = beside(their_layer(name) if with_theirs else None, getattr(drop_in, name))
     return {
-        library: differentiated(layer(function, inputs), inputs, grad_out)
+        library: differentiated(partial(layer, function), inputs, grad_out)
         for library, function in functions.items()
     }
 
