@@ -38,7 +38,7 @@ DETECTION = 'detection'  # its file has what run_all_methods.py left
 # Points within which methods count as equal. Of round one chosen when its runs had been seen.
 MARGINS = {'fashion': 0.3, 'scenes': 0.7}
 # What the records of all runs of a task have in common.
-_ALIKE: dict[str, Callable[[dict[str, Any]], Any]] = {
+ALIKE: dict[str, Callable[[dict[str, Any]], Any]] = {
     'settings': lambda record: record.get('settings'),
     'data': lambda record: record.get('data'),
     'torch': lambda record: record.get('versions', {}).get('torch'),
@@ -102,7 +102,7 @@ def read_results(folder: Path = RUNS) -> dict[str, StudyTask]:
             if 'seed' not in record:
                 task.costs[record['arm']] = record
                 continue
-            for key, look_up in _ALIKE.items():
+            for key, look_up in ALIKE.items():
                 value, name = look_up(record), f'{record["arm"]} {record["seed"]}'
                 other, like = first.setdefault(key, (value, name))
                 if value != other:

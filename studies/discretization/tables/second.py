@@ -30,7 +30,7 @@ from benchmarks.measure.tables import without_empty_columns
 from studies.discretization.models.arms import AGAIN, PUBLISHED, SPACED
 from studies.discretization.models.stiffness import EDGES, mean_shares, stiffness_rows
 from studies.discretization.plans import PLANS
-from studies.discretization.study import MARGINS, StudyTask
+from studies.discretization.study import ALIKE, MARGINS, StudyTask
 from studies.discretization.tables.first import change, cost_cells
 from studies.discretization.tasks import TASKS
 
@@ -297,8 +297,8 @@ def repeated_rows(tasks: Mapping[str, StudyTask]) -> Rows:
         title = f'{arm}, S2'
         both = StudyTask('scenes', {arm: first.runs.get(arm, {}), title: runs})
         seeds = both.pairs(title, arm)
-        for key in ('settings', 'data', 'parameters'):
-            if any(both.runs[arm][seed].get(key) != runs[seed].get(key) for seed in seeds):
+        for key, look_up in (ALIKE | {'parameters': lambda run: run.get('parameters')}).items():
+            if any(look_up(both.runs[arm][seed]) != look_up(runs[seed]) for seed in seeds):
                 raise ValueError(f'scenes and spacing: runs of {arm} differ in their {key}')
         for row in pair_rows(both, [(title, arm)], None):
             metrics = [both.metrics(name, seeds=seeds) for name in (title, arm)]

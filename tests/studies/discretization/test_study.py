@@ -476,9 +476,13 @@ def test_the_same_training_again(tasks):
     assert rows[0]['standard deviation'] == f'{shifts["zoh"].std(ddof=1):.3f}'
     assert rows[0]['over seeds'] == f'{new.std(ddof=1):.2f} and {old.std(ddof=1):.2f}'
     assert rows[0]['r'] == f'{stats.pearsonr(old, new).statistic:+.2f}'
-    for key in ('parameters', 'data', 'settings'):  # the last is looked at first
-        later.runs['zoh'][3] |= {key: {'lr': 1.0}}
-        with pytest.raises(ValueError, match=f'runs of zoh differ in their {key}'):
+    whole = later.runs['zoh'][3]
+    for name, word in (
+        ('parameters', 'parameters'), ('data', 'data'), ('settings', 'settings'),
+        ('versions', 'torch'),
+    ):  # fmt: skip
+        later.runs['zoh'][3] = whole | {name: {'torch': '1.0'}}
+        with pytest.raises(ValueError, match=f'runs of zoh differ in their {word}'):
             repeated_rows({'scenes': first, 'spacing': later})
     assert repeated_rows({'scenes': first}) == []
 
