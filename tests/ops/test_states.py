@@ -272,7 +272,8 @@ def test_half_precision(backend, device, method, reverse, dtype):
     ],
 )
 def test_groups(backend, device, method):
-    """Each in its direction, all with one mask."""
+    """Each in its direction, all with one mask, equals single scans, which other tests hold to
+    sequences alone."""
     flags = (False, True, True)
     inputs = grouped_inputs(
         3, shared=('z',), batch=2, channels=4, length=70, states=3, dtype=torch.float32
@@ -281,7 +282,9 @@ def test_groups(backend, device, method):
     if METHODS[method].causal:
         inputs['initial_state'] = new_state(inputs)
     reset = random_reset(2, 70)
-    options = dict(backend=backend, discretization_method=method, delta_softplus=True)
+    options = dict(
+        backend=backend, discretization_method=method, delta_softplus=True, reset=reset.to(device)
+    )
 
     def one_by_one(return_last_state=True, **given):
         results = []
@@ -290,13 +293,12 @@ def test_groups(backend, device, method):
                 name: x[k] if name in ('A', 'D', 'delta_bias') else x[:, k]
                 for name, x in given.items()
             }
-            scan = functools.partial(selective_scan_fn, **options, reverse=reverse)
-            results.append(alone(scan, reset, reverse)(**of_group))
+            results.append(
+                selective_scan_fn(**of_group, **options, reverse=reverse, return_last_state=True)
+            )
         return tuple(torch.stack(x, 1) for x in zip(*results, strict=True))
 
-    packed = functools.partial(
-        selective_scan_grouped_fn, **options, reverse=flags, reset=reset.to(device)
-    )
+    packed = functools.partial(selective_scan_grouped_fn, **options, reverse=flags)
     compare(packed, one_by_one, inputs)
 
 
