@@ -11,8 +11,8 @@ of Mamba-130M. ``mamba_inner_fn`` is such a layer without its first projection, 
 selective_scan_cuda_oflex has no gate, and an output in float32. A call is what its caller waits
 for; a time on the GPU is that inside a CUDA graph. Medians. The difference is the largest of the
 output's and every gradient's, each over its largest entry. Where a library is not installed, or
-without a GPU, ours is timed alone. mamba_ssm's layer needs causal_conv1d too, and Vim's the
-mamba_ssm that comes with it.
+without a GPU, ours is timed alone. mamba_ssm's layer needs causal_conv1d too, and Vim's the two
+that come with it.
 """
 
 import argparse
