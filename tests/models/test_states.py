@@ -216,8 +216,15 @@ STATE = MambaState(torch.zeros(2, 16, 3), torch.zeros(2, 16, 4))
             id='conv_int',
         ),
         pytest.param(
+            dict(bimamba_type='none'),
+            dict(initial_state=STATE._replace(scan=STATE.scan.to('meta'))),
+            'initial_state.scan: expected on cpu, where hidden_states is, got meta',
+            id='device',
+        ),
+        pytest.param(
             dict(bimamba_type='none'), dict(return_last_state=1), 'return_last_state', id='int'
         ),
+        pytest.param({}, dict(return_last_state=0), 'return_last_state', id='zero'),
     ],
 )
 def test_bad_states(mixer, states, message):

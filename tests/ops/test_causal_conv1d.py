@@ -213,14 +213,17 @@ def test_a_state_is_the_steps_before(reverse, with_reset):
     )
 
 
-def test_states_in_autocast():
-    x, weight, bias = (t.float() for t in inputs())
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16])
+def test_states_in_autocast(dtype):
+    x, weight, bias = (t.to(dtype) for t in inputs())
     reset = reset_at(9, 4)
     with torch.autocast('cpu', torch.bfloat16):
         out, state = causal_conv1d(x, weight, bias, reset=reset, return_last_state=True)
-        again = causal_conv1d(x.bfloat16(), weight, bias, initial_state=state)
-    assert out.dtype == again.dtype == torch.bfloat16 and state.dtype == torch.float32
-    expected = causal_conv1d(x, weight, bias, reset=reset)
+        again = causal_conv1d(x, weight, bias, initial_state=state)
+        of_autocast = causal_conv1d(x.bfloat16(), weight, bias, initial_state=state)
+    assert out.dtype == again.dtype == torch.bfloat16 and state.dtype == dtype
+    torch.testing.assert_close(again, of_autocast, rtol=0.02, atol=0.02)
+    expected = causal_conv1d(x.float(), weight.float(), bias.float(), reset=reset)
     torch.testing.assert_close(out.float(), expected, rtol=0.05, atol=0.05)
 
 

@@ -168,10 +168,11 @@ def check_image_list(images: Any, in_channels: int) -> None:
         name = f'images[{i}]'
         check_tensor(name, image)
         check_device(name, image, 'images[0]', images[0])
-        if not image.is_floating_point() or image.dtype != images[0].dtype:
+        if not image.is_floating_point():
+            raise UserTypeError(f'{name}: expected floating-point numbers, got {image.dtype}')
+        if image.dtype != images[0].dtype:
             raise UserTypeError(
-                f'{name}: expected floating-point numbers of one dtype, got {image.dtype} beside '
-                f'{images[0].dtype}'
+                f'{name}: expected {images[0].dtype}, as images[0] is, got {image.dtype}'
             )
         if image.dim() != 3 or image.shape[0] != in_channels or 0 in image.shape:
             raise UserValueError(

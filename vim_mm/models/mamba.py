@@ -24,7 +24,7 @@ from vim_mm.ops import causal_conv1d, selective_scan_grouped_fn
 from vim_mm.ops.backends import BACKENDS, wish_of_arguments
 from vim_mm.ops.block import fused_mixer
 from vim_mm.ops.causal_conv1d import extend, last_state_of, taps_within
-from vim_mm.ops.discretization import check_reset, check_tensor, get_method
+from vim_mm.ops.discretization import check_device, check_reset, check_tensor, get_method
 from vim_mm.ops.selective_scan import MAX_STATES
 
 _OUTER, _EACH = ('in_proj', 'out_proj'), ('conv1d', 'x_proj', 'dt_proj', 'D')
@@ -271,8 +271,9 @@ class Mamba(nn.Module):
             ValueError: Another shape, or a state of a mixer that also scans from the end.
         """
         check_tokens(hidden_states, self.d_model)
+        check_bools(return_last_state=return_last_state)
         states: dict[str, Any] = {}
-        with_states = bool(return_last_state) or initial_state is not None
+        with_states = return_last_state or initial_state is not None
         with_reset = reset is not None
         if with_states or with_reset:
             states = self._check_states(hidden_states, return_last_state, initial_state, reset)
@@ -290,7 +291,6 @@ class Mamba(nn.Module):
         reset: Tensor | None,
     ) -> dict[str, Any]:
         """Those of the arguments that are given."""
-        check_bools(return_last_state=return_last_state)
         causal = len(self.reverse) == 1 and get_method(self.discretization_method).causal
         if not causal and (return_last_state or initial_state is not None):
             raise UserValueError(
@@ -300,13 +300,13 @@ class Mamba(nn.Module):
             )
         given: dict[str, Any] = {'return_last_state': True} if return_last_state else {}
         if initial_state is not None:
-            given['initial_state'] = self._check_state(initial_state, hidden_states.shape[0])
+            given['initial_state'] = self._check_state(initial_state, hidden_states)
         if reset is not None:
             check_reset(reset, (*hidden_states.shape[:2],), 'hidden_states', hidden_states)
             given['reset'] = reset
         return given
 
-    def _check_state(self, state: MambaState, batch: int) -> MambaState:
+    def _check_state(self, state: MambaState, hidden_states: Tensor) -> MambaState:
         if not isinstance(state, tuple | list) or len(state) != 2:
             raise UserTypeError(
                 f'initial_state: expected a MambaState (conv, scan), got {type(state).__name__}'
@@ -314,7 +314,8 @@ class Mamba(nn.Module):
         sizes = {'conv': self.d_conv - 1, 'scan': self.d_state}
         for (name, size), tensor in zip(sizes.items(), state, strict=True):
             check_tensor(f'initial_state.{name}', tensor)
-            shape = (batch, self.d_inner, size)
+            check_device(f'initial_state.{name}', tensor, 'hidden_states', hidden_states)
+            shape = (hidden_states.shape[0], self.d_inner, size)
             if tuple(tensor.shape) != shape:
                 raise UserValueError(
                     f'initial_state.{name}: expected shape {shape}, got {tuple(tensor.shape)}'

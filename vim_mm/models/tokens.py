@@ -1,13 +1,12 @@
 """Where VisionMamba's tokens stand: class tokens in the sequence, position embedding, rotation."""
 
-from contextlib import nullcontext
-
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
 from vim_mm.ops.exported import are_open
+from vim_mm.ops.library import without_autocast
 from vim_mm.ops.resample import resampling_matrix
 
 # Tables of one axis, see _kept_turns: some kilobytes for each length that a grid has had. None is
@@ -91,10 +90,8 @@ def _resize_by_matrices(
         resampling_matrix('bicubic', new, old, patches)
         for new, old in zip(new_grid, old_grid, strict=True)
     )
-    kind = patches.device.type
-    with_autocast = torch.amp.is_autocast_available(kind)  # not so of the meta device
     # 16 bits would round the weights.
-    with torch.autocast(kind, enabled=False) if with_autocast else nullcontext():
+    with without_autocast(patches):
         image = rows @ patches.reshape(old_grid[0], -1)
         image = columns @ image.view(new_grid[0], old_grid[1], -1)
     return image.view(1, new_grid[0] * new_grid[1], -1)

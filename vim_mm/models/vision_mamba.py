@@ -41,6 +41,7 @@ from vim_mm.models.tokens import (
     split_cls,
 )
 from vim_mm.models.weight_decay import undecayed_parameters
+from vim_mm.ops.library import without_autocast
 
 OUT_TYPES = ('featmap', 'cls_token', 'avg_featmap', 'raw')
 OUT_FEATURES = ('mixer', 'residual', 'norm')
@@ -340,7 +341,9 @@ class VisionMamba(nn.Module):
             alike.setdefault(tuple(image.shape), []).append(i)
         sequences, grids = [images[0]] * len(images), [(0, 0)] * len(images)
         for members in alike.values():
-            tokens, grid = self._make_tokens(torch.stack([images[i] for i in members]))
+            with without_autocast(images[0]):
+                batch = torch.stack([images[i] for i in members])
+            tokens, grid = self._make_tokens(batch)
             for i, of_image in zip(members, tokens.unbind(0), strict=True):
                 sequences[i], grids[i] = of_image, grid
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vim_mm.errors import UserTypeError, UserValueError
 from vim_mm.ops.discretization import check_device, check_reset, check_tensor
+from vim_mm.ops.library import without_autocast
 from vim_mm.ops.selective_scan import check_bool
 
 
@@ -105,7 +106,8 @@ def extend(x: Tensor, width: int, reverse: bool, initial_state: Tensor | None = 
     if initial_state is None:
         return F.pad(x, _margin(width, reverse))
     state = initial_state.to(x.dtype)
-    return torch.cat([x, state] if reverse else [state, x], dim=2)
+    with without_autocast(x):
+        return torch.cat([x, state] if reverse else [state, x], dim=2)
 
 
 def taps_within(

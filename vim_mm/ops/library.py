@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -186,6 +187,15 @@ def refuse_forward_mode(*tensors: Tensor | None) -> None:
             'this operator has no forward-mode derivative (jvp); '
             "the scan's backend='reference' has, for zoh and rk4"
         )
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager:
+    """For operators that autocast would change: products, which it rounds, and ``torch.cat`` and
+    ``stack``, which refuse float16 under its bfloat16 and the other way round."""
+    # The meta device has none.
+    if x.is_meta or not torch.is_autocast_enabled(x.device.type):
+        return nullcontext()
+    return torch.autocast(x.device.type, enabled=False)
 
 
 # Directions of so many groups fit into an integer, which a launch of Triton's scan takes.
