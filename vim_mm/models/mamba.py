@@ -271,12 +271,9 @@ class Mamba(nn.Module):
             ValueError: Another shape, or a state of a mixer that also scans from the end.
         """
         check_tokens(hidden_states, self.d_model)
-        check_bools(return_last_state=return_last_state)
-        states: dict[str, Any] = {}
-        with_states = return_last_state or initial_state is not None
-        with_reset = reset is not None
-        if with_states or with_reset:
-            states = self._check_states(hidden_states, return_last_state, initial_state, reset)
+        states = self._check_states(hidden_states, return_last_state, initial_state, reset)
+        with_reset = 'reset' in states
+        with_states = len(states) > with_reset
         if path is None:
             path = path_of_mixer(self, hidden_states, with_reset, with_states)
         if path.fused is None or with_states:
@@ -291,6 +288,9 @@ class Mamba(nn.Module):
         reset: Tensor | None,
     ) -> dict[str, Any]:
         """Those of the arguments that are given."""
+        check_bools(return_last_state=return_last_state)
+        if not (return_last_state or initial_state is not None or reset is not None):
+            return {}
         causal = len(self.reverse) == 1 and get_method(self.discretization_method).causal
         if not causal and (return_last_state or initial_state is not None):
             raise UserValueError(
