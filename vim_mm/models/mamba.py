@@ -289,10 +289,8 @@ class Mamba(nn.Module):
     ) -> dict[str, Any]:
         """Those of the arguments that are given."""
         check_bools(return_last_state=return_last_state)
-        if not (return_last_state or initial_state is not None or reset is not None):
-            return {}
         causal = len(self.reverse) == 1 and get_method(self.discretization_method).causal
-        if not causal and (return_last_state or initial_state is not None):
+        if (return_last_state or initial_state is not None) and not causal:
             raise UserValueError(
                 f"initial_state and return_last_state need bimamba_type 'none' and a causal "
                 f'method, got {self.bimamba_type!r} and {self.discretization_method!r}: what also '
