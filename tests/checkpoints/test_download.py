@@ -82,7 +82,11 @@ def test_a_download_that_is_cut_does_not_stay(server, tmp_path):
 
 def test_a_server_that_does_not_tell_the_length(server):
     server.content['/chunked.pth'] = saved(1)
-    assert number(f'{server.url}/chunked.pth') == 1
+    server.cut.add('/chunked.pth')
+    with pytest.raises(ValueError, match=r'/chunked\.pth .* cut off after \d+ bytes'):
+        number(f'{server.url}/chunked.pth')
+    server.cut.clear()
+    assert number(f'{server.url}/chunked.pth') == 1  # what is damaged was not kept
 
 
 def test_a_file_that_is_not_there_is_named(server, tmp_path):

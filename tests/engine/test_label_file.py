@@ -23,6 +23,7 @@ from vim_mm.engine.label_file import LabelFile, LabelMaps, map_names
         (['i/A.jpg', 'i/a.jpg', 'i/b/a.jpg'], ['A.jpg.png', 'a.jpg.png', 'b/a.jpg.png']),
         (['i/0.png', 'i/0.png'], ['0.png']),  # a data set that repeats another
         (['../i/0.tif'], ['0.png']),
+        (['i/a/0.jpg', 'i/b/../../j/0.jpg'], ['i/a/0.png', 'j/0.png']),  # in the folder
         ([], []),
     ],
 )

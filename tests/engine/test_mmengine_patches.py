@@ -6,8 +6,10 @@ import pickle
 import subprocess
 from importlib.metadata import PackageNotFoundError
 
+import mmengine
 import numpy as np
 import pytest
+import yaml
 from mmengine.logging import HistoryBuffer, MessageHub
 
 from tests.forked import forked_python
@@ -112,6 +114,17 @@ def test_a_backbone_reads_its_checkpoint_as_data(imports, tmp_path):
     assert done.returncode != 0
     assert not (tmp_path / 'victim').exists()
     assert 'UnsafeCheckpointError: evil.pth was not loaded' in done.stderr
+
+
+def test_yaml_is_read_as_data(tmp_path):
+    mmengine_patches.activate()
+    file = tmp_path / 'annotations.yaml'
+    mmengine.dump(dict(sizes=(3, [(4, 'x')])), file)
+    assert mmengine.load(file) == dict(sizes=(3, [(4, 'x')]))
+    file.write_text(f'x: !!python/object/apply:os.mkdir ["{tmp_path / "victim"}"]')
+    with pytest.raises(yaml.YAMLError, match=r'os\.mkdir'):
+        mmengine.load(file)
+    assert not (tmp_path / 'victim').exists()
 
 
 @pytest.mark.parametrize(('found', 'kept'), [('4.57.3', True), ('5.0.0', False), (None, True)])

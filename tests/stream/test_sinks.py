@@ -93,6 +93,14 @@ def test_a_link_stays_and_its_file_is_written(ending, tmp_path):
     assert link.is_symlink() and len(read_video(file)[0]) == FRAMES
 
 
+def test_what_the_name_of_an_open_video_leads_to_stays(tmp_path):
+    (tmp_path / 'mine').write_text('mine')
+    (tmp_path / 'out.partial.mp4').symlink_to('mine')
+    write(tmp_path / 'out.mp4')
+    assert (tmp_path / 'mine').read_text() == 'mine'
+    assert not (tmp_path / 'out.mp4').is_symlink()
+
+
 @pytest.mark.parametrize('rate', [29.97, 0.5, 240.0])
 @pytest.mark.parametrize('ending', ['avi', 'mkv', 'mp4'])
 @pytest.mark.parametrize('frames', [1, 3, FRAMES])

@@ -95,6 +95,7 @@ def test_the_pointer_decides(train, tmp_path):
     (tmp_path / 'moved' / 'last_checkpoint').write_text(str(run / 'iter_4.pth'))
     log = train('--work-dir', 'moved', '--resume')
     assert f'finds {tmp_path / "moved" / "iter_4.pth"}' in log and 'This run is finished' in log
+    assert 'Training started' not in log and 'Last checkpoint' not in log
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,24 @@ from urllib.request import Request, urlopen
 
 import torch
 
+from vim_mm.checkpoints.file import NotACheckpointError, read_file
 from vim_mm.progress import progress
 
 _BLOCK = 2**20  # bytes
 _TIMEOUT = 60  # seconds without a byte
+
+
+def read_downloaded(url: str, map_location: str | None = None) -> dict:
+    """:func:`vim_mm.checkpoints.file.read_file` of a URL; what is no whole checkpoint is not kept.
+
+    Not every server tells the length of a file, so that a part can look like a whole download.
+    """
+    path = downloaded(url)
+    try:
+        return read_file(path, map_location, url)
+    except NotACheckpointError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def downloaded(url: str) -> Path:

@@ -25,7 +25,7 @@ from torch import nn
 from vim_mm.checkpoints.container import ConversionError, bare_name, without_wrappers
 from vim_mm.checkpoints.conversion import convert_checkpoint, needs_conversion
 from vim_mm.checkpoints.converted_file import as_checkpoint, describe
-from vim_mm.checkpoints.download import downloaded
+from vim_mm.checkpoints.download import read_downloaded
 from vim_mm.checkpoints.file import read_file
 from vim_mm.checkpoints.state import prepare
 from vim_mm.errors import UserError, UserRuntimeError, UserValueError
@@ -109,8 +109,8 @@ def load_from_local(filename: str, map_location: str | None = None) -> dict:
 
 
 def load_from_http(filename: str, map_location: str | None = None) -> dict:
-    """As :func:`load_from_local`, for a URL; see :func:`vim_mm.checkpoints.download.downloaded`."""
-    return _as_ours(filename, read_file(downloaded(filename), map_location, filename))
+    """As :func:`load_from_local`, for a URL; see :mod:`vim_mm.checkpoints.download`."""
+    return _as_ours(filename, read_downloaded(filename, map_location))
 
 
 def load_from_zoo(filename: str, map_location: str | None = None) -> dict:

@@ -131,7 +131,7 @@ def map_names(images: Iterable[str]) -> dict[str, Path]:
     if _unique(names.values()):
         return names
     # Without '..', which would lead out of the folder that the names are in.
-    whole = {path: Path(os.path.abspath(path)) for path in paths}
+    whole = {path: Path(os.path.normpath(Path(path).absolute())) for path in paths}
     root = os.path.commonpath([path.parent for path in whole.values()])
     below = {path: absolute.relative_to(root) for path, absolute in whole.items()}
     names = {path: name.with_name(f'{name.stem}.png') for path, name in below.items()}

@@ -9,6 +9,7 @@ from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import yaml
 from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.logging import HistoryBuffer
 from mmengine.utils import is_installed
@@ -26,6 +27,7 @@ def activate() -> None:
     ``import vim_mm`` registers classes and operators, and changes nothing else. After this call
 
     - checkpoints are read as data on every path, see :mod:`vim_mm.checkpoints.reading`;
+    - YAML is read as data, where MMEngine calls whatever a tag names;
     - ``_base_ = 'vim_mm::seg/upernet_vim_t_bilinear.py'`` finds a config of this package;
     - ``_base_ = 'mmseg::...'`` finds one of MMSegmentation, whichever distribution holds it;
     - MMPretrain can be imported beside a version of transformers that it does not know;
@@ -39,12 +41,26 @@ def activate() -> None:
     bases before it imports. Further calls change nothing.
     """
     read_checkpoints_as_data()
+    _read_yaml_as_data()
     resolve_shipped_bases()
     _resolve_bases_of_other_distributions()
     _leave_out_multimodal_models()
     count_scans_of_pytorch()
     pin_samples()
     _grow_histories_in_place()
+
+
+def _read_yaml_as_data() -> None:
+    """Let ``mmengine.load`` take plain values, and the tuples that MMEngine itself writes."""
+
+    class Loader(getattr(yaml, 'CSafeLoader', yaml.SafeLoader)):
+        pass
+
+    Loader.add_constructor(
+        'tag:yaml.org,2002:python/tuple',
+        lambda loader, node: tuple(loader.construct_sequence(node, deep=True)),
+    )
+    vars(import_module('mmengine.fileio.handlers.yaml_handler'))['Loader'] = Loader
 
 
 def _resolve_bases_of_other_distributions() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from timm.models import PretrainedCfg
 
-from vim_mm.checkpoints.download import downloaded
+from vim_mm.checkpoints.download import read_downloaded
 from vim_mm.checkpoints.file import read_file
 
 # Where a configuration of timm names weights: none of them may be left for timm to open.
@@ -40,7 +40,7 @@ def read_weights(cfg: PretrainedCfg, cache_dir: str | Path | None = None) -> dic
     if cfg.hf_hub_id:
         return read_file(_from_hub(cfg.hf_hub_id, cfg.hf_hub_filename, cache_dir), 'cpu')
     if isinstance(cfg.url, str) and cfg.url:
-        return read_file(downloaded(cfg.url), 'cpu', cfg.url)
+        return read_downloaded(cfg.url, 'cpu')
     return None
 
 

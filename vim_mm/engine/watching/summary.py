@@ -35,6 +35,7 @@ class SummaryHook(Hook):
     priority = _LAST
 
     def __init__(self):
+        self._trains = False
         self._began: float | None = None
         self._graphs: GraphedStepHook | None = None
         # The first iteration by whose time the others are told, and when it began.
@@ -42,7 +43,10 @@ class SummaryHook(Hook):
         self._since = 0.0
 
     def before_train(self, runner) -> None:
-        """Say what is trained."""
+        """Say what is trained; of a finished run the runner has said all."""
+        self._trains = runner.iter < runner.max_iters
+        if not self._trains:
+            return
         say = runner.logger.info
         for line in describe(runner, 'train', 'val'):
             say(_wrapped(line))
@@ -77,7 +81,9 @@ class SummaryHook(Hook):
             self._graphs = None
 
     def after_train(self, runner) -> None:
-        """Say where the checkpoints are."""
+        """Say where the checkpoints are, of what was trained now."""
+        if not self._trains:
+            return
         for line in _checkpoints(runner):
             runner.logger.info(line)
 
