@@ -9,7 +9,6 @@ from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import yaml
 from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.logging import HistoryBuffer
 from mmengine.utils import is_installed
@@ -53,6 +52,9 @@ def activate() -> None:
 def _read_yaml_as_data() -> None:
     """Let ``mmengine.load`` take plain values, and the tuples that MMEngine itself writes."""
 
+    handler = import_module('mmengine.fileio.handlers.yaml_handler')
+    yaml = handler.yaml
+
     class Loader(getattr(yaml, 'CSafeLoader', yaml.SafeLoader)):
         pass
 
@@ -60,7 +62,7 @@ def _read_yaml_as_data() -> None:
         'tag:yaml.org,2002:python/tuple',
         lambda loader, node: tuple(loader.construct_sequence(node, deep=True)),
     )
-    vars(import_module('mmengine.fileio.handlers.yaml_handler'))['Loader'] = Loader
+    vars(handler)['Loader'] = Loader
 
 
 def _resolve_bases_of_other_distributions() -> None:
