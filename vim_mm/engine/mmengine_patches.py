@@ -5,7 +5,7 @@ from functools import cache, wraps
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import ClassVar
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -51,18 +51,14 @@ def activate() -> None:
 
 def _read_yaml_as_data() -> None:
     """Let ``mmengine.load`` take plain values, and the tuples that MMEngine itself writes."""
-
     handler = import_module('mmengine.fileio.handlers.yaml_handler')
-    yaml = handler.yaml
-
-    class Loader(getattr(yaml, 'CSafeLoader', yaml.SafeLoader)):
-        pass
-
-    Loader.add_constructor(
+    safe = getattr(handler.yaml, 'CSafeLoader', handler.yaml.SafeLoader)
+    loader: Any = type('PlainLoader', (safe,), {})  # PyYAML's own stays as it is
+    loader.add_constructor(
         'tag:yaml.org,2002:python/tuple',
         lambda loader, node: tuple(loader.construct_sequence(node, deep=True)),
     )
-    vars(handler)['Loader'] = Loader
+    vars(handler)['Loader'] = loader
 
 
 def _resolve_bases_of_other_distributions() -> None:
