@@ -140,6 +140,8 @@ def check_config(config: str | Path | None) -> None:
         return
     path = Path(config)
     if path.is_file():
+        if path.suffix in ('.pth', '.pt', '.safetensors'):
+            raise SystemExit(f'config: {config} is a checkpoint; CONFIG comes before CHECKPOINT.')
         return
     if path.is_dir():
         raise SystemExit(f'config: {config} is a folder, not a file.')

@@ -137,6 +137,8 @@ def test_a_config_that_is_not_there_has_a_suggestion(configs):  # noqa: F811
             read(name)
     with pytest.raises(SystemExit, match=r'config: \S+ is a folder, not a file\.'):
         read(configs['seg'].parent)
+    with pytest.raises(SystemExit, match=r'earth\.pth is a checkpoint; CONFIG comes before'):
+        read('demo/earth.pth')
 
 
 def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are(configs, tmp_path):  # noqa: F811
