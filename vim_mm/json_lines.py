@@ -16,7 +16,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """
     try:
         found = json.loads(file.read_text())
-    except ValueError as error:  # of the text's encoding as well
+    except (ValueError, RecursionError) as error:  # of the text's encoding as well
         raise UserValueError(f'{file} is no JSON file: {error}') from None
     return _object(found, str(file))
 
@@ -25,7 +25,8 @@ def read_json_lines(file: Path) -> Iterator[dict[str, Any]]:
     """The records of a file. A line that was cut off, as by a kill, is left out.
 
     Raises:
-        ValueError: A line is JSON and no record, or the file is no text; names the file.
+        ValueError: A line is JSON and no record, or is more than Python reads, or the file is no
+            text; names the file.
     """
     try:
         text = file.read_text()
@@ -36,6 +37,8 @@ def read_json_lines(file: Path) -> Iterator[dict[str, Any]]:
             found = json.loads(line)
         except json.JSONDecodeError:
             continue
+        except (ValueError, RecursionError) as error:
+            raise UserValueError(f'{file}, line {number}, is no JSON: {error}') from None
         yield _object(found, f'{file}, line {number},')
 
 

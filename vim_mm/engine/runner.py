@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from vim_mm.checkpoints.file import NotACheckpointError
 from vim_mm.checkpoints.reading import naming_file
 from vim_mm.checkpoints.state import require_training
 from vim_mm.engine.batches.batch import AccumulationHook, Batch, check_pooled_norms, plan_batch
@@ -369,8 +370,13 @@ class VimRunner(Runner):
         """As in Runner; ``strict`` None is True when resuming or testing."""
         if strict is None:
             strict = self.insists_on_checkpoint
-        with naming_file(filename):
-            checkpoint = super().load_checkpoint(filename, map_location, strict, **kwargs)
+        try:
+            with naming_file(filename):
+                checkpoint = super().load_checkpoint(filename, map_location, strict, **kwargs)
+        except NotACheckpointError as error:
+            if not self._resume or self._testing:
+                raise
+            raise type(error)(f'{error}{beginning.other_choices(self, filename)}') from error
         if self._resume and not self._testing:
             require_training(str(filename), checkpoint)
         self._scheduler_states = checkpoint.get('param_schedulers')

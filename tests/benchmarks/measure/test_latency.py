@@ -10,9 +10,10 @@ import pytest
 from benchmarks.measure import latency
 from benchmarks.measure.latency import distinct_names, folder_name, own_name
 from tests.scripts import load
-from vim_mm.json_lines import read_json
+from vim_mm.json_lines import read_json, read_json_lines
 
 MIB = 2**20
+DEEP = pytest.param(b'[' * 200_000, id='deep')
 
 
 def record(name, speed, form='eager', **further):
@@ -136,9 +137,17 @@ def test_the_folder_in_which_one_stands_has_a_name(tmp_path, monkeypatch):
     assert by_stem_or_folder('benchmark.json', '../benchmark.json') == ['logs', 'run']
 
 
-@pytest.mark.parametrize('content', [b'{"records": [', b'', b'\xff\xfe', b'[1, 2]'])
+@pytest.mark.parametrize('content', [b'{"records": [', b'', b'\xff\xfe', b'[1, 2]', DEEP])
 def test_a_file_that_holds_no_record_is_named(content, tmp_path):
     file = tmp_path / 'cut.json'
     file.write_bytes(content)
     with pytest.raises(ValueError, match=f'^{file} (is no JSON file|holds no JSON object)'):
         read_json(file)
+
+
+@pytest.mark.parametrize('line', [DEEP, pytest.param(b'1' * 5000, id='long')])
+def test_a_line_that_python_cannot_read_is_named(line, tmp_path):
+    file = tmp_path / 'log.json'
+    file.write_bytes(b'{"step": 1}\n' + line)
+    with pytest.raises(ValueError, match=f'^{file}, line 2, is no JSON: '):
+        list(read_json_lines(file))

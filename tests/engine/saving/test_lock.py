@@ -43,6 +43,10 @@ def test_the_second_is_refused_by_the_name_of_the_first(tmp_path):
         f'{tmp_path} is being trained by process {os.getpid()} on {socket.gethostname()} since '
         f'{since}: wait for its end, or choose another --work-dir'
     )
+    with locked(tmp_path):
+        (tmp_path / '.lock').write_text('[' * 4096)
+        with pytest.raises(FolderTakenError, match='by another process'):
+            FolderLock(tmp_path)
     FolderLock(tmp_path).release()
 
 

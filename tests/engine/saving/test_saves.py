@@ -3,12 +3,14 @@
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import torch
 from mmengine.hooks import CheckpointHook, EMAHook, Hook
 
 from tests.engine.toy import Mean, make_runner
+from vim_mm.checkpoints.file import NotACheckpointError
 from vim_mm.engine.saving.checkpoint_hook import DurableCheckpointHook, durable
 from vim_mm.engine.saving.written import LIST, Written, last_checkpoint
 
@@ -322,7 +325,7 @@ def test_a_link_with_the_name_of_a_checkpoint_is_replaced(tmp_path):
     whole(run / 'best_mean_iter_3.pth')
 
 
-@pytest.mark.parametrize('template', ['model.pth', 'step{:05d}.pt', 'sub/it_{}.pth'])
+@pytest.mark.parametrize('template', ['model.pth', 'step{:05d}.pt', 'm{}.ckpt', 'sub/it_{}.pth'])
 def test_any_template_of_names(template, tmp_path):
     more = options(None, filename_tmpl=template)
     make_runner(tmp_path, **more).train()
@@ -373,6 +376,66 @@ def test_overwriting_removes_no_folder_that_a_list_names(tmp_path, config):
     overwrite(run).train()
     assert last_checkpoint(run).is_file()
     assert (beside / 'data').is_file() and (run / 'other' / 'data').is_file()
+
+
+@pytest.mark.parametrize('replaced', [False, True], ids=['resumed', 'overwritten'])
+def test_only_checkpoints_in_the_folder_are_removed_whatever_the_list_names(replaced, tmp_path):
+    run, outside = tmp_path / 'run', tmp_path / 'outside'
+    make_runner(run, **options(None)).train()
+    kept = [
+        outside / 'iter_1.pth', outside / 'sub' / 'rank0.pth', outside / 'thesis.txt',
+        run / 'photos' / 'a', run / 'epoch_1.pth' / 'a', run / 'notes.txt', run / 'notes.zip',
+    ]  # fmt: skip
+    gone = [run / 'old' / 'm1.ckpt', run / 'shards' / 'rank0.pth', run / 'iter_0.pth']
+    for path in kept + gone[:2]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    shutil.copy(run / 'iter_3.pth', gone[0])
+    gone[2].symlink_to(kept[0])
+    with zipfile.ZipFile(run / 'notes.zip', 'w') as archive:
+        archive.writestr('a', 'x')
+    (run / 'link').symlink_to(outside)
+    (run / 'loop').symlink_to('loop')
+    names = [
+        'link/iter_1.pth', 'link/sub', 'link/thesis.txt', 'photos', 'epoch_1.pth', 'notes.txt',
+        'notes.zip', 'loop/x', 'zero\0/x', 'old/m1.ckpt', 'shards', 'iter_0.pth',
+    ]  # fmt: skip
+    found = json.loads((run / LIST).read_text())
+    found['checkpoints'] = dict.fromkeys(names, 1) | found['checkpoints']
+    found['best'] |= dict.fromkeys(names, 'mean')
+    (run / LIST).write_text(json.dumps(found))
+    if replaced:
+        overwrite(run).train()
+    else:
+        more = options(None)
+        more['train_cfg']['max_iters'] = 4
+        make_runner(run, resume=True, **more).train()
+    assert [path for path in kept if not path.exists()] == []
+    assert [path for path in gone if path.exists()] == []
+
+
+def test_a_pipe_is_no_list(tmp_path):
+    os.mkfifo(tmp_path / LIST)
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail('it is waited for'))
+    signal.alarm(10)
+    try:
+        assert last_checkpoint(tmp_path) is None
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize('found', [True, False], ids=['found', 'given'])
+def test_where_the_last_checkpoint_is_cut_off_the_others_are_named(found, tmp_path):
+    more = options(None, max_keep_ckpts=2)
+    make_runner(tmp_path, **more).train()
+    cut = tmp_path / ('iter_3.pth' if found else 'iter_2.pth')
+    os.truncate(cut, 1000)
+    others = 'or choose another one by --resume FILE (there are iter_2.pth, best_mean_iter_3.pth)'
+    message = f'{cut} is no checkpoint: the file is cut off after 1000 bytes: copy or download it '
+    message += f'again; {others}' if found else 'again'
+    with pytest.raises(NotACheckpointError, match=f'^{re.escape(message)}$'):
+        make_runner(tmp_path, resume=True, load_from=None if found else str(cut), **more).train()
 
 
 def test_a_copied_folder_is_a_run_of_its_own(tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from mmengine.config import Config
@@ -141,6 +142,17 @@ def find_last(runner: Runner) -> str | None:
     checkpoint = None if found is None else str(found)
     runner.logger.info(_told(work_dir, [work_dir, *folders][-1], checkpoint))
     return checkpoint
+
+
+def other_choices(runner: Runner, filename: str | Path) -> str:
+    """For a message about the last checkpoint, if it is this file: which others there are."""
+    folders = folders_of(runner)
+    with suppress(ValueError):  # the caller's error tells more
+        others = checkpoints_in(*folders)
+        if last_checkpoint(*folders) == Path(filename) and others != [Path(filename)]:
+            others = [path for path in others if path != Path(filename)]
+            return f'; or choose another one by --resume FILE ({listed(others)})'
+    return ''
 
 
 def folders_of(runner: Runner) -> list[Path]:

@@ -121,7 +121,7 @@ def _read(number: int) -> dict:
     """Who holds a lock; nothing while it is being written."""
     try:
         holder = json.loads(os.pread(number, 4096, 0))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return holder if isinstance(holder, dict) else {}
 

@@ -7,7 +7,9 @@ of this folder wrote: no others are removed, whatever a checkpoint says.
 import json
 import re
 import shutil
+import zipfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,6 +22,9 @@ POINTER = 'last_checkpoint'
 LIST = 'checkpoints.json'
 _NUMBERED = re.compile(r'(iter|epoch)_(\d+)\.pth')
 _MOST_NAMES = 5
+# What the strategies of MMEngine write into the folder of a checkpoint: FSDP, ColossalAI and
+# DeepSpeed; and torch.distributed.checkpoint.
+_OF_FOLDERS = ('rank*.pth', 'meta.pth', '*_states.pt', '.metadata')
 
 
 class PointerError(UserError, ValueError):
@@ -51,12 +56,14 @@ class Written:
             ValueError: It holds something else; names the file.
         """
         file = work_dir / LIST
-        found = read_json(file) if file.exists() else {}
+        found = read_json(file) if file.is_file() else {}
         folder = found.get('folder')
+        folder = work_dir / folder if isinstance(folder, str) else work_dir
+        checkpoints, best = (_entries(found, name, folder) for name in ('checkpoints', 'best'))
         return cls(
-            work_dir / folder if isinstance(folder, str) else work_dir,
-            {n: step for n, step in _entries(found, 'checkpoints') if isinstance(step, int)},
-            {n: metric for n, metric in _entries(found, 'best') if isinstance(metric, str)},
+            folder,
+            {n: step for n, step in checkpoints if isinstance(step, int)},
+            {n: metric for n, metric in best if isinstance(metric, str)},
             dict(found['run']) if isinstance(found.get('run'), dict) else {},
         )
 
@@ -75,25 +82,41 @@ class Written:
         self.checkpoints[name] = step
 
     def has(self, name: str) -> bool:
-        """Whether a file of this run is there."""
-        return name in {*self.checkpoints, *self.best} and (self.folder / name).exists()
+        """Whether a checkpoint of this run is there."""
+        path = self.folder / name
+        return name in {*self.checkpoints, *self.best} and path.exists() and is_checkpoint(path)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files of this run."""
-        for name in {*names} & {*self.checkpoints, *self.best}:
+        """Remove checkpoints of this run."""
+        for name in filter(self.has, {*names}):
             remove(self.folder / name)
 
 
-def _entries(found: dict, name: str) -> list[tuple[str, Any]]:
-    """Of names that lead nowhere else."""
+def _entries(found: dict, name: str, folder: Path) -> list[tuple[str, Any]]:
+    """Of names that lead nowhere else, nor do the links on their way."""
     entries = found.get(name)
     items = entries.items() if isinstance(entries, dict) else ()
-    return [(n, value) for n, value in items if is_below(PurePosixPath(n))]
+    return [(n, value) for n, value in items if _is_below(n, folder)]
 
 
-def is_below(name: PurePosixPath) -> bool:
-    """Whether a relative path stays in its folder."""
-    return bool(name.parts) and not name.is_absolute() and '..' not in name.parts
+def _is_below(name: str, folder: Path) -> bool:
+    path = PurePosixPath(name)
+    try:
+        return bool(path.parts) and '..' not in path.parts and is_within(folder / path, folder)
+    except (ValueError, RuntimeError):  # a zero byte in it, or a loop of links
+        return False
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path is that of a checkpoint, by its suffix or else by what it holds."""
+    if path.is_dir():
+        return any(any(path.glob(pattern)) for pattern in _OF_FOLDERS)
+    if path.suffix in ('.pth', '.pt'):
+        return True
+    if path.is_file():
+        with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+            return any(name.endswith('/data.pkl') for name in archive.namelist())
+    return False
 
 
 def is_within(path: Path, *folders: Path) -> bool:
@@ -196,7 +219,8 @@ def checkpoints_in(work_dir: Path, *folders: Path, template: str | None = None) 
     found = [written.folder / name for name in names_of_list if written.has(name)]
     for folder in dict.fromkeys([work_dir, *folders]):
         paths = folder.iterdir() if folder.is_dir() else ()
-        found += [path for path in paths if known.fullmatch(path.name)]
+        named = [path for path in paths if known.fullmatch(path.name)]
+        found += [path for path in named if not path.is_dir() or is_checkpoint(path)]
     return sorted({*found}, key=lambda path: (path.name.startswith('best_'), _numbers(path)))
 
 
