@@ -24,6 +24,17 @@ class UserRuntimeError(UserError, RuntimeError):
     """What is asked for cannot be had here."""
 
 
+def brief(value: object) -> str:
+    """How a message shows what a file holds: numbers and words as they are, all else by its class.
+
+    A list that shares its elements may be written in more characters than memory has.
+    """
+    short = type(value) in (bool, float, type(None), str)
+    if short or (type(value) is int and value.bit_length() <= 128):
+        return f'{value!r:.80}'
+    return f'a {type(value).__name__}'
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the one most like it, empty if none is."""
     similar = difflib.get_close_matches(name, known, n=1)

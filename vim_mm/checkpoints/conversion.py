@@ -18,7 +18,7 @@ from vim_mm.checkpoints.container import (
     unwrap,
 )
 from vim_mm.checkpoints.switches import Switches, find_switches
-from vim_mm.errors import did_you_mean
+from vim_mm.errors import brief, did_you_mean
 from vim_mm.models.arguments import parse_arch
 from vim_mm.models.state_dict import (
     FASTVIM,
@@ -103,7 +103,7 @@ def convert_checkpoint(checkpoint: Any, switches: Mapping[str, Any] | None = Non
     whole = dict(meta=contents.meta, arguments=contents.arguments)
     note = contents.note.get(root.rstrip('.'), {})
     if (wrong := wrong_entry(note)) is not None:
-        raise ConversionError(f'it notes {wrong} = {note[wrong]!r:.80}, which is no Vim')
+        raise ConversionError(f'it notes {wrong} = {brief(note[wrong])}, which is no Vim')
     found = find_switches(inner, conversion.kind, whole, note)
     for name, value in (switches or {}).items():
         _check_switch(name, value, found)
@@ -193,10 +193,10 @@ def _named_otherwise(contents: Contents) -> str | None:
 
     FastVim without the norm behind its scan has Vim's names and shapes.
     """
-    meta = contents.meta
-    named = 'fastvim' in str(contents.arguments.get('model')).lower()
-    configs = f'{meta.get("config")} {meta.get("cfg")}'
-    return FASTVIM if named or _TYPE_FASTVIM.search(configs) else None
+    meta, model = contents.meta, contents.arguments.get('model')
+    named = isinstance(model, str) and 'fastvim' in model.lower()
+    configs = [text for text in (meta.get('config'), meta.get('cfg')) if isinstance(text, str)]
+    return FASTVIM if named or any(map(_TYPE_FASTVIM.search, configs)) else None
 
 
 _TYPE_FASTVIM = re.compile(r"""type['"]?\s*[=:]\s*['"]\w*fastvim""", re.IGNORECASE)

@@ -15,6 +15,7 @@ import torch
 from vim_mm.checkpoints.unpickle import History, Ordered, Refused, Stateful
 
 _DEEPEST = 64  # levels of containers; a checkpoint of MMEngine has six
+_EXPANDED = 10**7  # entries and characters, where all that is shared is written out each time
 _BITS = 1024  # of an integer; the state of a generator of random numbers has 128
 _LONGEST_NOTE = 200  # characters
 
@@ -29,7 +30,8 @@ def plain(value: Any, device: str | torch.device = 'cpu') -> Any:
         device: Where tensors go.
 
     Raises:
-        UnpicklingError: It holds something else, or itself.
+        UnpicklingError: It holds something else, or itself, or parts so often that no code could go
+            through it.
     """
     return _Rebuild(torch.device(device)).of(value, 0)
 
@@ -37,12 +39,15 @@ def plain(value: Any, device: str | torch.device = 'cpu') -> Any:
 class _Rebuild:
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        # By identity, with what was rebuilt, so that no identity is used twice.
-        self.done: dict[int, tuple[Any, Any]] = {}
+        # By identity, with what was rebuilt and its size; the value, so that no identity is used
+        # twice.
+        self.done: dict[int, tuple[Any, Any, int]] = {}
         self.open: set[int] = set()
+        self.size = 0  # expanded, of all so far
 
     def of(self, value: Any, level: int) -> Any:
         kind = type(value)
+        self._count(len(value) if kind in (str, bytes) else 1)
         if kind in (bool, float, complex, bytes, torch.dtype) or value is None:
             return value
         if kind is int:
@@ -54,14 +59,22 @@ class _Rebuild:
         if isinstance(value, np.dtype) and value.kind in 'biufc':
             return value
         if id(value) in self.done:
-            return self.done[id(value)][1]
+            _, made, size = self.done[id(value)]
+            self._count(size)
+            return made
         if level > _DEEPEST or id(value) in self.open:
             raise Refused(f'it holds a {kind.__name__} in itself, or in too many others')
         self.open.add(id(value))
+        before = self.size
         made = self._container(kind, value, level + 1)
         self.open.remove(id(value))
-        self.done[id(value)] = value, made
+        self.done[id(value)] = value, made, self.size - before
         return made
+
+    def _count(self, size: int) -> None:
+        self.size += size
+        if self.size > _EXPANDED:
+            raise Refused(f'it holds more than {_EXPANDED} entries, or the same ones too often')
 
     def _container(self, kind: type, value: Any, level: int) -> Any:
         if kind is torch.Tensor:

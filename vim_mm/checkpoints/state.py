@@ -12,6 +12,7 @@ from mmengine.logging import HistoryBuffer
 from vim_mm.checkpoints.file import NotACheckpointError
 from vim_mm.checkpoints.plain import is_note
 from vim_mm.checkpoints.unpickle import History
+from vim_mm.errors import brief
 
 
 def prepare(name: str, checkpoint: dict) -> None:
@@ -68,7 +69,7 @@ def _prepare_meta(name: str, meta: dict) -> None:
     _check_steps(name, 'meta', meta)
     seed = meta.get('seed')
     if seed is not None and not (type(seed) is int and 0 <= seed < 2**32):
-        raise NotACheckpointError(f'{name} cannot be used: meta.seed is {seed!r:.40}')
+        raise NotACheckpointError(f'{name} cannot be used: meta.seed is {brief(seed)}')
     started_from = meta.get('started_from')
     if started_from is not None:
         _insist(name, 'meta.started_from', started_from, Mapping, 'a dict')
@@ -103,7 +104,7 @@ def _check_steps(name: str, part: str, values: Mapping) -> None:
         if type(step) is not int or not 0 <= step < 2**62:
             raise NotACheckpointError(
                 f'{name} cannot be used: {part}.{key} must be a whole number from 0, got '
-                f'{step!r:.40}'
+                f'{brief(step)}'
             )
 
 

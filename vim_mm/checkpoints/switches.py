@@ -49,7 +49,8 @@ def find_switches(
         note (Mapping): What the file notes of this Vim, if it is ours.
     """
     told = _by_shapes(weights)
-    told |= _by_model_name(str(whole['arguments'].get('model', '')))
+    model = whole['arguments'].get('model')
+    told |= _by_model_name(model if isinstance(model, str) else '')
     config = backbone_of_config(whole['meta'].get('config'))
     if config is not None:
         told |= _by_config(config)

@@ -170,7 +170,8 @@ def read_legacy(path: Path) -> Any:
             raise Refused('it was written by a machine with another order of bytes')
         value = read_pickle(bounded, _KNOWN, _persistent(load, sizes))
         keys = read_pickle(bounded)
-        if type(keys) is not list or sorted(keys) != sorted(storages):
+        fits = type(keys) is list and all(type(key) is str for key in keys)
+        if not fits or sorted(keys) != sorted(storages):
             raise ValueError('its storages are not those that its tensors name')
         for key in keys:
             (numel,) = struct.unpack('<q', bounded.read(8))

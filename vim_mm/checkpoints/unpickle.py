@@ -17,6 +17,8 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from vim_mm.errors import brief
+
 Refused = pickle.UnpicklingError
 
 
@@ -92,7 +94,7 @@ class _DType(Stateful):
     def __init__(self, code: Any, *flags: Any) -> None:
         code = code.decode('ascii') if type(code) is bytes else code
         if type(code) is not str or not re.fullmatch(r'[biufc](1|2|4|8|16|32)', code):
-            raise Refused(f'Unsupported numpy.dtype {code!r:.40}, which is no number')
+            raise Refused(f'Unsupported numpy.dtype {brief(code)}, which is no number')
         if not all(type(flag) in (bool, int) for flag in flags):
             raise Refused('Unsupported flags of a numpy.dtype')
         self.dtype = np.dtype(code)
@@ -167,7 +169,7 @@ def taking(make: Callable, *kinds: type, least: int | None = None) -> Callable:
 def _latin1(text: str, encoding: str) -> bytes:
     """Bytes in the protocols below 3, which Python writes as an encoding of text."""
     if encoding != 'latin1':
-        raise Refused(f'Unsupported call of _codecs.encode with {encoding!r:.40}')
+        raise Refused(f'Unsupported call of _codecs.encode with {brief(encoding)}')
     return text.encode('latin1')
 
 
@@ -217,7 +219,7 @@ def _statistic(owner: Any, name: Any) -> None:
     """``getattr``, by which a pickled HistoryBuffer names its own four methods."""
     if owner is not _HISTORY or name not in _STATISTICS:
         owner = owner.name if type(owner) is Known else type(owner).__name__
-        raise Refused(f'Unsupported getattr({owner}, {name!r:.40})')
+        raise Refused(f'Unsupported getattr({owner}, {brief(name)})')
 
 
 def check_sizes(sizes: Any) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vim_mm.errors import UserRuntimeError, UserValueError
+from vim_mm.errors import UserRuntimeError, UserValueError, brief
 from vim_mm.models.tokens import CLS_TOKENS, insert_cls, resize_pos_embed, split_cls
 
 LAYER_SCALE = r'\.mixer\.gamma$'
@@ -157,7 +157,7 @@ def adapt_checkpoint(
             beyond its ``num_layers``.
     """
     if (wrong := wrong_entry(local_metadata)) is not None:
-        raise UserRuntimeError(f'the checkpoint notes {wrong} = {local_metadata[wrong]!r:.80}')
+        raise UserRuntimeError(f'the checkpoint notes {wrong} = {brief(local_metadata[wrong])}')
     module.loaded_switches = {
         name: local_metadata[name] for name in function_switches(module) if name in local_metadata
     }
