@@ -334,6 +334,33 @@ def test_weights_that_tell_the_sizes(name, weight, message, tmp_path):
         model.init_weights()
 
 
+@pytest.mark.parametrize('text', ['out_indices=5', 'stride=0', f'stride=0x{"f" * 9000}'])
+def test_a_config_that_no_vim_has(text):
+    config = f"model = dict(backbone=dict(type='VisionMambaSeg', {text}))"
+    checkpoint = released.as_segmentor(small_segmentor(), config)
+    with pytest.raises(ConversionError, match=f'it tells {text.partition("=")[0]} = .*no Vim'):
+        convert_checkpoint(checkpoint)
+
+
+def test_what_tells_no_argument_is_left_out():
+    checkpoint = released.as_classifier(small_classifier())
+    vars(checkpoint['args'])['discretization_method'] = ['foh']
+    checkpoint['meta'] = dict(config='model = {[1]: 2}')
+    assert convert_checkpoint(checkpoint).switches.all['discretization_method'] == 'zoh'
+
+
+@pytest.mark.parametrize(
+    ('name', 'size', 'message'),
+    [
+        ('layers.999999999.norm.weight', WIDTH, r'it has 5 layers, .* none is layers\.4'),
+        ('layers.0.mixer.gamma', 5, r'its layers\.0\.mixer\.gamma has 5 entries for 16 channels'),
+    ],
+)
+def test_one_weight_that_does_not_fit_the_others(name, size, message):
+    with pytest.raises(ConversionError, match=message):
+        convert_checkpoint(dict(model=small_classifier() | {name: torch.ones(size)}))
+
+
 @pytest.mark.parametrize('name', ['model_ema', 'state_dict_ema'])
 def test_an_average_is_not_taken(name):
     with pytest.raises(ConversionError, match=rf"average '{name}', which is not taken: the"):
@@ -349,7 +376,7 @@ def test_weights_of_a_failed_training_are_refused(value):
         convert_checkpoint(weights)
 
 
-@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
 def test_half_precision_is_reported(dtype):
     weights = small_classifier()
     weights['layers.0.mixer.in_proj.weight'] = weights['layers.0.mixer.in_proj.weight'].to(dtype)

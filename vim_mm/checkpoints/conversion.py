@@ -128,7 +128,9 @@ def _fold_layer_scales(contents: Contents) -> tuple[Contents, list[str]]:
     for name in scales:
         projection = re.sub(LAYER_SCALE, '.mixer.out_proj.', name)
         require(weights, {name: 1, f'{projection}weight': 2})
-        scale = weights.pop(name)
+        scale, width = weights.pop(name), len(weights[f'{projection}weight'])
+        if len(scale) != width:
+            raise ConversionError(f'its {name} has {len(scale)} entries for {width} channels')
         weights[f'{projection}weight'] = weights[f'{projection}weight'] * scale[:, None]
         if f'{projection}bias' in weights:
             weights[f'{projection}bias'] = weights[f'{projection}bias'] * scale
@@ -230,7 +232,8 @@ def is_half(weight: Tensor) -> bool:
 
 def _insist_on_numbers(name: str, weight: Tensor) -> None:
     """Refuse weights of a training that had failed."""
-    if weight.is_floating_point() and not weight.is_meta and not weight.isfinite().all():
+    values = weight.float() if weight.element_size() == 1 else weight  # float8 has no isfinite
+    if weight.is_floating_point() and not weight.is_meta and not values.isfinite().all():
         raise ConversionError(f'{name} has values that are NaN or infinite')
 
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from vim_mm.checkpoints.container import ConversionError
+from vim_mm.errors import brief
+from vim_mm.models.state_dict import wrong_entry
 from vim_mm.models.tokens import rotary_table
 from vim_mm.ops import METHODS
 
@@ -55,8 +57,10 @@ def find_switches(
     if config is not None:
         told |= _by_config(config)
     method = whole['arguments'].get('discretization_method')
-    if method in METHODS:
+    if isinstance(method, str) and method in METHODS:
         told['discretization_method'] = method
+    if (wrong := wrong_entry(told)) is not None:
+        raise ConversionError(f'it tells {wrong} = {brief(told[wrong])}, which no Vim has')
     told |= {k: v for k, v in note.items() if k not in ('version', 'grid')}
     if kind == 'backbone' and 'norm_f.weight' in weights:  # a classifier's, without its head
         kind = 'classifier'
@@ -66,10 +70,14 @@ def find_switches(
 def _by_shapes(weights: Mapping[str, Tensor]) -> dict:
     """What names and shapes tell."""
     first = 'layers.0.mixer.'
-    layers = {int(m[1]) for m in (re.match(r'layers\.(\d+)\.', k) for k in weights) if m}
+    layers = {m[1] for m in (re.match(r'layers\.(\d+)\.', k) for k in weights) if m}
+    if lacking := {str(i) for i in range(len(layers))} - layers:
+        raise ConversionError(
+            f'it has {len(layers)} layers, of which none is layers.{min(lacking, key=int)}'
+        )
     embed_dims, in_channels, patch_size = weights['patch_embed.proj.weight'].shape[:3]
     switches: dict[str, Any] = dict(
-        arch=dict(embed_dims=embed_dims, num_layers=max(layers) + 1),
+        arch=dict(embed_dims=embed_dims, num_layers=len(layers)),
         in_channels=in_channels,
         patch_size=patch_size,
         bimamba_type='v2' if f'{first}D_b' in weights else 'v1',
@@ -163,7 +171,7 @@ def _plain(node: ast.AST) -> Any:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == 'dict':
         return {k.arg: _plain(k.value) for k in node.keywords if k.arg is not None}
     if isinstance(node, ast.Dict):
-        keys = [None if key is None else _plain(key) for key in node.keys]
+        keys = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
         return dict(zip(keys, map(_plain, node.values)))
     if isinstance(node, ast.List | ast.Tuple):
         return [_plain(element) for element in node.elts]
@@ -186,7 +194,8 @@ def _by_config(config: Mapping[str, Any]) -> dict:
     }
     if config.get('if_rope'):
         switches['if_rope_residual'] = bool(config.get('if_rope_residual', False))
-    switches['out_indices'] = tuple(config.get('out_indices') or (3, 5, 7, 11))
+    taps = config.get('out_indices') or (3, 5, 7, 11)
+    switches['out_indices'] = tuple(taps) if isinstance(taps, list) else taps
     switches['out_feature'] = 'residual' if config.get('use_residual_as_feature') else 'mixer'
     switches['discretization_method'] = config.get('discretization_method', 'zoh')
     if isinstance(config.get('stride'), int):
