@@ -1,5 +1,6 @@
 """Files that are damaged, or claim more than they hold: one sentence with the name of the file."""
 
+import codecs
 import io
 import pickle
 import random
@@ -8,6 +9,7 @@ import struct
 import time
 import zipfile
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ from mmengine.logging import HistoryBuffer
 from safetensors.torch import save_file
 from torch.serialization import MAGIC_NUMBER
 
-from tests.checkpoints.bombs import Call
+from tests.checkpoints.bombs import RECONSTRUCT, Built, Call
 from tests.engine.toy import ToyModel, make_runner
 from vim_mm.checkpoints import NotACheckpointError, UnsafeCheckpointError, read_file
 from vim_mm.checkpoints.reading import NonFiniteWeightsError, load_from_local
@@ -154,6 +156,13 @@ def pickled(*parts: object) -> bytes:
     return b''.join(pickle.dumps(part, protocol=2) for part in parts)
 
 
+def calls(function: Callable, *arguments: object) -> list[Call]:
+    """Many, of the same arguments."""
+    return [Call(function, *arguments) for _ in range(4000)]
+
+
+FROMBUFFER = np.ones(1).__reduce_ex__(5)[0]
+STATE = (1, (2**16,), np.dtype('u1'), False, bytes(2**16))  # of an array
 GREEDY = {
     'shared': pickled(dict(meta=dict(iter=doubled(26)))),
     'shared note': pickled(dict(meta=dict(vim_mm=dict(backbones=dict(a=dict(b=doubled(26))))))),
@@ -168,6 +177,14 @@ GREEDY = {
     'bytes': b'\x80\x05\x8e' + struct.pack('<Q', 2**40) + b'.',
     'frame': b'\x80\x05\x95' + struct.pack('<Q', 2**40) + b'N.',
     'integer': b'\x80\x05\x8b' + struct.pack('<i', 2**31 - 1) + b'.',
+    'calls of one array': pickled(
+        dict(a=calls(FROMBUFFER, bytes(2**16), np.dtype('u1'), (2**16,), 'C'))
+    ),
+    'calls of one text': pickled(dict(a=calls(codecs.encode, 'a' * 2**16, 'latin1'))),
+    'calls of one list': pickled(dict(a=calls(OrderedDict, [(i, i) for i in range(1000)]))),
+    'states of one array': pickled(
+        dict(a=[Built(RECONSTRUCT, (np.ndarray, (0,), b'b'), STATE) for _ in range(4000)])
+    ),
     'expanded': saved(dict(w=torch.ones(1).expand(40000, 40000))),
     'overlapping': saved(dict(w=torch.ones(4000).as_strided((2000, 2000), (1, 1)))),
     'storage': rewritten(dict(w=torch.ones(7)), SEVEN, MANY),

@@ -285,6 +285,11 @@ PLAIN: dict[str, Known] = {
     **{f'{_BUFFER}.{name}': Known(f'{_BUFFER}.{name}') for name in _STATISTICS},
 }
 
+# What calls may be given, in bytes: so many for each byte of the file, and so many more. Of what
+# torch writes, an array of protocol 2 is given twice, first as text.
+_GIVEN, _MORE = 4, 2**20
+_ENTRY = 16  # bytes that an entry of a container counts for
+
 _MARK = object()
 _SCALARS = {
     *('INT', 'BININT', 'BININT1', 'BININT2', 'LONG', 'LONG1', 'LONG4', 'FLOAT', 'BINFLOAT'),
@@ -326,10 +331,13 @@ class _Machine:
         self.known, self.persistent = known, persistent
         self.stack: list = []
         self.memo: dict[int, Any] = {}
+        self.given = 0  # bytes, to calls
 
     def run(self, file: IO[bytes]) -> Any:
-        for opcode, argument, _ in pickletools.genops(file):
+        for opcode, argument, position in pickletools.genops(file):
             name = opcode.name
+            if self.given > _GIVEN * position + _MORE:
+                raise Refused('it gives the same parts to calls too often')
             if name in _SCALARS:
                 self.stack.append(argument)
             elif name in _CONSTANTS:
@@ -433,11 +441,20 @@ class _Machine:
             raise Refused(f'Unsupported global: {name:.200}')
         self.stack.append(known if known.value is None else known.value)
 
+    def _count(self, arguments: Iterable[Any]) -> None:
+        """Count what a call may copy, which a file names in a few bytes however large it is."""
+        for given in arguments:
+            if type(given) in (str, bytes):
+                self.given += len(given)
+            elif type(given) in (list, tuple, dict):
+                self.given += _ENTRY * len(given)
+
     def _reduce(self, _: Any) -> None:
         arguments, known = self.stack.pop(), self.stack.pop()
         if type(known) is not Known or known.make is None or type(arguments) is not tuple:
             what = known.name if type(known) is Known else f'a {type(known).__name__}'
             raise Refused(f'Unsupported call of {what}')
+        self._count(arguments)
         self.stack.append(known.make(*arguments))
 
     _newobj = _reduce
@@ -446,6 +463,7 @@ class _Machine:
         state = self.stack.pop()
         if not isinstance(self.stack[-1], Stateful):
             raise Refused(f'Unsupported state of a {type(self.stack[-1]).__name__}')
+        self._count(state if type(state) is tuple else (state,))
         self.stack[-1].set_state(state)
 
     def _binpersid(self, _: Any) -> None:
