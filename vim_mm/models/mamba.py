@@ -272,8 +272,8 @@ class Mamba(nn.Module):
         """
         check_tokens(hidden_states, self.d_model)
         states = self._check_states(hidden_states, return_last_state, initial_state, reset)
-        with_reset = 'reset' in states
-        with_states = len(states) > with_reset
+        with_reset = reset is not None
+        with_states = return_last_state or initial_state is not None
         if path is None:
             path = path_of_mixer(self, hidden_states, with_reset, with_states)
         if path.fused is None or with_states:
@@ -290,7 +290,7 @@ class Mamba(nn.Module):
         """Those of the arguments that are given."""
         check_bools(return_last_state=return_last_state)
         causal = len(self.reverse) == 1 and get_method(self.discretization_method).causal
-        if (return_last_state or initial_state is not None) and not causal:
+        if not causal and (return_last_state or initial_state is not None):
             raise UserValueError(
                 f"initial_state and return_last_state need bimamba_type 'none' and a causal "
                 f'method, got {self.bimamba_type!r} and {self.discretization_method!r}: what also '

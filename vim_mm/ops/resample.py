@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from vim_mm.ops.library import without_autocast
+
 _aten = torch.ops.aten
 # From (x, output size) to the output. The operators themselves, because F.interpolate takes a slow
 # path of many operators under deterministic algorithms.
@@ -120,7 +122,7 @@ class _Resample(torch.autograd.Function):
         wide = grad
         if not torch.compiler.is_compiling():
             wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
-        with torch.autocast(grad.device.type, enabled=False):
+        with without_autocast(grad):
             return resample_gradient(wide, ctx.kind, ctx.in_size).to(grad.dtype), None, None
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from vim_mm.errors import UserRuntimeError, UserTypeError, UserValueError
 from vim_mm.ops import triton
 from vim_mm.ops.discretization import check_tensor
+from vim_mm.ops.library import without_autocast
 from vim_mm.ops.resample import resample_gradient, resize
 
 # Bytes that the upsampled logits of a chunk of images take at most, unless one image takes more.
@@ -254,7 +255,7 @@ class _EachChunk(torch.autograd.Function):
         with_grad = ctx.needs_input_grad[0]
         sums = wide.new_zeros(5, dtype=torch.float64)
         grads = []
-        with torch.autocast(wide.device.type, enabled=False):
+        with without_autocast(wide):
             for x, y in zip(wide.split(images), labels.split(images), strict=True):
                 own, grad = _chunk(x, y, ignore_index, class_weight, align_corners, with_grad)
                 sums = sums + own

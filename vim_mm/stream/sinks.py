@@ -76,7 +76,7 @@ class VideoFile:
             self._size = picture.shape[1::-1]
             code = cv2.VideoWriter_fourcc(*CODECS[self.path.suffix.lower()])
             file = str(self.path_while_open)
-            if self.path_while_open.is_symlink():  # of a name that is ours: it leads elsewhere
+            if self.path_while_open.is_symlink():  # what it leads to is not ours
                 self.path_while_open.unlink()
             writer = cv2.VideoWriter(file, cv2.CAP_FFMPEG, code, self.rate, self._size)
             if not writer.isOpened():

@@ -148,9 +148,8 @@ def other_choices(runner: Runner, filename: str | Path) -> str:
     """For a message about the last checkpoint, if it is this file: which others there are."""
     folders = folders_of(runner)
     with suppress(ValueError):  # the caller's error tells more
-        others = checkpoints_in(*folders)
-        if last_checkpoint(*folders) == Path(filename) and others != [Path(filename)]:
-            others = [path for path in others if path != Path(filename)]
+        others = [path for path in checkpoints_in(*folders) if path != Path(filename)]
+        if others and last_checkpoint(*folders) == Path(filename):
             return f'; or choose another one by --resume FILE ({listed(others)})'
     return ''
 
