@@ -1,6 +1,7 @@
 """Files that appear whole or not at all."""
 
 import os
+import stat
 import threading
 from pathlib import Path
 
@@ -21,6 +22,27 @@ def test_a_file_appears_when_it_is_whole(file):
         part.write_text('after')
         assert file.read_text() == 'before' and part.parent == file.parent
     assert file.read_text() == 'after' and not part.exists()
+
+
+@pytest.mark.parametrize(('before', 'after'), [(0o600, 0o600), (0o664, 0o664), (0o440, 0o640)])
+def test_others_may_read_what_they_could_before(file, before, after):
+    """Also while it is written; its owner must be able to."""
+    file.chmod(before)
+    with whole_file(file) as part:
+        assert stat.S_IMODE(part.stat().st_mode) == after
+        part.write_text('after')
+    assert stat.S_IMODE(file.stat().st_mode) == after
+
+
+def test_the_mode_of_what_a_link_leads_to_is_not_taken(file, tmp_path):
+    """Where the link is replaced: what it leads to may be another's."""
+    file.chmod(0o666)
+    plain, link = tmp_path / 'plain', tmp_path / 'link'
+    plain.touch()
+    link.symlink_to(file)
+    with whole_file(link, follow_links=False) as part:
+        part.write_text('after')
+    assert link.lstat().st_mode == plain.stat().st_mode and file.read_text() == 'before'
 
 
 @pytest.mark.parametrize('error', [ValueError, KeyboardInterrupt])

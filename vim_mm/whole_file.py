@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import secrets
+import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,7 +20,8 @@ def whole_file(path: Path, follow_links: bool = True) -> Iterator[Path]:
 
     Whenever the process is killed, or the machine goes down, ``path`` is what it was before or the
     whole new file: the part is on the disk before it gets the name. If the block raises, what it
-    has written is removed. What a killed process leaves, :func:`remove_parts` removes.
+    has written is removed. What a killed process leaves, :func:`remove_parts` removes. Others may
+    read and write the new file as they may the one before.
 
     Args:
         path (Path): Its folder exists.
@@ -43,6 +45,7 @@ def whole_file(path: Path, follow_links: bool = True) -> Iterator[Path]:
         try:
             # Never through a link, nor into a file that is there.
             os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
+            _take_mode(file, part)
             yield part
             _synchronize(part)
             part.replace(file)
@@ -70,6 +73,16 @@ def remove_parts(folder: Path, names: Collection[str]) -> None:
         name, _, token = part.stem.rpartition('.')
         if name in names and re.fullmatch(rf'[0-9a-f]{{{2 * _TOKEN}}}', token):
             part.unlink()
+
+
+def _take_mode(file: Path, part: Path) -> None:
+    """Who may read and write the file before may do so with the new one, and nobody else."""
+    with suppress(FileNotFoundError):
+        before = file.lstat().st_mode
+        mode = before & 0o777 | stat.S_IRUSR | stat.S_IWUSR  # it is still to be written
+        # Where it is the same, nothing is changed: some file systems have one mode for all.
+        if stat.S_ISREG(before) and mode != stat.S_IMODE(part.stat().st_mode):
+            part.chmod(mode)
 
 
 def _synchronize(path: Path) -> None:

@@ -193,6 +193,7 @@ GREEDY = {
     'compressed': compressed(),
     'nested': b'\x80\x02}X\x01\x00\x00\x00w' + b']' * 30000 + b'a' * 29999 + b's.',
     'itself': b'\x80\x02}q\x00X\x01\x00\x00\x00wh\x00s.',
+    'one tuple as keys': b'\x80\x02}(' + b'K\x01' * 20000 + b'tq\0Ns' + b'h\0Ns' * 20000 + b'.',
     'tuples as a key': b'\x80\x04})' + b'2\x86' * 60 + b'Ns.',
 }
 

@@ -124,6 +124,16 @@ def test_what_another_process_made_meanwhile_is_taken(tmp_path, monkeypatch):
     assert not layouts.write_once(out, manifest, lambda folder: pytest.fail('made again'), 'set')
 
 
+def test_files_of_others_beside_it_are_left_alone(tmp_path):
+    """A folder with the name of a part, and what a link with the name of the lock leads to."""
+    mine = tmp_path / 'set.partial' / 'mine.txt'
+    mine.parent.mkdir()
+    mine.write_text('mine')
+    (tmp_path / '.set.lock').symlink_to(mine)
+    assert layouts.write_once(tmp_path / 'set', {'seed': 1}, Path.mkdir, 'set')
+    assert mine.read_text() == 'mine'
+
+
 @pytest.mark.parametrize('another', [False, True])
 def test_a_lock_that_was_taken_away_is_none(another, tmp_path, monkeypatch):
     """By the process that held it; a third one may have made another."""

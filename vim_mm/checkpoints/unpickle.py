@@ -236,16 +236,17 @@ def check_sizes(sizes: Any) -> tuple[int, ...]:
 
 
 _KEYS = (str, int, float, bool, bytes, type(None))
+_PARTS = 100  # of a tuple as a key, which is hashed anew wherever it is one
 
 
 def check_key(key: Any) -> Any:
     """A key of a dict or an element of a set, whose hash calls nothing of the file.
 
     Raises:
-        UnpicklingError: It is neither text nor a number, nor a tuple of such.
+        UnpicklingError: It is neither text nor a number, nor a tuple of a few such.
     """
     parts = key if type(key) is tuple else (key,)
-    if not all(type(part) in _KEYS for part in parts):
+    if len(parts) > _PARTS or not all(type(part) in _KEYS for part in parts):
         raise Refused(f'Unsupported key, a {type(key).__name__}')
     return key
 

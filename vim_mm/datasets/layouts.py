@@ -84,7 +84,7 @@ def write_once(
     with _locked(out):
         if _is_there(out, manifest, name):  # another process has made it
             return False
-        partial = out.with_name(f'{out.name}.partial')
+        partial = out.with_name(f'.{out.name}.partial')  # hidden: NAME.partial may be somebody's
         if partial.exists():
             shutil.rmtree(partial)
         write(partial)
@@ -110,7 +110,7 @@ def _locked(out: Path) -> Iterator[None]:
     """Keep other processes from making a data set in the same place, as long as this one lives."""
     out.parent.mkdir(parents=True, exist_ok=True)
     path = out.with_name(f'.{out.name}.lock')
-    with path.open('w') as lock:
+    with path.open('a') as lock:  # nothing is written: the name may be a link to somebody's file
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Another process may have taken the file away when it ended.
