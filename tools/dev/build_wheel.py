@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
@@ -66,8 +65,7 @@ def build(source: Path, out: Path, cuda: bool) -> tuple[Path, Path]:
         code = f'from setuptools import build_meta; build_meta.build_sdist({str(work)!r})'
         run(sys.executable, '-c', code, cwd=source)
         (archive,) = work.glob('*.tar.gz')
-        with tarfile.open(archive) as file:
-            file.extractall(work, filter='data')
+        shutil.unpack_archive(archive, work)
         pip = (sys.executable, '-m', 'pip', 'wheel', '--no-deps', '--no-build-isolation')
         run(
             *(*pip, '--wheel-dir', str(work / 'raw'), '.'),
