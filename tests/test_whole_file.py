@@ -24,25 +24,36 @@ def test_a_file_appears_when_it_is_whole(file):
     assert file.read_text() == 'after' and not part.exists()
 
 
-@pytest.mark.parametrize(('before', 'after'), [(0o600, 0o600), (0o664, 0o664), (0o440, 0o640)])
-def test_others_may_read_what_they_could_before(file, before, after):
-    """Also while it is written; its owner must be able to."""
+@pytest.mark.parametrize(
+    ('before', 'after'), [(0o600, 0o600), (0o640, 0o640), (0o666, 0o644), (0o440, 0o640)]
+)
+def test_a_private_file_stays_private(file, before, after):
+    """Also while it is written, by its owner; nobody gets more than the umask gives."""
     file.chmod(before)
-    with whole_file(file) as part:
-        assert stat.S_IMODE(part.stat().st_mode) == after
-        part.write_text('after')
+    umask = os.umask(0o022)
+    try:
+        with whole_file(file) as part:
+            assert stat.S_IMODE(part.stat().st_mode) == after
+            part.write_text('after')
+    finally:
+        os.umask(umask)
     assert stat.S_IMODE(file.stat().st_mode) == after
 
 
-def test_the_mode_of_what_a_link_leads_to_is_not_taken(file, tmp_path):
-    """Where the link is replaced: what it leads to may be another's."""
-    file.chmod(0o666)
-    plain, link = tmp_path / 'plain', tmp_path / 'link'
-    plain.touch()
-    link.symlink_to(file)
-    with whole_file(link, follow_links=False) as part:
+@pytest.mark.parametrize('another', ['file', 'link'])
+def test_the_mode_of_what_is_not_the_users_is_not_taken(another, file, tmp_path, monkeypatch):
+    """Its owner could no longer read it; what a replaced link leads to is not written at all."""
+    file.chmod(0o600)
+    path = file
+    if another == 'link':
+        path = tmp_path / 'link'
+        path.symlink_to(file)
+    else:
+        monkeypatch.setattr(os, 'geteuid', lambda: file.stat().st_uid + 1)
+    (tmp_path / 'plain').touch()
+    with whole_file(path, follow_links=False) as part:
         part.write_text('after')
-    assert link.lstat().st_mode == plain.stat().st_mode and file.read_text() == 'before'
+    assert path.lstat().st_mode == (tmp_path / 'plain').stat().st_mode
 
 
 @pytest.mark.parametrize('error', [ValueError, KeyboardInterrupt])

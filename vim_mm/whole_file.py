@@ -20,8 +20,8 @@ def whole_file(path: Path, follow_links: bool = True) -> Iterator[Path]:
 
     Whenever the process is killed, or the machine goes down, ``path`` is what it was before or the
     whole new file: the part is on the disk before it gets the name. If the block raises, what it
-    has written is removed. What a killed process leaves, :func:`remove_parts` removes. Others may
-    read and write the new file as they may the one before.
+    has written is removed. What a killed process leaves, :func:`remove_parts` removes. A
+    private file of the user stays private.
 
     Args:
         path (Path): Its folder exists.
@@ -44,8 +44,8 @@ def whole_file(path: Path, follow_links: bool = True) -> Iterator[Path]:
         part = file.with_name(f'{file.name}.{secrets.token_hex(_TOKEN)}.part')
         try:
             # Never through a link, nor into a file that is there.
-            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
-            _take_mode(file, part)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            os.close(os.open(part, flags, _mode(file)))
             yield part
             _synchronize(part)
             part.replace(file)
@@ -75,14 +75,16 @@ def remove_parts(folder: Path, names: Collection[str]) -> None:
             part.unlink()
 
 
-def _take_mode(file: Path, part: Path) -> None:
-    """Who may read and write the file before may do so with the new one, and nobody else."""
+def _mode(file: Path) -> int:
+    """The mode, before the umask, of what replaces a file: the file's own, if the user owns it.
+
+    That of another's file is not taken: only its bits would be, so its owner could lose access.
+    """
     with suppress(FileNotFoundError):
-        before = file.lstat().st_mode
-        mode = before & 0o777 | stat.S_IRUSR | stat.S_IWUSR  # it is still to be written
-        # Where it is the same, nothing is changed: some file systems have one mode for all.
-        if stat.S_ISREG(before) and mode != stat.S_IMODE(part.stat().st_mode):
-            part.chmod(mode)
+        before = file.lstat()
+        if stat.S_ISREG(before.st_mode) and before.st_uid == os.geteuid():
+            return before.st_mode & 0o666 | stat.S_IRUSR | stat.S_IWUSR  # to write the part
+    return 0o666
 
 
 def _synchronize(path: Path) -> None:

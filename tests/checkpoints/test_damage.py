@@ -193,6 +193,14 @@ GREEDY = {
     'compressed': compressed(),
     'nested': b'\x80\x02}X\x01\x00\x00\x00w' + b']' * 30000 + b'a' * 29999 + b's.',
     'itself': b'\x80\x02}q\x00X\x01\x00\x00\x00wh\x00s.',
+    'one integer as keys': (
+        b'\x80\x02}\x8b'
+        + struct.pack('<i', 2**20)
+        + b'\1' * 2**20
+        + b'q\0Ns'
+        + b'h\0Ns' * 2**18
+        + b'.'
+    ),
     'one tuple as keys': b'\x80\x02}(' + b'K\x01' * 20000 + b'tq\0Ns' + b'h\0Ns' * 20000 + b'.',
     'tuples as a key': b'\x80\x04})' + b'2\x86' * 60 + b'Ns.',
 }

@@ -124,14 +124,23 @@ def test_what_another_process_made_meanwhile_is_taken(tmp_path, monkeypatch):
     assert not layouts.write_once(out, manifest, lambda folder: pytest.fail('made again'), 'set')
 
 
-def test_files_of_others_beside_it_are_left_alone(tmp_path):
-    """A folder with the name of a part, and what a link with the name of the lock leads to."""
+def test_a_folder_with_the_ending_of_a_part_is_left_alone(tmp_path):
     mine = tmp_path / 'set.partial' / 'mine.txt'
     mine.parent.mkdir()
     mine.write_text('mine')
-    (tmp_path / '.set.lock').symlink_to(mine)
     assert layouts.write_once(tmp_path / 'set', {'seed': 1}, Path.mkdir, 'set')
     assert mine.read_text() == 'mine'
+
+
+@pytest.mark.parametrize('there', [True, False])
+def test_a_link_with_the_name_of_the_lock_is_not_followed(there, tmp_path):
+    mine = tmp_path / 'mine.txt'
+    if there:
+        mine.write_text('mine')
+    (tmp_path / '.set.lock').symlink_to(mine)
+    with pytest.raises(OSError, match=r'set\.lock'):
+        layouts.write_once(tmp_path / 'set', {'seed': 1}, Path.mkdir, 'set')
+    assert mine.exists() == there and (not there or mine.read_text() == 'mine')
 
 
 @pytest.mark.parametrize('another', [False, True])

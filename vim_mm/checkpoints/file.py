@@ -63,8 +63,8 @@ def read_file(
         content = plain(value, map_location or 'cpu')
     except Refused as error:
         raise UnsafeCheckpointError(
-            f'{name} was not loaded: it is more than tensors and plain data of a usual size, and '
-            f'reading it could run code or take all memory: {_line(error)}'
+            f'{name} was not loaded, because only tensors and plain data of the usual kinds and '
+            f'sizes are read, and nothing that could run code: {_line(error)}'
         ) from None
     if type(content) not in _DICTS:
         kind = 'nothing (None)' if content is None else f'a {type(content).__name__}'

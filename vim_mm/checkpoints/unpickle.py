@@ -236,18 +236,23 @@ def check_sizes(sizes: Any) -> tuple[int, ...]:
 
 
 _KEYS = (str, int, float, bool, bytes, type(None))
-_PARTS = 100  # of a tuple as a key, which is hashed anew wherever it is one
+# Tuples and integers are hashed anew each time that one is a key.
+_PARTS = 100  # of a tuple
+_BITS = 64  # of an integer
 
 
 def check_key(key: Any) -> Any:
     """A key of a dict or an element of a set, whose hash calls nothing of the file.
 
     Raises:
-        UnpicklingError: It is neither text nor a number, nor a tuple of a few such.
+        UnpicklingError: It is neither text nor a number, nor a tuple of texts and numbers,
+            or it is too long.
     """
     parts = key if type(key) is tuple else (key,)
-    if len(parts) > _PARTS or not all(type(part) in _KEYS for part in parts):
+    if not all(type(part) in _KEYS for part in parts):
         raise Refused(f'Unsupported key, a {type(key).__name__}')
+    if len(parts) > _PARTS or any(type(p) is int and p.bit_length() > _BITS for p in parts):
+        raise Refused(f'too long a key, a {type(key).__name__}')
     return key
 
 
