@@ -27,7 +27,7 @@ class UserRuntimeError(UserError, RuntimeError):
 def brief(value: object) -> str:
     """How a message shows what a file holds: numbers and words as they are, all else by its class.
 
-    A list that shares its elements may be written in more characters than memory has.
+    Written out, a list that shares its elements can be larger than memory.
     """
     short = type(value) in (bool, float, type(None), str)
     if short or (type(value) is int and value.bit_length() <= 128):

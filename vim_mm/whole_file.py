@@ -20,8 +20,8 @@ def whole_file(path: Path, follow_links: bool = True) -> Iterator[Path]:
 
     Whenever the process is killed, or the machine goes down, ``path`` is what it was before or the
     whole new file: the part is on the disk before it gets the name. If the block raises, what it
-    has written is removed. What a killed process leaves, :func:`remove_parts` removes. A
-    private file of the user stays private.
+    has written is removed. What a killed process leaves, :func:`remove_parts` removes.
+    A private file of the user stays private.
 
     Args:
         path (Path): Its folder exists.

@@ -161,6 +161,11 @@ def calls(function: Callable, *arguments: object) -> list[Call]:
     return [Call(function, *arguments) for _ in range(4000)]
 
 
+def as_keys(value: bytes, times: int) -> bytes:
+    """A dict that has one value as its key again and again; the value in opcodes."""
+    return b'\x80\x02}' + value + b'q\0Ns' + b'h\0Ns' * times + b'.'
+
+
 FROMBUFFER = np.ones(1).__reduce_ex__(5)[0]
 STATE = (1, (2**16,), np.dtype('u1'), False, bytes(2**16))  # of an array
 GREEDY = {
@@ -193,15 +198,8 @@ GREEDY = {
     'compressed': compressed(),
     'nested': b'\x80\x02}X\x01\x00\x00\x00w' + b']' * 30000 + b'a' * 29999 + b's.',
     'itself': b'\x80\x02}q\x00X\x01\x00\x00\x00wh\x00s.',
-    'one integer as keys': (
-        b'\x80\x02}\x8b'
-        + struct.pack('<i', 2**20)
-        + b'\1' * 2**20
-        + b'q\0Ns'
-        + b'h\0Ns' * 2**18
-        + b'.'
-    ),
-    'one tuple as keys': b'\x80\x02}(' + b'K\x01' * 20000 + b'tq\0Ns' + b'h\0Ns' * 20000 + b'.',
+    'one integer as keys': as_keys(b'\x8b' + struct.pack('<i', 2**20) + b'\1' * 2**20, 2**18),
+    'one tuple as keys': as_keys(b'(' + b'K\x01' * 20000 + b't', 20000),
     'tuples as a key': b'\x80\x04})' + b'2\x86' * 60 + b'Ns.',
 }
 

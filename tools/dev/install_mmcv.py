@@ -88,7 +88,7 @@ def fetch_source(folder: Path) -> Path:
     """
     pip('download', '--no-build-isolation', f'--no-binary={NAME}', f'--dest={folder}', REQUIREMENT)
     (archive,) = folder.glob('*.tar.gz')
-    shutil.unpack_archive(archive, folder)  # filters came with Python 3.11.4; Debian 12 has 3.11.2
+    shutil.unpack_archive(archive, folder)  # Python 3.11.2, of Debian 12, has no filter=
     (setup,) = folder.glob('*/setup.py')
     text = setup.read_text()
     torch = version('torch')

@@ -15,7 +15,7 @@ import torch
 from vim_mm.checkpoints.unpickle import History, Ordered, Refused, Stateful
 
 _DEEPEST = 64  # levels of containers; a checkpoint of MMEngine has six
-_EXPANDED = 10**7  # entries and characters, where all that is shared is written out each time
+_EXPANDED = 10**7  # entries and characters; what is shared counts each time
 _BITS = 1024  # of an integer; the state of a generator of random numbers has 128
 _LONGEST_NOTE = 200  # characters
 
@@ -39,8 +39,8 @@ def plain(value: Any, device: str | torch.device = 'cpu') -> Any:
 class _Rebuild:
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        # By identity, with what was rebuilt and its size; the value, so that no identity is used
-        # twice.
+        # By identity: the value, kept so that no other gets its identity; what was rebuilt; its
+        # size.
         self.done: dict[int, tuple[Any, Any, int]] = {}
         self.open: set[int] = set()
         self.size = 0  # expanded, of all so far

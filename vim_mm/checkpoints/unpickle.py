@@ -245,8 +245,7 @@ def check_key(key: Any) -> Any:
     """A key of a dict or an element of a set, whose hash calls nothing of the file.
 
     Raises:
-        UnpicklingError: It is neither text nor a number, nor a tuple of texts and numbers,
-            or it is too long.
+        UnpicklingError: It is neither text, a number nor a tuple of these, or it is too long.
     """
     parts = key if type(key) is tuple else (key,)
     if not all(type(part) in _KEYS for part in parts):
@@ -291,8 +290,8 @@ PLAIN: dict[str, Known] = {
     **{f'{_BUFFER}.{name}': Known(f'{_BUFFER}.{name}') for name in _STATISTICS},
 }
 
-# What calls may be given, in bytes: so many for each byte of the file, and so many more. Of what
-# torch writes, an array of protocol 2 is given twice, first as text.
+# The most bytes that calls are given: _GIVEN for each byte read so far, and _MORE. In protocol 2
+# torch's files give an array twice, first as text.
 _GIVEN, _MORE = 4, 2**20
 _ENTRY = 16  # bytes that an entry of a container counts for
 

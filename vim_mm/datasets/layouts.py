@@ -110,6 +110,7 @@ def _locked(out: Path) -> Iterator[None]:
     """Keep other processes from making a data set in the same place, as long as this one lives."""
     out.parent.mkdir(parents=True, exist_ok=True)
     path = out.with_name(f'.{out.name}.lock')
+    # Through no link: what it leads to is not ours.
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -145,7 +145,10 @@ def find_last(runner: Runner) -> str | None:
 
 
 def other_choices(runner: Runner, filename: str | Path) -> str:
-    """For a message about the last checkpoint, if it is this file: which others there are."""
+    """The end of a message about the last checkpoint: which others there are.
+
+    Empty if the file is not the last one, or the only one.
+    """
     folders = folders_of(runner)
     with suppress(ValueError):  # the caller's error tells more
         others = [path for path in checkpoints_in(*folders) if path != Path(filename)]

@@ -93,7 +93,7 @@ class Written:
 
 
 def _entries(found: dict, name: str, folder: Path) -> list[tuple[str, Any]]:
-    """Of names that lead nowhere else, nor do the links on their way."""
+    """Those whose names, with links resolved, stay in the folder."""
     entries = found.get(name)
     items = entries.items() if isinstance(entries, dict) else ()
     return [(n, value) for n, value in items if _is_below(n, folder)]

@@ -81,7 +81,7 @@ class SummaryHook(Hook):
             self._graphs = None
 
     def after_train(self, runner) -> None:
-        """Say where the checkpoints are, of what was trained now."""
+        """Say where the checkpoints are, if an iteration was trained."""
         if not self._trains:
             return
         for line in _checkpoints(runner):
